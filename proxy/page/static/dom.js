@@ -20,7 +20,7 @@ function fill(node, props, children) {
     else if (name in node && node.namespaceURI !== SVG && !name.includes("-") && name !== "list") node[name] = value;
     else node.setAttribute(name === "className" ? "class" : name, value === true ? "" : String(value));
   }
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   return node;
 }
 

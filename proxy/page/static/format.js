@@ -24,7 +24,8 @@ export function percent(value) {
 export function seconds(value) {
   if (!known(value)) return NONE;
   if (value === 0) return "0";
-  if (value < 0.001) return `${(value * 1000).toFixed(1)} ms`;
+  if (value < 0.00005) return "<0.1 ms";
+  if (value < 0.01) return `${(value * 1000).toFixed(1)} ms`;
   if (value < 1) return `${Math.round(value * 1000)} ms`;
   return value < 100 ? `${value.toFixed(value < 10 ? 2 : 1)} s` : `${Math.round(value)} s`;
 }

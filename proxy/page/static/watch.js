@@ -11,12 +11,14 @@ import { stage } from "./waterfall.js";
 import { WorkerDialog, WorkerHistory } from "./worker.js";
 
 const CHARTS = [
-  { title: "Requests", format: rate, lines: [{ name: "requests", label: "per second", color: "prefill" }, { name: "errors", label: "errors", color: "bad" }] },
+  { title: "Requests", format: rate, lines: [{ name: "requests", label: "per s", color: "prefill" }, { name: "errors", label: "errors", color: "bad" }] },
   { title: "In the proxy", format: count, lines: [{ name: "in_flight", label: "in flight", color: "load" }, { name: "queued", label: "queued", color: "warn" }] },
   { title: "Output", format: rate, lines: [{ name: "tokens", label: "tokens/s", color: "decode" }] },
   { title: "Encoded", format: rate, lines: [{ name: "items", label: "items/s", color: "encode" }] },
-  { title: "Hit rate and SLO", format: percent, top: 1, lines: [{ name: "hit_rate", label: "found", color: "load" }, { name: "met", label: "within SLO", color: "good" }] },
-  { title: "Workers and KV cache", format: count, lines: [{ name: "encoders", label: "encoders", color: "encode" }, { name: "desired_encoders", label: "wanted", color: "warn", dashed: true }, { name: "pd_workers", label: "PD", color: "decode" }] },
+  { title: "Hit rate", format: percent, top: 1, lines: [{ name: "hit_rate", label: "found", color: "load" }] },
+  { title: "Goodput", format: percent, top: 1, lines: [{ name: "met", label: "within SLO", color: "good" }] },
+  { title: "KV cache", format: percent, top: 1, lines: [{ name: "kv_usage", label: "used", color: "prefill" }] },
+  { title: "Workers", format: count, lines: [{ name: "encoders", label: "enc.", color: "encode" }, { name: "desired_encoders", label: "wanted", color: "warn", dashed: true }, { name: "pd_workers", label: "PD", color: "decode" }] },
 ];
 
 export class WatchView {
@@ -90,7 +92,7 @@ export class WatchView {
     this.dialog.update(now);
     reconcile(this.rows, now.requests.slice(0, 64), (request) => request.id, requestRow);
     this.noRequests.hidden = now.requests.length > 0;
-    reconcile(this.failures, now.failures.slice(0, 32), (failure) => `${failure.time} ${failure.where} ${failure.what}`, (failure) => failureRow(failure, () => this.now.time));
+    reconcile(this.failures, now.failures.slice(0, 32), (failure) => `${failure.where} ${failure.what}`, (failure) => failureRow(failure, () => this.now.time));
     this.noFailures.hidden = now.failures.length > 0;
   }
 
@@ -164,7 +166,8 @@ function failureRow(failure, time) {
   return {
     node: h("li", {}, h("p", {}, h("strong", {}, failure.what), failure.where ? h("code", {}, failure.where) : null, when), h("p", { class: "soft" }, failure.remedy)),
     update(shown) {
-      setText(when, `${duration(Math.max(0, time() - shown.time))} ago`);
+      const times = shown.count > 1 ? `, ${count(shown.count)} times` : "";
+      setText(when, `${duration(Math.max(0, time() - shown.time))} ago${times}`);
     },
   };
 }

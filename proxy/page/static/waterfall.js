@@ -1,13 +1,22 @@
-// Where one request's time went: a table of its spans with a bar for each.
+// Where one request's time went: a lane for the request, one for each item, and all spans in numbers.
 
 import { h } from "./dom.js";
 import { count, percent, seconds } from "./format.js";
 
 const WORDS = {
-  fetch: "Fetch", queue: "Queue", encode: "Encode", save: "Save", load: "Load", prefill: "Prefill", decode: "Decode", wait: "Wait",
+  fetch: "Fetch", queue: "Queue", preprocess: "Preprocess", encode: "Encode", save: "Save", load: "Load", prefill: "Prefill", decode: "Decode", wait: "Wait",
 };
-/** Spans that are shown; a request of many pictures has the rest in one line. */
-const MOST_ROWS = 60;
+/** What is shown of a request of many items; the table's rows end there too. */
+const MOST_LANES = 8;
+const MOST_ROWS = 80;
+
+const isItem = (span) => span.item !== null && span.item !== undefined;
+const word = (name) => (Object.hasOwn(WORDS, name) ? WORDS[name] : String(name));
+
+/** A class name that is one of ours, whatever the server calls a span. */
+export function stage(name) {
+  return Object.hasOwn(WORDS, name) ? name : "wait";
+}
 
 /** Seconds that at least one span covers. */
 export function covered(spans) {
@@ -23,95 +32,111 @@ export function covered(spans) {
 
 /** Whether a note says that work was saved. */
 export function isHit(note) {
-  return /in the store|cache|another request|shared|already/i.test(note ?? "");
+  return /in the store|held by|cache|another request/i.test(note ?? "");
 }
 
-/** The figure of a record; `live`: the request still runs. */
-export function waterfall(record) {
-  const spans = record.spans.filter((span) => Number.isFinite(span.start)).sort(byStart);
-  const ends = spans.map((span) => span.end ?? span.start);
-  const total = record.seconds ?? Math.max(0.001, ...ends);
-  const rows = spans.slice(0, MOST_ROWS).map((span) => spanRow(span, total));
-  const left = spans.length - rows.length;
-  return h(
-    "div", { class: "waterfall" },
-    facts(record, total),
-    overview(spans.filter((span) => !isItem(span)), total),
-    h("table", { class: "spans" },
-      h("caption", { class: "offscreen" }, `${spans.length} spans of a request of ${seconds(total)}`),
-      h("thead", {}, h("tr", {}, ...["Stage", "Where", null, "Start", "Time"].map((name) => (name ? th(name) : h("th", { class: "track" }, axis(total)))))),
-      h("tbody", {}, rows),
-    ),
-    left > 0 ? h("p", { class: "soft small" }, `${left} more spans are not shown.`) : null,
-    footer(record, spans, total),
-  );
+/** The seconds of each stage of the request itself, in the order in which they come. */
+export function stageSums(spans) {
+  const sums = new Map();
+  for (const span of spans) if (!isItem(span)) sums.set(span.name, (sums.get(span.name) ?? 0) + span.end - span.start);
+  return sums;
 }
-
-const isItem = (span) => span.item !== null && span.item !== undefined;
 
 /** By time; of those that begin together, the request's stage before the items in it. */
 function byStart(a, b) {
   return a.start - b.start || isItem(a) - isItem(b) || (a.item ?? 0) - (b.item ?? 0) || b.end - a.end;
 }
 
-/** The request's stages in one bar. */
-function overview(stages, total) {
-  return h("div", { class: "lane overview", "aria-hidden": "true" }, stages.map((span) => bar(span, total)));
+/** The figure of a record, which may still grow. */
+export function waterfall(record) {
+  const known = record.spans.filter((span) => Number.isFinite(span.start));
+  const total = record.seconds ?? Math.max(0.001, ...known.map((span) => span.end ?? span.start));
+  const spans = known.map((span) => ({ ...span, end: span.end ?? total })).sort(byStart);
+  return h("div", { class: "waterfall" }, facts(record, spans, total), lanes(spans, total), legend(spans), allSpans(spans, total), footer(record, spans, total));
 }
 
-function bar(span, total) {
-  const left = Math.min(100, (100 * span.start) / total);
-  const width = Math.max(0, Math.min(100 - left, (100 * ((span.end ?? total) - span.start)) / total));
-  return h("span", { class: `span stage-${stage(span.name)}${isHit(span.note) ? " hit" : ""}`, style: { left: `${left}%`, width: `${width}%` } });
-}
-
-function th(name) {
-  return h("th", { scope: "col", class: name === "Start" || name === "Time" ? "number" : "" }, name);
-}
-
-function facts(record, total) {
-  const hits = new Set(spansWithHits(record).map((span) => span.item ?? span.note)).size;
+function facts(record, spans, total) {
+  const hits = new Set(spans.filter((span) => isItem(span) && isHit(span.note)).map((span) => span.item)).size;
+  const items = new Set(spans.filter(isItem).map((span) => span.item)).size;
   const pairs = [
     ["Total", record.seconds === null ? `${seconds(total)} …` : seconds(total)],
     ["Prompt", `${count(record.prompt_tokens)} tokens`],
     ["Answer", `${count(record.completion_tokens)} tokens`],
-    ["Cached", record.cached_tokens ? `${count(record.cached_tokens)} tokens` : hits ? `${hits} of the items` : "nothing"],
+    ["From the KV cache", `${count(record.cached_tokens)} tokens`],
+    ["Items reused", items ? `${hits} of ${items}` : "none sent"],
   ];
   return h("dl", { class: "facts" }, pairs.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 }
 
-function spansWithHits(record) {
-  return record.spans.filter((span) => isHit(span.note));
-}
-
-function axis(total) {
-  return h("div", { class: "axis", "aria-hidden": "true" }, [0, 0.5, 1].map((part) => h("span", {}, seconds(total * part))));
-}
-
-function spanRow(span, total) {
-  const end = span.end ?? total;
-  const name = (WORDS[span.name] ?? String(span.name)) + (isItem(span) ? ` ${span.item + 1}` : "");
-  const where = (span.where ?? "") + (span.attempt > 1 ? ` (attempt ${span.attempt})` : "");
+/** The drawing; the table below says the same to those who do not see it. */
+function lanes(spans, total) {
+  const items = [...new Set(spans.filter(isItem).map((span) => span.item))].sort((a, b) => a - b);
+  const rows = items.slice(0, MOST_LANES).map((item) => {
+    const own = spans.filter((span) => span.item === item);
+    const hit = own.some((span) => isHit(span.note));
+    const time = seconds(Math.max(...own.map((span) => span.end)) - Math.min(...own.map((span) => span.start)));
+    return lane(`Item ${item + 1}`, own, total, hit ? h("span", { class: "good" }, "✓ reused") : time);
+  });
+  const left = items.length - rows.length;
   return h(
-    "tr", { class: isItem(span) ? "item" : "" },
-    h("th", { scope: "row" }, h("span", { class: `swatch stage-${stage(span.name)}` }), name, h("span", { class: "narrow-only", "aria-hidden": "true" }, where)),
-    h("td", { class: "where" }, where),
-    h("td", { class: "track" },
-      h("div", { class: "lane", "aria-hidden": "true" }, bar(span, total)),
-      span.note ? h("span", { class: isHit(span.note) ? "note good" : "note" }, span.note) : null),
-    h("td", { class: "number soft" }, seconds(span.start)),
-    h("td", { class: "number" }, seconds(Math.max(0, end - span.start))),
+    "div", { class: "lanes", "aria-hidden": "true" },
+    lane("Request", spans.filter((span) => !isItem(span)), total, seconds(total)), rows,
+    left > 0 ? h("span", { class: "soft small" }, `and ${left} more`) : null,
+    h("span"), h("div", { class: "axis" }, [0, 0.25, 0.5, 0.75, 1].map((part) => h("span", {}, seconds(total * part)))), h("span"),
   );
 }
 
-/** A class name that is one of ours, whatever the server calls a span. */
-export function stage(name) {
-  return name in WORDS ? name : "wait";
+function lane(name, spans, total, time) {
+  return [h("span", { class: "lane-name" }, name), h("div", { class: "lane" }, spans.map((span) => bar(span, total))), h("span", { class: "lane-time" }, time)];
+}
+
+function bar(span, total) {
+  const left = Math.min(100, (100 * span.start) / total);
+  const width = Math.max(0, Math.min(100 - left, (100 * (span.end - span.start)) / total));
+  const words = [word(span.name), span.where, span.note, seconds(span.end - span.start)].filter(Boolean).join(" · ");
+  return h("span", { class: `span stage-${stage(span.name)}${isHit(span.note) ? " hit" : ""}`, title: words, style: { left: `${left}%`, width: `${width}%` } });
+}
+
+function legend(spans) {
+  const shown = new Map([...stageSums(spans)].map(([name, sum]) => [name, seconds(sum)]));
+  for (const span of spans) if (!shown.has(span.name)) shown.set(span.name, "");
+  return h("ul", { class: "legend", "aria-label": "Stages" }, [...shown].map(([name, sum]) =>
+    h("li", {}, h("span", { class: `swatch stage-${stage(name)}` }), `${word(name)} `, sum ? h("strong", {}, sum) : null)));
+}
+
+function allSpans(spans, total) {
+  const open = matchMedia("(min-width: 641px)").matches;
+  return h("details", { open }, h("summary", { class: "soft small" }, `All ${spans.length} spans`), table(spans, total));
+}
+
+function table(spans, total) {
+  const heads = [["Stage", ""], ["Where", "where"], ["Start", "number"], ["Time", "number"]];
+  return h(
+    "table", { class: "spans" },
+    h("caption", { class: "offscreen" }, `${spans.length} spans of a request of ${seconds(total)}`),
+    h("thead", {}, h("tr", {}, heads.map(([name, extra]) => h("th", { scope: "col", class: extra }, name)))),
+    h("tbody", {}, spans.slice(0, MOST_ROWS).map(spanRow)),
+  );
+}
+
+function spanRow(span) {
+  const where = (span.where ?? "") + (span.attempt > 1 ? ` (attempt ${span.attempt})` : "");
+  const item = isItem(span);
+  return h(
+    "tr", { class: item ? "item" : "" },
+    h("th", { scope: "row" },
+      h("span", { class: `swatch stage-${stage(span.name)}` }), word(span.name) + (item ? ` ${span.item + 1}` : ""),
+      span.note ? h("span", { class: isHit(span.note) ? "note good" : "note" }, span.note) : null,
+      h("span", { class: "narrow-only", "aria-hidden": "true" }, where)),
+    h("td", { class: "where" }, where),
+    h("td", { class: "number soft" }, seconds(span.start)),
+    h("td", { class: "number" }, seconds(span.end - span.start)),
+  );
 }
 
 function footer(record, spans, total) {
   if (record.seconds === null) return h("p", { class: "soft small" }, "Still running …");
   const share = Math.min(1, covered(spans) / total);
-  return h("p", { class: "soft small" },
-    `The spans cover ${percent(share)} of ${seconds(total)}; what they leave is the proxy's own work and the network.`);
+  const left = spans.length > MOST_ROWS ? ` ${spans.length - MOST_ROWS} more spans are not listed.` : "";
+  return h("p", { class: "soft small" }, `The spans cover ${percent(share)} of ${seconds(total)}, from the request's arrival at the proxy to the end of its reply.${left}`);
 }
