@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
 from support.page.made_up import MadeUp
-from support.processes.cluster import free_port, wait_for
+from support.page.prefix import serving
+from support.processes.cluster import free_port
 from triptych.proxy.page.endpoint import PageEndpoints
 
 
@@ -88,20 +87,8 @@ def make_page_app(said: MadeUp, prefix: str = "") -> Starlette:
 def page_server(said: MadeUp, prefix: str = "") -> Iterator[str]:
     """The address of a running page with made-up data."""
     port = free_port()
-    config = uvicorn.Config(
-        make_page_app(said, prefix),
-        port=port,
-        log_level="warning",
-        lifespan="off",
-        timeout_graceful_shutdown=1,
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
-        wait_for("the page's server", lambda: server.started)
-        yield f"http://127.0.0.1:{port}{prefix}/"
-    finally:
-        said.events_status = 503
-        server.should_exit = True
-        thread.join(30)
+    with serving(make_page_app(said, prefix), port):
+        try:
+            yield f"http://127.0.0.1:{port}{prefix}/"
+        finally:
+            said.events_status = 503  # the streams end, and the server can
