@@ -117,13 +117,28 @@ def test_the_lines_of_code_give_the_same_answer(cluster: Cluster, page: Page, tm
     expect(code).to_contain_text("curl")
     shell = code.inner_text()
     environment = {"API_KEY": "none", "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(["bash", "-c", shell], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=True)  # fmt: skip
+    done = subprocess.run(
+        ["bash", "-c", shell],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
     events = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("data: {")]
     text = "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
     assert text == examples.EXPECTED_ANSWER
     page.get_by_role("button", name="Python").click()
     program = code.inner_text()
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
     assert done.stdout == examples.EXPECTED_ANSWER
 
 

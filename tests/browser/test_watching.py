@@ -23,7 +23,9 @@ COUNTING = """
   const frame = () => { window.counted.frames += 1; requestAnimationFrame(frame); };
   requestAnimationFrame(frame);
   new PerformanceObserver((list) => {
-    for (const task of list.getEntries()) window.counted.longest = Math.max(window.counted.longest, task.duration);
+    for (const task of list.getEntries()) {
+      window.counted.longest = Math.max(window.counted.longest, task.duration);
+    }
   }).observe({type: "longtask"});
   new MutationObserver(() => { window.counted.drawn += 1; })
     .observe(document.getElementById("watch"), {attributes: true, attributeFilter: ["data-time"]});
@@ -64,7 +66,9 @@ def _stream(cluster: Cluster, index: int) -> int:
     """Tokens of one long streamed answer about a picture."""
     body = json.loads(examples.EXAMPLE_REQUEST.read_text())
     body |= {"stream": True, "max_tokens": TOKENS, "ignore_eos": True, "seed": index}
-    request = urllib.request.Request(f"{cluster.url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})  # fmt: skip
+    request = urllib.request.Request(
+        f"{cluster.url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
     with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
         return sum(line.startswith(b"data: {") for line in reply)
 
@@ -88,7 +92,5 @@ def test_fifty_streams_at_once_leave_the_page_alive(cluster: Cluster, page: Page
     assert min(tokens) > 1
     counted = page.evaluate("counted")
     assert counted["frames"] > 0
-    print(
-        f"frames {counted['frames']}, longest task {counted['longest']:.0f} ms, snapshots drawn {counted['drawn']}"
-    )
+    print(counted)
     expect(page.locator(".requests tbody tr")).to_have_count(0)
