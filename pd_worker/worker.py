@@ -19,6 +19,7 @@ from triptych.machine.worker_kind import worker_kind
 from triptych.metrics import PDMetrics
 from triptych.models.identity import ModelIdentity
 from triptych.pd_worker.engine_builder import build_engine
+from triptych.pd_worker.events.attempt_trace import PDTraces
 from triptych.pd_worker.events.load_report import load_report
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.pd_worker.events.token_texts import TokenTexts
@@ -28,6 +29,8 @@ from triptych.pd_worker.frontend.input_processor import InputProcessor
 from triptych.pd_worker.model_loading import LoadedModel
 from triptych.pd_worker.ranks.share import decoder_threads_of_rank
 from triptych.pd_worker.server import MAX_WAITING, PDServicer
+from triptych.tracing.producers import Producers
+from triptych.tracing.tracer import Tracer
 from triptych.types import WorkerInfo
 
 #: How often proxies get the engine's beat, in seconds.
@@ -40,7 +43,8 @@ _INPUT_THREADS = 2
 class PDWorker:
     """Engine, input processor, event streams and servicer of one model, in the running event loop.
 
-    `transfer` says where embeddings are loaded from, the store by default; `pacer` is the engine's.
+    `transfer` says where embeddings are loaded from, the store by default; `pacer` is the engine's. The
+    caller closes the `tracer`. Without an `incarnation` one is drawn.
     """
 
     def __init__(
@@ -51,6 +55,8 @@ class PDWorker:
         *,
         transfer: ECTransferConfig | None = None,
         pacer: StepPacer | None = None,
+        tracer: Tracer | None = None,
+        incarnation: str = "",
     ) -> None:
         config = replace(
             config,
@@ -65,10 +71,13 @@ class PDWorker:
         self._upkeep: list[asyncio.Task[None]] = []
         texts = TokenTexts(model.tokenizer)
         self.streams = EventStreams(self._cancel, texts=texts)
+        transfer = transfer or transfer_config(config, model.identity)
+        if tracer is not None and transfer.producers is None:
+            transfer = replace(transfer, producers=Producers())
         self.engine = build_engine(
             config,
             model.decoder,
-            transfer or transfer_config(config, model.identity),
+            transfer,
             self.streams.emit,
             metrics,
             model_name=model.name,
@@ -76,7 +85,7 @@ class PDWorker:
             ranks=model.ranks,
         )
         most = MAX_WAITING + config.max_num_seqs
-        self._incarnation = uuid.uuid4().hex
+        self._incarnation = incarnation or uuid.uuid4().hex
         self.servicer = PDServicer(
             self.engine,
             self._input_processor(),
@@ -85,6 +94,9 @@ class PDWorker:
             self._queries,
             max_requests=most,
             incarnation=self._incarnation,
+            traces=None
+            if tracer is None or transfer.producers is None
+            else PDTraces(tracer, transfer.producers),
         )
 
     def _input_processor(self) -> InputProcessor:

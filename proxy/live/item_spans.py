@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from triptych.proxy.live.objects import StageSpan
 from triptych.proxy.live.request_phases import PROXY, STORE
-from triptych.proxy.requests.trace import Mark, Moment
+from triptych.proxy.requests.timeline import Mark, Moment
 
 IN_STORE = "in the store: no encoder job"
 HELD = "held by the KV cache"
@@ -65,7 +65,8 @@ class _Item:
                 self._ready(moment)
             case Mark.LOADED:
                 began = max(moment.at - moment.spent[0], self._stored)
-                self._add("load", began, moment.at, moment.where, "", moment.attempt)
+                note = "" if moment.spent[0] else "resident at the PD worker"
+                self._add("load", began, moment.at, moment.where, note, moment.attempt)
             case Mark.MISSING:
                 self._add("load", moment.at, moment.at, moment.where, "not found", moment.attempt)
 
@@ -90,13 +91,14 @@ class _Item:
         preprocess, encode, save = moment.spent
         saving = max(moment.at - save, wanted.at)
         encoding = max(saving - encode, wanted.at)
-        planned = min(max(wanted.at if wanted.planned is None else wanted.planned, wanted.at), encoding)
+        planned = wanted.at + preprocess if wanted.planned is None else wanted.planned
+        planned = min(max(planned, wanted.at), encoding)
         begun = max(planned - preprocess, wanted.at)
         for name, start, end, where, note in (
-            ("queue", wanted.at, begun, PROXY, wanted.note or "for an encoder worker"),
+            ("queue", wanted.at, begun, PROXY, "for an encoder worker"),
             ("preprocess", begun, planned, moment.where, ""),
             ("queue", planned, encoding, moment.where, "for room at a PD worker, and for the tower"),
-            ("encode", encoding, saving, moment.where, ""),
+            ("encode", encoding, saving, moment.where, wanted.note),
             ("save", saving, moment.at, STORE, ""),
         ):
             if end > start:

@@ -28,7 +28,8 @@ class WorkerFailures:
         self._time = time
         self._states: dict[Key, WorkerState] = {}
         self._incarnations: dict[Key, str] = {}
-        self._store_up = True
+        #: It has answered once before it can be down.
+        self._store_up = False
         workers.subscribe(self)
 
     def workers_changed(self) -> None:

@@ -19,6 +19,7 @@ from triptych.config import MIB
 from triptych.errors import NotFound
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.errors import error_body
+from triptych.proxy.http.traced import OPERATIONS, TracedEndpoint
 from triptych.proxy.openai.audio.endpoint import AudioEndpoint
 from triptych.proxy.openai.chat.endpoint import ChatEndpoint
 from triptych.proxy.openai.completions.endpoint import CompletionsEndpoint
@@ -28,6 +29,7 @@ from triptych.proxy.openai.tokenize.endpoint import DetokenizeEndpoint, Tokenize
 from triptych.proxy.page.endpoint import PageEndpoints
 from triptych.proxy.pd.queries import PDQueries
 from triptych.proxy.pool import WorkerPool
+from triptych.tracing.tracer import Tracer
 
 
 def make_app(
@@ -42,6 +44,7 @@ def make_app(
     metrics: bool = True,
     page: bool = True,
     live: Sequence[Route] = (),
+    tracer: Tracer | None = None,
 ) -> ASGIApp:
     """The ASGI application of one proxy.
 
@@ -89,6 +92,8 @@ def make_app(
         ],
         exception_handlers={HTTPException: _http_error},
     )
+    if tracer is not None:
+        posts |= {path: TracedEndpoint(posts[path], path, tracer) for path in OPERATIONS}
     return FrontDoor(posts, rest)
 
 

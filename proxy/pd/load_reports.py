@@ -6,7 +6,7 @@ from triptych.protos import pd_pb2
 from triptych.proxy.ports import PDLoadReport
 
 #: A report that is older says nothing of now: a worker sends one every second.
-FRESH_SECONDS = 5.0
+FRESH_SECONDS = 10.0
 
 
 class LoadReports:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import msgspec
 import pytest
 
+from support.fakes.live_view import EXAMPLE
 from triptych.proxy.live.objects import ClusterHistory, ClusterSnapshot, Waterfall
-
-EXAMPLE = json.loads(Path(__file__).with_name("example_cluster.json").read_text())
 
 
 @pytest.mark.parametrize(
