@@ -41,12 +41,16 @@ $(VENV)/.clients: $(STAMP)
 	$(BIN)/pip install -q -c constraints.txt -e ".[clients]"
 	touch $@
 
-# Programs of Debian that slow tests drive: a Redis with TLS and Cluster, Prometheus, promtool. Needs no root.
-tools: $(TOOLS)/bin/promtool
+# Programs of Debian that slow tests drive: a Redis with TLS and Cluster, Prometheus, promtool, chromium. Needs no root.
+tools: $(TOOLS)/bin/promtool $(TOOLS)/bin/chromium
 
 $(TOOLS)/bin/promtool: tests/tools/unpack.sh
 	sh tests/tools/unpack.sh $(TOOLS)
 	touch $@
+
+$(TOOLS)/bin/chromium: tests/tools/unpack_browser.sh
+	sh tests/tools/unpack_browser.sh $(TOOLS)
+	touch -h $@
 
 # Container images by docker, podman or buildah; where packages come from is IMAGE_BUILD_ARGS' business.
 images: export IMAGE_BUILD_ARGS := $(IMAGE_BUILD_ARGS)
@@ -54,7 +58,7 @@ images: export PIP_TORCH_ARGS := $(PIP_TORCH_ARGS)
 images:
 	sh deploy/docker/build.sh $(IMAGES)
 
-test-slow: $(VENV)/.clients $(TOOLS)/bin/promtool
+test-slow: $(VENV)/.clients $(TOOLS)/bin/promtool $(TOOLS)/bin/chromium
 	$(PYTEST) -m "not gpu and not vllm" $(ARGS)
 
 # vLLM's CPU build in an environment of its own: our connector inside it, fed by our encoder worker.

@@ -283,6 +283,7 @@ async def _serve_http(
         max_body=config.max_body,
         request_timeout=config.request_timeout,
         metrics=not config.metrics_port,
+        page=config.page,
         live=live,
         tracer=parts.tracer,
     )

@@ -78,8 +78,8 @@ class DecodeRuns:
         """What `steps` times `schedule` and `update` would do, the last at `now`, for all running requests or
         the `states` among them that decode.
 
-        Their ids; each of them has `steps` tokens more. Their ends come with the next `update`. The first step
-        may have been scheduled already.
+        Their ids; each of them has `steps` tokens more. Their ends come with the next `update`. The first
+        step may have been scheduled already.
         """
         advanced: list[str] = []
         ended: list[RequestState] = []

@@ -206,7 +206,7 @@ class SimulatedLink:
             self._loop.call_later(self._rpc, self._deliver, left)
 
     def run(self, request_ids: list[str], ends: Sequence[float], beside: int = 0) -> None:
-        """Sent by the worker: a token for each of the requests in every step of a run, which ended at `ends`."""
+        """Sent by the worker: a token for each request in every step of a run; the steps ended at `ends`."""
         later = self._rpc + self._token_seconds * (len(request_ids) + beside)
         self._counters.tokens += len(request_ids) * len(ends)
         moments = [end + later for end in ends]
