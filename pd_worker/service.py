@@ -16,6 +16,7 @@ from triptych.models.layers import before_each_layer
 from triptych.pd_worker.attention.flex_start import slow_while_compiling
 from triptych.pd_worker.model_loading import LoadedModel, load_model
 from triptych.pd_worker.ranks.share import decoder_threads_of_rank, share_of_rank
+from triptych.pd_worker.vllm.service import serve_vllm
 from triptych.pd_worker.worker import PDWorker
 from triptych.protos import pd_pb2_grpc
 from triptych.rpc.channels import make_server
@@ -36,6 +37,9 @@ async def run(config: PDConfig) -> None:
     check_drain_timeout(config.drain_timeout)
     if config.advertise:
         check_advertise(config.advertise)
+    if config.engine == "vllm":
+        await serve_vllm(config)
+        return
     config = share_of_rank(config)
     stop = stop_signal()
     with status_server(config.host, config.metrics_port, ServiceStatus()) as page:
