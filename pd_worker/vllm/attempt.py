@@ -13,10 +13,10 @@ from triptych.pd_worker.core.output_processor import OutputProcessor
 from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.request import RequestState
 from triptych.pd_worker.core.request_events import EngineEvent
-from triptych.pd_worker.vllm.client import VLLMClient
-from triptych.pd_worker.vllm.errors import EngineError, EngineGarbage, EngineUnreachable
+from triptych.pd_worker.vllm.http.client import VLLMClient
+from triptych.pd_worker.vllm.http.errors import EngineError, EngineGarbage, EngineUnreachable
+from triptych.pd_worker.vllm.http.replies import StreamChoice, StreamChunk, check_tokens
 from triptych.pd_worker.vllm.replay import Replay
-from triptych.pd_worker.vllm.replies import Choice, Chunk, check_tokens
 from triptych.pd_worker.vllm.request_body import request_body
 from triptych.types import FinishReason
 
@@ -75,14 +75,14 @@ class Attempt:
             raise EngineUnreachable("the stream ended without a finish_reason")
         return self._ended, self._error
 
-    def _take(self, chunk: Chunk) -> None:
+    def _take(self, chunk: StreamChunk) -> None:
         self._ports.progress()
         check_tokens(chunk, self._ports.vocab_size)
         self._state.num_cached_tokens = max(self._state.num_cached_tokens, chunk.cached_tokens)
         for choice in chunk.choices:
             self._take_choice(choice)
 
-    def _take_choice(self, choice: Choice) -> None:
+    def _take_choice(self, choice: StreamChoice) -> None:
         logprobs = self._logprobs(choice)
         for index, token_id in enumerate(choice.token_ids or ()):
             if self._ended is not None:
@@ -96,7 +96,7 @@ class Attempt:
             self._engine_done = True
             self._end(choice.finish_reason)
 
-    def _logprobs(self, choice: Choice) -> list[RawLogprobs]:
+    def _logprobs(self, choice: StreamChoice) -> list[RawLogprobs]:
         """One per token where the request asked for them."""
         most = self._state.request.sampling.logprobs
         if most is None:

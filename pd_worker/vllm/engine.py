@@ -14,10 +14,10 @@ from triptych.pd_worker.core.output_processor import OutputProcessor
 from triptych.pd_worker.core.request import EngineRequest, RequestKey
 from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.vllm.attempt import StreamPorts
-from triptych.pd_worker.vllm.client import VLLMClient
 from triptych.pd_worker.vllm.embeddings import Embeddings
-from triptych.pd_worker.vllm.errors import EngineError
 from triptych.pd_worker.vllm.health import EngineHealth
+from triptych.pd_worker.vllm.http.client import VLLMClient
+from triptych.pd_worker.vllm.http.errors import EngineError
 from triptych.pd_worker.vllm.metrics import EngineMetrics
 from triptych.pd_worker.vllm.request_body import check_request, probe_body
 from triptych.pd_worker.vllm.room import BatchPlaces, EmbeddingRoom
@@ -70,6 +70,11 @@ class VLLMEngine:
         self._tasks: dict[RequestKey, asyncio.Task[None]] = {}
         self._others: set[asyncio.Task[None]] = set()
         health.watch(self._lose, lambda: any(run.streaming for run in self._runs.values()))
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._runs)
 
     def submit(self, request: EngineRequest) -> None:
         """Starts a request. InvalidRequest for what vLLM cannot do, Unavailable while it is not there."""

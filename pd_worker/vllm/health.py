@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 from triptych.errors import ConfigError
-from triptych.pd_worker.vllm.client import ServerInfo, VLLMClient
-from triptych.pd_worker.vllm.errors import EngineError, EngineRejected, EngineSilent, EngineUnreachable
+from triptych.pd_worker.vllm.http.client import ServerInfo, VLLMClient
+from triptych.pd_worker.vllm.http.errors import EngineError, EngineRejected, EngineSilent, EngineUnreachable
 from triptych.pd_worker.vllm.request_body import probe_body
 
 logger = logging.getLogger(__name__)

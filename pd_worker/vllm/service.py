@@ -12,9 +12,9 @@ from triptych.ec_connector.registry.heartbeat import Heartbeat
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
 from triptych.metrics import PDMetrics, show_expiry
-from triptych.pd_worker.vllm.client import ServerInfo, VLLMClient
 from triptych.pd_worker.vllm.front_model import FrontModel, load_front_model
 from triptych.pd_worker.vllm.health import EngineHealth
+from triptych.pd_worker.vllm.http.client import ServerInfo, VLLMClient
 from triptych.pd_worker.vllm.settings import check_engine, read_key
 from triptych.pd_worker.vllm.worker import VLLMWorker
 from triptych.protos import pd_pb2_grpc

@@ -19,12 +19,12 @@ from triptych.pd_worker.frontend.grammar import GrammarCompiler
 from triptych.pd_worker.frontend.input_processor import InputProcessor
 from triptych.pd_worker.server import MAX_WAITING, PDServicer
 from triptych.pd_worker.upkeep import StreamUpkeep
-from triptych.pd_worker.vllm.client import VLLMClient
 from triptych.pd_worker.vllm.embeddings import Embeddings, ItemStore
 from triptych.pd_worker.vllm.engine import VLLMEngine
 from triptych.pd_worker.vllm.formats import EngineFormats
 from triptych.pd_worker.vllm.front_model import FrontModel
 from triptych.pd_worker.vllm.health import EngineHealth
+from triptych.pd_worker.vllm.http.client import VLLMClient
 from triptych.pd_worker.vllm.metrics import EngineMetrics
 from triptych.types import WorkerInfo
 

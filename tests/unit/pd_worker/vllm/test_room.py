@@ -29,7 +29,11 @@ async def test_requests_start_in_order_and_resumed_ones_first():
     async with places.place(order(0.0)):
         tasks = [
             asyncio.create_task(work(name, at))
-            for name, at in (("late", order(3.0)), ("early", order(1.0)), ("resumed", order(9.0, resumed=True)))
+            for name, at in (
+                ("late", order(3.0)),
+                ("early", order(1.0)),
+                ("resumed", order(9.0, resumed=True)),
+            )
         ]
         await settled()
         assert started == []

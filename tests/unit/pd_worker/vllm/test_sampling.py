@@ -145,5 +145,7 @@ def test_what_vllm_can_do_is_let_through(given):
 
 def test_only_formats_and_presence_penalties_are_generated_again():
     plain, present = resolved(), resolved(presence_penalty=0.1)
-    assert not replays(plain, (4,), None) and not replays(present, (), None) and not replays(plain, (), FORMAT)
+    assert (
+        not replays(plain, (4,), None) and not replays(present, (), None) and not replays(plain, (), FORMAT)
+    )
     assert replays(present, (4,), None) and replays(plain, (4,), FORMAT)

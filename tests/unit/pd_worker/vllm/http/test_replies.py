@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.pd_worker.core.outputs import RawLogprobs
-from triptych.pd_worker.vllm.errors import EngineBusy, EngineFailed, EngineGarbage, EngineRejected
-from triptych.pd_worker.vllm.replies import (
-    Chunk,
-    PositionLogprobs,
-    TokenLogprob,
+from triptych.pd_worker.vllm.http.errors import EngineBusy, EngineFailed, EngineGarbage, EngineRejected
+from triptych.pd_worker.vllm.http.replies import (
+    ChosenToken,
+    RankedToken,
+    StreamChunk,
     check_tokens,
     decode,
     error_of_body,
@@ -23,8 +23,8 @@ from triptych.pd_worker.vllm.replies import (
 )
 
 
-def chunk(**choice: object) -> Chunk:
-    return decode(json.dumps({"choices": [choice]}).encode(), Chunk)
+def chunk(**choice: object) -> StreamChunk:
+    return decode(json.dumps({"choices": [choice]}).encode(), StreamChunk)
 
 
 def test_tokens_and_reason_are_read_and_all_else_is_ignored():
@@ -34,7 +34,7 @@ def test_tokens_and_reason_are_read_and_all_else_is_ignored():
 
 def test_the_last_chunk_says_how_much_of_the_prompt_was_cached():
     raw = b'{"choices": [], "usage": {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}}'
-    assert decode(raw, Chunk).cached_tokens == 4
+    assert decode(raw, StreamChunk).cached_tokens == 4
     assert chunk().cached_tokens == 0
 
 
@@ -44,13 +44,13 @@ def test_the_last_chunk_says_how_much_of_the_prompt_was_cached():
 )
 def test_what_is_no_chunk_is_garbage(raw):
     with pytest.raises(EngineGarbage):
-        decode(raw, Chunk)
+        decode(raw, StreamChunk)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_chunk_or_garbage(raw):
     try:
-        decode(raw, Chunk)
+        decode(raw, StreamChunk)
     except EngineGarbage:
         return
     json.loads(raw)
@@ -70,9 +70,9 @@ def test_logprobs_of_other_tokens_are_garbage():
 
 
 def test_the_likeliest_tokens_are_taken_by_rank():
-    top = [TokenLogprob(8, -5.0, 9), TokenLogprob(3, -1.0, 1), TokenLogprob(4, -2.0, 2)]
-    assert PositionLogprobs(8, -5.0, 9, top).raw(2) == RawLogprobs((8, -5.0), ((3, -1.0), (4, -2.0)))
-    assert PositionLogprobs(8, -5.0, 9, top).raw(0) == RawLogprobs((8, -5.0), ())
+    top = [RankedToken(8, -5.0, 9), RankedToken(3, -1.0, 1), RankedToken(4, -2.0, 2)]
+    assert ChosenToken(8, -5.0, 9, top).raw(2) == RawLogprobs((8, -5.0), ((3, -1.0), (4, -2.0)))
+    assert ChosenToken(8, -5.0, 9, top).raw(0) == RawLogprobs((8, -5.0), ())
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_status_says_whether_to_try_again(status, kind):
 
 
 def test_an_error_event_names_field_and_reason():
-    made = decode(b'{"error": {"message": "too many", "param": "logprobs", "code": 400}}', Chunk)
+    made = decode(b'{"error": {"message": "too many", "param": "logprobs", "code": 400}}', StreamChunk)
     assert made.error is not None
     error = error_of_event(made.error)
     assert isinstance(error, EngineRejected)

@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from triptych.pd_worker.core.outputs import RawLogprobs
-from triptych.pd_worker.vllm.errors import (
+from triptych.pd_worker.vllm.http.errors import (
     EngineBusy,
     EngineError,
     EngineFailed,
@@ -21,7 +21,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 _MOST_CHARS = 500
 
 
-class TokenLogprob(msgspec.Struct):
+class RankedToken(msgspec.Struct):
     """A token of one position; `rank` 1 is the likeliest."""
 
     token_id: int
@@ -29,10 +29,10 @@ class TokenLogprob(msgspec.Struct):
     rank: int | None = None
 
 
-class PositionLogprobs(TokenLogprob):
+class ChosenToken(RankedToken):
     """The chosen token of one position, and the likeliest ones."""
 
-    top_logprobs: list[TokenLogprob] = []
+    top_logprobs: list[RankedToken] = []
 
     def raw(self, most: int) -> RawLogprobs:
         """As the native sampler reports them, with the `most` likeliest tokens."""
@@ -41,27 +41,27 @@ class PositionLogprobs(TokenLogprob):
         return RawLogprobs((self.token_id, self.logprob), top)
 
 
-class Logprobs(msgspec.Struct):
-    content: list[PositionLogprobs] | None = None
+class TokenLogprobs(msgspec.Struct):
+    content: list[ChosenToken] | None = None
 
 
-class Choice(msgspec.Struct):
+class StreamChoice(msgspec.Struct):
     """New tokens of the request; `finish_reason` comes with the last ones."""
 
     token_ids: list[int] | None = None
     finish_reason: str | None = None
-    logprobs: Logprobs | None = None
+    logprobs: TokenLogprobs | None = None
 
 
 class PromptDetails(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class Usage(msgspec.Struct):
+class StreamUsage(msgspec.Struct):
     prompt_tokens_details: PromptDetails | None = None
 
 
-class ErrorBody(msgspec.Struct):
+class EngineErrorBody(msgspec.Struct):
     """vLLM's form of an error."""
 
     message: str = ""
@@ -69,12 +69,12 @@ class ErrorBody(msgspec.Struct):
     param: str | None = None
 
 
-class Chunk(msgspec.Struct):
+class StreamChunk(msgspec.Struct):
     """One event of a stream."""
 
-    choices: list[Choice] = []
-    usage: Usage | None = None
-    error: ErrorBody | None = None
+    choices: list[StreamChoice] = []
+    usage: StreamUsage | None = None
+    error: EngineErrorBody | None = None
 
     @property
     def cached_tokens(self) -> int:
@@ -92,14 +92,14 @@ class ModelList(msgspec.Struct):
     data: list[ModelCard]
 
 
-class Version(msgspec.Struct):
+class ServerVersion(msgspec.Struct):
     version: str
 
 
-class ErrorReply(msgspec.Struct):
+class FailureReply(msgspec.Struct):
     """The body of an answer 4xx or 5xx; older routes have the message at the top."""
 
-    error: ErrorBody | None = None
+    error: EngineErrorBody | None = None
     message: str = ""
     detail: str | None = None
 
@@ -112,7 +112,7 @@ def decode(raw: bytes, kind: type[T]) -> T:
         raise EngineGarbage(f"no {kind.__name__}: {error}") from error
 
 
-def check_tokens(chunk: Chunk, vocab_size: int) -> None:
+def check_tokens(chunk: StreamChunk, vocab_size: int) -> None:
     """EngineGarbage for token ids that the model lacks, or log-probabilities that are not theirs."""
     for choice in chunk.choices:
         token_ids = choice.token_ids or []
@@ -123,7 +123,7 @@ def check_tokens(chunk: Chunk, vocab_size: int) -> None:
             raise EngineGarbage("log-probabilities of other tokens")
 
 
-def error_of_event(error: ErrorBody) -> EngineError:
+def error_of_event(error: EngineErrorBody) -> EngineError:
     """The failure that an error event of a stream names."""
     status = error.code if isinstance(error.code, int) else 500
     return error_of_status(status, error.message, error.param or "")
@@ -144,7 +144,7 @@ def error_of_status(status: int, message: str, param: str = "") -> EngineError:
 def error_of_body(status: int, raw: bytes) -> EngineError:
     """The failure of an answer that is not 200."""
     try:
-        reply = msgspec.json.decode(raw, type=ErrorReply)
+        reply = msgspec.json.decode(raw, type=FailureReply)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return error_of_status(status, raw[:_MOST_CHARS].decode(errors="replace"))
     if reply.error is not None:

@@ -11,9 +11,16 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from triptych.pd_worker.vllm.errors import EngineGarbage, EngineSilent, EngineUnreachable
-from triptych.pd_worker.vllm.replies import Chunk, ModelList, Version, decode, error_of_body, error_of_event
-from triptych.pd_worker.vllm.sse import EventParser
+from triptych.pd_worker.vllm.http.errors import EngineGarbage, EngineSilent, EngineUnreachable
+from triptych.pd_worker.vllm.http.replies import (
+    ModelList,
+    ServerVersion,
+    StreamChunk,
+    decode,
+    error_of_body,
+    error_of_event,
+)
+from triptych.pd_worker.vllm.http.sse import EventParser
 
 #: Tokens in, tokens out: there with `vllm serve --enable-scale-out`.
 GENERATE = "/inference/v1/generate"
@@ -59,8 +66,8 @@ class VLLMClient:
         await self._get("/health", ANSWER_SECONDS)
 
     async def info(self) -> ServerInfo:
-        """Version and model of the server."""
-        version = decode(await self._get("/version", ANSWER_SECONDS), Version)
+        """ServerVersion and model of the server."""
+        version = decode(await self._get("/version", ANSWER_SECONDS), ServerVersion)
         models = decode(await self._get("/v1/models", ANSWER_SECONDS), ModelList)
         if not models.data or not models.data[0].max_model_len:
             raise EngineGarbage("the server names no model")
@@ -77,7 +84,7 @@ class VLLMClient:
         await self._answer("POST", GENERATE, timeout, MAX_REPLY_BYTES, dict(body))
 
     @asynccontextmanager
-    async def generate(self, body: Mapping[str, Any]) -> AsyncIterator[AsyncIterator[Chunk]]:
+    async def generate(self, body: Mapping[str, Any]) -> AsyncIterator[AsyncIterator[StreamChunk]]:
         """The chunks of a streamed answer. Leaving the context ends the request in vLLM, too."""
         response = await self._open("POST", GENERATE, dict(body))
         chunks = _chunks(response)
@@ -122,7 +129,7 @@ class VLLMClient:
             raise EngineUnreachable(f"{path}: {error or type(error).__name__}") from error
 
 
-async def _chunks(response: aiohttp.ClientResponse) -> AsyncGenerator[Chunk, None]:
+async def _chunks(response: aiohttp.ClientResponse) -> AsyncGenerator[StreamChunk, None]:
     """The chunks up to the stream's own end; EngineUnreachable where it breaks before."""
     parser = EventParser()
     try:
@@ -130,7 +137,7 @@ async def _chunks(response: aiohttp.ClientResponse) -> AsyncGenerator[Chunk, Non
             for data in parser.feed(piece):
                 if data == _DONE:
                     return
-                chunk = decode(data, Chunk)
+                chunk = decode(data, StreamChunk)
                 if chunk.error is not None:
                     raise error_of_event(chunk.error)
                 yield chunk
