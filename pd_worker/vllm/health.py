@@ -81,7 +81,7 @@ class EngineHealth:
 
     async def _look(self) -> None:
         try:
-            await self._client.check_health()
+            await self._ask()
             self._silent = 0
             if not self.up:
                 await self._return()
@@ -95,6 +95,16 @@ class EngineHealth:
             self._go(str(error))
         except Exception:
             logger.exception("vLLM could not be asked")
+
+    async def _ask(self) -> None:
+        """Returns where the server lives; a connection that breaks is made a second time."""
+        try:
+            await self._client.check_health()
+        except EngineSilent:
+            raise
+        except EngineUnreachable:
+            # A connection that was kept open may be closed at the moment when it is used again.
+            await self._client.check_health()
 
     def _go(self, why: str) -> None:
         if self.up:
