@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "python3-venv is missing: apt-get install python3-venv"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q $(PIP_TORCH_ARGS) "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install -q -c constraints.txt -e ".[worker,embedded,ray,cert,bench,dev]"
+	$(BIN)/pip install -q -c constraints.txt -e ".[worker,embedded,ray,cert,bench,otel,dev]"
 	touch $@
 
 install: $(STAMP)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from triptych.engine_beat import EngineBeat
 from triptych.pd_worker.events.streams import EventStreams
+from triptych.protos import pd_pb2
 
 #: How often proxies get the engine's beat, in seconds.
 BEAT_SECONDS = 1.0
@@ -16,14 +17,12 @@ _POLL_SECONDS = 0.02
 
 
 class StreamUpkeep:
-    """Two tasks in the running event loop, from `start` to `stop`. `before_beat` is called with each beat."""
+    """Two tasks in the running event loop, from `start` to `stop`. `load` is asked for each beat."""
 
-    def __init__(
-        self, streams: EventStreams, beat: EngineBeat, before_beat: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, streams: EventStreams, beat: EngineBeat, load: Callable[[], pd_pb2.PDLoad]) -> None:
         self._streams = streams
         self._beat = beat
-        self._before_beat = before_beat
+        self._load = load
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -51,7 +50,6 @@ class StreamUpkeep:
 
     async def _send_beat(self) -> None:
         while True:
-            self._before_beat()
             # The count of a dead engine does not advance.
-            self._streams.beat(self._beat.count, self._beat.patience)
+            self._streams.beat(self._beat.count, self._beat.patience, self._load())
             await asyncio.sleep(BEAT_SECONDS)

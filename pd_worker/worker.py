@@ -18,6 +18,8 @@ from triptych.machine.worker_kind import worker_kind
 from triptych.metrics import PDMetrics
 from triptych.models.identity import ModelIdentity
 from triptych.pd_worker.engine_builder import build_engine
+from triptych.pd_worker.events.attempt_trace import PDTraces
+from triptych.pd_worker.events.load_report import load_report
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
@@ -27,6 +29,8 @@ from triptych.pd_worker.model_loading import LoadedModel
 from triptych.pd_worker.ranks.share import decoder_threads_of_rank
 from triptych.pd_worker.server import MAX_WAITING, PDServicer
 from triptych.pd_worker.upkeep import StreamUpkeep
+from triptych.tracing.producers import Producers
+from triptych.tracing.tracer import Tracer
 from triptych.types import WorkerInfo
 
 _INPUT_THREADS = 2
@@ -35,7 +39,8 @@ _INPUT_THREADS = 2
 class PDWorker:
     """Engine, input processor, event streams and servicer of one model, in the running event loop.
 
-    `transfer` says where embeddings are loaded from, the store by default; `pacer` is the engine's.
+    `transfer` says where embeddings are loaded from, the store by default; `pacer` is the engine's. The
+    caller closes the `tracer`. Without an `incarnation` one is drawn.
     """
 
     def __init__(
@@ -46,6 +51,8 @@ class PDWorker:
         *,
         transfer: ECTransferConfig | None = None,
         pacer: StepPacer | None = None,
+        tracer: Tracer | None = None,
+        incarnation: str = "",
     ) -> None:
         config = replace(
             config,
@@ -58,19 +65,24 @@ class PDWorker:
         self._queries = ThreadPoolExecutor(1, thread_name_prefix="query")
         texts = TokenTexts(model.tokenizer)
         self.streams = EventStreams(self._cancel, texts=texts)
+        transfer = transfer or transfer_config(config, model.identity)
+        if tracer is not None and transfer.producers is None:
+            transfer = replace(transfer, producers=Producers())
         self.engine = build_engine(
             config,
             model.decoder,
-            transfer or transfer_config(config, model.identity),
+            transfer,
             self.streams.emit,
             metrics,
             model_name=model.name,
             pacer=pacer,
             ranks=model.ranks,
         )
-        self._upkeep = StreamUpkeep(self.streams, self.engine.beat)
+        self._upkeep = StreamUpkeep(
+            self.streams, self.engine.beat, lambda: load_report(metrics, config.embedding_memory)
+        )
         most = MAX_WAITING + config.max_num_seqs
-        self._incarnation = uuid.uuid4().hex
+        self._incarnation = incarnation or uuid.uuid4().hex
         self.servicer = PDServicer(
             self.engine,
             self._input_processor(),
@@ -79,6 +91,9 @@ class PDWorker:
             self._queries,
             max_requests=most,
             incarnation=self._incarnation,
+            traces=None
+            if tracer is None or transfer.producers is None
+            else PDTraces(tracer, transfer.producers),
         )
 
     def _input_processor(self) -> InputProcessor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from triptych.config import ProxyConfig
@@ -15,17 +15,21 @@ from triptych.metrics import ProxyMetrics
 from triptych.proxy.admission import Backpressure, RequestAdmission, make_choices
 from triptych.proxy.auth.limits import CURRENT
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started
+from triptych.proxy.encoders.job import EncoderJob
 from triptych.proxy.encoders.job_runner import JobRunner
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.media.ports import MediaSource
 from triptych.proxy.pd.router import PDRouter
-from triptych.proxy.ports import JobReady, Transport
+from triptych.proxy.ports import JobReady, Link, Transport
 from triptych.proxy.requests import instructions as do
 from triptych.proxy.requests.encoder_shortage import EncoderShortage
 from triptych.proxy.requests.instructions import Instruction
 from triptych.proxy.requests.item_supply import ItemSupply, StoreView
-from triptych.proxy.requests.request import Choices, InFlightRequest, draw_request_id
+from triptych.proxy.requests.observer import CallObserver
+from triptych.proxy.requests.request import Choices, InFlightRequest, begin_traces, draw_request_id
+from triptych.proxy.requests.timeline import Mark
 from triptych.proxy.workers import KnownWorkers, Worker
+from triptych.tracing.server_span import CURRENT_SPAN, ServerSpan
 from triptych.types import ItemPlan, PDTimings, PositionLogprobs, Usage
 
 logger = logging.getLogger(__name__)
@@ -49,17 +53,20 @@ class Dispatcher:
         skip_held_items: bool = True,
         clock: Callable[[], float] = time.monotonic,
         draw_id: Callable[[], str] = draw_request_id,
+        observer: CallObserver | None = None,
     ) -> None:
         self._pool = pool
         self._metrics = metrics
         self._clock = clock
         self._draw_id = draw_id
+        self._observer = observer
         self._requests: dict[str, InFlightRequest] = {}
         self.with_logprobs: set[str] = set()
         self._counter = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._media: MediaSource = media or make_loader(ProxyConfig(), metrics)
         self.jobs = JobRunner(pool, metrics, transport, self, clock, share=share, flow_control=flow_control)
+        self.jobs.on_retry = self._job_retried
         self.backpressure = Backpressure(flow_control=flow_control)
         self._items = ItemSupply(store, self.jobs, self.backpressure, metrics, clock, skip_held_items)
         self.admission = RequestAdmission(pool, self.backpressure, self._media, max_queue, clock)
@@ -79,6 +86,11 @@ class Dispatcher:
     def pd_load(self) -> tuple[int, int]:
         """Requests that are at a PD worker or wait for one, and those that wait."""
         return self._router.load
+
+    @property
+    def pd_links(self) -> Mapping[str, Link]:
+        """The links to all known PD workers, by address."""
+        return self._router.links
 
     @property
     def media_bytes(self) -> int:
@@ -119,10 +131,13 @@ class Dispatcher:
         session = CURRENT.get()
         if session is not None:
             call = replace(call, tenant=session.tenant)
-        choices = self._open(self._admit(call))
+        choices = self._open(self._admit(call), CURRENT_SPAN.get())
         timer = asyncio.get_running_loop().call_later(call.timeout, self._expire, choices)
+        failure: RequestError | None = None
         try:
             await self.admission.prepare(choices)
+            choices.first.mark_fetched()
+            choices.prepared(self._clock())
             for request in choices.requests:
                 self._carry_out(request, request.lifecycle.begin())
             while True:
@@ -134,13 +149,14 @@ class Dispatcher:
                     return
                 yield outputs
         except RequestError as error:
-            choices.status = error.status
+            choices.status, failure = error.status, error
             raise
         finally:
             timer.cancel()
             for request in choices.requests:
                 self._carry_out(request, request.lifecycle.client_gone())
-            self._close(choices)
+            self._close(choices, failure)
+            del failure  # its traceback holds this frame
             if session is not None:
                 session.charge(choices.prompt_tokens + choices.completion_tokens)
 
@@ -151,24 +167,31 @@ class Dispatcher:
             self._metrics.requests.labels(str(error.status)).inc()
             raise
 
-    def _open(self, call: ChatCall) -> Choices:
+    def _open(self, call: ChatCall, span: ServerSpan | None) -> Choices:
         self._counter += 1
         choices = make_choices(call, self._counter, self._clock(), self._draw_id)
+        if span is not None:
+            begin_traces(choices, span, self._pool.resolve_model(call.model))
         for request in choices.requests:
             self._requests[request.request_id] = request
             if call.sampling.logprobs is not None:
                 self.with_logprobs.add(request.request_id)
             call.media.join()
         self._metrics.in_flight.set(len(self._requests))
+        if self._observer is not None:
+            self._observer.opened(choices)
         return choices
 
-    def _close(self, choices: Choices) -> None:
+    def _close(self, choices: Choices, failure: RequestError | None) -> None:
         for request in choices.requests:
             del self._requests[request.request_id]
             self.with_logprobs.discard(request.request_id)
             request.call.media.leave()
         self._metrics.in_flight.set(len(self._requests))
+        choices.end_traces(self._clock())
         choices.report(self._metrics, self._clock())
+        if self._observer is not None:
+            self._observer.closed(choices, failure)
 
     def _expire(self, choices: Choices) -> None:
         encoders = bool(self._pool.serving("encoder"))
@@ -178,14 +201,19 @@ class Dispatcher:
 
     def _carry_out(self, request: InFlightRequest, instructions: Iterable[Instruction]) -> None:
         for order in instructions:
+            if request.trace is not None:
+                address = "" if request.link is None else request.link.address
+                request.trace.observe(order, self._clock(), address, request.origins)
             match order:
                 case do.Submit():
                     if order.attempt > 1:
                         self._metrics.resumes.labels("resume" if order.resume else "resubmit").inc()
+                    request.mark_submitted(order.attempt)
                     self._router.submit(request, order)
                 case do.NotifyItems():
                     self._router.notify(request, order.mm_hashes)
                 case do.EndAttempt():
+                    request.mark(Mark.ATTEMPT_OVER)
                     self._router.release(request, cancel=order.cancel, now=order.now)
                     self.jobs.end_attempt(request.request_id)
                 case do.Emit():
@@ -203,16 +231,21 @@ class Dispatcher:
             case do.LookUpItems():
                 self._spawn(request, self._look_up(request, order.mm_hashes))
             case do.StartJobs(re_encode=True):
+                for mm_hash in order.mm_hashes:
+                    request.mark(Mark.WANTED, mm_hash, note="again")
                 again = self._items.re_encode(request, order.mm_hashes, order.damaged_digest, order.pause)
                 self._spawn(request, again)
                 self._shortage.lacking(request)
             case do.StartJobs():
                 self._items.encode(request, order.mm_hashes, expected=order.expected)
+                for mm_hash in order.mm_hashes:
+                    request.mark(Mark.WANTED, mm_hash, note=request.origins[mm_hash])
                 self._shortage.lacking(request)
             case do.AdmitJobs():
                 self.jobs.admit(request.request_id)
                 self._shortage.lacking(request)
             case do.SkipJob():
+                request.mark(Mark.HELD, order.mm_hash, where=request.pd_address)
                 self._items.skip(request, order.mm_hash)
             case do.ReturnShare():
                 self.jobs.loaded(request.request_id, order.mm_hash)
@@ -221,6 +254,9 @@ class Dispatcher:
         plans = await self._items.look_up(request, mm_hashes)
         prefixes = self._router.known_prefixes(request) if len(plans) < len(mm_hashes) else 0
         expected = self._items.expect(request, plans, prefixes)
+        request.mark(Mark.LOOKED_UP)
+        for mm_hash in plans:
+            request.mark(Mark.STORED, mm_hash)
         self._carry_out(request, request.lifecycle.looked_up(plans, expected))
 
     def _spawn(self, request: InFlightRequest, work: Coroutine[object, object, None]) -> None:
@@ -236,19 +272,29 @@ class Dispatcher:
             logger.exception("request %s", request.name, extra=request.log_extra)
             self.failed(request.request_id, InternalError("an unexpected error in the proxy"))
 
+    def _job_retried(self, job: EncoderJob, address: str, why: str) -> None:
+        for request_id in job.waiters:
+            if request := self._requests.get(request_id):
+                request.mark(Mark.RETRIED, job.mm_hash, where=address, note=why)
+
     # RequestEvents
 
     def planned(self, request_id: str, mm_hash: str, plan: ItemPlan) -> None:
         self._items.known.add(plan)
         if request := self._requests.get(request_id):
+            request.mark(Mark.PLANNED, mm_hash)
             self._carry_out(request, request.lifecycle.planned(mm_hash, plan))
 
     def ready(self, request_id: str, mm_hash: str, end: JobReady) -> None:
         if request := self._requests.get(request_id):
+            request.mark_ready(mm_hash, end)
             if end.already_stored:
                 request.origins[mm_hash] = "store"
             self._items.note(request, mm_hash, self._pool.epoch)
             self._items.known.add(end.plan)
+            if request.trace is not None:
+                origin = request.origins.get(mm_hash, "encoded")
+                request.trace.item_ready(mm_hash, end, origin, self._clock())
             instructions = request.lifecycle.item_ready(
                 mm_hash, end.plan, encode_seconds=end.encode_seconds, save_seconds=end.save_seconds
             )
@@ -261,6 +307,9 @@ class Dispatcher:
 
     def accepted(self, request_id: str, attempt: int) -> None:
         if request := self._requests.get(request_id):
+            request.mark(Mark.ACCEPTED, attempt=attempt, where=request.pd_address)
+            if request.trace is not None and attempt == request.lifecycle.attempt:
+                request.trace.accepted(self._clock())
             self._carry_out(request, request.lifecycle.accepted(attempt))
 
     def refused(self, request_id: str, attempt: int, error: RequestError) -> None:
@@ -282,14 +331,19 @@ class Dispatcher:
         self, request_id: str, attempt: int, started: Started, placements: Sequence[tuple[int, int]]
     ) -> None:
         if request := self._requests.get(request_id):
+            request.mark(Mark.ADMITTED, attempt=attempt, where=request.pd_address)
             self._carry_out(request, request.lifecycle.admitted(attempt, started, placements))
 
-    def item_loaded(self, request_id: str, attempt: int, mm_hash: str) -> None:
+    def item_loaded(self, request_id: str, attempt: int, mm_hash: str, seconds: float = 0.0) -> None:
         if request := self._requests.get(request_id):
+            if mm_hash not in request.lifecycle.unencoded:
+                where = request.pd_address
+                request.mark(Mark.LOADED, mm_hash, attempt=attempt, where=where, spent=(seconds,))
             self._carry_out(request, request.lifecycle.item_loaded(attempt, mm_hash))
 
     def item_missing(self, request_id: str, attempt: int, mm_hash: str, damaged_digest: str) -> None:
         if request := self._requests.get(request_id):
+            request.mark(Mark.MISSING, mm_hash, attempt=attempt, where=request.pd_address)
             self._carry_out(request, request.lifecycle.item_missing(attempt, mm_hash, damaged_digest))
 
     def tokens(
@@ -313,10 +367,12 @@ class Dispatcher:
             delta = Delta(text, token_ids, logprobs)
         if request.first_token is None and token_ids:
             request.first_token = self._clock()
+            request.mark(Mark.FIRST_TOKEN, where=request.pd_address)
         request.output.put(delta)
 
     def finished(self, request_id: str, attempt: int, reason: str, usage: Usage, spent: PDTimings) -> None:
         if request := self._requests.get(request_id):
+            request.mark_finished(attempt, usage, spent)
             self._carry_out(request, request.lifecycle.finished(attempt, reason, usage, spent))
 
     # WorkersListener

@@ -14,6 +14,7 @@ from triptych.errors import RequestError
 from triptych.protos import encoder_pb2, pd_pb2
 from triptych.proxy.call.chat import Started
 from triptych.proxy.media.ports import ItemMedia
+from triptych.tracing.context import SpanContext
 from triptych.types import ItemPlan, PDTimings, PositionLogprobs, Usage
 
 
@@ -27,6 +28,9 @@ class JobReady:
     save_seconds: float
     #: The item's part of `encode_seconds`, which are those of its batch; 0 where the worker does not tell.
     work_seconds: float = 0.0
+    preprocess_seconds: float = 0.0
+    #: The encoder worker's.
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,17 @@ class ProcessEnd:
     final: bool
 
 
+@dataclass(frozen=True, slots=True)
+class PDLoadReport:
+    """Load of a PD worker with the requests of all proxies, as it reports it; usages are shares, 0 to 1."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    cache_usage: float
+    tokens_per_second: float
+
+
 class RequestEvents(Protocol):
     """Events of requests in flight, by request id. Those of a request that has ended, or of an attempt that
     is over, are ignored."""
@@ -82,7 +97,7 @@ class RequestEvents(Protocol):
     def admitted(
         self, request_id: str, attempt: int, started: Started, placements: Sequence[tuple[int, int]]
     ) -> None: ...
-    def item_loaded(self, request_id: str, attempt: int, mm_hash: str) -> None: ...
+    def item_loaded(self, request_id: str, attempt: int, mm_hash: str, seconds: float = 0.0) -> None: ...
     def item_missing(self, request_id: str, attempt: int, mm_hash: str, damaged_digest: str) -> None: ...
     def tokens(
         self,
@@ -153,6 +168,9 @@ class Link(Protocol):
     def cancel(self, request_id: str) -> None:
         """Ends a request there."""
 
+    def load(self, now: float) -> PDLoadReport | None:
+        """The worker's newest report; None where it sends none."""
+
     def check(self, now: float) -> bool:
         """Whether `set_aside` has changed. Called every second."""
 
@@ -182,7 +200,13 @@ class Transport(Protocol):
     """Opens streams to workers by their addresses."""
 
     def open_job(
-        self, address: str, job: encoder_pb2.EncodeJob, media: ItemMedia, owner: JobOwner
-    ) -> JobStream: ...
+        self,
+        address: str,
+        job: encoder_pb2.EncodeJob,
+        media: ItemMedia,
+        owner: JobOwner,
+        trace: SpanContext | None = None,
+    ) -> JobStream:
+        """`trace` is the span that the worker's go under."""
 
     def open_link(self, address: str, events: RequestEvents, owner: LinkOwner) -> Link: ...

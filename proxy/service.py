@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpc import aio
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from triptych.config import (
@@ -21,6 +22,7 @@ from triptych.config import (
     ProxyConfig,
     check_drain_timeout,
     check_front_door,
+    check_page,
     check_scaling,
     is_loopback,
 )
@@ -41,10 +43,12 @@ from triptych.proxy.http.body_budget import BodyBudget
 from triptych.proxy.http.connections import ConnectionLimits, limits_for, raise_file_limit
 from triptych.proxy.http.endpoint import BodyBudgetMiddleware
 from triptych.proxy.http.server import HttpServer
+from triptych.proxy.live.service import LiveData
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import make_app
 from triptych.proxy.pd.readiness import PDReadiness
 from triptych.proxy.pool import WorkerPool
+from triptych.proxy.scaling.autoscaler import Autoscaler
 from triptych.proxy.scaling.pool_metrics import PoolMetrics
 from triptych.proxy.scaling.service import start_scaling
 from triptych.proxy.scaling.upkeep import Upkeep
@@ -54,6 +58,8 @@ from triptych.rpc.tls.certificates import Certificates
 from triptych.rpc.tls.proxy_certificates import ProxyCertificates
 from triptych.status.service_status import ServiceStatus
 from triptych.status.status_server import StatusServer, status_server
+from triptych.tracing.start import check_tracing, start_tracer
+from triptych.tracing.tracer import Tracer
 from triptych.watchdog import check_stall_timeout
 from triptych.worker_process import Health, ProcessWatch, stop_signal
 
@@ -71,6 +77,8 @@ async def run(config: ProxyConfig) -> None:
     check_stall_timeout(config.stall_timeout)
     check_drain_timeout(config.drain_timeout)
     check_scaling(config.scaling)
+    check_page(config)
+    check_tracing(config)
     set_malloc_options()
     keys = _key_ring(config)
     certificates = ProxyCertificates.of(config)
@@ -126,6 +134,8 @@ class _Parts:
     certificates: ProxyCertificates
     stack: contextlib.AsyncExitStack
     page: StatusServer | None
+    live: LiveData | None
+    tracer: Tracer | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,26 +161,30 @@ async def _serve(
 ) -> _Serving:
     """Starts everything; `stack` ends it in reverse order."""
     proxy_id = f"proxy-{uuid.uuid4().hex}"
+    # A client of ours that has a key is not trusted to choose what is recorded.
+    tracer = start_tracer(config, "proxy", proxy_id, trusts_parent=not keys.in_use)
+    if tracer is not None:
+        stack.push_async_callback(asyncio.to_thread, tracer.close)
     metrics = ProxyMetrics()
     certificates.show_expiry(metrics.registry)
     internal = certificates.internal
     pool = WorkerPool(Registry(store), proxy_id, config.internal_token, certificates=internal)
     stack.push_async_callback(pool.stop)
-    dispatcher = _make_dispatcher(config, store, metrics, pool, proxy_id)
+    live = LiveData(config, pool) if config.page else None
+    dispatcher = _make_dispatcher(config, store, metrics, pool, proxy_id, live)
     stack.push_async_callback(dispatcher.close)
     authenticator = Authenticator(keys, PrincipalLimits(), metrics) if keys.in_use else None
     bodies = BodyBudget(config.body_memory, config.max_body)
     metrics.body_bytes.set_function(lambda: bodies.nbytes)
     metrics.body_limit.set(bodies.limit)
-    parts = _Parts(
-        config, store, metrics, pool, dispatcher, authenticator, bodies, limits, certificates, stack, page
-    )
+    shared = (config, store, metrics, pool, dispatcher, authenticator)
+    parts = _Parts(*shared, bodies, limits, certificates, stack, page, live, tracer)
     grpc, health, grpc_port = await _serve_grpc(parts)
     watch = await stack.enter_async_context(ProcessWatch(health, (), config.stall_timeout))
     await pool.start()
-    await _start_upkeep(parts)
-    await start_scaling(config.scaling, store, pool, dispatcher, metrics, proxy_id, stack, internal)
-    http, task = await _serve_http(parts, listener)
+    shown = await _start_upkeep(parts)
+    scaling = await start_scaling(config.scaling, store, pool, dispatcher, metrics, proxy_id, stack, internal)
+    http, task = await _serve_http(parts, listener, _start_live(parts, proxy_id, shown, scaling))
     host, port = listener.getsockname()[:2]
     scheme = "https" if certificates.front_door else "http"
     logger.info("ready: proxy %s://%s:%d grpc %s:%d", scheme, host, port, config.host, grpc_port)
@@ -184,7 +198,12 @@ async def _serve(
 
 
 def _make_dispatcher(
-    config: ProxyConfig, store: EmbeddingStore, metrics: ProxyMetrics, pool: WorkerPool, proxy_id: str
+    config: ProxyConfig,
+    store: EmbeddingStore,
+    metrics: ProxyMetrics,
+    pool: WorkerPool,
+    proxy_id: str,
+    live: LiveData | None,
 ) -> Dispatcher:
     return Dispatcher(
         pool,
@@ -196,13 +215,19 @@ def _make_dispatcher(
         media=make_loader(config, metrics),
         flow_control=config.flow_control,
         skip_held_items=config.skip_held_items,
+        observer=None if live is None else live.calls,
     )
 
 
 async def _serve_grpc(parts: _Parts) -> tuple[aio.Server, Health, int]:
     """The gRPC server with its health service, and the port that it listens on."""
     config = parts.config
-    admission = GrpcAdmission(parts.bodies, parts.authenticator, max_calls=config.max_queue + SPARE_CALLS)
+    admission = GrpcAdmission(
+        parts.bodies,
+        parts.authenticator,
+        max_calls=config.max_queue + SPARE_CALLS,
+        tracer=parts.tracer,
+    )
     servicer = ProxyServicer(
         parts.dispatcher,
         parts.pool,
@@ -218,15 +243,35 @@ async def _serve_grpc(parts: _Parts) -> tuple[aio.Server, Health, int]:
     return server, health, port
 
 
-async def _start_upkeep(parts: _Parts) -> None:
+async def _start_upkeep(parts: _Parts) -> PoolMetrics:
+    """Starts what is done now and then; the metrics of pools and store that follow it."""
     shown = PoolMetrics(parts.pool, parts.metrics)
     upkeep = Upkeep(parts.config, parts.store, parts.pool, parts.dispatcher, shown.store)
     await upkeep.look()
     upkeep.start()
     parts.stack.push_async_callback(upkeep.stop)
+    return shown
 
 
-async def _serve_http(parts: _Parts, listener: socket.socket) -> tuple[HttpServer, asyncio.Task[None]]:
+def _start_live(
+    parts: _Parts, proxy_id: str, shown: PoolMetrics, scaling: Autoscaler | None
+) -> Sequence[Route]:
+    """The routes of the live data; none with --no-page."""
+    if parts.live is None:
+        return ()
+    parts.stack.push_async_callback(parts.live.stop)
+    return parts.live.start(
+        parts.dispatcher,
+        parts.metrics,
+        proxy_id,
+        decision=scaling.decision if scaling is not None else lambda pool: None,
+        store_memory=lambda: shown.memory,
+    )
+
+
+async def _serve_http(
+    parts: _Parts, listener: socket.socket, live: Sequence[Route]
+) -> tuple[HttpServer, asyncio.Task[None]]:
     """The HTTP server, which accepts connections by now, and its task."""
     config, metrics = parts.config, parts.metrics
     app: ASGIApp = make_app(
@@ -238,6 +283,8 @@ async def _serve_http(parts: _Parts, listener: socket.socket) -> tuple[HttpServe
         max_body=config.max_body,
         request_timeout=config.request_timeout,
         metrics=not config.metrics_port,
+        live=live,
+        tracer=parts.tracer,
     )
     app = BodyBudgetMiddleware(app, parts.bodies)
     if parts.authenticator is not None:
@@ -342,6 +389,8 @@ async def _drain(serving: _Serving, seconds: float) -> None:
     deadline = asyncio.get_running_loop().time() + seconds
     if serving.parts.page is not None:
         serving.parts.page.status.drain()
+    if serving.parts.live is not None:
+        serving.parts.live.drain()
     await serving.health.leaving()
     if not is_loopback(config.host):
         leaving = asyncio.create_task(serving.grpc.stop(seconds), name="end of gRPC")

@@ -134,11 +134,18 @@ class EmbeddingStore:
         return await Search(self._placement, keys_).run()
 
     async def save(
-        self, plan: ItemPlan, body: memoryview | bytes, *, ttl: float, damaged_digest: str = ""
+        self,
+        plan: ItemPlan,
+        body: memoryview | bytes,
+        *,
+        ttl: float,
+        damaged_digest: str = "",
+        producer: bytes = b"",
     ) -> SaveResult:
         """Stores the item; if it is stored already, only renews its TTL.
 
         `damaged_digest` names a damaged value to replace; a value that no longer matches it is kept.
+        `producer` is the trace context that goes with a stored value.
         InvalidRequest when the plan does not fit body or header, StoreFull and StoreUnavailable else.
         """
         tried: list[Shard] = []
@@ -146,7 +153,7 @@ class EmbeddingStore:
             shard = self._placement.candidates(plan.mm_hash)[0]
             tried.append(shard)
             try:
-                return await shard.save(plan, body, ttl=ttl, damaged_digest=damaged_digest)
+                return await shard.save(plan, body, ttl=ttl, damaged_digest=damaged_digest, producer=producer)
             except StoreRefused:
                 raise
             except StoreUnavailable as error:

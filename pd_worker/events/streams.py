@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from triptych.errors import InternalError
 from triptych.log import log_fields
 from triptych.pd_worker.core.request_events import EngineEvent
+from triptych.pd_worker.events.attempt_trace import AttemptTrace
 from triptych.pd_worker.events.request_log import RequestLog
 from triptych.pd_worker.events.stream_message import StreamMessage
 from triptych.pd_worker.events.token_texts import TokenTexts
@@ -218,13 +219,20 @@ class EventStreams:
             if proxy.stream is not None:
                 proxy.stream.add(log)
 
-    def open(self, proxy_id: str, request_id: str, attempt: int, resumed_tokens: int = 0) -> bool:
+    def open(
+        self,
+        proxy_id: str,
+        request_id: str,
+        attempt: int,
+        resumed_tokens: int = 0,
+        trace: AttemptTrace | None = None,
+    ) -> bool:
         """Opens the log of an attempt. False when it, or a later one, is known already."""
         proxy = self._proxies.setdefault(proxy_id, _Proxy(detached_at=self._clock()))
         if proxy.knows(request_id, attempt):
             return False
         self.cancel(proxy_id, [request_id])
-        proxy.requests[request_id] = RequestLog(request_id, attempt, resumed_tokens, self._texts)
+        proxy.requests[request_id] = RequestLog(request_id, attempt, resumed_tokens, self._texts, trace)
         return True
 
     def close(self, proxy_id: str, request_id: str, attempt: int) -> None:
@@ -307,11 +315,12 @@ class EventStreams:
         if proxy is not None and proxy.stream is stream:
             proxy.stream, proxy.detached_at = None, self._clock()
 
-    def beat(self, count: int, patience: float) -> None:
-        """Sends the engine's beat to every proxy. Called once a second."""
+    def beat(self, count: int, patience: float, load: pd_pb2.PDLoad | None = None) -> None:
+        """Sends the engine's beat, with the worker's load, to every proxy. Called once a second."""
+        message = pd_pb2.Beat(count=count, patience=patience, load=load)
         for proxy in self._proxies.values():
             if proxy.stream is not None:
-                proxy.stream.beat(pd_pb2.Beat(count=count, patience=patience))
+                proxy.stream.beat(message)
 
     def sweep(self) -> None:
         """Cancels requests of proxies that did not reattach; removes finished ones. Called regularly."""
@@ -364,7 +373,9 @@ class EventStreams:
             proxy.stream.close()
 
     def _drop(self, proxy: _Proxy, request_id: str) -> None:
-        attempt = proxy.requests.pop(request_id).attempt
+        log = proxy.requests.pop(request_id)
+        log.removed()
+        attempt = log.attempt
         proxy.past.pop(request_id, None)
         proxy.past[request_id] = (attempt, self._clock())
         if proxy.stream is not None:

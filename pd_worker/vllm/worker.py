@@ -13,6 +13,7 @@ from triptych.ec_connector.registry.matching import ROW_WIDTH
 from triptych.engine_beat import EngineBeat
 from triptych.machine.worker_kind import worker_kind
 from triptych.metrics import PDMetrics
+from triptych.pd_worker.events.load_report import load_report
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.pd_worker.frontend.grammar import GrammarCompiler
@@ -26,6 +27,7 @@ from triptych.pd_worker.vllm.front_model import FrontModel
 from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import VLLMClient
 from triptych.pd_worker.vllm.metrics import EngineMetrics
+from triptych.protos import pd_pb2
 from triptych.types import WorkerInfo
 
 _INPUT_THREADS = 2
@@ -46,6 +48,7 @@ class VLLMWorker:
         self._config = config
         self._model = model
         self._health = health
+        self._metrics = metrics
         self._pool = ThreadPoolExecutor(_INPUT_THREADS, thread_name_prefix="input")
         self._queries = ThreadPoolExecutor(1, thread_name_prefix="query")
         self._incarnation = uuid.uuid4().hex
@@ -71,7 +74,7 @@ class VLLMWorker:
             incarnation=self._incarnation,
         )
         self._beat = EngineBeat("vLLM engine")
-        self._upkeep = StreamUpkeep(self.streams, self._beat, self._before_beat)
+        self._upkeep = StreamUpkeep(self.streams, self._beat, self._load)
         self._watch: asyncio.Task[None] | None = None
 
     def _input_processor(self) -> InputProcessor:
@@ -129,9 +132,10 @@ class VLLMWorker:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._queries.shutdown(wait=False, cancel_futures=True)
 
-    def _before_beat(self) -> None:
+    def _load(self) -> pd_pb2.PDLoad:
         self._beat.tick()
         self.engine.show_metrics()
+        return load_report(self._metrics, self._config.embedding_memory)
 
     def _lose_engine(self) -> None:
         self.servicer.lose_engine(uuid.uuid4().hex)

@@ -20,6 +20,8 @@ from triptych.proxy.http.errors import error_body, retry_after
 logger = logging.getLogger(__name__)
 
 _SCHEME = "bearer "
+#: Where the scope of a request names its principal.
+_PRINCIPAL = "triptych.principal"
 
 
 class KeyFinder(Protocol):
@@ -76,6 +78,7 @@ class AuthMiddleware:
             return
         try:
             principal = self._authenticator.principal(_authorization(scope))
+            scope[_PRINCIPAL] = principal.id
             if scope["method"] != "POST":
                 await self._app(scope, receive, send)
                 return
@@ -84,6 +87,11 @@ class AuthMiddleware:
                 await self._app(scope, receive, send)
         except (Unauthorized, RateLimited) as error:
             await _reply(error, scope, receive, send)
+
+
+def principal_of(scope: Scope) -> str:
+    """The id of the principal that has sent a request; empty where no keys are in use."""
+    return str(scope.get(_PRINCIPAL, ""))
 
 
 def _authorization(scope: Scope) -> bytes:

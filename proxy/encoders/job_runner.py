@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grpc import StatusCode, aio
 
@@ -44,7 +44,11 @@ class _Try:
 
 
 class JobRunner:
-    """The encoder jobs of one proxy. `on_arrival` is called for every new item that no cache has."""
+    """The encoder jobs of one proxy.
+
+    `on_arrival` is called for every new item that no cache has, `on_end` for every one that is ready,
+    `on_retry` with the address and the reason for every try that has failed.
+    """
 
     def __init__(
         self,
@@ -60,6 +64,8 @@ class JobRunner:
         self.model = WorkModel()
         self.arrived = ArrivedItems()
         self.on_arrival: Callable[[], None] = lambda: None
+        self.on_end: Callable[[JobReady], None] = lambda end: None
+        self.on_retry: Callable[[EncoderJob, str, str], None] = lambda job, address, why: None
         self.table = EncoderJobTable(share, tower_patches, self.model, flow_control=flow_control)
         self._pool = pool
         self._metrics = metrics
@@ -219,7 +225,7 @@ class JobRunner:
             damaged_digest=job.damaged_digest,
             re_encode=job.re_encode,
         )
-        stream = self._transport.open_job(job.address, message, source.media, self)
+        stream = self._transport.open_job(job.address, message, source.media, self, source.trace)
         task = asyncio.create_task(self._follow(job.try_id, job, stream), name=f"job {job.try_id}")
         self._tries[job.try_id] = _Try(job, stream, task)
         self._tasks.add(task)
@@ -262,7 +268,9 @@ class JobRunner:
         if job is None:
             return
         self._unpin(job.mm_hash)
+        end = replace(end, address=job.address)
         self._recent.add(job.mm_hash, end, self._clock())
+        self.on_end(end)
         if not end.already_stored:
             self.model.learn(tower_patches(end.plan), end.work_seconds or end.encode_seconds, job.kind)
             cost = self._metrics.encode_cost.labels(self._metrics.kind(job.kind))
@@ -292,6 +300,7 @@ class JobRunner:
         address = job.address
         if self.table.lost(try_id, job.mm_hash, self._clock()) is None:
             return
+        self.on_retry(job, address, why)
         if job.losses < MAX_LOSSES:
             self._log_later(address, why)
             return
@@ -310,6 +319,7 @@ class JobRunner:
             try_id, job.mm_hash, self._clock(), retryable=True, owner_address=owner, owner_token=token
         )
         if queued is not None:
+            self.on_retry(job, address, why)
             self._log_later(address, why)
 
     def _log_later(self, address: str, why: str) -> None:

@@ -90,6 +90,10 @@ class EncoderJobTable:
     def get(self, mm_hash: str) -> EncoderJob | None:
         return self._jobs.get(mm_hash)
 
+    def owed(self, address: str) -> tuple[int, int, int]:
+        """What an encoder owes this proxy, as `EncoderLoads.owed`."""
+        return self._loads.owed(address)
+
     def set_encoders(self, encoders: Iterable[EncoderSlot]) -> None:
         """The encoders that may get jobs. Jobs on others end by their streams' failure."""
         before = self._encoders.keys()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -19,6 +19,7 @@ from triptych.config import MIB
 from triptych.errors import NotFound
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.errors import error_body
+from triptych.proxy.http.traced import OPERATIONS, TracedEndpoint
 from triptych.proxy.openai.audio.endpoint import AudioEndpoint
 from triptych.proxy.openai.chat.endpoint import ChatEndpoint
 from triptych.proxy.openai.completions.endpoint import CompletionsEndpoint
@@ -27,6 +28,7 @@ from triptych.proxy.openai.responses.endpoint import ResponsesEndpoint
 from triptych.proxy.openai.tokenize.endpoint import DetokenizeEndpoint, TokenizeEndpoint
 from triptych.proxy.pd.queries import PDQueries
 from triptych.proxy.pool import WorkerPool
+from triptych.tracing.tracer import Tracer
 
 
 def make_app(
@@ -39,8 +41,10 @@ def make_app(
     request_timeout: float = 300.0,
     max_choices: int = 16,
     metrics: bool = True,
+    live: Sequence[Route] = (),
+    tracer: Tracer | None = None,
 ) -> ASGIApp:
-    """The ASGI application of one proxy; `metrics` is whether /metrics is part of it."""
+    """The ASGI application of one proxy; `metrics`: whether /metrics is part of it; `live`: its live data."""
     chat = ChatEndpoint(
         dispatcher,
         max_images=max_images,
@@ -78,9 +82,12 @@ def make_app(
             Route("/openapi.json", pages.document),
             Route("/docs", pages.page),
             *_state_routes(StateEndpoints(dispatcher, pool, registry), metrics=metrics),
+            *live,
         ],
         exception_handlers={HTTPException: _http_error},
     )
+    if tracer is not None:
+        posts |= {path: TracedEndpoint(posts[path], path, tracer) for path in OPERATIONS}
     return FrontDoor(posts, rest)
 
 

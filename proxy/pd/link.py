@@ -14,10 +14,11 @@ from grpc import aio
 
 from triptych.log import log_fields
 from triptych.protos import pd_pb2
+from triptych.proxy.pd.load_reports import LoadReports
 from triptych.proxy.pd.stall_watch import StallWatch
 from triptych.proxy.pd.wire import PDStub, connect, deliver
 from triptych.proxy.pool import WorkerPool
-from triptych.proxy.ports import LinkOwner, ProcessEnd, RequestEvents
+from triptych.proxy.ports import LinkOwner, PDLoadReport, ProcessEnd, RequestEvents
 from triptych.rpc.channels import INCARNATION_HEADER
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class PDLink:
         self.attached = False
         self.set_aside = False
         self._stall = StallWatch(stall_timeout)
+        self._loads = LoadReports()
         self._channel = channel
         self._used = channel()
         self._connected = connect(self._used)
@@ -105,6 +107,9 @@ class PDLink:
     def reattach(self) -> None:
         if self._call is not None:
             self._call.cancel()
+
+    def load(self, now: float) -> PDLoadReport | None:
+        return self._loads.latest(now)
 
     def check(self, now: float) -> bool:
         """Whether `set_aside` has changed. Nothing is known of a worker without a stream."""
@@ -262,6 +267,8 @@ class PDLink:
                 self._start_flush()
             async for step in call:
                 self._stall.observe(step)
+                if step.HasField("beat"):
+                    self._loads.observe(step.beat, asyncio.get_running_loop().time())
                 if not known:
                     known = True
                     await self._identify(call)

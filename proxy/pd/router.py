@@ -104,6 +104,11 @@ class PDRouter:
             link.give_up()
 
     @property
+    def links(self) -> Mapping[str, Link]:
+        """The links to all known PD workers, by address."""
+        return self._links
+
+    @property
     def load(self) -> tuple[int, int]:
         """Requests that are at a worker or wait for one, and those that wait."""
         waiting = len(self._waiting)

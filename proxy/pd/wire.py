@@ -72,6 +72,9 @@ def submit_message(
             state = pd_pb2.ITEM_STATE_UNENCODED
         plan = plan_to_proto(request.lifecycle.plans[item.mm_hash])
         message.items.append(pd_pb2.ItemSlot(plan=plan, state=state))
+    if request.trace is not None:
+        message.traceparent = request.trace.attempt.traceparent
+        message.tracestate = request.trace.attempt.state
     if order.resume is not None:
         message.resume.CopyFrom(resume_to_proto(order.resume))
     return message
@@ -150,7 +153,8 @@ def _deliver_other(event: pd_pb2.RequestEvent, events: RequestEvents) -> None:
         placements = [(place.offset, place.length) for place in event.admitted.placements]
         events.admitted(request_id, attempt, started_from_proto(event.admitted), placements)
     elif kind == "item_loaded":
-        events.item_loaded(request_id, attempt, event.item_loaded.mm_hash)
+        loaded = event.item_loaded
+        events.item_loaded(request_id, attempt, loaded.mm_hash, loaded.seconds)
     elif kind == "item_missing":
         missing = event.item_missing
         events.item_missing(request_id, attempt, missing.mm_hash, missing.damaged_digest)

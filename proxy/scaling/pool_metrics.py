@@ -19,7 +19,8 @@ class PoolMetrics:
         self._workers = workers
         self._metrics = metrics
         self._incarnations: dict[tuple[str, str], str] = {}
-        self._evicted: int | None = None
+        #: What the store has said of itself last.
+        self.memory: StoreMemory | None = None
         for pool in _POOLS:
             metrics.worker_losses.labels(pool)
             metrics.worker_restarts.labels(pool)
@@ -46,7 +47,8 @@ class PoolMetrics:
         """Shows what the store says of itself; a store that was started again counts from 0."""
         self._metrics.store_used_bytes.set(memory.used_bytes)
         self._metrics.store_max_bytes.set(memory.max_bytes)
-        if self._evicted is not None:
-            restarted = memory.evicted_keys < self._evicted
-            self._metrics.store_evictions.inc(memory.evicted_keys - (0 if restarted else self._evicted))
-        self._evicted = memory.evicted_keys
+        if self.memory is not None:
+            before = self.memory.evicted_keys
+            restarted = memory.evicted_keys < before
+            self._metrics.store_evictions.inc(memory.evicted_keys - (0 if restarted else before))
+        self.memory = memory

@@ -14,6 +14,7 @@ from triptych.cli.commands.plan import plan
 from triptych.cli.commands.profile import profile
 from triptych.cli.commands.services import colocated, encoder, pd, proxy
 from triptych.cli.commands.store import store
+from triptych.cli.commands.top import top
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -24,7 +25,7 @@ def app() -> None:
 
 _COMMANDS = (
     *(serve, check, doctor, proxy, encoder, pd, colocated),
-    *(ask, transcribe, key, cert, tones),
+    *(ask, transcribe, top, key, cert, tones),
     *(bench, plan, profile, store),
 )
 for command in _COMMANDS:

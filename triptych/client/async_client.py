@@ -161,6 +161,10 @@ class AsyncClient:
         """Names that `model` takes."""
         return [model["id"] for model in field_of(await self._call("/v1/models"), "data")]
 
+    async def cluster(self) -> JsonObject:
+        """The cluster as one of its proxies sees it now, as GET /cluster answers."""
+        return await self._call("/cluster")
+
     async def tokenize(self, prompt: Messages, *, model: str = "") -> list[int]:
         """The token ids of a text, or of messages as the chat template renders them."""
         return list(field_of(await self._call("/tokenize", tokenize_body(prompt, model)), "tokens"))

@@ -162,6 +162,10 @@ class Client:
         """Names that `model` takes."""
         return [model["id"] for model in field_of(self._call("/v1/models"), "data")]
 
+    def cluster(self) -> JsonObject:
+        """The cluster as one of its proxies sees it now, as GET /cluster answers."""
+        return self._call("/cluster")
+
     def tokenize(self, prompt: Messages, *, model: str = "") -> list[int]:
         """The token ids of a text, or of messages as the chat template renders them."""
         return list(field_of(self._call("/tokenize", tokenize_body(prompt, model)), "tokens"))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from triptych.config.flags import flag, part
 from triptych.config.memory import GIB, MIB
 from triptych.config.scaling import ScalingConfig
 from triptych.config.service import ServiceConfig
+from triptych.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,9 @@ class ProxyConfig(ServiceConfig):
     key_requests_per_minute: int = flag(0, "requests of one key in a minute; 0: no limit")
     key_tokens_per_minute: int = flag(0, "prompt and output tokens of one key in a minute; 0: no limit")
     key_concurrent_requests: int = flag(0, "requests of one key at once; 0: no limit")
+    page: bool = flag(True, "serve the page at / with live data of the cluster; --no-page leaves both out")
+    page_ttft_slo: float = flag(4.0, "seconds to the first token that the page counts as good")
+    page_tpot_slo: float = flag(0.2, "seconds for each further token that the page counts as good")
     metrics_port: int = flag(
         0,
         "port of its own for /metrics, and for /health and /ready as a kubelet asks them; 0: none, and "
@@ -59,3 +64,13 @@ class ProxyConfig(ServiceConfig):
     )
     metrics_host: str = flag("", "address to bind --metrics-port to; --host's by default")
     scaling: ScalingConfig = part(ScalingConfig)
+
+
+def check_page(config: ProxyConfig) -> None:
+    """ConfigError for an SLO that is no time."""
+    for name, seconds in (
+        ("--page-ttft-slo", config.page_ttft_slo),
+        ("--page-tpot-slo", config.page_tpot_slo),
+    ):
+        if not (math.isfinite(seconds) and 0.0 < seconds <= 86400.0):
+            raise ConfigError(f"{name} {seconds:g}: give seconds, more than 0 and at most 86400")

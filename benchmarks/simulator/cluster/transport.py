@@ -57,7 +57,12 @@ class SimulatedTransport:
     links: list[SimulatedLink] = field(default_factory=list)
 
     def open_job(
-        self, address: str, job: encoder_pb2.EncodeJob, media: ItemMedia, owner: JobOwner
+        self,
+        address: str,
+        job: encoder_pb2.EncodeJob,
+        media: ItemMedia,
+        owner: JobOwner,
+        trace: object = None,
     ) -> SimulatedJob:
         return SimulatedJob(self, self.encoders[address], job, owner)
 
@@ -139,6 +144,9 @@ class SimulatedLink:
     @property
     def in_flight(self) -> int:
         return len(self._clients)
+
+    def load(self, now: float) -> None:
+        """Nobody watches a simulation."""
 
     def track(self, request_id: str, attempt: int, received: Sequence[int]) -> None:
         self._clients[request_id] = None

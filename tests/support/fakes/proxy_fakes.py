@@ -33,6 +33,7 @@ from triptych.proxy.http.body_budget import BodyBudget
 from triptych.proxy.http.connections import ConnectionLimits
 from triptych.proxy.http.endpoint import BodyBudgetMiddleware
 from triptych.proxy.http.server import HttpServer
+from triptych.proxy.live.service import LiveData
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import make_app
 from triptych.proxy.pool import WorkerPool
@@ -94,6 +95,7 @@ class FakeCluster:
         limits = options.pop("connections", ConnectionLimits())
         body_memory = options.pop("body_memory", 64 << 20)
         max_calls = options.pop("max_calls", 512)
+        tracer = options.pop("tracer", None)
         authenticator = Authenticator(keys, PrincipalLimits(), self.metrics) if keys is not None else None
         self.pool = WorkerPool(
             registry,
@@ -105,8 +107,17 @@ class FakeCluster:
         media = make_loader(ProxyConfig(**options.pop("media_flags", {})), self.metrics)
         timeouts = {name: options.pop(name) for name in ("phase_timeout", "stall_timeout") if name in options}
         transport = GrpcTransport(self.pool, "proxy-test", **timeouts)
+        live = LiveData(ProxyConfig(), self.pool) if options.pop("live", False) else None
+        self.live = live
         self.dispatcher = Dispatcher(
-            self.pool, view, self.metrics, transport, proxy_id="proxy-test", media=media, **options
+            self.pool,
+            view,
+            self.metrics,
+            transport,
+            proxy_id="proxy-test",
+            media=media,
+            observer=None if live is None else live.calls,
+            **options,
         )
         app: ASGIApp = make_app(
             self.dispatcher,
@@ -115,6 +126,8 @@ class FakeCluster:
             max_images=8,
             max_body=max_body,
             request_timeout=timeout,
+            live=() if live is None else live.start(self.dispatcher, self.metrics, "proxy-test"),
+            tracer=tracer,
         )
         listener = bind("127.0.0.1", 0)
         self.listener = listener
@@ -125,7 +138,7 @@ class FakeCluster:
         self.http = HttpServer(app, listener, limits, front_door)
         self.http_task = await self.http.start()
         self.port = listener.getsockname()[1]
-        admission = GrpcAdmission(self.bodies, authenticator, max_calls=max_calls)
+        admission = GrpcAdmission(self.bodies, authenticator, max_calls=max_calls, tracer=tracer)
         await self._start_grpc(admission, limits, front_door, timeout)
         await self.pool.start()
         await until(lambda: self.attached == len(self.pd_workers), "the streams of all PD workers")
@@ -170,6 +183,8 @@ class FakeCluster:
         return sum(len(worker.attaches) > 0 for worker in self.pd_workers)
 
     async def __aexit__(self, *_: object) -> None:
+        if self.live is not None:
+            await within("the live data's end", self.live.stop())
         await within("the client's end", self.client.close())
         await within("the dispatcher's end", self.dispatcher.close())
         await within("the HTTP server's end", self.http.stop(self.http_task))

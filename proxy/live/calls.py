@@ -1,0 +1,134 @@
+"""Calls of one proxy, in flight and the last ones that have ended: the `CallObserver` of the dispatcher."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+
+from triptych.errors import RequestError
+from triptych.proxy.live.call_record import CallRecord, record_of
+from triptych.proxy.live.failures import FailureLog
+from triptych.proxy.live.goodput import GoodputWindow
+from triptych.proxy.live.names import draw_row, short_address
+from triptych.proxy.live.objects import RequestRow
+from triptych.proxy.requests.lifecycle import Phase
+from triptych.proxy.requests.request import Choices, InFlightRequest
+from triptych.proxy.requests.timeline import RequestTimeline
+
+#: Calls that have ended whose records are kept.
+MOST_RECORDS = 256
+#: Calls in flight that a snapshot shows.
+MOST_ROWS = 64
+#: A client's 4xx, and a client that has left, say nothing of the cluster.
+_SERVER_ERROR = 500
+_OK = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    row: str
+    started_at: float
+    choices: Choices
+
+
+class CallLog:
+    """Constant work at a call's beginning and end. `clock` is the dispatcher's, `wall` the time of day."""
+
+    def __init__(
+        self,
+        goodput: GoodputWindow,
+        failures: FailureLog,
+        model_name: Callable[[str], str] = lambda name: name,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._goodput = goodput
+        self._failures = failures
+        self._model_name = model_name
+        self._clock = clock
+        self._wall = wall
+        #: By order of arrival.
+        self._open: dict[int, _Open] = {}
+        #: Of those by tenant, and label or row: the newest of equal labels.
+        self._names: dict[tuple[str, str], int] = {}
+        self._ended: OrderedDict[int, CallRecord] = OrderedDict()
+
+    def opened(self, choices: Choices) -> None:
+        first = choices.first
+        first.timeline = RequestTimeline(self._clock)
+        row = draw_row()
+        self._open[first.order] = _Open(row, self._wall() - (self._clock() - choices.started), choices)
+        for name in (first.call.label, row):
+            self._names[first.call.tenant, name] = first.order
+
+    def closed(self, choices: Choices, failure: RequestError | None) -> None:
+        first, now = choices.first, self._clock()
+        opened = self._open.pop(first.order)
+        self._ended[first.order] = self._record(opened, now)
+        while len(self._ended) > MOST_RECORDS:
+            order, oldest = self._ended.popitem(last=False)
+            for name in ((oldest.tenant, oldest.label), (oldest.tenant, oldest.row)):
+                if self._names.get(name) == order:
+                    del self._names[name]
+        if choices.status == _OK:
+            tokens = [request.first_token for request in choices.requests if request.first_token is not None]
+            ttft = (min(tokens) if tokens else now) - choices.started
+            most = max(len(request.lifecycle.output_token_ids) for request in choices.requests)
+            self._goodput.answered(now, ttft, now - choices.started, most)
+        elif choices.status >= _SERVER_ERROR:
+            self._goodput.failed()
+            if failure is not None:
+                self._failures.add_request(self._wall(), failure)
+
+    def find(self, tenant: str, name: str) -> CallRecord | None:
+        """The tenant's own call of that label or row, the newest one; None for any other's."""
+        order = self._names.get((tenant, name))
+        if order is None:
+            return None
+        opened = self._open.get(order)
+        return self._record(opened) if opened is not None else self._ended.get(order)
+
+    def rows(self) -> list[RequestRow]:
+        """The newest calls in flight, newest first."""
+        now = self._clock()
+        return [self._row(opened, now) for opened in islice(reversed(self._open.values()), MOST_ROWS)]
+
+    def _record(self, opened: _Open, ended: float | None = None) -> CallRecord:
+        model = self._model_name(opened.choices.first.call.model)
+        return record_of(opened.choices, opened.row, model, opened.started_at, ended)
+
+    def _row(self, opened: _Open, now: float) -> RequestRow:
+        choices = opened.choices
+        first, timeline = choices.first, choices.first.timeline
+        machine = first.lifecycle
+        return RequestRow(
+            id=opened.row,
+            model=self._model_name(first.call.model),
+            age=round(now - choices.started, 3),
+            stage=stage_of(first),
+            items=timeline.items if timeline is not None else 0,
+            items_ready=len(machine.ready) + len(machine.unencoded),
+            tokens=choices.completion_tokens,
+            pd_worker=short_address(first.pd_address),
+            attempt=machine.attempt,
+        )
+
+
+def stage_of(request: InFlightRequest) -> str:
+    """The stage that a request is in: fetch, queue, encode, load, prefill or decode."""
+    machine, timeline = request.lifecycle, request.timeline
+    if machine.phase in (Phase.NEW, Phase.LOOK_UP):
+        return "fetch"
+    if machine.phase in (Phase.PLAN, Phase.WAIT):
+        return "encode"
+    if machine.output_token_ids or machine.ended:
+        return "decode"
+    if machine.phase is Phase.SUBMIT or machine.prompt_token_ids is None:
+        return "queue"
+    items = timeline.items if timeline is not None else 0
+    if len(machine.ready) + len(machine.unencoded) < items:
+        return "encode"
+    return "load" if timeline is not None and timeline.loaded < items else "prefill"

@@ -1,0 +1,266 @@
+"""View of the cluster from one proxy: looked at once a second, made into a snapshot when somebody asks."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from triptych import __version__
+from triptych.ec_connector.store.results import StoreMemory
+from triptych.metrics import ProxyMetrics
+from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.live.calls import CallLog
+from triptych.proxy.live.counts import MOST_SECONDS, CountWindow, read_counts
+from triptych.proxy.live.encoder_tallies import EncoderTallies
+from triptych.proxy.live.failures import FailureLog
+from triptych.proxy.live.goodput import GoodputWindow, mean
+from triptych.proxy.live.history import STEP_SECONDS, HistoryPoint, HistoryRing
+from triptych.proxy.live.names import short_address
+from triptych.proxy.live.objects import (
+    ClusterGoodput,
+    ClusterHistory,
+    ClusterRates,
+    ClusterSnapshot,
+    EncoderState,
+    PDWorkerState,
+    PoolScaling,
+    PoolsScaling,
+    ProxyState,
+    StoreState,
+)
+from triptych.proxy.live.worker_failures import Key, WorkerFailures
+from triptych.proxy.live.worker_states import WorkerState, worker_state
+from triptych.proxy.pool import WorkerPool
+from triptych.proxy.ports import PDLoadReport
+from triptych.proxy.workers import Worker
+from triptych.scaling import ScalingDecision
+
+#: Workers of one pool, and models, that a snapshot lists.
+MOST_WORKERS = 256
+MOST_MODELS = 64
+#: Seconds that the snapshot's rates are of.
+RATE_SECONDS = 10
+_ID_CHARS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSources:
+    """What a view is made from. `decision` of a pool is None where no autoscaler decides."""
+
+    dispatcher: Dispatcher
+    pool: WorkerPool
+    metrics: ProxyMetrics
+    calls: CallLog
+    goodput: GoodputWindow
+    failures: FailureLog
+    proxy_id: str
+    max_queue: int
+    decision: Callable[[str], ScalingDecision | None] = lambda pool: None
+    store_memory: Callable[[], StoreMemory | None] = lambda: None
+
+
+class ClusterView:
+    """Counts, states and history. `clock` is the dispatcher's, `wall` the time of day."""
+
+    def __init__(
+        self,
+        sources: ClusterSources,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._sources = sources
+        self._clock = clock
+        self._wall = wall
+        self._started = self._looked = clock()
+        self._looks = 0
+        self._tokens = 0.0
+        self._window = CountWindow()
+        self._history = HistoryRing()
+        self._tallies = EncoderTallies()
+        self._worker_failures = WorkerFailures(sources.pool, sources.failures, wall)
+        sources.dispatcher.jobs.on_end = self._tallies.add
+
+    def look(self) -> None:
+        """One look, every second: its cost grows with the workers alone."""
+        sources, now = self._sources, self._clock()
+        states, reports = self._states(), self._reports(now)
+        self._tokens += sum(r.tokens_per_second for r in reports.values()) * (now - self._looked)
+        self._looked = now
+        goodput = sources.goodput
+        counts = read_counts(sources.metrics, now, self._tokens, goodput.met, goodput.measured)
+        self._window.add(counts)
+        self._worker_failures.look(states, store_up=sources.pool.store_ok)
+        self._tallies.keep([address for pool, address in states if pool == "encoder"])
+        self._looks += 1
+        if self._looks % STEP_SECONDS == 0:
+            self._history.add(self._point(states, reports), self._wall())
+
+    def history(self) -> ClusterHistory:
+        return self._history.read()
+
+    def snapshot(self) -> ClusterSnapshot:
+        sources, now = self._sources, self._clock()
+        states, reports = self._states(), self._reports(now)
+        minute = self._window.last(MOST_SECONDS)
+        return ClusterSnapshot(
+            time=round(self._wall(), 3),
+            version=__version__,
+            uptime=round(now - self._started, 1),
+            proxy=self._proxy(),
+            proxies=sources.pool.proxies,
+            store=self._store(),
+            models=sources.pool.models()[:MOST_MODELS],
+            encoders=self._encoders(states),
+            pd_workers=self._pd_workers(states, reports),
+            scaling=PoolsScaling(self._scaling("encoder", states), self._scaling("pd", states)),
+            rates=self._rates(reports, minute.hit_rate),
+            goodput=self._goodput(now, minute.met_share),
+            requests=sources.calls.rows(),
+            failures=sources.failures.read(),
+        )
+
+    def _states(self) -> dict[Key, tuple[Worker, WorkerState, str]]:
+        links = self._sources.dispatcher.pd_links
+        found = {}
+        for key, worker in self._sources.pool.workers.items():
+            link = links.get(key[1]) if key[0] == "pd" else None
+            found[key] = (worker, *worker_state(worker, set_aside=link is not None and link.set_aside))
+        return found
+
+    def _reports(self, now: float) -> dict[str, PDLoadReport]:
+        """The load of each PD worker that reports one, by address."""
+        links = self._sources.dispatcher.pd_links
+        found = ((address, link.load(now)) for address, link in links.items())
+        return {address: report for address, report in found if report is not None}
+
+    def _proxy(self) -> ProxyState:
+        sources = self._sources
+        dispatcher = sources.dispatcher
+        return ProxyState(
+            id=sources.proxy_id.removeprefix("proxy-")[:_ID_CHARS],
+            draining=dispatcher.draining,
+            in_flight=dispatcher.in_flight,
+            queued=self._queued(),
+            max_queue=sources.max_queue,
+            memory_bytes=resident_bytes(),
+        )
+
+    def _queued(self) -> int:
+        """Requests in flight that no PD worker has."""
+        dispatcher = self._sources.dispatcher
+        taken = sum(link.in_flight for link in dispatcher.pd_links.values())
+        return max(dispatcher.in_flight - taken, 0)
+
+    def _store(self) -> StoreState:
+        memory, up = self._sources.store_memory(), self._sources.pool.store_ok
+        if memory is None:
+            return StoreState(up)
+        return StoreState(up, memory.used_bytes, memory.max_bytes, memory.evicted_keys)
+
+    def _encoders(self, states: Mapping[Key, tuple[Worker, WorkerState, str]]) -> list[EncoderState]:
+        jobs = self._sources.dispatcher.jobs
+        rows: list[EncoderState] = []
+        for (pool, address), (worker, state, reason) in states.items():
+            if pool != "encoder" or len(rows) >= MOST_WORKERS:
+                continue
+            unknown, known, patches = jobs.table.owed(address)
+            done, encode_ms = self._tallies.read(address)
+            rows.append(
+                EncoderState(
+                    name=short_address(address),
+                    address=address,
+                    model=worker.info.model,
+                    kind=worker.info.kind,
+                    state=state.value,
+                    reason=reason,
+                    jobs=unknown + known,
+                    work_seconds=round(jobs.model.total(unknown, known, patches, worker.info.kind), 4),
+                    done=done,
+                    encode_ms=encode_ms,
+                )
+            )
+        return rows
+
+    def _pd_workers(
+        self,
+        states: Mapping[Key, tuple[Worker, WorkerState, str]],
+        reports: Mapping[str, PDLoadReport],
+    ) -> list[PDWorkerState]:
+        links = self._sources.dispatcher.pd_links
+        rows: list[PDWorkerState] = []
+        for (pool, address), (worker, state, reason) in states.items():
+            if pool != "pd" or len(rows) >= MOST_WORKERS:
+                continue
+            link, load = links.get(address), reports.get(address)
+            rows.append(
+                PDWorkerState(
+                    name=short_address(address),
+                    address=address,
+                    model=worker.info.model,
+                    kind=worker.info.kind,
+                    state=state.value,
+                    reason=reason,
+                    requests=0 if link is None else link.in_flight,
+                    running=None if load is None else load.running,
+                    waiting=None if load is None else load.waiting,
+                    kv_usage=None if load is None else round(load.kv_usage, 4),
+                    cache_usage=None if load is None else round(load.cache_usage, 4),
+                    tokens_per_second=0.0 if load is None else round(load.tokens_per_second, 1),
+                )
+            )
+        return rows
+
+    def _scaling(self, pool: str, states: Mapping[Key, tuple[Worker, WorkerState, str]]) -> PoolScaling:
+        decision, live = self._sources.decision(pool), _serving(pool, states)
+        return PoolScaling(live) if decision is None else PoolScaling(live, decision.workers, decision.reason)
+
+    def _rates(self, reports: Mapping[str, PDLoadReport], hit_rate: float | None) -> ClusterRates:
+        last = self._window.last(RATE_SECONDS)
+        return ClusterRates(
+            requests=round(last.rate(last.requests), 2),
+            tokens=round(sum(report.tokens_per_second for report in reports.values()), 1),
+            items=round(last.rate(last.items), 2),
+            errors=round(last.rate(last.errors), 2),
+            refused=round(last.rate(last.refused), 2),
+            hit_rate=None if hit_rate is None else round(hit_rate, 4),
+        )
+
+    def _goodput(self, now: float, met: float | None) -> ClusterGoodput:
+        return self._sources.goodput.read(now, met)
+
+    def _point(
+        self,
+        states: Mapping[Key, tuple[Worker, WorkerState, str]],
+        reports: Mapping[str, PDLoadReport],
+    ) -> HistoryPoint:
+        last, wanted = self._window.last(STEP_SECONDS), self._sources.decision("encoder")
+        return HistoryPoint(
+            in_flight=self._sources.dispatcher.in_flight,
+            queued=self._queued(),
+            requests=last.rate(last.requests),
+            tokens=last.rate(last.tokens),
+            items=last.rate(last.items),
+            errors=last.rate(last.errors),
+            hit_rate=last.hit_rate,
+            met=last.met_share,
+            encoders=_serving("encoder", states),
+            desired_encoders=None if wanted is None else wanted.workers,
+            pd_workers=_serving("pd", states),
+            kv_usage=mean(report.kv_usage for report in reports.values()),
+        )
+
+
+def _serving(pool: str, states: Mapping[Key, tuple[Worker, WorkerState, str]]) -> int:
+    return sum(named == pool and state is WorkerState.SERVING for (named, _), (_, state, _) in states.items())
+
+
+def resident_bytes() -> int:
+    """Memory that this process has now; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * resource.getpagesize()

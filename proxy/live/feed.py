@@ -1,0 +1,151 @@
+"""Feed of live data to its listeners: one snapshot a second for all of them, made while there are any."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import msgspec
+
+from triptych.errors import Unavailable
+from triptych.proxy.live.history import STEP_SECONDS
+from triptych.proxy.live.objects import ClusterHistory, ClusterSnapshot
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+MOST_LISTENERS = 32
+#: Snapshots in a row that a listener may miss, of which it gets the newest; then it is dropped.
+MOST_MISSED = 10
+_RETRY_AFTER = 5.0
+_encode = msgspec.json.Encoder().encode
+
+
+class LookedAt(Protocol):
+    """The cluster's view: a `ClusterView`."""
+
+    def look(self) -> None: ...
+    def snapshot(self) -> ClusterSnapshot: ...
+    def history(self) -> ClusterHistory: ...
+
+
+class Listener:
+    """One reader of the feed. Holds at most the newest event that it has not read."""
+
+    def __init__(self) -> None:
+        self._newest: bytes | None = None
+        self._missed = 0
+        self._wake = asyncio.Event()
+        self.closed = False
+
+    def offer(self, event: bytes) -> None:
+        self._missed = 0 if self._newest is None else self._missed + 1
+        self._newest = event
+        if self._missed >= MOST_MISSED:
+            self.close()
+        self._wake.set()
+
+    def close(self) -> None:
+        self.closed = True
+        self._wake.set()
+
+    async def next(self) -> bytes | None:
+        """The newest event that was not read; None at the feed's end, or when too many were missed."""
+        while not self.closed:
+            event, self._newest = self._newest, None
+            if event is not None:
+                return event
+            self._wake.clear()
+            await self._wake.wait()
+        return None
+
+
+class LiveFeed:
+    """Looks at the cluster every second, and serves what it sees."""
+
+    def __init__(self, view: LookedAt, most: int = MOST_LISTENERS) -> None:
+        self._view = view
+        self._most = most
+        self._listeners: set[Listener] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._snapshot: tuple[float, bytes] | None = None
+        self._history: tuple[float, bytes] | None = None
+        self._draining = False
+
+    @property
+    def listeners(self) -> int:
+        return len(self._listeners)
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._forever(), name="live data")
+
+    async def stop(self) -> None:
+        self.drain()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def drain(self) -> None:
+        """Ends all streams: clients go to another proxy."""
+        self._draining = True
+        for listener in self._listeners:
+            listener.close()
+
+    def snapshot(self) -> bytes:
+        """The snapshot as JSON, at most a second old: so many requests for it cost no more than one."""
+        now = asyncio.get_running_loop().time()
+        if self._snapshot is None or now - self._snapshot[0] >= LOOK_SECONDS:
+            self._snapshot = now, _encode(self._view.snapshot())
+        return self._snapshot[1]
+
+    def history(self) -> bytes:
+        """The history as JSON, made once for each of its points."""
+        now = asyncio.get_running_loop().time()
+        if self._history is None or now - self._history[0] >= STEP_SECONDS:
+            self._history = now, _encode(self._view.history())
+        return self._history[1]
+
+    @contextmanager
+    def listen(self) -> Iterator[Listener]:
+        """A listener for as long as the context lasts. Unavailable when there are too many."""
+        if self._draining:
+            raise Unavailable("this proxy is stopping", retry_after=_RETRY_AFTER)
+        if len(self._listeners) >= self._most:
+            raise Unavailable(
+                f"{self._most} listeners follow /cluster/events already; ask /cluster now and then instead",
+                retry_after=_RETRY_AFTER,
+            )
+        listener = Listener()
+        self._listeners.add(listener)
+        try:
+            listener.offer(event("snapshot", self.snapshot()))
+            yield listener
+        finally:
+            self._listeners.discard(listener)
+
+    def look(self) -> None:
+        """One look, and an event to every listener."""
+        self._view.look()
+        if not self._listeners:
+            return
+        now = asyncio.get_running_loop().time()
+        self._snapshot = now, _encode(self._view.snapshot())
+        shared = event("snapshot", self._snapshot[1])
+        for listener in self._listeners:
+            listener.offer(shared)
+
+    async def _forever(self) -> None:
+        while True:
+            try:
+                self.look()
+            except Exception:
+                logger.exception("the cluster could not be looked at; the next look follows")
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+def event(name: str, data: bytes) -> bytes:
+    """One server-sent event of that name; `data` is JSON on one line."""
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"

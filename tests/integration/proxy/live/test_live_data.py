@@ -1,0 +1,379 @@
+"""Live data of a real proxy before scripted workers: snapshot, stream, and the records of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from openai import APIStatusError
+
+from support.fakes.fake_workers import picture, user, whole_text
+from support.fakes.proxy_fakes import FakeCluster
+from support.waiting import until
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.errors import RequestError
+from triptych.protos import common_pb2, encoder_pb2, pd_pb2
+from triptych.proxy.auth.key_ring import KeyRing
+from triptych.proxy.auth.keys import KeyLimits
+from triptych.proxy.live.feed import MOST_LISTENERS
+
+ALICE, BOB = "alices-key-0123456789", "bobs-key-0123456789ab"
+
+
+class Watched:
+    """A cluster whose live data are asked for over HTTP."""
+
+    def __init__(self, cluster: FakeCluster, web: aiohttp.ClientSession) -> None:
+        self.cluster = cluster
+        self.web = web
+
+    async def get(self, path: str, key: str = "") -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        async with self.web.get(path, headers=headers) as reply:
+            return reply.status, await reply.json()
+
+    async def snapshot(self) -> Any:
+        """Not the one of up to a second before."""
+        assert self.cluster.live is not None and self.cluster.live._feed is not None
+        self.cluster.live._feed._snapshot = None
+        status, body = await self.get("/cluster")
+        assert status == 200
+        return body
+
+    async def shows(self, name: str, key: str = "") -> Any:
+        """The record of a request, which adds up."""
+        status, record = await self.get(f"/cluster/requests/{name}", key)
+        assert status == 200, record
+        tiles = [span for span in record["spans"] if span["item"] is None]
+        assert tiles[0]["start"] == 0
+        assert all(before["end"] == after["start"] for before, after in itertools.pairwise(tiles))
+        if record["seconds"] is not None:
+            assert tiles[-1]["end"] == record["seconds"]
+        assert all(0 <= span["start"] <= span["end"] <= tiles[-1]["end"] for span in record["spans"])
+        return record
+
+    async def ask(self, name: str, *pictures: str, **extra: Any) -> Any:
+        message = user("?", *(picture(each) for each in pictures))
+        return await self.cluster.ask(message, extra_headers={"X-Request-ID": name}, **extra)
+
+    def stream(self) -> Any:
+        return self.web.get("/cluster/events")
+
+
+@asynccontextmanager
+async def watched(store: EmbeddingStore, **options: Any) -> AsyncIterator[Watched]:
+    async with (
+        FakeCluster(store, live=True, **options) as cluster,
+        aiohttp.ClientSession(f"http://127.0.0.1:{cluster.port}") as web,
+    ):
+        yield Watched(cluster, web)
+
+
+def spans(record: Any, item: int | None, name: str) -> list[Any]:
+    return [span for span in record["spans"] if (span["item"], span["name"]) == (item, name)]
+
+
+def keys_of(*keys: str) -> KeyRing:
+    return KeyRing(",".join(keys), "", KeyLimits())
+
+
+async def events(reply: aiohttp.ClientResponse, count: int) -> list[tuple[str, Any]]:
+    """The next events of a stream."""
+    found = []
+    for _ in range(count):
+        name, data, end = [await asyncio.wait_for(reply.content.readline(), 20.0) for _ in range(3)]
+        assert end == b"\n"
+        found.append(
+            (name.decode().removeprefix("event: ").strip(), json.loads(data.removeprefix(b"data: ")))
+        )
+    return found
+
+
+async def test_the_record_of_a_request_says_which_worker_has_done_what(store: EmbeddingStore) -> None:
+    async with watched(store) as live:
+        await live.ask("mine", "a", "b")
+        record = await live.shows("mine")
+        encoder, pd_worker = live.cluster.encoders[0].address, live.cluster.pd_workers[0].address
+        assert (record["id"], record["status"], record["items"], record["attempts"]) == ("mine", 200, 2, 1)
+        assert record["completion_tokens"] == 8 and record["prompt_tokens"] > 0
+        for item in (0, 1):
+            assert {span["where"] for span in spans(record, item, "encode")} <= {encoder}
+            assert [span["where"] for span in spans(record, item, "load")] == [pd_worker]
+        assert {span["where"] for span in spans(record, None, "decode")} == {pd_worker}
+        assert "model" in record and record["started"] > 0
+
+
+async def test_an_item_that_is_stored_is_named_so(store: EmbeddingStore) -> None:
+    async with watched(store) as live:
+        await live.ask("first", "a")
+        await live.ask("second", "a")
+        record = await live.shows("second")
+        assert "in the store" in spans(record, 0, "encode")[0]["note"]
+        assert spans(record, 0, "encode")[0]["where"] == "store"
+
+
+async def test_an_item_of_another_request_is_named_so(store: EmbeddingStore) -> None:
+    async with watched(store) as live:
+        live.cluster.encoders[0].tower.clear()
+        asked = [asyncio.create_task(live.ask(name, "a")) for name in ("first", "second")]
+        await until(lambda: len(live.cluster.pd_workers[0].submits) == 2, "both requests at the PD worker")
+        live.cluster.encoders[0].tower.set()
+        await asyncio.gather(*asked)
+        records = [await live.shows(name) for name in ("first", "second")]
+        said = [span["note"] for record in records for span in spans(record, 0, "wait")]
+        assert said == ["encoded for another request"]
+
+
+async def test_a_try_that_failed_is_in_the_record(store: EmbeddingStore) -> None:
+    async with watched(store) as live:
+        busy = common_pb2.Error(code="overloaded", message="busy")
+        live.cluster.encoders[0].failures += [encoder_pb2.JobFailed(error=busy, retryable=True)]
+        await live.ask("mine", "a")
+        record = await live.shows("mine")
+        assert [span["note"] for span in spans(record, 0, "encode")][0] == "this try has failed: busy"
+
+
+async def test_a_second_attempt_is_in_the_record(store: EmbeddingStore) -> None:
+    async with watched(store, pd_workers=2) as live:
+        for worker in live.cluster.pd_workers:
+            worker.pause_at = 3
+        asked = asyncio.create_task(live.ask("mine"))
+        await until(lambda: live.cluster.received == 3, "three tokens")
+        first, second = sorted(live.cluster.pd_workers, key=lambda worker: -len(worker.requests))
+        second.pause_at = -1
+        await first.kill()
+        reply = await asked
+        assert reply.choices[0].message.content == whole_text(8)
+        record = await live.shows("mine")
+        assert record["attempts"] == 2
+        assert {span["where"] for span in spans(record, None, "decode")} == {first.address, second.address}
+
+
+async def test_requests_in_flight_are_shown_with_their_stage(store: EmbeddingStore) -> None:
+    async with watched(store) as live:
+        encoder, worker = live.cluster.encoders[0], live.cluster.pd_workers[0]
+        worker.pause_at = 2
+        encoder.gate.clear()
+        asked = asyncio.create_task(live.ask("mine", "a"))
+        await until(lambda: encoder.jobs, "the encoder job")
+        seen = await live.snapshot()
+        (row,) = seen["requests"]
+        assert (row["stage"], row["items"], row["items_ready"], row["attempt"]) == ("encode", 1, 0, 0)
+        assert (seen["proxy"]["in_flight"], seen["proxy"]["queued"]) == (1, 1)
+        assert seen["encoders"][0]["jobs"] == 1
+        encoder.gate.set()
+        await until(lambda: live.cluster.received == 2, "two tokens")
+        seen = await live.snapshot()
+        (row,) = seen["requests"]
+        assert (row["stage"], row["items_ready"], row["tokens"]) == ("decode", 1, 2)
+        assert row["pd_worker"] == worker.address
+        assert (seen["proxy"]["queued"], seen["pd_workers"][0]["requests"]) == (0, 1)
+        record = await live.shows("mine")
+        assert (record["seconds"], record["status"]) == (None, None)
+        assert (await live.shows(row["id"]))["id"] == "mine"
+        worker.gate.set()
+        await asked
+        seen = await live.snapshot()
+        assert seen["requests"] == [] and seen["encoders"][0]["done"] == 1
+
+
+async def test_a_pd_worker_says_how_loaded_it_is(store: EmbeddingStore) -> None:
+    async with watched(store) as live:
+        (worker,) = (await live.snapshot())["pd_workers"]
+        assert [worker[name] for name in ("running", "waiting", "kv_usage", "cache_usage")] == [None] * 4
+        fake = live.cluster.pd_workers[0]
+        load = pd_pb2.PDLoad(running=3, waiting=2, kv_usage=0.5, cache_usage=0.25)
+        for queue in fake.streams.values():
+            queue.put_nowait(pd_pb2.Beat(count=1, patience=1.0, load=load))
+        link = live.cluster.dispatcher.pd_links[fake.address]
+        await until(lambda: link.load(asyncio.get_running_loop().time()), "the report")
+        (worker,) = (await live.snapshot())["pd_workers"]
+        assert [worker[name] for name in ("running", "waiting", "kv_usage", "cache_usage")] == [
+            3,
+            2,
+            0.5,
+            0.25,
+        ]
+
+
+async def test_an_encoder_that_dies_is_a_failure_and_serves_again(store: EmbeddingStore) -> None:
+    async with watched(store, health_timeout=0.3) as live:
+        encoder = live.cluster.encoders[0]
+        await encoder.kill()
+        failures: list[Any] = []
+        while not failures:
+            failures = (await live.snapshot())["failures"]
+            await asyncio.sleep(0.05)
+        assert failures[0]["where"] == encoder.address
+        assert "encoder worker" in failures[0]["what"] and "lost" in failures[0]["what"]
+        assert failures[0]["remedy"]
+        assert (await live.snapshot())["encoders"][0]["state"] == "lost"
+        await encoder.start()
+        while (await live.snapshot())["encoders"][0]["state"] != "serving":
+            await asyncio.sleep(0.05)
+
+
+async def test_a_request_that_fails_is_a_failure_without_its_text(store: EmbeddingStore) -> None:
+    async with watched(store) as live:
+        error = common_pb2.Error(code="internal_error", message="secret of the request")
+        live.cluster.pd_workers[0].refusals += [error]
+        with pytest.raises(APIStatusError):
+            await live.ask("mine")
+        seen = await live.snapshot()
+        assert [row["what"] for row in seen["failures"]] == ["a request failed with 500: an internal error"]
+        assert "secret" not in json.dumps(seen)
+        assert (await live.shows("mine"))["status"] == 500
+
+
+async def test_bad_media_are_counted_and_not_listed(store: EmbeddingStore) -> None:
+    async with watched(store) as live:
+        error = common_pb2.Error(code="invalid_request_error", message="image: no picture", param="image")
+        live.cluster.encoders[0].failures += [encoder_pb2.JobFailed(error=error, retryable=False)]
+        with pytest.raises(APIStatusError) as refused:
+            await live.ask("mine", "a")
+        assert refused.value.status_code == 400
+        refusals = 0.0
+        while not refusals:
+            seen = await live.snapshot()
+            refusals = seen["rates"]["refused"]
+            await asyncio.sleep(0.05)
+        assert seen["failures"] == [] and seen["rates"]["errors"] == 0
+
+
+async def test_the_stream_begins_with_the_history_and_goes_on_every_second(store: EmbeddingStore) -> None:
+    async with watched(store) as live, live.stream() as reply, live.stream() as other:
+        assert reply.status == 200
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        found = await events(reply, 4)
+        assert [name for name, _ in found] == ["history", "snapshot", "snapshot", "snapshot"]
+        assert len(found[0][1]["series"]["in_flight"]) == 180
+        assert found[3][1]["time"] > found[1][1]["time"]
+        # The other one has read nothing meanwhile, and misses none of what it is sent.
+        assert [name for name, _ in await events(other, 3)] == ["history", "snapshot", "snapshot"]
+        seen = found[-1][1]
+        assert seen["models"] == [live.cluster.pd_workers[0].info.model]
+        assert (seen["encoders"][0]["state"], seen["pd_workers"][0]["state"]) == ("serving", "serving")
+        assert seen["store"]["up"] is True
+
+
+async def test_a_listener_that_leaves_makes_room_for_another_one(store: EmbeddingStore) -> None:
+    async with watched(store) as live:
+        replies = [await live.stream() for _ in range(MOST_LISTENERS)]
+        assert {reply.status for reply in replies} == {200}
+        status, body = await live.get("/cluster/events")
+        assert status == 503 and "listeners" in body["error"]["message"]
+        replies.pop().close()
+        assert live.cluster.live is not None
+        feed = live.cluster.live._feed
+        assert feed is not None
+        await until(lambda: feed.listeners < MOST_LISTENERS, "the listener's end")
+        async with live.stream() as again:
+            assert again.status == 200
+        for reply in replies:
+            reply.close()
+        await until(lambda: feed.listeners == 0, "the end of all listeners")
+
+
+async def test_a_drain_ends_the_stream_in_good_order(store: EmbeddingStore) -> None:
+    async with watched(store) as live, live.stream() as reply:
+        await events(reply, 2)
+        assert live.cluster.live is not None
+        live.cluster.live.drain()
+        await asyncio.wait_for(reply.content.read(), 20.0)
+        assert reply.content.at_eof()
+        async with live.stream() as refused:
+            assert refused.status == 503 and refused.headers["retry-after"]
+
+
+@pytest.mark.parametrize("path", ["/cluster", "/cluster/events", "/cluster/requests/mine"])
+async def test_live_data_need_a_key_where_keys_are_in_use(store: EmbeddingStore, path: str) -> None:
+    async with watched(store, keys=keys_of(ALICE)) as live:
+        assert (await live.get(path))[0] == 401
+        assert (await live.get(path, "not-a-key-of-anybody"))[0] == 401
+        async with live.web.get(path, headers={"Authorization": f"Bearer {ALICE}"}) as reply:
+            assert reply.status == (404 if "requests" in path else 200)
+
+
+async def test_a_tenant_finds_no_request_of_another_one(store: EmbeddingStore) -> None:
+    async with watched(store, keys=keys_of(ALICE, BOB)) as live:
+        live.cluster.pd_workers[0].pause_at = 2
+        client = live.cluster.client.with_options(api_key=ALICE)
+        headers = {"X-Request-ID": "alices-own"}
+        create = client.chat.completions.create
+        asked = asyncio.create_task(
+            create(model="demo", messages=user("my secret"), max_tokens=8, extra_headers=headers)  # type: ignore[arg-type]
+        )
+        await until(lambda: live.cluster.received == 2, "two tokens")
+        status, seen = await live.get("/cluster", BOB)
+        assert status == 200
+        (row,) = seen["requests"]
+        for name in ("alices-own", row["id"]):
+            assert (await live.get(f"/cluster/requests/{name}", BOB))[0] == 404
+            assert (await live.shows(name, ALICE))["id"] == "alices-own"
+        shown = json.dumps(seen)
+        (request,) = live.cluster.dispatcher._requests.values()
+        for secret in ("alices-own", "secret", "flag:", ALICE, request.request_id, request.request_id[:8]):
+            assert secret not in shown
+        live.cluster.pd_workers[0].gate.set()
+        await asked
+        missing = await live.get("/cluster/requests/alices-own", BOB)
+        assert missing == await live.get("/cluster/requests/nobody-s", BOB)
+        assert missing[0] == 404
+
+
+async def test_equal_labels_of_two_tenants_are_two_records(store: EmbeddingStore) -> None:
+    async with watched(store, keys=keys_of(ALICE, BOB)) as live:
+        for key, tokens in ((ALICE, 3), (BOB, 5)):
+            await live.cluster.client.with_options(api_key=key).chat.completions.create(
+                model="demo",
+                messages=user("x"),  # type: ignore[arg-type]
+                max_tokens=tokens,
+                extra_headers={"X-Request-ID": "same"},
+            )
+        assert (await live.shows("same", ALICE))["completion_tokens"] == 3
+        assert (await live.shows("same", BOB))["completion_tokens"] == 5
+
+
+@pytest.mark.parametrize("path", ["/cluster", "/cluster/events", "/cluster/requests/mine"])
+async def test_without_the_page_there_are_no_live_data(store: EmbeddingStore, path: str) -> None:
+    async with FakeCluster(store) as cluster:
+        address = f"http://127.0.0.1:{cluster.port}{path}"
+        async with aiohttp.ClientSession() as web, web.get(address) as reply:
+            assert reply.status == 404
+        await cluster.ask(user("?"))
+        assert cluster.dispatcher._observer is None
+
+
+async def test_records_of_many_requests_are_bounded(store: EmbeddingStore) -> None:
+    async with watched(store) as live:
+        assert live.cluster.live is not None
+        calls = live.cluster.live.calls
+        for index in range(300):
+            with pytest.raises(RequestError):
+                await anext(aiter(live.cluster.dispatcher.chat(failing_call(index))))
+        assert len(calls._ended) == 256 and not calls._open
+        assert len(calls._names) == 2 * 256
+        assert (await live.get("/cluster/requests/label-0"))[0] == 404
+        assert (await live.shows("label-299"))["status"] == 400
+
+
+def failing_call(index: int) -> Any:
+    """A call that fails before it reaches a worker: its picture is no picture's URL."""
+    from triptych.proxy.call.chat import ChatCall, ChatMessage
+    from triptych.proxy.media.source import ImagePart
+    from triptych.types import SamplingParams
+
+    image = ImagePart("http://127.0.0.1:9/none.png", "messages[0]")
+    return ChatCall(
+        label=f"label-{index}",
+        model="demo",
+        messages=(ChatMessage("user", (image,)),),
+        sampling=SamplingParams(max_tokens=1),
+        timeout=10.0,
+    )

@@ -1,0 +1,106 @@
+"""The feed: one snapshot a second for all listeners, none without them, and slow ones dropped."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from support.fakes.live_view import CountingView
+from triptych.errors import Unavailable
+from triptych.proxy.live.feed import MOST_MISSED, LiveFeed, event
+
+
+async def test_without_listeners_a_look_makes_no_snapshot() -> None:
+    view = CountingView()
+    feed = LiveFeed(view)
+    for _ in range(10):
+        feed.look()
+    assert (view.looks, view.snapshots, view.histories) == (10, 0, 0)
+
+
+async def test_all_listeners_share_one_snapshot_of_a_look() -> None:
+    view = CountingView()
+    feed = LiveFeed(view)
+    with feed.listen() as one, feed.listen() as two:
+        assert await one.next() == await two.next()
+        made = view.snapshots
+        feed.look()
+        assert view.snapshots == made + 1
+        assert await one.next() is await two.next()
+    assert feed.listeners == 0
+
+
+async def test_snapshots_that_are_asked_for_within_a_second_are_one() -> None:
+    view = CountingView()
+    feed = LiveFeed(view)
+    assert {feed.snapshot() for _ in range(20)} == {feed.snapshot()}
+    assert {feed.history() for _ in range(20)} == {feed.history()}
+    assert (view.snapshots, view.histories) == (1, 1)
+
+
+async def test_a_slow_listener_gets_the_newest_snapshot_alone() -> None:
+    feed = LiveFeed(CountingView())
+    with feed.listen() as slow:
+        for _ in range(MOST_MISSED - 1):
+            feed.look()
+        newest = await slow.next()
+        assert newest == event("snapshot", feed.snapshot())
+        feed.look()
+        assert not slow.closed
+
+
+async def test_a_listener_that_reads_nothing_is_dropped_and_others_are_not() -> None:
+    feed = LiveFeed(CountingView())
+    with feed.listen() as dead, feed.listen() as quick:
+        for _ in range(MOST_MISSED + 1):
+            feed.look()
+            assert await quick.next()
+        assert dead.closed and not quick.closed
+        assert await dead.next() is None
+
+
+async def test_there_is_a_most_of_listeners() -> None:
+    feed = LiveFeed(CountingView(), most=2)
+    with feed.listen(), feed.listen():
+        with pytest.raises(Unavailable) as refused, feed.listen():
+            pass
+        assert refused.value.retry_after
+    with feed.listen():
+        assert feed.listeners == 1
+
+
+async def test_a_drain_ends_the_listeners_and_takes_no_new_ones() -> None:
+    feed = LiveFeed(CountingView())
+    with feed.listen() as listener:
+        await listener.next()
+        waiting = asyncio.create_task(listener.next())
+        await asyncio.sleep(0)
+        feed.drain()
+        assert await waiting is None
+    with pytest.raises(Unavailable), feed.listen():
+        pass
+
+
+async def test_a_look_that_fails_does_not_end_the_feed(caplog: pytest.LogCaptureFixture) -> None:
+    view = CountingView()
+    looked = asyncio.Event()
+
+    def look() -> None:
+        view.looks += 1
+        looked.set()
+        raise RuntimeError("a bug")
+
+    view.look = look  # type: ignore[method-assign]
+    feed = LiveFeed(view)
+    feed.start()
+    await asyncio.wait_for(looked.wait(), 5.0)
+    looked.clear()
+    await asyncio.wait_for(looked.wait(), 5.0)
+    await feed.stop()
+    assert view.looks >= 2
+    assert "could not be looked at" in caplog.text
+
+
+def test_an_event_is_one_line_of_data() -> None:
+    assert event("snapshot", b"{}") == b"event: snapshot\ndata: {}\n\n"

@@ -1,0 +1,254 @@
+"""The waterfall of a call: its spans add up, and say where each item came from."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from triptych.proxy.live.call_record import CallRecord
+from triptych.proxy.live.objects import StageSpan, Waterfall
+from triptych.proxy.live.waterfall import waterfall
+from triptych.proxy.requests.timeline import MOST_MOMENTS, TIMED_ITEMS, Mark, RequestTimeline
+
+START, PD, PD2, ENCODER = 100.0, "pd:1", "pd:2", "encoder:1"
+Event = tuple[float, Callable[[RequestTimeline], None]]
+
+
+class Script:
+    """A timeline whose clock stands where the script says."""
+
+    def __init__(self) -> None:
+        self.now = START
+        self.timeline = RequestTimeline(lambda: self.now)
+
+    def at(self, seconds: float) -> RequestTimeline:
+        self.now = START + seconds
+        return self.timeline
+
+    def shown(self, end: float | None, now: float = 0.0) -> Waterfall:
+        record = CallRecord(
+            row="00000000",
+            label="mine",
+            tenant="",
+            model="model",
+            started_at=1.0,
+            started=START,
+            timeline=self.timeline,
+            choices=1,
+            prompt_tokens=7,
+            completion_tokens=3,
+            ended=None if end is None else START + end,
+            status=None if end is None else 200,
+        )
+        found = waterfall(record, START + now)
+        assert_tiled(found.spans, now if end is None else end)
+        return found
+
+
+def assert_tiled(spans: Sequence[StageSpan], end: float) -> None:
+    """Spans of the request itself follow each other from 0 to its end; all others lie inside."""
+    tiles = [span for span in spans if span.item is None]
+    assert tiles[0].start == 0.0
+    assert tiles[-1].end == pytest.approx(end, abs=1e-6)
+    for before, after in itertools.pairwise(tiles):
+        assert before.end == after.start
+    assert sum(tile.end - tile.start for tile in tiles) == pytest.approx(end)
+    assert all(0.0 <= span.start <= span.end <= end + 1e-6 for span in spans)
+
+
+def tiles(found: Waterfall) -> list[tuple[str, str, float, float]]:
+    return [(s.name, s.where, s.start, s.end) for s in found.spans if s.item is None]
+
+
+def of_item(found: Waterfall, item: int = 0) -> list[tuple[str, str, float, float]]:
+    return [(s.name, s.where, s.start, s.end) for s in found.spans if s.item == item]
+
+
+def notes(found: Waterfall, item: int | None = 0) -> str:
+    return "; ".join(s.note for s in found.spans if s.item == item)
+
+
+def planned(script: Script, *items: str) -> None:
+    """Fetched by 1 s, looked up by 2 s; then each item is wanted."""
+    script.at(1.0).fetched(items, 0.5)
+    script.at(2.0).mark(Mark.LOOKED_UP)
+    for item in items:
+        script.timeline.mark(Mark.WANTED, item, note="encoded")
+
+
+def answered(script: Script, attempt: int = 1, pd: str = PD, since: float = 0.0) -> None:
+    """Submitted at 4 s, with a PD worker by 5 s, admitted at 6 s."""
+    script.at(4.0 + since).submitted(attempt)
+    script.at(5.0 + since).mark(Mark.ACCEPTED, attempt=attempt, where=pd)
+    script.at(6.0 + since).mark(Mark.ADMITTED, attempt=attempt, where=pd)
+
+
+def test_every_stage_of_a_request_with_an_item_has_its_span() -> None:
+    script = Script()
+    planned(script, "a")
+    script.at(4.0).mark(Mark.PLANNED, "a")
+    answered(script)
+    script.at(10.0).mark(Mark.READY, "a", where=ENCODER, spent=(1.5, 2.0, 0.5))
+    script.at(11.0).mark(Mark.LOADED, "a", attempt=1, where=PD, spent=(0.75,))
+    script.at(13.0).mark(Mark.FIRST_TOKEN, where=PD)
+    script.at(15.0).mark(Mark.FINISHED, attempt=1, spent=(1.5, 2.0))
+    script.timeline.mark(Mark.ATTEMPT_OVER)
+    found = script.shown(15.5)
+    assert tiles(found) == [
+        ("wait", "proxy", 0.0, 0.5),
+        ("fetch", "proxy", 0.5, 1.0),
+        ("wait", "store", 1.0, 2.0),
+        ("wait", "proxy", 2.0, 4.0),
+        ("queue", "proxy", 4.0, 5.0),
+        ("queue", PD, 5.0, 6.0),
+        ("wait", PD, 6.0, 11.0),
+        ("queue", PD, 11.0, 11.5),
+        ("prefill", PD, 11.5, 13.0),
+        ("decode", PD, 13.0, 15.0),
+        ("wait", "proxy", 15.0, 15.5),
+    ]
+    assert of_item(found) == [
+        ("queue", "proxy", 2.0, 2.5),
+        ("preprocess", ENCODER, 2.5, 4.0),
+        ("queue", ENCODER, 4.0, 7.5),
+        ("encode", ENCODER, 7.5, 9.5),
+        ("save", "store", 9.5, 10.0),
+        ("load", PD, 10.25, 11.0),
+    ]
+    assert (found.id, found.seconds, found.status, found.attempts, found.items) == ("mine", 15.5, 200, 1, 1)
+
+
+def test_text_has_no_item_spans() -> None:
+    script = Script()
+    script.at(0.5).fetched((), 0.0)
+    answered(script)
+    script.at(9.0).mark(Mark.FIRST_TOKEN, where=PD)
+    script.at(10.0).mark(Mark.FINISHED, attempt=1, spent=(2.0, 1.0))
+    found = script.shown(10.0)
+    assert {span.item for span in found.spans} == {None}
+    assert ("prefill", PD, 7.0, 9.0) in tiles(found)
+
+
+def test_hits_are_named() -> None:
+    script = Script()
+    script.at(1.0).fetched(("stored", "held", "joined"), 0.5)
+    script.at(2.0).mark(Mark.LOOKED_UP)
+    script.timeline.mark(Mark.STORED, "stored")
+    script.timeline.mark(Mark.WANTED, "joined", note="joined")
+    answered(script)
+    script.at(7.0).mark(Mark.HELD, "held", where=PD)
+    script.at(8.0).mark(Mark.READY, "joined", where=ENCODER, spent=(9.0, 9.0, 9.0))
+    found = script.shown(9.0)
+    assert of_item(found, 0) == [("encode", "store", 2.0, 2.0)]
+    assert "in the store" in notes(found, 0)
+    assert of_item(found, 1) == [("encode", PD, 7.0, 7.0)]
+    assert "held by the KV cache" in notes(found, 1)
+    assert of_item(found, 2) == [("wait", ENCODER, 2.0, 8.0)]
+    assert "encoded for another request" in notes(found, 2)
+
+
+def test_a_try_that_failed_is_a_span_of_its_own() -> None:
+    script = Script()
+    planned(script, "a")
+    script.at(3.0).mark(Mark.RETRIED, "a", where=ENCODER, note="the encoder worker does not answer")
+    script.at(8.0).mark(Mark.READY, "a", where="encoder:2", spent=(0.5, 1.0, 0.5))
+    found = script.shown(9.0)
+    assert of_item(found)[0] == ("encode", ENCODER, 2.0, 3.0)
+    assert ("encode", "encoder:2", 6.5, 7.5) in of_item(found)
+    assert "does not answer" in notes(found) and "another try" in notes(found)
+
+
+def test_an_embedding_that_the_store_has_lost_is_encoded_again() -> None:
+    script = Script()
+    script.at(1.0).fetched(("a",), 0.0)
+    script.at(2.0).mark(Mark.LOOKED_UP)
+    script.timeline.mark(Mark.STORED, "a")
+    answered(script)
+    script.at(7.0).mark(Mark.MISSING, "a", attempt=1, where=PD)
+    script.timeline.mark(Mark.WANTED, "a", note="again")
+    script.at(9.0).mark(Mark.READY, "a", where=ENCODER, spent=(0.1, 0.5, 0.1))
+    script.at(9.5).mark(Mark.LOADED, "a", attempt=1, where=PD, spent=(0.2,))
+    found = script.shown(10.0)
+    assert "not found" in notes(found) and "the store had lost it" in notes(found)
+    assert of_item(found)[-1] == ("load", PD, 9.3, 9.5)
+
+
+def test_a_second_attempt_is_seen_and_late_moments_of_the_first_are_not() -> None:
+    script = Script()
+    script.at(1.0).fetched((), 0.0)
+    answered(script)
+    script.at(8.0).mark(Mark.FIRST_TOKEN, where=PD)
+    script.at(9.0).mark(Mark.ATTEMPT_OVER)
+    answered(script, 2, PD2, since=6.0)
+    script.at(13.0).mark(Mark.ADMITTED, attempt=1, where=PD)
+    script.at(20.0).mark(Mark.FINISHED, attempt=2, spent=(2.0, 3.0))
+    found = script.shown(20.0)
+    assert tiles(found)[-6:] == [
+        ("wait", "proxy", 9.0, 10.0),
+        ("queue", "proxy", 10.0, 11.0),
+        ("queue", PD2, 11.0, 12.0),
+        ("queue", PD2, 12.0, 15.0),
+        ("prefill", PD2, 15.0, 17.0),
+        ("decode", PD2, 17.0, 20.0),
+    ]
+    assert ("decode", PD, 8.0, 9.0) in tiles(found)
+    assert {span.attempt for span in found.spans} == {0, 1, 2}
+    assert found.attempts == 2
+
+
+def test_a_request_in_flight_lasts_until_now() -> None:
+    script = Script()
+    planned(script, "a")
+    found = script.shown(None, now=3.0)
+    assert (found.seconds, found.status) == (None, None)
+    assert of_item(found) == [("queue", "proxy", 2.0, 3.0)]
+
+
+def test_a_request_that_is_still_fetched_is_one_span() -> None:
+    found = Script().shown(None, now=2.0)
+    assert tiles(found) == [("fetch", "proxy", 0.0, 2.0)]
+
+
+def test_a_request_that_ends_before_its_look_up_adds_up() -> None:
+    script = Script()
+    script.at(1.0).fetched(("a",), 5.0)
+    assert tiles(script.shown(1.5))[0] == ("fetch", "proxy", 0.0, 1.0)
+
+
+@pytest.mark.parametrize("prefill", [0.0, 0.5, 3.0, 1e9])
+@pytest.mark.parametrize("decode", [0.0, 2.0, 1e9])
+def test_it_adds_up_whatever_a_worker_reports(prefill: float, decode: float) -> None:
+    script = Script()
+    planned(script, "a")
+    answered(script)
+    script.at(7.0).mark(Mark.READY, "a", where=ENCODER, spent=(prefill, decode, prefill))
+    script.at(8.0).mark(Mark.LOADED, "a", attempt=1, where=PD, spent=(decode,))
+    script.at(9.0).mark(Mark.FIRST_TOKEN, where=PD)
+    script.at(10.0).mark(Mark.FINISHED, attempt=1, spent=(prefill, decode))
+    script.shown(10.0)
+    script.shown(9.5)
+
+
+def test_items_beyond_the_first_are_one_span() -> None:
+    script = Script()
+    names = [f"item {index}" for index in range(TIMED_ITEMS + 3)]
+    planned(script, *names)
+    for name in names:
+        script.at(5.0).mark(Mark.READY, name, where=ENCODER, spent=(0.1, 0.1, 0.1))
+    found = script.shown(6.0)
+    summed = of_item(found, TIMED_ITEMS)
+    assert summed == [("encode", "", 2.0, 5.0)]
+    assert "3 further items" in notes(found, TIMED_ITEMS)
+    assert max(span.item or 0 for span in found.spans) == TIMED_ITEMS
+
+
+def test_a_trace_holds_a_bounded_number_of_moments() -> None:
+    script = Script()
+    planned(script, "a")
+    for index in range(10_000):
+        script.at(3.0 + index / 1000).mark(Mark.RETRIED, "a", where=ENCODER, note="x" * 10_000)
+    assert len(script.timeline.moments) == MOST_MOMENTS
+    assert max(len(moment.note) for moment in script.timeline.moments) <= 120
+    script.shown(20.0)
