@@ -101,6 +101,11 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         """Refuses new requests from now on; those held go on."""
         self._draining = True
 
+    def lose_engine(self, incarnation: str) -> None:
+        """The engine has ended with all of its requests: proxies see another incarnation from now on."""
+        self._incarnation = incarnation
+        self._streams.lose_engine()
+
     async def Submit(
         self,
         request: pd_pb2.SubmitRequest,
@@ -199,6 +204,8 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
             await context.send_initial_metadata(((INCARNATION_HEADER, self._incarnation),))
             while (message := await stream.next()) is not None:
                 yield message
+            if stream.broken:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine has ended")
         finally:
             self._streams.detach(stream)
 

@@ -17,6 +17,7 @@ from triptych.models.layers import before_each_layer
 from triptych.pd_worker.attention.flex_start import slow_while_compiling
 from triptych.pd_worker.model_loading import LoadedModel, load_model
 from triptych.pd_worker.ranks.share import decoder_threads_of_rank, share_of_rank
+from triptych.pd_worker.vllm.service import serve_vllm
 from triptych.pd_worker.worker import PDWorker
 from triptych.progress.progress import ready
 from triptych.protos import pd_pb2_grpc
@@ -40,6 +41,9 @@ async def run(config: PDConfig) -> None:
     check_tracing(config)
     if config.advertise:
         check_advertise(config.advertise)
+    if config.engine == "vllm":
+        await serve_vllm(config)
+        return
     config = share_of_rank(config)
     stop = stop_signal()
     with status_server(config.host, config.metrics_port, ServiceStatus()) as page:

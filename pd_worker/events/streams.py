@@ -43,6 +43,8 @@ class EventStream:
         self._beat: pd_pb2.Beat | None = None
         self._wake = asyncio.Event()
         self._closed = False
+        #: The stream is to end as if the process had: see `EventStreams.lose_engine`.
+        self.broken = False
 
     @property
     def idle(self) -> bool:
@@ -74,6 +76,11 @@ class EventStream:
         self._new.clear()
         self._lost.clear()
         self.close()
+
+    def break_off(self) -> None:
+        """Ends the stream at once, with an error."""
+        self.broken = True
+        self.abandon()
 
     async def next(self) -> pd_pb2.StepEvents | None:
         """The next message; None at the end. Waits as long as the call lives."""
@@ -343,6 +350,17 @@ class EventStreams:
             if proxy.stream is not None:
                 for log in unfinished:
                     proxy.stream.lose(log.request_id, log.attempt)
+
+    def lose_engine(self) -> None:
+        """Forgets all requests and breaks all streams: the engine has ended, as this process might have.
+
+        The proxies find another incarnation when they attach again, and resume the requests elsewhere.
+        """
+        for proxy in self._proxies.values():
+            for request_id in list(proxy.requests):
+                self._drop(proxy, request_id)
+            if proxy.stream is not None:
+                proxy.stream.break_off()
 
     def shut_down(self) -> None:
         """Ends every stream after its last events; the proxies resume unfinished requests elsewhere."""
