@@ -20,7 +20,7 @@ T = TypeVar("T")
 Call = Callable[..., object]
 
 
-class VirtualTimer(msgspec.Struct, eq=False):
+class VirtualTimer(msgspec.Struct, eq=False, gc=False):
     """A call to come. Cheaper than asyncio's own handle, which copies a context for every call."""
 
     call: Call | None

@@ -239,19 +239,9 @@ class SimulatedPD:
         self._loop.call_later(seconds, self._stepped, output, self._loop.now)
 
     def _stepped(self, output: SchedulerOutput, started: float) -> None:
-        now = self._loop.now
-        self.step_seconds += now - started
-        decoding = [chunk.state for chunk in output.chunks if chunk.state.is_decoding] if self._jumps else []
-        output.chunks = output.chunks[len(decoding) :]
+        self.step_seconds += self._loop.now - started
         tokens = [_token(chunk.state) for chunk in output.chunks if chunk.samples]
-        if decoding:
-            events = self._updated(_NO_STEP, [])[0]
-            self._stream.run(self._runs.advance(1, now, decoding), (now,), len(tokens))
-            events += self.scheduler.update(output, ModelRunnerOutput(sampled=tokens), now)
-            if events:
-                self._stream.step(events, len(tokens), len(decoding))
-        else:
-            self._update(output, tokens)
+        self._update(output, tokens)
         self._end()
 
     def _end(self) -> None:
@@ -300,14 +290,12 @@ class SimulatedPD:
 
     def _update(self, output: SchedulerOutput, sampled: list[int]) -> bool:
         """Whether anything has moved."""
-        events, moved = self._updated(output, sampled)
+        transfers = self._reports.drain()
+        result = ModelRunnerOutput(sampled=sampled, ec_connector_output=transfers)
+        events = self.scheduler.update(output, result, self._loop.now)
         if events:
             self._stream.step(events, len(sampled))
-        return bool(events) or moved
-
-    def _updated(self, output: SchedulerOutput, sampled: list[int]) -> tuple[list[EngineEvent], bool]:
-        result = ModelRunnerOutput(sampled=sampled, ec_connector_output=self._reports.drain())
-        return self.scheduler.update(output, result, self._loop.now), result.moved_items
+        return bool(events or transfers.fetched or transfers.loaded or transfers.failed)
 
 
 def _token(state: RequestState) -> int:

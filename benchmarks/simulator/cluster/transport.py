@@ -192,9 +192,9 @@ class SimulatedLink:
     async def close(self) -> None:
         """Nothing to close."""
 
-    def step(self, events: list[EngineEvent], tokens: int, beside: int = 0) -> None:
+    def step(self, events: list[EngineEvent], tokens: int) -> None:
         """Sent by the worker: the events of one step. Clients have its tokens once all are passed on."""
-        later = self._rpc + self._token_seconds * (tokens + beside)
+        later = self._rpc + self._token_seconds * tokens
         self._counters.tokens += tokens
         moments, clients, left = (self._loop.now + later,), self._clients, []
         for event in events:
@@ -205,9 +205,9 @@ class SimulatedLink:
         if left:
             self._loop.call_later(self._rpc, self._deliver, left)
 
-    def run(self, request_ids: list[str], ends: Sequence[float], beside: int = 0) -> None:
+    def run(self, request_ids: list[str], ends: Sequence[float]) -> None:
         """Sent by the worker: a token for each request in every step of a run; the steps ended at `ends`."""
-        later = self._rpc + self._token_seconds * (len(request_ids) + beside)
+        later = self._rpc + self._token_seconds * len(request_ids)
         self._counters.tokens += len(request_ids) * len(ends)
         moments = [end + later for end in ends]
         for request_id in request_ids:
