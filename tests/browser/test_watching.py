@@ -43,7 +43,8 @@ def test_an_encoder_that_is_killed_is_seen_to_leave_and_its_successor_to_come(cl
     expect(page.get_by_label("Encode", exact=True).locator(".size")).to_contain_text("1 live")
     expect(page.get_by_label("Encode", exact=True).locator(".size")).to_have_text("2 live")
     expect(encoders.locator(".dot.good")).to_have_count(2)
-    names = set(encoders.locator("strong").all_inner_texts())
+    serving = encoders.filter(has=page.locator(".dot.good"))
+    names = set(serving.locator("strong").all_inner_texts())
     assert len(names & before) == 1, (names, before)
     expect(page.get_by_label("Last failures")).to_contain_text(next(iter(before - names)))
 
