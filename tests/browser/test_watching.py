@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from playwright.sync_api import Page, expect
 
-from support.processes.cluster import PATIENCE, Cluster
+from support.processes.cluster import PATIENCE, Cluster, wait_for
 from triptych.demo import examples
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -43,7 +43,8 @@ def test_an_encoder_that_is_killed_is_seen_to_leave_and_its_successor_to_come(cl
     expect(page.get_by_label("Encode", exact=True).locator(".size")).to_contain_text("1 live")
     expect(page.get_by_label("Encode", exact=True).locator(".size")).to_have_text("2 live")
     expect(encoders.locator(".dot.good")).to_have_count(2)
-    names = set(encoders.locator("strong").all_inner_texts())
+    serving = encoders.filter(has=page.locator(".dot.good"))
+    names = set(serving.locator("strong").all_inner_texts())
     assert len(names & before) == 1, (names, before)
     expect(page.get_by_label("Last failures")).to_contain_text(next(iter(before - names)))
 
@@ -80,13 +81,13 @@ def test_fifty_streams_at_once_leave_the_page_alive(cluster: Cluster, page: Page
     with ThreadPoolExecutor(STREAMS) as threads:
         streams = [threads.submit(_stream, cluster, index) for index in range(STREAMS)]
         expect(page.locator(".requests tbody tr")).not_to_have_count(0)
-        page.wait_for_function("Number(document.querySelector('.tile dd.big').textContent) >= 25")
+        wait_for("25 in flight", lambda: int(page.locator(".tile dd.big").first.inner_text()) >= 25)
         drawn = page.evaluate("counted.drawn")
         # The tab takes clicks meanwhile, and what is drawn goes on.
         page.get_by_role("link", name="Try").click()
         expect(page.get_by_label("Your question")).to_be_visible()
         page.get_by_role("link", name="Watch").click()
-        page.wait_for_function(f"counted.drawn >= {drawn + 2}")
+        wait_for("further drawings", lambda: page.evaluate("counted.drawn") >= drawn + 2)
         assert page.locator(".requests tbody tr").count() <= 64
         tokens = [stream.result(PATIENCE) for stream in streams]
     assert min(tokens) > 1
