@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, Self
 
-import msgspec
-
 from triptych.tracing.producers import Producers
 from triptych.types import ItemPlan, MMFeature
 
@@ -105,21 +103,22 @@ class ECConnectorMetadata(ABC):
     def from_bytes(cls, raw: bytes) -> Self: ...
 
 
-class ECConnectorOutput(msgspec.Struct):
+@dataclass(slots=True)
+class ECConnectorOutput:
     """What the worker role has finished since the last call. A missing key is a result, not an error."""
 
     #: Keys whose save has landed in the store.
-    saved: list[str] = []
+    saved: list[str] = field(default_factory=list)
     #: Keys whose host copy has arrived, with the seconds it took.
-    fetched: dict[str, float] = {}
+    fetched: dict[str, float] = field(default_factory=dict)
     #: Keys that are now in the encoder cache.
-    loaded: list[str] = []
+    loaded: list[str] = field(default_factory=list)
     #: Loads that found no usable value.
-    failed: list[FailedLoad] = []
+    failed: list[FailedLoad] = field(default_factory=list)
     #: Saves that did not land, with the reason.
-    unsaved: dict[str, str] = {}
+    unsaved: dict[str, str] = field(default_factory=dict)
     #: Which load of its key a report in `fetched`, `loaded` or `failed` is about; absent: the current one.
-    generations: dict[str, int] = {}
+    generations: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import msgspec
+from dataclasses import dataclass, field
 
 from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput
 from triptych.errors import RequestError
@@ -25,10 +23,12 @@ class GatheredRows:
     at: int
 
 
-class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
+@dataclass(slots=True)
+class ScheduledChunk:
     """One request's share of a step: tokens [start, start + count) of prompt plus output.
 
-    A Struct, since a step makes one per request and a dataclass takes three times as long to construct.
+    Never changed after construction. Not frozen: a frozen dataclass takes five times as long to construct,
+    and a step makes one per request.
     """
 
     state: RequestState
@@ -60,25 +60,26 @@ class Projection:
     block_ids: tuple[int, ...]
 
 
-class SchedulerOutput(msgspec.Struct):
+@dataclass(slots=True)
+class SchedulerOutput:
     """Input of the model runner for one step."""
 
     #: Counts from 1; metadata and results of a step carry it.
     step: int
     #: Decodes first, then prefill chunks, those of waiting requests last; the order of the batch.
-    chunks: list[ScheduledChunk] = []
+    chunks: list[ScheduledChunk] = field(default_factory=list)
     #: Copies of preempted requests' blocks to host memory, before anything is written.
-    swap_out: list[BlockCopy] = []
+    swap_out: list[BlockCopy] = field(default_factory=list)
     #: Copies from host memory, after that and before the chunks are computed.
-    swap_in: list[BlockCopy] = []
+    swap_in: list[BlockCopy] = field(default_factory=list)
     #: Keys of the cross tables among them.
-    restored: list[str] = []
+    restored: list[str] = field(default_factory=list)
     #: Cross tables to write before the chunks are computed; none of the chunks reads them.
-    projections: list[Projection] = []
+    projections: list[Projection] = field(default_factory=list)
     #: mm_hashes that the runner drops from the encoder cache before anything else in the step.
-    evicted: list[str] = []
+    evicted: list[str] = field(default_factory=list)
     #: Requests that gave their blocks up in this step.
-    preempted: list[RequestState] = []
+    preempted: list[RequestState] = field(default_factory=list)
     #: Prompt tokens looked up in the prefix cache, and found there, by requests that started in this step.
     prefix_queried: int = 0
     prefix_hit: int = 0
@@ -116,7 +117,8 @@ class RawLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
-class ModelRunnerOutput(msgspec.Struct):
+@dataclass(slots=True)
+class ModelRunnerOutput:
     """Output of the model runner for one step, with the connector's finished transfers."""
 
     #: The step's copies to host memory are complete, or there were none: only then may the blocks be read.
@@ -124,10 +126,10 @@ class ModelRunnerOutput(msgspec.Struct):
     #: The same for copies from host memory. Otherwise chunks that need them are not computed.
     swapped_in: bool = False
     #: One token for every chunk that is computed and samples, in the chunks' order.
-    sampled: list[int] = []
+    sampled: list[int] = field(default_factory=list)
     #: By index into `sampled`: log-probabilities where wanted, and errors of requests without a token.
-    logprobs: dict[int, RawLogprobs] = {}
-    errors: dict[int, RequestError] = {}
+    logprobs: dict[int, RawLogprobs] = field(default_factory=dict)
+    errors: dict[int, RequestError] = field(default_factory=dict)
     #: Items whose cross tables could not be made.
     unprojected: frozenset[str] = frozenset()
     #: Indices of computed chunks with NaN or infinite values: nothing of them is left in the KV cache.
@@ -139,7 +141,7 @@ class ModelRunnerOutput(msgspec.Struct):
     #: Why the model could not run: the batch's requests end with it, the transfers count all the same.
     error: Exception | None = None
     #: Fetched, loaded and failed items since the last step.
-    ec_connector_output: ECConnectorOutput = msgspec.field(default_factory=ECConnectorOutput)
+    ec_connector_output: ECConnectorOutput = field(default_factory=ECConnectorOutput)
 
     @property
     def moved_items(self) -> bool:

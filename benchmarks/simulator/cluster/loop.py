@@ -14,18 +14,19 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeVar, cast
 
-import msgspec
-
 T = TypeVar("T")
 Call = Callable[..., object]
 
 
-class VirtualTimer(msgspec.Struct, eq=False, gc=False):
+class VirtualTimer:
     """A call to come. Cheaper than asyncio's own handle, which copies a context for every call."""
 
-    call: Call | None
-    arguments: tuple[object, ...]
-    context: Context | None
+    __slots__ = ("arguments", "call", "context")
+
+    def __init__(self, call: Call, arguments: tuple[object, ...], context: Context | None) -> None:
+        self.call: Call | None = call
+        self.arguments = arguments
+        self.context = context
 
     def cancel(self) -> None:
         self.call = None
@@ -40,7 +41,6 @@ class VirtualLoop:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._asyncio = cast(asyncio.AbstractEventLoop, self)
         self._ready: deque[VirtualTimer] = deque()
         self._timers: list[tuple[float, int, VirtualTimer]] = []
         self._order = itertools.count()
@@ -126,3 +126,7 @@ class VirtualLoop:
             else:
                 timer.context.run(timer.call, *timer.arguments)
             del timer  # a task that has failed reports it when it is gone
+
+    @property
+    def _asyncio(self) -> asyncio.AbstractEventLoop:
+        return cast(asyncio.AbstractEventLoop, self)

@@ -22,24 +22,22 @@ from triptych.types import FinishReason, ItemPlan
 
 
 class ClientStream:
-    """What the client of one request has received: the moment of each of its tokens, which are all alike."""
+    """What the client of one request has received: its tokens, each with its moment."""
 
-    __slots__ = ("ended", "moments", "request")
+    __slots__ = ("ended", "moments", "request", "token_ids")
 
     def __init__(self, request: SimulatedRequest, ended: asyncio.Future[None]) -> None:
         self.request = request
+        self.token_ids: list[int] = []
         self.moments: list[float] = []
         #: Done when no more will come.
         self.ended = ended
 
-    @property
-    def token_ids(self) -> list[int]:
-        return [self.request.output_token] * len(self.moments)
-
-    def add(self, moments: Sequence[float]) -> None:
+    def add(self, token_ids: Sequence[int], moments: Sequence[float]) -> None:
         """Tokens at these moments, none before an earlier one: a short message may overtake a long one."""
         if self.moments and moments[0] < self.moments[-1]:
             moments = [max(moment, self.moments[-1]) for moment in moments]
+        self.token_ids += token_ids
         self.moments += moments
 
     def end(self) -> None:
@@ -201,18 +199,18 @@ class SimulatedLink:
             if type(event) is not NewTokens:
                 left.append(event)
             elif client := clients.get(event.request_id):
-                client.add(moments)
+                client.add(event.token_ids, moments)
         if left:
             self._loop.call_later(self._rpc, self._deliver, left)
 
-    def run(self, request_ids: list[str], ends: Sequence[float]) -> None:
-        """Sent by the worker: a token for each request in every step of a run; the steps ended at `ends`."""
-        later = self._rpc + self._token_seconds * len(request_ids)
-        self._counters.tokens += len(request_ids) * len(ends)
+    def run(self, tokens: list[NewTokens], ends: Sequence[float]) -> None:
+        """Sent by the worker: the tokens of a run of steps that ended at `ends`."""
+        later = self._rpc + self._token_seconds * len(tokens)
+        self._counters.tokens += len(tokens) * len(ends)
         moments = [end + later for end in ends]
-        for request_id in request_ids:
-            if client := self._clients.get(request_id):
-                client.add(moments)
+        for event in tokens:
+            if client := self._clients.get(event.request_id):
+                client.add(event.token_ids, moments)
 
     def _deliver(self, events: list[EngineEvent]) -> None:
         """All that is no token. Tokens decide nothing in a proxy: it gets a request's all at once at its end,
@@ -220,7 +218,7 @@ class SimulatedLink:
         """
         for event in events:
             if client := self._clients.get(event.request_id):
-                if type(event) is pd.RequestFinished and client.moments:
+                if type(event) is pd.RequestFinished and client.token_ids:
                     self._events.tokens(event.request_id, event.attempt, 0, client.token_ids, "")
                 _report(self._events, event)
         self._owner.stepped()

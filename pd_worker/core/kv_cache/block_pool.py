@@ -42,7 +42,7 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that no table holds."""
-        return self._blank.count + len(self._cached)
+        return len(self._blank) + len(self._cached)
 
     @property
     def num_used(self) -> int:
@@ -68,8 +68,7 @@ class BlockPool:
             end = self._blank.end_of(after + 1)
             if end is not None:
                 blocks += self._blank.take(after + 1, after + 1, min(end, after + 1 + count))
-        if len(blocks) < count:
-            self._make_room(count - len(blocks))
+        self._make_room(count - len(blocks))
         while len(blocks) < count:
             first, last = self._blank.longest()
             size = min(count - len(blocks), last - first)
@@ -83,17 +82,17 @@ class BlockPool:
 
     def _make_room(self, count: int) -> None:
         """Evicts until `count` blocks are blank, and further until they are a run with room behind it."""
-        self._evict(count - self._blank.count)
-        while self._cached and self._blank.count < count + self._early:
-            first, last = self._blank.longest() if self._blank.count else (0, 0)
+        if not count:
+            return
+        self._evict(count - len(self._blank))
+        while self._cached and len(self._blank) < count + self._early:
+            first, last = self._blank.longest() if len(self._blank) else (0, 0)
             if last - first >= count + _ROOM:
                 return
-            self._evict(min(_ROOM, count + self._early - self._blank.count))
+            self._evict(min(_ROOM, count + self._early - len(self._blank)))
 
     def _evict(self, count: int) -> None:
         """Forgets the contents of the least recently used blocks."""
-        if count <= 0:
-            return
         evicted = []
         for _ in range(min(count, len(self._cached))):
             block, _ = self._cached.popitem(last=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from functools import lru_cache
 
 from blake3 import blake3
 
@@ -42,12 +41,12 @@ class PrefixChain:
         self._block_size = block_size
         self._digests: list[bytes] = []
 
-    def digests(self, num_blocks: int, first: int = 0) -> list[bytes]:
-        """The digests of blocks `first` to `num_blocks` - 1; as many tokens must be known."""
+    def digests(self, num_blocks: int) -> list[bytes]:
+        """The first `num_blocks` digests; as many tokens must be known."""
         digests = self._digests
         if len(digests) < num_blocks:
             self._extend(num_blocks)
-        return digests[first:num_blocks]
+        return digests[:num_blocks]
 
     def _extend(self, num_blocks: int) -> None:
         digests, size, items = self._digests, self._block_size, self._items
@@ -75,12 +74,7 @@ class PrefixChain:
 
 
 def _packed(token_ids: Sequence[int]) -> bytes:
-    return _layout(len(token_ids)).pack(*token_ids)
-
-
-@lru_cache
-def _layout(count: int) -> struct.Struct:
-    return struct.Struct(f"<{count}i")
+    return struct.pack(f"<{len(token_ids)}i", *token_ids)
 
 
 def plan_identity(plan: ItemPlan) -> bytes:
