@@ -1,0 +1,148 @@
+"""Live data of a real cluster: records that add up, and an encoder worker that is killed and comes back."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.data.checkpoints import build_checkpoint
+from support.data.traffic import picture
+from support.processes.cluster import Cluster, data_url, running_cluster, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+PICTURES = 8
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("live")
+    checkpoint = build_checkpoint("qwen3_vl", folder / "qwen3_vl")
+    words = ("--encoders", "2", "--threads", "1", "--encoder-batch-patches", "1")
+    with running_cluster(checkpoint, folder / "run", *words) as running:
+        yield running
+
+
+def get(cluster: Cluster, path: str) -> Any:
+    with urllib.request.urlopen(f"{cluster.url}{path}", timeout=30) as reply:
+        return json.loads(reply.read())
+
+
+def ask(cluster: Cluster, label: str, seeds: Iterator[int] | range) -> Any:
+    """The reply to a question about these pictures."""
+    images = [
+        {"type": "image_url", "image_url": {"url": data_url(picture(seed, 160, 160))}} for seed in seeds
+    ]
+    content = [*images, {"type": "text", "text": "what is it?"}]
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 6, "temperature": 0}
+    headers = {"Content-Type": "application/json", "X-Request-ID": label}
+    request = urllib.request.Request(f"{cluster.url}/v1/chat/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=120) as reply:
+        return json.loads(reply.read())
+
+
+def record_of(cluster: Cluster, label: str) -> Any:
+    """The record of a request that has ended: its spans add up to its time."""
+    record = get(cluster, f"/cluster/requests/{label}")
+    tiles = [span for span in record["spans"] if span["item"] is None]
+    assert tiles[0]["start"] == 0 and tiles[-1]["end"] == record["seconds"]
+    assert all(before["end"] == after["start"] for before, after in itertools.pairwise(tiles))
+    assert sum(tile["end"] - tile["start"] for tile in tiles) == pytest.approx(record["seconds"], abs=1e-5)
+    return record
+
+
+def test_the_record_of_a_real_request_adds_up(cluster: Cluster) -> None:
+    reply = ask(cluster, "first", range(2))
+    record = record_of(cluster, "first")
+    assert record["completion_tokens"] == reply["usage"]["completion_tokens"]
+    assert record["prompt_tokens"] == reply["usage"]["prompt_tokens"]
+    seen = get(cluster, "/cluster")
+    encoders = {worker["name"] for worker in seen["encoders"]}
+    (pd_worker,) = (worker["name"] for worker in seen["pd_workers"])
+    for item in (0, 1):
+        names = [span["name"] for span in record["spans"] if span["item"] == item]
+        assert {"preprocess", "encode", "save", "load"} <= set(names)
+        where = {
+            span["where"] for span in record["spans"] if (span["item"], span["name"]) == (item, "encode")
+        }
+        assert where <= encoders
+    assert {span["where"] for span in record["spans"] if span["name"] in ("prefill", "decode")} == {pd_worker}
+
+
+def test_the_workers_report_their_load(cluster: Cluster) -> None:
+    def reported() -> Any:
+        (worker,) = get(cluster, "/cluster")["pd_workers"]
+        return worker if worker["running"] is not None else None
+
+    worker = wait_for("the PD worker's report", reported)
+    assert 0 <= worker["kv_usage"] <= 1 and 0 <= worker["cache_usage"] <= 1
+    assert worker["state"] == "serving"
+    assert get(cluster, "/cluster")["store"]["max_bytes"] > 0
+
+
+def test_an_encoder_that_is_killed_is_a_failure_and_another_one_takes_its_place(cluster: Cluster) -> None:
+    before = {worker["name"] for worker in get(cluster, "/cluster")["encoders"]}
+    stopped = cluster.pid("encoder-0")
+    os.kill(stopped, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(ask, cluster, "killed", range(10, 10 + PICTURES))
+
+        def waits() -> bool:
+            """Whether both have items: those of the one that runs wait for the sizes of the others."""
+            return all(worker["jobs"] for worker in get(cluster, "/cluster")["encoders"])
+
+        wait_for("items at the stopped encoder worker", waits)
+        os.kill(stopped, signal.SIGKILL)
+        assert asked.result(120)["choices"]
+    (failure,) = get(cluster, "/cluster")["failures"]
+    assert failure["what"].startswith("encoder worker") and "lost" in failure["what"]
+    assert failure["remedy"] and failure["where"] in before
+    record = record_of(cluster, "killed")
+    tries = [span for span in record["spans"] if "this try has failed" in span["note"]]
+    assert tries and {span["where"] for span in tries} == {failure["where"]}
+
+    def back() -> bool:
+        workers = get(cluster, "/cluster")["encoders"]
+        return [worker["state"] for worker in workers] == ["serving", "serving"]
+
+    wait_for("two encoder workers", back)
+
+
+def test_top_prints_one_snapshot_for_scripts(cluster: Cluster) -> None:
+    words = (sys.executable, "-m", "triptych.cli", "top", "--url", cluster.url, "--once")
+    printed = subprocess.run([*words, "--json"], capture_output=True, text=True, timeout=60, check=True)
+    seen = json.loads(printed.stdout)
+    assert seen.keys() == get(cluster, "/cluster").keys()
+    text = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "Encoder workers: 2" in text and "PD workers: 1" in text
+
+
+def test_the_history_has_what_has_happened(cluster: Cluster) -> None:
+    with urllib.request.urlopen(f"{cluster.url}/cluster/events", timeout=30) as stream:
+        assert stream.readline() == b"event: history\n"
+        history = json.loads(stream.readline().removeprefix(b"data: "))
+        assert stream.readline() == b"\n" and stream.readline() == b"event: snapshot\n"
+    assert history["series"]["encoders"][-1] in (1, 2)
+    assert max(filter(None, history["series"]["items"]), default=0) > 0
+
+
+def test_a_cluster_without_the_page_has_no_live_data(tmp_path: Path) -> None:
+    checkpoint = build_checkpoint("qwen3_vl", tmp_path / "qwen3_vl")
+    with running_cluster(checkpoint, tmp_path / "run", "--threads", "1", "--no-page") as running:
+        for path in ("/cluster", "/cluster/events", "/cluster/requests/x"):
+            with pytest.raises(urllib.error.HTTPError) as missing:
+                get(running, path)
+            assert missing.value.code == 404
+            missing.value.close()

@@ -1,0 +1,92 @@
+"""Live data tell a tenant of the cluster, and nothing of another tenant."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any
+
+import pytest
+
+from support.data.pictures import picture
+from support.hostile.guarded import FAMILY, Guarded
+from support.processes.cluster import data_url
+
+pytestmark = pytest.mark.timeout(300)
+
+PATHS = ("/cluster", "/cluster/events", "/cluster/requests/of-alice")
+SECRET = "the words that alice alone knows"
+
+
+def get(guarded: Guarded, path: str, key: str = "", method: str = "GET") -> tuple[int, bytes]:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    request = urllib.request.Request(f"{guarded.cluster.url}{path}", headers=headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return reply.status, reply.read(1 << 16) if path == "/cluster/events" else reply.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def ask_as_alice(guarded: Guarded, content: Any) -> int:
+    body = {"model": FAMILY, "messages": [{"role": "user", "content": content}], "max_tokens": 4}
+    headers = {
+        "Authorization": f"Bearer {guarded.keys['alice']}",
+        "X-Request-ID": "of-alice",
+        "Content-Type": "application/json",
+    }
+    url = f"{guarded.cluster.url}/v1/chat/completions"
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return reply.status
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("key", ["", "not-a-key-of-anybody-here"])
+def test_nobody_sees_live_data_without_a_key(guarded: Guarded, path: str, key: str, method: str) -> None:
+    assert get(guarded, path, key, method)[0] == 401
+
+
+def test_a_request_is_its_tenants_own(guarded: Guarded) -> None:
+    image = {"type": "image_url", "image_url": {"url": data_url(picture(77, 96, 64))}}
+    assert ask_as_alice(guarded, [image, {"type": "text", "text": SECRET}]) == 200
+    status, record = get(guarded, "/cluster/requests/of-alice", guarded.keys["alice"])
+    assert status == 200 and json.loads(record)["id"] == "of-alice"
+    theirs = get(guarded, "/cluster/requests/of-alice", guarded.keys["bob"])
+    nobodys = get(guarded, "/cluster/requests/of-nobody", guarded.keys["bob"])
+    assert theirs == nobodys and theirs[0] == 404
+    assert SECRET.encode() not in record and b"base64" not in record
+
+
+def test_what_all_tenants_see_names_none_of_them(guarded: Guarded) -> None:
+    url = "http://127.0.0.1:9/secret-picture-of-alice.png"
+    assert ask_as_alice(guarded, SECRET) == 200
+    assert ask_as_alice(guarded, [{"type": "image_url", "image_url": {"url": url}}]) >= 400
+    status, seen = get(guarded, "/cluster", guarded.keys["bob"])
+    assert status == 200
+    status, record = get(guarded, "/cluster/requests/of-alice", guarded.keys["alice"])
+    for secret in ("alice", "bob", SECRET, "secret-picture", guarded.keys["alice"], guarded.keys["bob"]):
+        assert secret.encode() not in seen, secret
+    assert status == 200 and b"secret-picture" not in record
+
+
+@pytest.mark.parametrize(
+    "name", ["..%2f..%2fmetrics", "%00", "a" * 5000, "of-alice%0d%0aX: y", "*", "of-alic?", "OF-ALICE"]
+)
+def test_a_strange_name_finds_nothing(guarded: Guarded, name: str) -> None:
+    path = f"/cluster/requests/{urllib.parse.quote(name, safe='%')}"
+    assert get(guarded, path, guarded.keys["bob"])[0] in (404, 431)
+
+
+def test_live_data_are_read_only(guarded: Guarded) -> None:
+    for path in PATHS:
+        for method in ("POST", "PUT", "DELETE"):
+            assert get(guarded, path, guarded.keys["alice"], method)[0] == 405
