@@ -15,7 +15,7 @@ STAMP  := $(VENV)/.installed
 TOOLS  := .tools
 PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
-.PHONY: serve test test-unit test-slow tools images lint proto bench install clean
+.PHONY: serve test test-unit test-slow test-vllm tools images lint proto bench install clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "python3-venv is missing: apt-get install python3-venv"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q $(PIP_TORCH_ARGS) "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install -q -c constraints.txt -e ".[worker,embedded,ray,cert,bench,dev]"
+	$(BIN)/pip install -q -c constraints.txt -e ".[worker,embedded,ray,cert,bench,otel,dev]"
 	touch $@
 
 install: $(STAMP)
@@ -41,12 +41,16 @@ $(VENV)/.clients: $(STAMP)
 	$(BIN)/pip install -q -c constraints.txt -e ".[clients]"
 	touch $@
 
-# Programs of Debian that slow tests drive: a Redis with TLS and Cluster, Prometheus, promtool. Needs no root.
-tools: $(TOOLS)/bin/promtool
+# Programs of Debian that slow tests drive: a Redis with TLS and Cluster, Prometheus, promtool, chromium. Needs no root.
+tools: $(TOOLS)/bin/promtool $(TOOLS)/bin/chromium
 
 $(TOOLS)/bin/promtool: tests/tools/unpack.sh
 	sh tests/tools/unpack.sh $(TOOLS)
 	touch $@
+
+$(TOOLS)/bin/chromium: tests/tools/unpack_browser.sh
+	sh tests/tools/unpack_browser.sh $(TOOLS)
+	touch -h $@
 
 # Container images by docker, podman or buildah; where packages come from is IMAGE_BUILD_ARGS' business.
 images: export IMAGE_BUILD_ARGS := $(IMAGE_BUILD_ARGS)
@@ -54,8 +58,15 @@ images: export PIP_TORCH_ARGS := $(PIP_TORCH_ARGS)
 images:
 	sh deploy/docker/build.sh $(IMAGES)
 
-test-slow: $(VENV)/.clients $(TOOLS)/bin/promtool
-	$(PYTEST) -m "not gpu" $(ARGS)
+test-slow: $(VENV)/.clients $(TOOLS)/bin/promtool $(TOOLS)/bin/chromium
+	$(PYTEST) -m "not gpu and not vllm" $(ARGS)
+
+# vLLM's CPU build in an environment of its own: our connector inside it, fed by our encoder worker.
+$(TOOLS)/vllm/.installed: tests/tools/vllm.sh tests/tools/vllm_requirements.py tests/tools/vllm_shims.py constraints.txt
+	PYTHON=$(PYTHON) PIP_TORCH_ARGS="$(PIP_TORCH_ARGS)" sh tests/tools/vllm.sh $(TOOLS)/vllm
+
+test-vllm: $(STAMP) $(TOOLS)/vllm/.installed
+	$(BIN)/python -m pytest tests/with_vllm -m vllm -n 0 $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

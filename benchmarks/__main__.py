@@ -11,6 +11,8 @@ from importlib import import_module
 from pathlib import Path
 
 from benchmarks import targets
+from triptych.progress.choice import command_renderer
+from triptych.progress.progress import shown_by
 
 _FOLDER = Path(__file__).parent
 
@@ -47,7 +49,8 @@ def main(arguments: list[str]) -> int:
     sys.argv = [f"python -m benchmarks {arguments[0]}", *arguments[1:]]
     path = _sources()[arguments[0]].relative_to(_FOLDER.parent).with_suffix("")
     module = import_module(".".join(path.parts))
-    result = module.main()
+    with shown_by(command_renderer()):
+        result = module.main()
     return int(result or 0)
 
 

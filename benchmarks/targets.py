@@ -116,10 +116,10 @@ def _of_ours() -> Iterable[Target]:
     yield Target(
         "start on small",
         (Bound("PD s", "≤", 6.0), Bound("encoder s", "≤", 4.0)),
-        "benchmarks encoder_startup",
+        "benchmarks role_startup PEER/models/small",
     )
     memory = Bound("of 1.25 x weights + KV + 400 MB", "≤", 1.0)
-    yield Target("memory on small", (memory,), "benchmarks encoder_startup")
+    yield Target("memory on small", (memory,), "benchmarks role_startup PEER/models/small")
     grown = (Bound("256 running, by 1"), Bound("10000 waiting, by 1"))
     yield Target("CPU time of a step", grown, "benchmarks queue_cost")
     yield Target(

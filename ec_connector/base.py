@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, Self
 
+from triptych.tracing.producers import Producers
 from triptych.types import ItemPlan, MMFeature
 
 if TYPE_CHECKING:
@@ -127,7 +128,8 @@ class ECTransferConfig:
     `connector` is a registered name or `module.path:Name`. A server's address is `store_url`; a store in
     this process is the object `store`, which the caller owns. `host_buffer_bytes` bounds the host copies
     of a consumer. `ec_role`: a "producer" never loads, a "consumer" never saves, "both" is for engines that
-    have both sides; ValueError for another.
+    have both sides; ValueError for another. `producers` are the spans that computed the items, where this
+    process has traces: saves take them from there, loads put them there.
     """
 
     connector: str = "redis"
@@ -141,6 +143,7 @@ class ECTransferConfig:
     ttl: float = 3600.0
     ec_role: str = "both"
     store: object | None = field(default=None, repr=False)
+    producers: Producers | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.ec_role not in EC_ROLES:

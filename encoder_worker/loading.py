@@ -19,6 +19,7 @@ from triptych.models.base import EncoderSide, PreparedItem
 from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 from triptych.models.identity import ModelIdentity, model_identity
 from triptych.models.registry import load_encoder, resolve_device, resolve_dtype
+from triptych.progress.progress import step
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,8 @@ def load_tower(config: EncoderConfig) -> EncoderSide:
     device = resolve_device(config.device)
     dtype = resolve_dtype(path, device, config.dtype)
     encoder = load_encoder(path, device=device, dtype=dtype, quantization=config.quantization)
-    warm_up(encoder)
+    with step("warming up"):
+        warm_up(encoder)
     size = format_size(parameter_bytes(encoder))
     logger.info("loaded %s of encoder weights in %.1f s", size, time.monotonic() - start)
     return with_graphs(config, encoder)
@@ -73,7 +75,7 @@ def check_encoder_memory(config: EncoderConfig, encoder: EncoderSide, memory: De
     memory.reset_peak()
     held = memory.used()
     budget = config.device_memory or held + int(memory.free() * memory.share)
-    with torch.inference_mode():
+    with step("measuring memory"), torch.inference_mode():
         encoder.encode(batch)
     activations = max(0, memory.peak() - held)
     # Returns what the run has left in torch's allocator.

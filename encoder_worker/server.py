@@ -11,12 +11,15 @@ from grpc import aio
 
 from triptych.encoder_worker.job_spec import ItemFormat, JobSpec
 from triptych.encoder_worker.jobs.job import Failed, JobEvent, Ready, Waiter
+from triptych.encoder_worker.jobs.job_trace import StreamTrace
 from triptych.encoder_worker.jobs.streams import JobStreams
 from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.encoder_worker.messages import event_message, parse_job
 from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
 from triptych.rpc.channels import MEDIA_FRAME_BYTES
+from triptych.tracing.context import context_of
+from triptych.tracing.tracer import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +36,17 @@ Requests = AsyncIterator[encoder_pb2.EncodeRequest]
 class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     """The gRPC servicer: turns messages into calls of `JobStreams`, and events into messages."""
 
-    def __init__(self, streams: JobStreams, media: MediaBudget, format: ItemFormat) -> None:
+    def __init__(
+        self,
+        streams: JobStreams,
+        media: MediaBudget,
+        format: ItemFormat,
+        tracer: Tracer | None = None,
+    ) -> None:
         self._streams = streams
         self._media = media
         self._format = format
+        self._tracer = tracer
 
     async def Encode(
         self,
@@ -47,7 +57,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         events: asyncio.Queue[JobEvent] = asyncio.Queue()
         try:
             spec = await _first(request_iterator, self._format)
-            waiter = self._streams.join(spec, events.put_nowait)
+            waiter = self._streams.join(spec, events.put_nowait, self._trace(context))
         except RequestError as error:
             yield event_message(Failed(error, retryable=error.status == 429 or error.status >= 500))
             return
@@ -70,6 +80,13 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             frames.cancel()
             if not waiter.ended:
                 self._streams.leave(waiter)
+
+    def _trace(
+        self, context: aio.ServicerContext[encoder_pb2.EncodeRequest, encoder_pb2.EncodeEvent]
+    ) -> StreamTrace | None:
+        if self._tracer is None:
+            return None
+        return StreamTrace(self._tracer, context_of(context.invocation_metadata() or ()))
 
     async def _read(self, requests: Requests, waiter: Waiter) -> None:
         try:

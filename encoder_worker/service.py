@@ -26,12 +26,14 @@ from triptych.metrics import EncoderMetrics, show_expiry
 from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity
 from triptych.models.layers import before_each_layer
+from triptych.progress.progress import ready
 from triptych.protos import encoder_pb2_grpc
 from triptych.rpc.channels import make_server
 from triptych.rpc.server_auth import WorkerAuth
 from triptych.rpc.tls.certificates import internal_certificates
 from triptych.status.service_status import ServiceStatus
 from triptych.status.status_server import StatusServer, status_server
+from triptych.tracing.start import check_tracing, start_tracer
 from triptych.types import WorkerInfo
 from triptych.watchdog import check_stall_timeout
 from triptych.worker_process import Health, ProcessWatch, bind, stop_signal
@@ -47,6 +49,7 @@ async def run(config: EncoderConfig) -> None:
     check_bind(config.host, config.internal_token)
     check_stall_timeout(config.stall_timeout)
     check_drain_timeout(config.drain_timeout)
+    check_tracing(config)
     if config.advertise:
         check_advertise(config.advertise)
     stop = stop_signal()
@@ -85,7 +88,8 @@ async def _serve(
     # Ranks are processes with threads of their own.
     most = threads_of_one_worker() if config.spare_cores and ranks == 1 else threads
     pacer = step_pacer(config.core_page, config.core_slot, threads, most=most)
-    worker = EncoderWorker(config, identity, encoder, store, metrics=metrics, pacer=pacer)
+    tracer = start_tracer(config, "encoder", identity.incarnation)
+    worker = EncoderWorker(config, identity, encoder, store, metrics=metrics, pacer=pacer, tracer=tracer)
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(worker.servicer, server)
     before_each_layer(encoder.module, pacer.choose_threads)
     beats = _watched(encoder, worker.beat, metrics, identity.model_name)
@@ -104,6 +108,7 @@ async def _serve(
             await health.serving()
             heartbeat.start()
             page.status.ready()
+            ready()
             logger.info("ready: encoder %s %s", address, identity.model_name)
             await stop.wait()
             logger.info("draining: %d open jobs", len(worker.jobs))
@@ -114,6 +119,8 @@ async def _serve(
             await server.stop(1.0)
         finally:
             await worker.stop()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
 
 
 def _watched(

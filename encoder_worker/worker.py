@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from triptych.config import MIB, EncoderConfig
@@ -34,6 +34,8 @@ from triptych.engine_beat import EngineBeat
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity
+from triptych.tracing.producers import Producers
+from triptych.tracing.tracer import Tracer
 
 #: Bytes of the latest encoder outputs kept in host memory.
 OUTPUT_CACHE_BYTES = 64 * MIB
@@ -63,7 +65,8 @@ class EncoderWorker:
     """An encoder worker without its process: everything between gRPC server and store, in the running loop.
 
     `transfer` configures the EC connector, by default over the store. An in-process memory store is also used
-    for look-ups and replaces the output cache. `pacer` is entered while the tower computes.
+    for look-ups and replaces the output cache. `pacer` is entered while the tower computes. The caller
+    closes the `tracer`.
     """
 
     def __init__(
@@ -78,8 +81,11 @@ class EncoderWorker:
         transfer: ECTransferConfig | None = None,
         pacer: StepPacer | None = None,
         thread_per_batch: bool = False,
+        tracer: Tracer | None = None,
     ) -> None:
         transfer = transfer or transfer_config(config, identity)
+        if tracer is not None and transfer.producers is None:
+            transfer = replace(transfer, producers=Producers())
         memory = transfer.store if isinstance(transfer.store, MemoryStore) else None
         outputs = OutputCache(OUTPUT_CACHE_BYTES) if memory is None else memory
         self._preparer = Preparer(
@@ -110,9 +116,10 @@ class EncoderWorker:
             format=format,
             metrics=job_metrics,
             changed=changed,
+            producers=transfer.producers,
         )
         self.media = MediaBudget(config.encoder_media_memory)
-        self.servicer = EncoderServicer(streams, self.media, format)
+        self.servicer = EncoderServicer(streams, self.media, format, tracer)
 
     @property
     def beat(self) -> EngineBeat:

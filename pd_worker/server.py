@@ -15,6 +15,7 @@ from triptych.errors import InternalError, InvalidRequest, Overloaded, RequestEr
 from triptych.hashing import check_mm_hash
 from triptych.log import log_fields
 from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.events.attempt_trace import PDTraces
 from triptych.pd_worker.events.streams import MAX_NAMED, EventStreams
 from triptych.pd_worker.frontend.wire import MAX_KEYS, MAX_REQUESTS, check_count, check_name
 from triptych.pd_worker.isolation import Isolation
@@ -79,6 +80,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         *,
         max_requests: int = MAX_WAITING,
         incarnation: str = "",
+        traces: PDTraces | None = None,
     ) -> None:
         self._engine = engine
         self._input_processor = input_processor
@@ -89,6 +91,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         self._max_requests = max_requests
         self._draining = False
         self._incarnation = incarnation
+        self._traces = traces
         self._isolation = Isolation()
         self._reading = 0
         self._nothing_read = asyncio.Event()
@@ -97,6 +100,11 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
     def drain(self) -> None:
         """Refuses new requests from now on; those held go on."""
         self._draining = True
+
+    def lose_engine(self, incarnation: str) -> None:
+        """The engine has ended with all of its requests: proxies see another incarnation from now on."""
+        self._incarnation = incarnation
+        self._streams.lose_engine()
 
     async def Submit(
         self,
@@ -196,6 +204,8 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
             await context.send_initial_metadata(((INCARNATION_HEADER, self._incarnation),))
             while (message := await stream.next()) is not None:
                 yield message
+            if stream.broken:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine has ended")
         finally:
             self._streams.detach(stream)
 
@@ -240,7 +250,8 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         check_name("proxy_id", message.proxy_id)
         self._check_room(message)
         names = (message.proxy_id, message.request_id, message.attempt)
-        if not self._streams.open(*names, len(message.resume.output_token_ids)):
+        trace = None if self._traces is None else self._traces.begin(message)
+        if not self._streams.open(*names, len(message.resume.output_token_ids), trace):
             raise InvalidRequest(
                 f"request_id: attempt {message.attempt} or a later one of this request has been submitted "
                 "already: draw an id for every request and count its attempts up",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 
 from triptych.config import PDConfig, check_advertise, check_bind, check_drain_timeout
 from triptych.cpu.step_pacer import StepPacer, step_pacer
@@ -16,13 +17,16 @@ from triptych.models.layers import before_each_layer
 from triptych.pd_worker.attention.flex_start import slow_while_compiling
 from triptych.pd_worker.model_loading import LoadedModel, load_model
 from triptych.pd_worker.ranks.share import decoder_threads_of_rank, share_of_rank
+from triptych.pd_worker.vllm.service import serve_vllm
 from triptych.pd_worker.worker import PDWorker
+from triptych.progress.progress import ready
 from triptych.protos import pd_pb2_grpc
 from triptych.rpc.channels import make_server
 from triptych.rpc.server_auth import WorkerAuth
 from triptych.rpc.tls.certificates import internal_certificates
 from triptych.status.service_status import ServiceStatus
 from triptych.status.status_server import StatusServer, status_server
+from triptych.tracing.start import check_tracing, start_tracer
 from triptych.watchdog import check_stall_timeout
 from triptych.worker_process import Health, ProcessWatch, bind, stop_signal
 
@@ -34,8 +38,12 @@ async def run(config: PDConfig) -> None:
     check_bind(config.host, config.internal_token)
     check_stall_timeout(config.stall_timeout)
     check_drain_timeout(config.drain_timeout)
+    check_tracing(config)
     if config.advertise:
         check_advertise(config.advertise)
+    if config.engine == "vllm":
+        await serve_vllm(config)
+        return
     config = share_of_rank(config)
     stop = stop_signal()
     with status_server(config.host, config.metrics_port, ServiceStatus()) as page:
@@ -58,7 +66,9 @@ async def _serve(
     show_expiry(metrics.registry, internal=certificates)
     page.registry = metrics.registry
     pacer = _step_pacer(config, model)
-    worker = PDWorker(config, model, metrics, pacer=pacer)
+    incarnation = uuid.uuid4().hex
+    tracer = start_tracer(config, "pd", incarnation)
+    worker = PDWorker(config, model, metrics, pacer=pacer, tracer=tracer, incarnation=incarnation)
     info = auth.add_worker(worker.info(address, page.server_port))
     pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server)
     health = Health(server)
@@ -77,6 +87,7 @@ async def _serve(
             await health.serving()
             heartbeat.start()
             page.status.ready()
+            ready()
             logger.info("ready: pd %s %s", address, model.name)
             await stop.wait()
             logger.info("draining: %d requests", worker.streams.unfinished)
@@ -89,6 +100,8 @@ async def _serve(
             await server.stop(1.0)
             await worker.stop()
             pacer.close()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
 
 
 def _step_pacer(config: PDConfig, model: LoadedModel) -> StepPacer:

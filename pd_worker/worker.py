@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from triptych.machine.worker_kind import worker_kind
 from triptych.metrics import PDMetrics
 from triptych.models.identity import ModelIdentity
 from triptych.pd_worker.engine_builder import build_engine
+from triptych.pd_worker.events.attempt_trace import PDTraces
 from triptych.pd_worker.events.load_report import load_report
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.pd_worker.events.token_texts import TokenTexts
@@ -28,19 +28,19 @@ from triptych.pd_worker.frontend.input_processor import InputProcessor
 from triptych.pd_worker.model_loading import LoadedModel
 from triptych.pd_worker.ranks.share import decoder_threads_of_rank
 from triptych.pd_worker.server import MAX_WAITING, PDServicer
+from triptych.pd_worker.upkeep import StreamUpkeep
+from triptych.tracing.producers import Producers
+from triptych.tracing.tracer import Tracer
 from triptych.types import WorkerInfo
 
-#: How often proxies get the engine's beat, in seconds.
-BEAT_SECONDS = 1.0
-_SWEEP_SECONDS = 0.25
-_POLL_SECONDS = 0.02
 _INPUT_THREADS = 2
 
 
 class PDWorker:
     """Engine, input processor, event streams and servicer of one model, in the running event loop.
 
-    `transfer` says where embeddings are loaded from, the store by default; `pacer` is the engine's.
+    `transfer` says where embeddings are loaded from, the store by default; `pacer` is the engine's. The
+    caller closes the `tracer`. Without an `incarnation` one is drawn.
     """
 
     def __init__(
@@ -51,6 +51,8 @@ class PDWorker:
         *,
         transfer: ECTransferConfig | None = None,
         pacer: StepPacer | None = None,
+        tracer: Tracer | None = None,
+        incarnation: str = "",
     ) -> None:
         config = replace(
             config,
@@ -59,24 +61,28 @@ class PDWorker:
         )
         self._config = config
         self._model = model
-        self._metrics = metrics
         self._pool = ThreadPoolExecutor(_INPUT_THREADS, thread_name_prefix="input")
         self._queries = ThreadPoolExecutor(1, thread_name_prefix="query")
-        self._upkeep: list[asyncio.Task[None]] = []
         texts = TokenTexts(model.tokenizer)
         self.streams = EventStreams(self._cancel, texts=texts)
+        transfer = transfer or transfer_config(config, model.identity)
+        if tracer is not None and transfer.producers is None:
+            transfer = replace(transfer, producers=Producers())
         self.engine = build_engine(
             config,
             model.decoder,
-            transfer or transfer_config(config, model.identity),
+            transfer,
             self.streams.emit,
             metrics,
             model_name=model.name,
             pacer=pacer,
             ranks=model.ranks,
         )
+        self._upkeep = StreamUpkeep(
+            self.streams, self.engine.beat, lambda: load_report(metrics, config.embedding_memory)
+        )
         most = MAX_WAITING + config.max_num_seqs
-        self._incarnation = uuid.uuid4().hex
+        self._incarnation = incarnation or uuid.uuid4().hex
         self.servicer = PDServicer(
             self.engine,
             self._input_processor(),
@@ -85,6 +91,9 @@ class PDWorker:
             self._queries,
             max_requests=most,
             incarnation=self._incarnation,
+            traces=None
+            if tracer is None or transfer.producers is None
+            else PDTraces(tracer, transfer.producers),
         )
 
     def _input_processor(self) -> InputProcessor:
@@ -134,40 +143,19 @@ class PDWorker:
 
     def start(self) -> None:
         self.engine.start()
-        loop = asyncio.get_running_loop()
-        self._upkeep = [
-            loop.create_task(self._sweep(), name="sweep"),
-            loop.create_task(self._send_beat(), name="beat"),
-        ]
+        self._upkeep.start()
 
     async def drain(self, grace: float) -> None:
         """Refuses new requests and lets those held finish, for at most `grace` seconds."""
         self.servicer.drain()
-        deadline = time.monotonic() + grace
-        while not self.streams.idle and time.monotonic() < deadline:
-            await asyncio.sleep(_POLL_SECONDS)
+        await self._upkeep.drain(grace)
 
     async def stop(self) -> None:
         """Ends the engine and all threads."""
-        for task in self._upkeep:
-            task.cancel()
-        await asyncio.gather(*self._upkeep, return_exceptions=True)
+        await self._upkeep.stop()
         await asyncio.to_thread(self.engine.stop)
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._queries.shutdown(wait=False, cancel_futures=True)
-
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(_SWEEP_SECONDS)
-            self.streams.sweep()
-
-    async def _send_beat(self) -> None:
-        beat = self.engine.beat
-        while True:
-            # The count of a dead engine does not advance.
-            load = load_report(self._metrics, self._config.embedding_memory)
-            self.streams.beat(beat.count, beat.patience, load)
-            await asyncio.sleep(BEAT_SECONDS)
 
     def _cancel(self, request_ids: Sequence[str], proxy_id: str) -> None:
         # An engine that is stopping ends all its requests anyway.

@@ -46,7 +46,7 @@ class Resume(_message.Message):
     def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[ItemPlacement, _Mapping]]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., text_sent_chars: _Optional[int] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "proxy_id", "model_key", "timeout", "messages", "items", "sampling", "salt", "resume", "template", "prompt", "encoder_prompt", "transcription", "label")
+    __slots__ = ("request_id", "attempt", "proxy_id", "model_key", "timeout", "messages", "items", "sampling", "salt", "resume", "template", "prompt", "encoder_prompt", "transcription", "label", "traceparent", "tracestate")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROXY_ID_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,8 @@ class SubmitRequest(_message.Message):
     ENCODER_PROMPT_FIELD_NUMBER: _ClassVar[int]
     TRANSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    TRACESTATE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     proxy_id: str
@@ -77,7 +79,9 @@ class SubmitRequest(_message.Message):
     encoder_prompt: _common_pb2.EncoderPrompt
     transcription: _common_pb2.Transcription
     label: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., proxy_id: _Optional[str] = ..., model_key: _Optional[str] = ..., timeout: _Optional[float] = ..., messages: _Optional[bytes] = ..., items: _Optional[_Iterable[_Union[ItemSlot, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., salt: _Optional[str] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., template: _Optional[_Union[TemplateOptions, _Mapping]] = ..., prompt: _Optional[_Union[RawPrompt, _Mapping]] = ..., encoder_prompt: _Optional[_Union[_common_pb2.EncoderPrompt, _Mapping]] = ..., transcription: _Optional[_Union[_common_pb2.Transcription, _Mapping]] = ..., label: _Optional[str] = ...) -> None: ...
+    traceparent: str
+    tracestate: str
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., proxy_id: _Optional[str] = ..., model_key: _Optional[str] = ..., timeout: _Optional[float] = ..., messages: _Optional[bytes] = ..., items: _Optional[_Iterable[_Union[ItemSlot, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., salt: _Optional[str] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., template: _Optional[_Union[TemplateOptions, _Mapping]] = ..., prompt: _Optional[_Union[RawPrompt, _Mapping]] = ..., encoder_prompt: _Optional[_Union[_common_pb2.EncoderPrompt, _Mapping]] = ..., transcription: _Optional[_Union[_common_pb2.Transcription, _Mapping]] = ..., label: _Optional[str] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
 
 class TemplateOptions(_message.Message):
     __slots__ = ("tools", "variables", "no_generation_prompt", "continue_final_message")

@@ -26,9 +26,10 @@ from triptych.proxy.requests.encoder_shortage import EncoderShortage
 from triptych.proxy.requests.instructions import Instruction
 from triptych.proxy.requests.item_supply import ItemSupply, StoreView
 from triptych.proxy.requests.observer import CallObserver
-from triptych.proxy.requests.request import Choices, InFlightRequest, draw_request_id
-from triptych.proxy.requests.trace import Mark
+from triptych.proxy.requests.request import Choices, InFlightRequest, begin_traces, draw_request_id
+from triptych.proxy.requests.timeline import Mark
 from triptych.proxy.workers import KnownWorkers, Worker
+from triptych.tracing.server_span import CURRENT_SPAN, ServerSpan
 from triptych.types import ItemPlan, PDTimings, PositionLogprobs, Usage
 
 logger = logging.getLogger(__name__)
@@ -130,12 +131,13 @@ class Dispatcher:
         session = CURRENT.get()
         if session is not None:
             call = replace(call, tenant=session.tenant)
-        choices = self._open(self._admit(call))
+        choices = self._open(self._admit(call), CURRENT_SPAN.get())
         timer = asyncio.get_running_loop().call_later(call.timeout, self._expire, choices)
         failure: RequestError | None = None
         try:
             await self.admission.prepare(choices)
             choices.first.mark_fetched()
+            choices.prepared(self._clock())
             for request in choices.requests:
                 self._carry_out(request, request.lifecycle.begin())
             while True:
@@ -165,9 +167,11 @@ class Dispatcher:
             self._metrics.requests.labels(str(error.status)).inc()
             raise
 
-    def _open(self, call: ChatCall) -> Choices:
+    def _open(self, call: ChatCall, span: ServerSpan | None) -> Choices:
         self._counter += 1
         choices = make_choices(call, self._counter, self._clock(), self._draw_id)
+        if span is not None:
+            begin_traces(choices, span, self._pool.resolve_model(call.model))
         for request in choices.requests:
             self._requests[request.request_id] = request
             if call.sampling.logprobs is not None:
@@ -184,6 +188,7 @@ class Dispatcher:
             self.with_logprobs.discard(request.request_id)
             request.call.media.leave()
         self._metrics.in_flight.set(len(self._requests))
+        choices.end_traces(self._clock())
         choices.report(self._metrics, self._clock())
         if self._observer is not None:
             self._observer.closed(choices, failure)
@@ -196,6 +201,9 @@ class Dispatcher:
 
     def _carry_out(self, request: InFlightRequest, instructions: Iterable[Instruction]) -> None:
         for order in instructions:
+            if request.trace is not None:
+                address = "" if request.link is None else request.link.address
+                request.trace.observe(order, self._clock(), address, request.origins)
             match order:
                 case do.Submit():
                     if order.attempt > 1:
@@ -284,6 +292,9 @@ class Dispatcher:
                 request.origins[mm_hash] = "store"
             self._items.note(request, mm_hash, self._pool.epoch)
             self._items.known.add(end.plan)
+            if request.trace is not None:
+                origin = request.origins.get(mm_hash, "encoded")
+                request.trace.item_ready(mm_hash, end, origin, self._clock())
             instructions = request.lifecycle.item_ready(
                 mm_hash, end.plan, encode_seconds=end.encode_seconds, save_seconds=end.save_seconds
             )
@@ -297,6 +308,8 @@ class Dispatcher:
     def accepted(self, request_id: str, attempt: int) -> None:
         if request := self._requests.get(request_id):
             request.mark(Mark.ACCEPTED, attempt=attempt, where=request.pd_address)
+            if request.trace is not None and attempt == request.lifecycle.attempt:
+                request.trace.accepted(self._clock())
             self._carry_out(request, request.lifecycle.accepted(attempt))
 
     def refused(self, request_id: str, attempt: int, error: RequestError) -> None:

@@ -14,6 +14,7 @@ from triptych.errors import RequestError
 from triptych.protos import encoder_pb2, pd_pb2
 from triptych.proxy.call.chat import Started
 from triptych.proxy.media.ports import ItemMedia
+from triptych.tracing.context import SpanContext
 from triptych.types import ItemPlan, PDTimings, PositionLogprobs, Usage
 
 
@@ -199,7 +200,13 @@ class Transport(Protocol):
     """Opens streams to workers by their addresses."""
 
     def open_job(
-        self, address: str, job: encoder_pb2.EncodeJob, media: ItemMedia, owner: JobOwner
-    ) -> JobStream: ...
+        self,
+        address: str,
+        job: encoder_pb2.EncodeJob,
+        media: ItemMedia,
+        owner: JobOwner,
+        trace: SpanContext | None = None,
+    ) -> JobStream:
+        """`trace` is the span that the worker's go under."""
 
     def open_link(self, address: str, events: RequestEvents, owner: LinkOwner) -> Link: ...

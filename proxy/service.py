@@ -58,6 +58,8 @@ from triptych.rpc.tls.certificates import Certificates
 from triptych.rpc.tls.proxy_certificates import ProxyCertificates
 from triptych.status.service_status import ServiceStatus
 from triptych.status.status_server import StatusServer, status_server
+from triptych.tracing.start import check_tracing, start_tracer
+from triptych.tracing.tracer import Tracer
 from triptych.watchdog import check_stall_timeout
 from triptych.worker_process import Health, ProcessWatch, stop_signal
 
@@ -76,6 +78,7 @@ async def run(config: ProxyConfig) -> None:
     check_drain_timeout(config.drain_timeout)
     check_scaling(config.scaling)
     check_page(config)
+    check_tracing(config)
     set_malloc_options()
     keys = _key_ring(config)
     certificates = ProxyCertificates.of(config)
@@ -132,6 +135,7 @@ class _Parts:
     stack: contextlib.AsyncExitStack
     page: StatusServer | None
     live: LiveData | None
+    tracer: Tracer | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +161,10 @@ async def _serve(
 ) -> _Serving:
     """Starts everything; `stack` ends it in reverse order."""
     proxy_id = f"proxy-{uuid.uuid4().hex}"
+    # A client of ours that has a key is not trusted to choose what is recorded.
+    tracer = start_tracer(config, "proxy", proxy_id, trusts_parent=not keys.in_use)
+    if tracer is not None:
+        stack.push_async_callback(asyncio.to_thread, tracer.close)
     metrics = ProxyMetrics()
     certificates.show_expiry(metrics.registry)
     internal = certificates.internal
@@ -170,7 +178,7 @@ async def _serve(
     metrics.body_bytes.set_function(lambda: bodies.nbytes)
     metrics.body_limit.set(bodies.limit)
     shared = (config, store, metrics, pool, dispatcher, authenticator)
-    parts = _Parts(*shared, bodies, limits, certificates, stack, page, live)
+    parts = _Parts(*shared, bodies, limits, certificates, stack, page, live, tracer)
     grpc, health, grpc_port = await _serve_grpc(parts)
     watch = await stack.enter_async_context(ProcessWatch(health, (), config.stall_timeout))
     await pool.start()
@@ -214,7 +222,12 @@ def _make_dispatcher(
 async def _serve_grpc(parts: _Parts) -> tuple[aio.Server, Health, int]:
     """The gRPC server with its health service, and the port that it listens on."""
     config = parts.config
-    admission = GrpcAdmission(parts.bodies, parts.authenticator, max_calls=config.max_queue + SPARE_CALLS)
+    admission = GrpcAdmission(
+        parts.bodies,
+        parts.authenticator,
+        max_calls=config.max_queue + SPARE_CALLS,
+        tracer=parts.tracer,
+    )
     servicer = ProxyServicer(
         parts.dispatcher,
         parts.pool,
@@ -270,7 +283,9 @@ async def _serve_http(
         max_body=config.max_body,
         request_timeout=config.request_timeout,
         metrics=not config.metrics_port,
+        page=config.page,
         live=live,
+        tracer=parts.tracer,
     )
     app = BodyBudgetMiddleware(app, parts.bodies)
     if parts.authenticator is not None:

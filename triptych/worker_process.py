@@ -67,7 +67,8 @@ class Health:
 class ProcessWatch:
     """A watch over a process's engines and its event loop, inside `async with`, for the running event loop.
 
-    The health service follows them, and the process ends with the first of them.
+    The health service follows them, and the process ends with the first of them. It follows `serves`, too:
+    whether another process, which this one cannot do without, is there.
     """
 
     def __init__(
@@ -76,15 +77,21 @@ class ProcessWatch:
         engines: Sequence[EngineBeat],
         stall_timeout: float,
         make_watchdog: Callable[[Sequence[EngineBeat], float], Watchdog] = Watchdog,
+        serves: Callable[[], bool] = lambda: True,
     ) -> None:
         self._health = health
         self._loop = EngineBeat("event loop")
         self._watchdog = make_watchdog((*engines, self._loop), stall_timeout)
+        self._serves = serves
         self._task: asyncio.Task[None] | None = None
 
-    def healthy(self) -> bool:
+    def alive(self) -> bool:
         """Whether all of them have made progress lately."""
         return self._watchdog.healthy
+
+    def healthy(self) -> bool:
+        """Whether they have, and new requests can be served."""
+        return self.alive() and self._serves()
 
     async def __aenter__(self) -> ProcessWatch:
         self._watchdog.start()

@@ -76,11 +76,13 @@ class Rounds:
                 seconds = self._pool.get(system).seconds_to_ready
                 self._pool.pause(system)
                 self._display.say(f"{name}: ready after {seconds:.1f} s")
-            return all(
-                self._round(load, self._options.first + number)
-                for number in range(self._options.rounds)
-                for load in loads
-            )
+            parts = [(load, number) for number in range(self._options.rounds) for load in loads]
+            with self._display.step("all rounds", len(parts), "loads") as rounds:
+                for load, number in parts:
+                    if not self._round(load, self._options.first + number):
+                        return False
+                    rounds.advance()
+            return True
         finally:
             self._pool.close()
 

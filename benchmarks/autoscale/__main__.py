@@ -29,6 +29,7 @@ from benchmarks.autoscale.comparison import (
 from benchmarks.autoscale.plot import save
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.goodput.report.machine import describe, load_average
+from triptych.progress.progress import each
 from triptych.simulator.autoscale.ours import ENCODER_SLO
 from triptych.simulator.autoscale.traces import PEAK_WORKERS, TRACES
 from triptych.simulator.autoscale.trial import SLO
@@ -110,7 +111,9 @@ def main() -> None:
         folder = options.results or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         with ProcessPoolExecutor(options.jobs) as pool:
-            found = list(pool.map(partial(kept, folder, seed=options.seed), trials()))
+            asked = list(trials())
+            results = pool.map(partial(kept, folder, seed=options.seed), asked)
+            found = [next(results) for _ in each("trials", asked)]
     publish(report(found, options, load_before), RESULT, write=options.write)
     if options.write:
         for name, trace in TRACES.items():

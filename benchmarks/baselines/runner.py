@@ -59,6 +59,8 @@ class MatrixRun:
         left = self._left(finished)
         self._display.say(f"{len(self._cells) - len(left)} of {len(self._cells)} cells are there already")
         idle_checked = False
+        cells = self._display.step("all cells", len(left), "cells")
+        cells.advance(0, left=seconds_left(left, list(finished.values())))
         try:
             for index, cell in enumerate(left):
                 expected = estimate(cell, list(finished.values()))
@@ -70,12 +72,17 @@ class MatrixRun:
                 found = self._cell(cell, finished)
                 finished[cell.name] = found
                 self._pool.pause(self._matrix.named(cell.system))
-                self._tell(cell, found, left[index + 1 :], list(finished.values()))
+                rest = seconds_left(left[index + 1 :], list(finished.values()))
+                cells.advance(left=rest)
+                self._tell(cell, found, len(left) - index - 1, rest)
                 if not idle_checked and index + 1 < len(left) and self._all_up(left[index + 1 :]):
                     idle_checked = True
                     self._check_idle()
                 self._end_unneeded(cell, left[index + 1 :])
+            else:
+                cells.finish()
         finally:
+            cells.finish(failed=True)
             self._pool.close()
         return all(cell.name in finished and finished[cell.name]["status"] == "done" for cell in self._cells)
 
@@ -159,9 +166,9 @@ class MatrixRun:
         if brief or cell.system not in {other.system for other in left}:
             self._pool.end(cell.system)
 
-    def _tell(self, cell: Cell, found: JsonObject, left: Sequence[Cell], finished: list[JsonObject]) -> None:
-        done = f"{len(self._cells) - len(left)} of {len(self._cells)}"
-        rest = format_duration(seconds_left(left, finished))
+    def _tell(self, cell: Cell, found: JsonObject, left: int, seconds: float) -> None:
+        done = f"{len(self._cells) - left} of {len(self._cells)}"
+        rest = format_duration(seconds)
         if found["status"] == "failed":
             self._display.warn(f"{cell.name} FAILED: {found['why'][:500]}")
         else:

@@ -73,11 +73,15 @@ class Bench:
 
     def sweep(self, course: Course) -> None:
         """Every rate once, then every rate again: what changes over time then touches all of them."""
-        for _ in range(course.repeats):
-            for rate in course.rates:
-                self.window(self.settings.at(rate))
-            if not course.rates:
-                self.window(self.settings)
+        rounds = (
+            course.repeats * [self.settings.at(rate) for rate in course.rates]
+            if course.rates
+            else (course.repeats * [self.settings])
+        )
+        with self._display.step("all windows", len(rounds), "windows") as windows:
+            for settings in rounds:
+                self.window(settings)
+                windows.advance()
 
     def search(self, limits: SearchLimits) -> SearchResult:
         if not self.settings.slo.limits:
@@ -85,10 +89,12 @@ class Bench:
 
         def window(rate: float) -> Verdict:
             verdict = self.window(self.settings.at(rate)).verdict
+            windows.advance()
             self._display.say(f"{rate:.4g}/s: {'sustained' if verdict.sustained else verdict.why}")
             return verdict
 
-        return search(window, limits)
+        with self._display.step("search", unit="windows") as windows:
+            return search(window, limits)
 
     def document(self, **more: Any) -> JsonObject:
         return document(self.windows, describe(self._load_before), **more)
@@ -146,10 +152,12 @@ def run_compare(paths: tuple[Path, Path], output: Output | None, display: Displa
 
 def run_ab(a: Bench, b: Bench, repeats: int, output: Output, display: Display) -> None:
     """Windows in turns, A B, B A, …, of the same requests; ratios window by window."""
-    for repeat in range(repeats):
-        seed = a.settings.seed * _SEED_STEP + repeat
-        for bench in (a, b) if repeat % 2 == 0 else (b, a):
-            bench.window(bench.settings, seed)
+    with display.step("all windows", 2 * repeats, "windows") as windows:
+        for repeat in range(repeats):
+            seed = a.settings.seed * _SEED_STEP + repeat
+            for bench in (a, b) if repeat % 2 == 0 else (b, a):
+                bench.window(bench.settings, seed)
+                windows.advance()
     for side, bench in (("a", a), ("b", b)):
         display.windows(bench.windows)
         stem = output.stem.with_name(f"{output.stem.name}-{side}")

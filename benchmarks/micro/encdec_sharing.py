@@ -47,6 +47,7 @@ from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.config import WorkerCounts
 from triptych.goodput.launch import Launched, launched
 from triptych.goodput.report.machine import commit
+from triptych.progress.progress import each
 
 RESULT = RESULTS / "encdec_sharing.md"
 START_SECONDS = 180.0
@@ -157,7 +158,7 @@ async def measure(cluster: Launched, options: argparse.Namespace) -> dict[str, l
     rounds: dict[str, list[Round]] = {"shared": [], "apart": []}
     timeout = aiohttp.ClientTimeout(300)
     async with aiohttp.ClientSession(timeout=timeout) as session:
-        for number, kind in itertools.product(range(options.rounds + 1), rounds):
+        for number, kind in each("rounds", list(itertools.product(range(options.rounds + 1), rounds))):
             salts = [uuid.uuid4().hex] * 3 if kind == "shared" else [uuid.uuid4().hex for _ in TASKS]
             before, cpu = await _counts(session, cluster.metrics_urls), _cpu_seconds(cluster.pid)
             began = time.perf_counter()

@@ -100,11 +100,11 @@ def _measure(interpreter_words: Sequence[str], model: str, device: str) -> Start
             [sys.executable, *interpreter_words, *words], stderr=subprocess.PIPE, text=True
         )
         try:
-            _wait_for(process, _READY, begun)
+            wait_for(process, _READY, begun)
             wall = time.perf_counter() - begun
-            cpu, ready_mb = _cpu_seconds(process.pid), _memory_mb(process.pid, "VmRSS")
+            cpu, ready_mb = _cpu_seconds(process.pid), memory_mb(process.pid, "VmRSS")
             job = asyncio.run(_encode_one(store.url))
-            return Start(wall, cpu, ready_mb, _memory_mb(process.pid, "VmHWM"), job)
+            return Start(wall, cpu, ready_mb, memory_mb(process.pid, "VmHWM"), job)
         finally:
             process.terminate()
             process.communicate(timeout=60)
@@ -113,8 +113,19 @@ def _measure(interpreter_words: Sequence[str], model: str, device: str) -> Start
 
 def _measure_cluster(model: str, device: str) -> StartedCluster:
     with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
-        ports = [str(_free_port()) for _ in range(2)]
-        words = ["serve", model, "--run-dir", folder, "--device", device, "--kv-memory", "64MiB"]
+        ports = [str(free_port()) for _ in range(2)]
+        words = [
+            "serve",
+            model,
+            "--encoders",
+            "1",
+            "--run-dir",
+            folder,
+            "--device",
+            device,
+            "--kv-memory",
+            "64MiB",
+        ]
         begun = time.perf_counter()
         process = subprocess.Popen(
             [sys.executable, *_QUICK, *words, "--port", ports[0], "--grpc-port", ports[1]],
@@ -123,7 +134,7 @@ def _measure_cluster(model: str, device: str) -> StartedCluster:
             text=True,
         )
         try:
-            _wait_for(process, "1 of 1 encoder, 1 of 1 pd", begun)
+            wait_for(process, "1 of 1 encoder, 1 of 1 pd", begun)
             wall = time.perf_counter() - begun
             forked = _restart(process, folder)
             os.kill(_pid(folder, "fork-server"), signal.SIGKILL)
@@ -137,8 +148,8 @@ def _restart(process: subprocess.Popen[str], folder: str) -> float:
     """Seconds from the death of the encoder to ready again, the supervisor's pause left out."""
     os.kill(_pid(folder, "encoder-0"), signal.SIGKILL)
     killed = time.perf_counter()
-    line = _wait_for(process, "encoder-0 ended with", killed)
-    _wait_for(process, _READY, killed)
+    line = wait_for(process, "encoder-0 ended with", killed)
+    wait_for(process, _READY, killed)
     pause = float(line.rsplit("in ", 1)[1].removesuffix(" s\n"))
     wall = time.perf_counter() - killed - pause
     # The supervisor writes the new process id down.
@@ -150,13 +161,13 @@ def _pid(folder: str, name: str) -> int:
     return int(json.loads(Path(folder, "cluster.json").read_text())["processes"][name])
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _wait_for(process: subprocess.Popen[str], text: str, begun: float) -> str:
+def wait_for(process: subprocess.Popen[str], text: str, begun: float) -> str:
     """The first line from now on that holds `text`."""
     assert process.stderr is not None
     log = []
@@ -174,7 +185,7 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _memory_mb(pid: int, name: str) -> float:
+def memory_mb(pid: int, name: str) -> float:
     status = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in status if line.startswith(name)) * 1024 / 1e6
 

@@ -10,10 +10,12 @@ other processes may share the cores. Needs the `worker` extra and `triptych` ins
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -132,7 +134,11 @@ def synchronize(device: str) -> None:
 
 
 def engine_round(engine: Engine, requests: list[EngineRequest], device: str = "cpu") -> DecodeSpeed:
-    """Prefills all, then times the steps in which all decode."""
+    """Prefills all, then times the steps in which all decode: up to the first that ends a request.
+
+    Where the prefills take several steps, the first request decodes during the others' and ends before them:
+    each needs more tokens than `prefill_steps`.
+    """
     scheduler, now = engine.scheduler, 0.0
     for request in requests:
         scheduler.check(request)
@@ -140,12 +146,24 @@ def engine_round(engine: Engine, requests: list[EngineRequest], device: str = "c
     while not all(request.output_token_ids for request in requests):
         engine_step(engine)
     synchronize(device)
-    before = sum(len(request.output_token_ids) for request in requests)
+    before = _generated(requests)
     clock = StepTimer()
-    while scheduler.num_running or scheduler.num_waiting:
+    while scheduler.num_running == len(requests):
         engine_step(engine)
     synchronize(device)
-    return clock.speed(sum(len(request.output_token_ids) for request in requests) - before)
+    speed = clock.speed(_generated(requests) - before)
+    while scheduler.num_running or scheduler.num_waiting:
+        engine_step(engine)
+    return speed
+
+
+def prefill_steps(count: int, length: int, budget: int) -> int:
+    """Steps, at most, between the first tokens of the first and the last of `count` prompts."""
+    return math.ceil(count * length / max(1, budget - count))
+
+
+def _generated(requests: Sequence[EngineRequest]) -> int:
+    return sum(len(request.output_token_ids) for request in requests)
 
 
 def engine_step(engine: Engine) -> None:

@@ -24,6 +24,7 @@ from benchmarks.micro.engine_decode import (
     engine_step,
     make_engine,
     make_requests,
+    prefill_steps,
 )
 from benchmarks.result_page import RESULTS, publish
 from triptych.config import GIB
@@ -50,7 +51,7 @@ def make_pair(path: Path, dtype: torch.dtype, tokens: int) -> tuple[Engine, Engi
 
 
 def make_one(path: Path, dtype: torch.dtype, decoder: DecoderSide, tokens: int) -> Engine:
-    longest = max(length for _, length in SHAPES) + tokens + 1
+    longest = max(length + prefill_steps(count, length, CHUNK) for count, length in SHAPES) + tokens + 1
     flags = {"max_model_len": longest, "kv_memory": GIB, "max_num_batched_tokens": CHUNK}
     return make_engine(path, "cpu", dtype, decoder, **flags)
 
@@ -66,7 +67,8 @@ def step_times(engines: tuple[Engine, Engine], count: int, length: int, tokens: 
     for turn in range(rounds + 1):
         for side in first_and_second(turn):
             engine = engines[side]
-            requests = make_requests(engine, prompts, tokens, engine.runner.position_rows)
+            generated = tokens + prefill_steps(count, length, CHUNK)
+            requests = make_requests(engine, prompts, generated, engine.runner.position_rows)
             seconds[side].append(count / engine_round(engine, requests).tokens_per_second)
             outputs.append([request.output_token_ids for request in requests])
     medians = [statistics.median(found[1:]) for found in seconds]

@@ -36,6 +36,7 @@ from triptych.goodput.load.pictures import data_url
 from triptych.goodput.load.workload import Picture
 from triptych.goodput.report.machine import chip, commit
 from triptych.launch.parent import supervised
+from triptych.progress.progress import each
 
 RESULT = RESULTS / "multi_turn.md"
 TOKENS = 8
@@ -160,7 +161,7 @@ def measure(chats: int, pictures: int, size: int) -> list[Found]:
         second_proxy(cluster) as other,
         redis.Redis.from_url(cluster.store_url, socket_timeout=60.0) as store,
     ):
-        for number in range(chats + 1):
+        for number in each("chats", range(chats + 1)):
             for index in (0, 1) if number % 2 else (1, 0):
                 into = found[index] if number else Found()  # the first chats are a warm-up
                 url = (cluster.url, other)[index]

@@ -20,6 +20,7 @@ from benchmarks.overlap_prefill.simulated import ENCODERS, PICTURES
 from triptych.config import WorkerCounts
 from triptych.errors import TriptychError
 from triptych.goodput.launch import Launched, launched
+from triptych.progress.progress import each
 
 START_SECONDS = 300.0
 SWITCHES = ("--no-overlap-prefill", "--overlap-prefill")
@@ -64,7 +65,7 @@ def measure(model: str, rounds: int, side: int, words: Sequence[str]) -> Measure
 async def _measure(clusters: Sequence[Launched], rounds: int, side: int) -> Measured:
     taken: list[list[float]] = [[], []]
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(120.0)) as session:
-        for number in range(rounds + WARM_UP):
+        for number in each("rounds", range(rounds + WARM_UP)):
             pictures = [_data_url(number * PICTURES + index, side) for index in range(PICTURES)]
             for index in (0, 1) if number % 2 else (1, 0):
                 seconds = await _ask(session, clusters[index].url, pictures)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -32,6 +32,7 @@ from triptych.goodput.measure.search import SearchLimits, Verdict, search
 from triptych.goodput.measure.slo import Slo
 from triptych.goodput.measure.sustained import MOST_POINTS
 from triptych.goodput.report.machine import describe, load_average
+from triptych.progress.progress import step
 from triptych.simulator.cluster.shape import ClusterShape, Limits, colocated, on_devices
 from triptych.simulator.costs.costs import CostModel
 from triptych.simulator.costs.published import published
@@ -233,10 +234,14 @@ def main() -> int:
         parser.error(f"--seconds {options.seconds:g} must be above 0")
     load_before = load_average()
     cells: Cells = {}
-    for figure in FIGURES:
-        for system in systems():
+    pairs = list(itertools.product(FIGURES, systems()))
+    with step("cells", len(pairs)) as running:
+        for figure, system in pairs:
             key = (figure.text, figure.images, system.name)
-            cells[key] = sustained(system, figure, options.seconds, lambda line: print(line, file=sys.stderr))
+            cells[key] = sustained(
+                system, figure, options.seconds, lambda line: running.advance(0, note=line)
+            )
+            running.advance()
     text = report(cells, options.seconds, load_before, EXPLAINED)
     publish(text, RESULT, write=options.write)
     return 0

@@ -14,6 +14,7 @@ import aiohttp
 from benchmarks.micro.back_pressure import picture
 from benchmarks.scaling.timeline import Sampler, Timeline, changes
 from triptych.goodput.launch import Launched
+from triptych.progress.progress import each
 
 #: Longest wait for a pool to be empty again.
 PATIENCE = 300.0
@@ -51,7 +52,7 @@ async def run_bursts(cluster: Launched, options: BurstOptions) -> BurstRun:
     try:
         await asyncio.sleep(2.0)
         least = sampler.encoders()
-        for number in range(options.bursts):
+        for number in each("bursts", range(options.bursts)):
             since = len(cluster.log.read_text(errors="replace"))
             run.timeline.bursts.append(sampler.now())
             await _burst(cluster, run, options, number)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.micro.engine_decode import engine_round, make_engine, make_requests
+from benchmarks.micro.engine_decode import engine_round, make_engine, make_requests, prefill_steps
 from benchmarks.stages.probes import Limits, median_seconds
 from benchmarks.stages.stage import Stage
 from benchmarks.stages.work import Weights
@@ -93,7 +93,8 @@ def prefill_times(engine: Engine, seed: int, length: int = CONTEXTS[-1] + CHUNK)
 
 
 def step_seconds(engine: Engine, sequences: int, context: int) -> float:
-    """Of a step in which all decode, over `_STEPS_EACH` steps."""
+    """Of a step in which all decode, over at least `_STEPS_EACH` steps."""
     prompts = [prompt(index, context, engine.runner.vocab_size) for index in range(sequences)]
-    requests = make_requests(engine, prompts, _STEPS_EACH + 1, engine.runner.position_rows)
+    tokens = _STEPS_EACH + 1 + prefill_steps(sequences, context, CHUNK)
+    requests = make_requests(engine, prompts, tokens, engine.runner.position_rows)
     return sequences / engine_round(engine, requests).tokens_per_second

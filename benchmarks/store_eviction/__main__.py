@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from benchmarks.store_eviction.replay import Policy, reencoded, reencoded_for_real, server_version
 from benchmarks.store_eviction.trace import MIXES, Shape
+from triptych.progress.progress import each
 
 PAGE = RESULTS / "store_eviction.md"
 PLOT = RESULTS / "store_eviction.png"
@@ -39,7 +40,7 @@ class Row:
 def measured() -> list[Row]:
     """Every cell in the model; means of all seeds."""
     rows = []
-    for mix in MIXES:
+    for mix in each("mixes", MIXES):
         for fresh in (0.0, 0.2):
             shape = Shape(mix, fresh=fresh)
             for part in PARTS:

@@ -14,6 +14,7 @@ from benchmarks.result_page import RESULTS, add_write_flag, publish
 from benchmarks.store_scale.arrangements import CLUSTER, ONE, SHARDS, TLS, arrangements, sharded
 from benchmarks.store_scale.clients import BYTES, ITEM_BYTES, Clients
 from triptych.goodput.report.machine import chip
+from triptych.progress.progress import each
 
 ROOT = Path(__file__).parents[2]
 RESULT = RESULTS / "store_scale.md"
@@ -32,7 +33,7 @@ Rates = dict[tuple[str, str], list[float]]
 def measure(names: list[str], clients: Clients, repeats: int) -> Rates:
     """GB/s of every repeat by operation and arrangement; one of each per round, so that noise meets all."""
     rates: Rates = {(operation, name): [] for operation in ("load", "save") for name in names}
-    for turn in range(repeats + 1):
+    for turn in each("rounds", range(repeats + 1)):
         for name in names:
             clients.rate("free", name)
             saved, loaded = clients.rate("save", name), clients.rate("load", name)

@@ -29,6 +29,7 @@ from benchmarks.proxy_relay.processes import pd_process, proxy_process
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.config import ServiceConfig, TlsFiles
 from triptych.goodput.report.machine import chip, commit
+from triptych.progress.progress import each
 from triptych.rpc.channels import make_channel
 from triptych.rpc.tls.material import TlsMaterial, read_material
 from triptych.rpc.tls.own_ca import CA, CERT, KEY, write_certificates
@@ -98,7 +99,7 @@ def measure(streams: int, tokens: int, rounds: int, folder: Path) -> list[dict[s
             sides.append(Side(pipe, port, pd_port, trust, read_material(given) if given else None))
         time.sleep(1.0)
         found: list[list[dict[str, float]]] = [[], []]
-        for number in range(rounds + 1):
+        for number in each("rounds", range(rounds + 1)):
             for index in (0, 1) if number % 2 else (1, 0):
                 one = asyncio.run(_round(sides[index], streams, tokens))
                 if number:  # the first round is a warm-up

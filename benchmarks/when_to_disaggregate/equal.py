@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.presets import preset
 from triptych.goodput.measure.slo import Slo
+from triptych.progress.progress import each
 from triptych.simulator.plan.answer import CapacityPlan, Wanted, answer
 from triptych.simulator.plan.question import Question, read_device
 
@@ -32,10 +33,10 @@ CASES = (
 
 
 def plans() -> Iterator[tuple[Case, CapacityPlan]]:
-    for case in CASES:
+    for case in each("cases", CASES):
         slo = Slo((("ttft", case.ttft), ("tpot", case.tpot)))
         asked = Question(case.workload, case.name, slo, read_device(GPU), DEVICES, repeats=1)
-        plan = answer(asked, Wanted(sensitivity=False), lambda window: None)
+        plan = answer(asked, Wanted(sensitivity=False))
         rates = ", ".join(f"{one.name} {one.rate:.2f}" for one in plan.ratios.all)
         print(f"{case.name}, TPOT {case.tpot:g}: {rates}", file=sys.stderr, flush=True)
         yield case, plan

@@ -51,10 +51,10 @@ build() {
 signature_policy() {
   [ "$builder" = buildah ] || return 0
   [ -e /etc/containers/policy.json ] || [ -e "$HOME/.config/containers/policy.json" ] && return 0
-  file=$(mktemp)
-  trap 'rm -f "$file"' EXIT
-  echo '{"default": [{"type": "insecureAcceptAnything"}]}' > "$file"
-  policy="--signature-policy $file"
+  policy_file=$(mktemp)
+  trap 'rm -f "$policy_file"' EXIT
+  echo '{"default": [{"type": "insecureAcceptAnything"}]}' > "$policy_file"
+  policy="--signature-policy $policy_file"
 }
 
 policy=

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from triptych.ec_connector.registry import leases, registry, scaling
@@ -89,7 +89,23 @@ ROLES: dict[str, tuple[Use, ...]] = {
     ),
 }
 
+#: The uses of the connector that vLLM loads, consumer and producer; its user is in docs/vllm.md.
+VLLM: tuple[Use, ...] = (
+    *_CONNECT,
+    _LOOK_UP,
+    _on_embeddings("get"),
+    _on_embeddings("getrange"),
+    _on_embeddings("set"),
+    _script(scripts.DROP_DAMAGED, EMBEDDINGS),
+    _script(scripts.DELETE_PARTS, EMBEDDINGS),
+)
+
 
 def grants_of(role: str) -> set[Grant]:
     """What the role must be allowed, and nothing else."""
-    return {grant for use in ROLES[role] for grant in use.grants()}
+    return granted(ROLES[role])
+
+
+def granted(uses: Iterable[Use]) -> set[Grant]:
+    """What these uses must be allowed, and nothing else."""
+    return {grant for use in uses for grant in use.grants()}

@@ -53,6 +53,7 @@ class StoreLoads:
         self._copier = copier
         self._reports = reports
         self._timeout = config.load_timeout
+        self._producers = config.producers
         self._pool: PinnedPool | None = None
         if copier.is_cuda and config.is_consumer:
             self._pool = PinnedPool(PinnedMemory(config.host_buffer_bytes, lock=True))
@@ -121,6 +122,8 @@ class StoreLoads:
             if self._loads.get(load.plan.mm_hash) is not load:
                 return False
             load.host = buffer
+        if self._producers is not None:
+            self._producers.note(load.plan.mm_hash, result.producer)
         self._reports.fetched(load.id, time.perf_counter() - began)
         return True
 

@@ -56,7 +56,13 @@ class StoreSaves:
         try:
             async with asyncio.timeout(config.save_timeout):
                 store = await self._client.store()
-                await store.save(entry.plan, bytes_of(host), ttl=config.ttl, damaged_digest=damaged_digest)
+                await store.save(
+                    entry.plan,
+                    bytes_of(host),
+                    ttl=config.ttl,
+                    damaged_digest=damaged_digest,
+                    producer=b"" if config.producers is None else config.producers.raw(mm_hash),
+                )
         except TimeoutError:
             self._fail(mm_hash, f"not stored within {config.save_timeout:g} s")
         except TriptychError as error:

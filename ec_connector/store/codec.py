@@ -8,7 +8,11 @@
            16  write id         8 bytes
            24  header checksum  xxh3-64 of bytes 0:24 and the msgpack; a look-up reads no body
            32  checksum         xxh3-128 of bytes 0:32, the msgpack, the padding and the body
-           48  msgpack header, zeros up to the next multiple of 64, body
+           48  msgpack header, padding up to the next multiple of 64, body
+
+The padding is zeros, or begins with a mark and the trace context of the span that computed the item, which
+readers before it pass over as they do any padding. So that it fits, the header is written with longer forms
+of its field names then, which say the same in msgpack.
 
 Prefix, header and padding fit into the 4 KiB that a look-up reads. Nothing here raises on foreign bytes: an
 invalid value is returned as a `Damage` with its reason.
@@ -18,7 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TypeGuard
@@ -37,6 +41,11 @@ HEAD_BYTES = 4096
 PART_BYTES = 64 << 20
 ALIGNMENT = 64
 MAX_NDIM = 4
+
+#: Before a producer's trace context in the padding.
+_PRODUCER_MARK = b"tc1"
+#: Bytes of that context: trace id, span id, flags.
+PRODUCER_BYTES = 25
 
 #: Bytes of the checksum itself, which covers everything else.
 CHECKSUM_SPAN = (32, 48)
@@ -78,6 +87,14 @@ class Head:
     def body_offset(self) -> int:
         return len(self.raw)
 
+    @property
+    def producer(self) -> bytes:
+        """The trace context of the span that computed the item, as it was saved; empty where there is none.
+
+        Covered by the checksum of the whole value, not by the header's.
+        """
+        return _producer_in(self.raw)
+
 
 @dataclass(frozen=True, slots=True)
 class Damage:
@@ -86,12 +103,14 @@ class Damage:
     reason: str
 
 
-def encode_head(plan: ItemPlan, body: Buffer, *, write_id: str, ttl: float) -> bytes:
-    """Prefix, header and padding that go before `body`. InvalidRequest when the plan cannot be stored."""
+def encode_head(plan: ItemPlan, body: Buffer, *, write_id: str, ttl: float, producer: bytes = b"") -> bytes:
+    """Prefix, header and padding that go before `body`. InvalidRequest when the plan cannot be stored.
+
+    `producer` is a trace context of PRODUCER_BYTES, left out where the header is too long for it.
+    """
     if len(body) != plan.nbytes:
         raise InvalidRequest(f"body has {len(body)} bytes, the plan says {plan.nbytes}", param="nbytes")
-    header = _pack_header(plan)
-    padding = bytes(-(_PREFIX.size + len(header)) % ALIGNMENT)
+    header, padding = _header_and_padding(_pack_header(plan), producer)
     if _PREFIX.size + len(header) + len(padding) > HEAD_BYTES:
         raise InvalidRequest(
             f"the item's metadata takes {len(header)} bytes and must fit {HEAD_BYTES}: "
@@ -110,6 +129,43 @@ def encode_head(plan: ItemPlan, body: Buffer, *, write_id: str, ttl: float) -> b
     )[:_SIGNED]
     signed += xxhash.xxh3_64_digest(signed + header)
     return signed + _digest((signed, header, padding, body)) + header + padding
+
+
+def _header_and_padding(header: bytes, producer: bytes) -> tuple[bytes, bytes]:
+    """The header, in the form that leaves room for the producer, and the padding, with the producer in it."""
+    if producer and len(producer) == PRODUCER_BYTES:
+        note = _PRODUCER_MARK + producer
+        for form in _forms(header):
+            room = _padding_after(form)
+            if room >= len(note) and _PREFIX.size + len(form) + room <= HEAD_BYTES:
+                return form, note.ljust(room, b"\0")
+    return header, bytes(_padding_after(header))
+
+
+def _padding_after(header: bytes) -> int:
+    return -(_PREFIX.size + len(header)) % ALIGNMENT
+
+
+def _forms(header: bytes) -> Iterator[bytes]:
+    """The header, and equal ones that are longer: a name's length takes 1, 2 or 4 further bytes.
+
+    With them, one of four has a padding of 42 bytes or more.
+    """
+    yield header
+    fields: JsonObject = msgpack.unpackb(header)
+    for lead, width in ((0xD9, 1), (0xDA, 2), (0xDB, 4)):
+        names = {name: bytes([lead]) + len(name).to_bytes(width, "big") + name.encode() for name in fields}
+        yield bytes([0x80 | len(fields)]) + b"".join(
+            names[name] + msgpack.packb(value, use_bin_type=True) for name, value in fields.items()
+        )
+
+
+def _producer_in(raw: bytes) -> bytes:
+    """The producer in the padding of a decoded head."""
+    start = _PREFIX.size + int.from_bytes(raw[6:8], "little")
+    note = raw[start : start + len(_PRODUCER_MARK) + PRODUCER_BYTES]
+    whole = len(note) == len(_PRODUCER_MARK) + PRODUCER_BYTES and note.startswith(_PRODUCER_MARK)
+    return note[len(_PRODUCER_MARK) :] if whole else b""
 
 
 def part_count(nbytes: int) -> int:

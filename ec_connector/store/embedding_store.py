@@ -134,11 +134,18 @@ class EmbeddingStore:
         return await Search(self._placement, keys_).run()
 
     async def save(
-        self, plan: ItemPlan, body: memoryview | bytes, *, ttl: float, damaged_digest: str = ""
+        self,
+        plan: ItemPlan,
+        body: memoryview | bytes,
+        *,
+        ttl: float,
+        damaged_digest: str = "",
+        producer: bytes = b"",
     ) -> SaveResult:
         """Stores the item; if it is stored already, only renews its TTL.
 
         `damaged_digest` names a damaged value to replace; a value that no longer matches it is kept.
+        `producer` is the trace context that goes with a stored value.
         InvalidRequest when the plan does not fit body or header, StoreFull and StoreUnavailable else.
         """
         tried: list[Shard] = []
@@ -146,7 +153,7 @@ class EmbeddingStore:
             shard = self._placement.candidates(plan.mm_hash)[0]
             tried.append(shard)
             try:
-                return await shard.save(plan, body, ttl=ttl, damaged_digest=damaged_digest)
+                return await shard.save(plan, body, ttl=ttl, damaged_digest=damaged_digest, producer=producer)
             except StoreRefused:
                 raise
             except StoreUnavailable as error:
@@ -177,6 +184,18 @@ class EmbeddingStore:
         if missing is not None:
             return missing
         raise failure or StoreUnavailable(f"store {self.label} has no shard that answers")
+
+    async def drop_damaged(self, mm_hash: str, damaged_digest: str) -> None:
+        """Deletes the value that a load found to be damaged and named, so that a save stores it anew.
+
+        For readers that cannot have the item encoded again themselves. StoreUnavailable.
+        """
+        key = keys.embedding(mm_hash)
+        await all_of(
+            shard.control.script(scripts.DROP_DAMAGED, [key], damaged_digest)
+            for shard in self.shards
+            if not self._placement.is_down(shard)
+        )
 
     async def memory(self) -> StoreMemory:
         """The byte budget of all shards, by what is last known of one that is down.

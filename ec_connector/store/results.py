@@ -19,9 +19,13 @@ class SaveResult(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A verified value. `body` is the caller's memory, filled with the tensor's bytes."""
+    """A verified value. `body` is the caller's memory, filled with the tensor's bytes.
+
+    `producer` is the trace context of the span that computed it; empty where there is none.
+    """
 
     body: Received
+    producer: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

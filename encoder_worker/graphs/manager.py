@@ -21,6 +21,7 @@ from triptych.encoder_worker.graphs.packing import GraphLimits, ItemSize, pack
 from triptych.machine.graphs import GraphBackend
 from triptych.models.base import PreparedItem
 from triptych.models.encoder_graph import SupportsEncoderCudaGraph
+from triptych.progress.progress import each
 
 logger = logging.getLogger(__name__)
 
@@ -99,8 +100,9 @@ class EncoderCudaGraphManager:
         """
         start = time.monotonic()
         graphs = {}
+        budgets = sorted(self.limits.budgets, reverse=True)
         with torch.inference_mode():
-            for budget in sorted(self.limits.budgets, reverse=True):
+            for budget in each("capturing encoder graphs", budgets, "graphs"):
                 graphs[budget] = self._capture_budget_graph(budget)
         self._graphs = graphs
         logger.info(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from triptych.ec_connector.base import EncoderOutput
 from triptych.encoder_worker.engine import TowerItem
 from triptych.encoder_worker.job_spec import JobSpec
+from triptych.encoder_worker.jobs.job_trace import JobTrace, StreamTrace
 from triptych.encoder_worker.media.budget import MediaRoom
 from triptych.encoder_worker.media.preparer import VerifiedMedia
 from triptych.encoder_worker.scheduler import EncoderItem
@@ -82,6 +83,7 @@ class Waiter:
     #: The client has half-closed the stream.
     closed: bool = False
     ended: bool = False
+    trace: StreamTrace | None = None
 
     def want_media(self) -> None:
         self.media_wanted = True
@@ -96,6 +98,17 @@ class Waiter:
         if not self.ended:
             self.ended = True
             self.send(event)
+            self.end_trace(event)
+
+    def end_trace(self, event: Ready | Failed | None) -> None:
+        """Hands in the stream's span, once; without an event the proxy has left."""
+        trace, self.trace = self.trace, None
+        if trace is None:
+            return
+        if isinstance(event, Ready):
+            trace.end(self, "", already_stored=event.already_stored)
+        else:
+            trace.end(self, "cancelled" if event is None else event.error.code)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -115,9 +128,13 @@ class EncodeJob(EncoderItem):
     #: The encoder output in host memory, of this job or kept from an earlier one.
     output: EncoderOutput | None = None
     queued_since: float = 0.0
+    prepare_started: float = 0.0
+    encoded_at: float = 0.0
     save_started: float = 0.0
     save_error: str = ""
     timings: JobTimings = field(default_factory=JobTimings)
+    #: Where a stream's trace is recorded.
+    trace: JobTrace | None = None
     ended: bool = False
 
     @property

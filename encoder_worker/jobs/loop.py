@@ -21,6 +21,7 @@ from triptych.encoder_worker.media.preparer import Preparer
 from triptych.encoder_worker.scheduler import EncoderScheduler
 from triptych.errors import InternalError, RequestError
 from triptych.log import log_fields, short
+from triptych.tracing.producers import Producers
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class JobLoop:
         format: ItemFormat,
         metrics: JobMetrics,
         changed: asyncio.Event,
+        producers: Producers | None = None,
     ) -> None:
         self._jobs = jobs
         self._scheduler = scheduler
@@ -59,6 +61,7 @@ class JobLoop:
         self._format = format
         self._metrics = metrics
         self._changed = changed
+        self._producers = producers
         self._tower_busy = False
         self._waits_sent = 0.0
         self._tasks = BackgroundTasks()
@@ -109,7 +112,7 @@ class JobLoop:
     async def _prepare(self, job: EncodeJob) -> None:
         media, room = job.pop_media()
         assert media is not None
-        start = time.monotonic()
+        start = job.prepare_started = time.monotonic()
         try:
             prepared = await self._preparer.prepare(media)
         except Exception as error:
@@ -143,7 +146,10 @@ class JobLoop:
         for job in batch:
             job.timings.queue = time.monotonic() - job.queued_since
         try:
-            items = list(map(EncodeJob.tower_item, await self._single_flight.claim(batch)))
+            jobs = await self._single_flight.claim(batch)
+            if self._producers is not None:
+                self._note_producers(jobs, self._producers)
+            items = list(map(EncodeJob.tower_item, jobs))
             if items:
                 done = await asyncio.wrap_future(self._engine.encode(items))
                 self._metrics.batch(done)
@@ -159,3 +165,10 @@ class JobLoop:
         finally:
             self._tower_busy = False
             self._changed.set()
+
+    def _note_producers(self, jobs: Sequence[EncodeJob], producers: Producers) -> None:
+        for job in jobs:
+            if job.trace is not None:
+                job.trace.encoding(job, producers)
+            elif job.output is None:
+                producers.note(job.mm_hash, b"")  # nobody records who computes it now

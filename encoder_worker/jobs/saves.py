@@ -55,6 +55,7 @@ class JobSaves:
 
     def _encoded(self, job: EncodeJob, event: Encoded) -> None:
         job.timings.encode, job.timings.work = event.seconds, event.work
+        job.encoded_at = time.monotonic()
         job.prepared = None
         if event.error is not None or event.output is None:
             self._jobs.end(job, _tower_failure(event.error))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from triptych.encoder_worker.job_spec import JobSpec
 from triptych.encoder_worker.jobs.job import EncodeJob, Failed, JobEvent, Waiter
+from triptych.encoder_worker.jobs.job_trace import JobTrace, StreamTrace
 from triptych.encoder_worker.jobs.metrics import JobMetrics
 from triptych.encoder_worker.jobs.table import EncodeJobs
 from triptych.encoder_worker.media.budget import MediaRoom
@@ -33,10 +34,14 @@ class JobStreams:
         self._metrics = metrics
         self._changed = changed
 
-    def join(self, spec: JobSpec, send: Callable[[JobEvent], None]) -> Waiter:
+    def join(
+        self, spec: JobSpec, send: Callable[[JobEvent], None], trace: StreamTrace | None = None
+    ) -> Waiter:
         """Adds a stream to its item's job. Raises Overloaded or Unavailable when it cannot join."""
         job = self._jobs.open(spec)
-        waiter = Waiter(spec, job, time.monotonic() + spec.timeout, send)
+        waiter = Waiter(spec, job, time.monotonic() + spec.timeout, send, trace=trace)
+        if trace is not None and trace.context.sampled and job.trace is None:
+            job.trace = JobTrace(trace)
         job.waiters.append(waiter)
         if job.plan is not None:
             waiter.send_plan(job.plan)
@@ -73,6 +78,7 @@ class JobStreams:
     def leave(self, waiter: Waiter) -> None:
         """Removes a stream that has ended, for any reason. Idempotent."""
         waiter.ended = True
+        waiter.end_trace(None)
         job = waiter.job
         if waiter not in job.waiters:
             return

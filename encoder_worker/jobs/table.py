@@ -106,6 +106,8 @@ class EncodeJobs:
         if job.ended:
             return
         job.ended = True
+        if job.trace is not None:
+            job.trace.end(job)
         del self._jobs[job.mm_hash]
         job.drop_media()
         self._scheduler.remove(job)

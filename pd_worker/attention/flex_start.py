@@ -15,6 +15,7 @@ from triptych.models.checkpoint.support import check_supported, wanted_by_flex
 from triptych.pd_worker.attention.flex_kernel import is_compiled
 from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+from triptych.progress.progress import step
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,8 @@ def prepare(path: Path, decoder: DecoderSide, block_size: int) -> None:
         return
     began = time.monotonic()
     try:
-        warm_up(decoder, block_size)
+        with step("compiling FlexAttention"):
+            warm_up(decoder, block_size)
     except Exception:
         # torch raises many types of errors for an unsuitable compiler, driver or chip.
         logger.exception("FlexAttention could not be compiled on %s", device)

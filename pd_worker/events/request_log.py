@@ -15,6 +15,7 @@ from triptych.pd_worker.core.request_events import (
     RequestAdmitted,
     RequestFinished,
 )
+from triptych.pd_worker.events.attempt_trace import AttemptTrace
 from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.protos import common_pb2, pd_pb2
 from triptych.protos.convert import error_to_proto
@@ -35,8 +36,14 @@ class RequestLog:
     """
 
     def __init__(
-        self, request_id: str, attempt: int, resumed_tokens: int = 0, texts: TokenTexts | None = None
+        self,
+        request_id: str,
+        attempt: int,
+        resumed_tokens: int = 0,
+        texts: TokenTexts | None = None,
+        trace: AttemptTrace | None = None,
     ) -> None:
+        self._trace = trace
         self._texts_of = texts
         self.request_id = request_id
         self.attempt = attempt
@@ -77,12 +84,29 @@ class RequestLog:
                     self._logprobs += [logprobs_to_proto(raw, self._texts_of) for raw in event.logprobs]
             case RequestAdmitted():
                 self._admitted = admitted_to_proto(event)
+                if self._trace is not None:
+                    self._trace.admitted()
             case ItemLoaded():
                 self._set_item(event.mm_hash, self._event(item_loaded=loaded_to_proto(event)))
+                if self._trace is not None:
+                    self._trace.item_loaded(event)
             case ItemMissing():
                 self._set_item(event.mm_hash, self._event(item_missing=missing_to_proto(event)))
+                if self._trace is not None:
+                    self._trace.item_missing(event)
             case RequestFinished():
                 self.finished = finished_to_proto(event)
+                if (trace := self._end_trace()) is not None:
+                    trace.finished(event)
+
+    def removed(self) -> None:
+        """The log is dropped: ends the trace of an attempt that has not finished."""
+        if (trace := self._end_trace()) is not None:
+            trace.failed("cancelled")
+
+    def _end_trace(self) -> AttemptTrace | None:
+        trace, self._trace = self._trace, None
+        return trace
 
     def item_ready(self, mm_hash: str) -> None:
         """The item is in the store again: an ItemMissing event is obsolete."""
@@ -151,6 +175,8 @@ class RequestLog:
     def fail(self, error: RequestError) -> None:
         """Ends the request with `error`; later events of the engine are ignored."""
         self.finished = pd_pb2.Finished(reason=FinishReason.ERROR.value, error=error_to_proto(error))
+        if (trace := self._end_trace()) is not None:
+            trace.failed(error.code)
         self.finished_sent_at = None
         self._sent_texts = len(self._texts)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from triptych.errors import InternalError
 from triptych.log import log_fields
 from triptych.pd_worker.core.request_events import EngineEvent
+from triptych.pd_worker.events.attempt_trace import AttemptTrace
 from triptych.pd_worker.events.request_log import RequestLog
 from triptych.pd_worker.events.stream_message import StreamMessage
 from triptych.pd_worker.events.token_texts import TokenTexts
@@ -42,6 +43,8 @@ class EventStream:
         self._beat: pd_pb2.Beat | None = None
         self._wake = asyncio.Event()
         self._closed = False
+        #: The stream is to end as if the process had: see `EventStreams.lose_engine`.
+        self.broken = False
 
     @property
     def idle(self) -> bool:
@@ -73,6 +76,11 @@ class EventStream:
         self._new.clear()
         self._lost.clear()
         self.close()
+
+    def break_off(self) -> None:
+        """Ends the stream at once, with an error."""
+        self.broken = True
+        self.abandon()
 
     async def next(self) -> pd_pb2.StepEvents | None:
         """The next message; None at the end. Waits as long as the call lives."""
@@ -211,13 +219,20 @@ class EventStreams:
             if proxy.stream is not None:
                 proxy.stream.add(log)
 
-    def open(self, proxy_id: str, request_id: str, attempt: int, resumed_tokens: int = 0) -> bool:
+    def open(
+        self,
+        proxy_id: str,
+        request_id: str,
+        attempt: int,
+        resumed_tokens: int = 0,
+        trace: AttemptTrace | None = None,
+    ) -> bool:
         """Opens the log of an attempt. False when it, or a later one, is known already."""
         proxy = self._proxies.setdefault(proxy_id, _Proxy(detached_at=self._clock()))
         if proxy.knows(request_id, attempt):
             return False
         self.cancel(proxy_id, [request_id])
-        proxy.requests[request_id] = RequestLog(request_id, attempt, resumed_tokens, self._texts)
+        proxy.requests[request_id] = RequestLog(request_id, attempt, resumed_tokens, self._texts, trace)
         return True
 
     def close(self, proxy_id: str, request_id: str, attempt: int) -> None:
@@ -336,6 +351,17 @@ class EventStreams:
                 for log in unfinished:
                     proxy.stream.lose(log.request_id, log.attempt)
 
+    def lose_engine(self) -> None:
+        """Forgets all requests and breaks all streams: the engine has ended, as this process might have.
+
+        The proxies find another incarnation when they attach again, and resume the requests elsewhere.
+        """
+        for proxy in self._proxies.values():
+            for request_id in list(proxy.requests):
+                self._drop(proxy, request_id)
+            if proxy.stream is not None:
+                proxy.stream.break_off()
+
     def shut_down(self) -> None:
         """Ends every stream after its last events; the proxies resume unfinished requests elsewhere."""
         for proxy in self._proxies.values():
@@ -347,7 +373,9 @@ class EventStreams:
             proxy.stream.close()
 
     def _drop(self, proxy: _Proxy, request_id: str) -> None:
-        attempt = proxy.requests.pop(request_id).attempt
+        log = proxy.requests.pop(request_id)
+        log.removed()
+        attempt = log.attempt
         proxy.past.pop(request_id, None)
         proxy.past[request_id] = (attempt, self._clock())
         if proxy.stream is not None:

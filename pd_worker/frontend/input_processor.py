@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from triptych.config import format_size
 from triptych.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Unavailable
 from triptych.hashing import prefix_root
 from triptych.models.base import DecoderSide, GenerationDefaults
-from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.core.request import EngineRequest, TokenMask
 from triptych.pd_worker.core.sampling import resolve
 from triptych.pd_worker.frontend.detokenizer import (
     OutputText,
@@ -17,7 +18,6 @@ from triptych.pd_worker.frontend.detokenizer import (
     timestamp_tokens,
 )
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
-from triptych.pd_worker.frontend.grammar import GrammarCompiler, GrammarState
 from triptych.pd_worker.frontend.prompt import Prompt, PromptBuilder
 from triptych.pd_worker.frontend.wire import (
     check_label,
@@ -36,6 +36,22 @@ _MAX_TIMEOUT = 604800.0
 _MAX_SALT = 1024
 
 
+class FormatState(TokenMask, Protocol):
+    """Constraint on one request's output, which follows the output of earlier attempts."""
+
+    def follow(self, output_ids: Sequence[int]) -> bool:
+        """Advances by the new ids; False where they do not match."""
+        ...
+
+
+class Formats(Protocol):
+    """Makes the constraints of output formats."""
+
+    def state(self, output_format: OutputFormat) -> FormatState:
+        """The state before the first token; InvalidRequest for what is not supported."""
+        ...
+
+
 class InputProcessor:
     """Stateless and thread-safe.
 
@@ -52,7 +68,7 @@ class InputProcessor:
         defaults: GenerationDefaults,
         max_model_len: int,
         encoder_cache_bytes: int,
-        grammars: GrammarCompiler,
+        grammars: Formats,
         two_prompts: EncDecPrompts | None = None,
     ) -> None:
         self._two_prompts = two_prompts
@@ -142,7 +158,7 @@ class InputProcessor:
 
     def _grammar(
         self, output_format: OutputFormat | None, received: Sequence[int], output: OutputText
-    ) -> GrammarState | None:
+    ) -> FormatState | None:
         if output_format is None or output.finished is not None:
             return None
         grammar = self._grammars.state(output_format)

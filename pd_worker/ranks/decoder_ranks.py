@@ -76,7 +76,9 @@ class DecoderRanks:
                 "give --connector redis, or --tensor-parallel 1"
             )
         self._progress = ProgressListener(on_progress)
-        shown = {one.name: getattr(transfer, one.name) for one in fields(transfer) if one.name != "store"}
+        # Objects of this process; traces are rank 0's business.
+        own = ("store", "producers")
+        shown = {one.name: getattr(transfer, one.name) for one in fields(transfer) if one.name not in own}
         message = {
             "kind": "build",
             "kv_memory": config.kv_memory,

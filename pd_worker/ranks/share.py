@@ -14,6 +14,7 @@ from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.models.registry import load_decoder, resolve_device, resolve_dtype
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.runner.memory_profile import size_kv_memory
+from triptych.progress.progress import step
 from triptych.ranks.devices import check_ranks, device_of
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ def sized(config: PDConfig, decoder: DecoderSide, other_peak: int = 0) -> PDConf
     """
     if config.kv_memory and decoder.device.type == "cpu":
         return config
-    plan = size_kv_memory(config, decoder, memory_of(decoder.device), other_peak=other_peak)
+    with step("measuring memory"):
+        plan = size_kv_memory(config, decoder, memory_of(decoder.device), other_peak=other_peak)
     logger.info("memory of %s:\n%s", decoder.device, plan.table())
     return replace(config, kv_memory=plan.kv_memory, encoder_cache_memory=plan.needs.embeddings)

@@ -15,6 +15,7 @@ from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossTables
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.runner.batch import Batch
 from triptych.pd_worker.runner.decode_sizes import DecodeSize, smallest_fit
+from triptych.progress.progress import each
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class DecodeGraphs:
     @torch.inference_mode()
     def capture(self) -> None:
         """Captures all sizes, largest first, so that smaller ones find room in the pool of the first."""
-        for size in sorted(self.sizes, reverse=True):
+        for size in each("capturing decode graphs", sorted(self.sizes, reverse=True), "graphs"):
             buffers = DecodeBuffers.allocate(size, self._decoder)
             buffers.load(None, self._spare, self._cache.block_size)
             self._graphs[size] = buffers, self._backend.capture(partial(self._forward, buffers))

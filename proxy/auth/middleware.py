@@ -14,7 +14,7 @@ from triptych.errors import RateLimited, RequestError, Unauthorized
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.auth.keys import Principal
 from triptych.proxy.auth.limits import PrincipalLimits
-from triptych.proxy.http.connections import OPEN_PATHS
+from triptych.proxy.http.connections import needs_key
 from triptych.proxy.http.errors import error_body, retry_after
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Authenticator:
 
 
 class AuthMiddleware:
-    """ASGI middleware: every path but those of probes needs a key; every POST counts."""
+    """ASGI middleware: every path but those of probes and of the page needs a key; every POST counts."""
 
     def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
         self._app = app
@@ -73,7 +73,7 @@ class AuthMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"the middleware serves HTTP, not {scope['type']} connections")
-        if scope["path"] in OPEN_PATHS:
+        if not needs_key(scope["path"]):
             await self._app(scope, receive, send)
             return
         try:

@@ -18,6 +18,11 @@ class ModelKind:
     encoder_decoder: bool = False
     modality: str = "image"
 
+    @property
+    def input_modalities(self) -> tuple[str, ...]:
+        """What a prompt may consist of: an encoder-decoder model reads the one kind that its encoder does."""
+        return (self.modality,) if self.encoder_decoder else ("text", self.modality)
+
 
 def fit(call: ChatCall, kind: ModelKind) -> ChatCall:
     """The call as a model of this kind takes it; InvalidRequest names the field that the model cannot take.

@@ -15,6 +15,7 @@ from triptych.proxy.media.ports import ItemMedia
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.ports import JobFailure, JobOwner, JobReady
 from triptych.rpc.channels import MEDIA_FRAME_BYTES
+from triptych.tracing.context import SpanContext
 
 #: How long a worker may take to close the stream of a job that has ended.
 CLOSING_SECONDS = 1.0
@@ -30,7 +31,9 @@ class EncodeStream:
         media: ItemMedia,
         owner: JobOwner,
         phase_timeout: float,
+        trace: SpanContext | None = None,
     ) -> None:
+        self._metadata = None if trace is None else trace.metadata()
         stub = encoder_pb2_grpc.EncoderServiceStub(channel)
         self._encode: aio.StreamStreamMultiCallable[encoder_pb2.EncodeRequest, encoder_pb2.EncodeEvent]
         self._encode = stub.Encode
@@ -53,7 +56,7 @@ class EncodeStream:
         """The try's end. Unavailable when the worker is silent for too long; grpc errors pass through."""
         self._to_send.put_nowait("media")
         self._media.retain()
-        call = self._call = self._encode(self._requests())
+        call = self._call = self._encode(self._requests(), metadata=self._metadata)
         try:
             async with asyncio.timeout(self._phase_timeout) as self._deadline:
                 async for event in call:
@@ -145,6 +148,7 @@ def open_stream(
     job: encoder_pb2.EncodeJob,
     media: ItemMedia,
     owner: JobOwner,
+    trace: SpanContext | None = None,
 ) -> EncodeStream:
     """The stream of one try, over the pool's channel to the worker."""
-    return EncodeStream(pool.channel("encoder", address), job, media, owner, phase_timeout)
+    return EncodeStream(pool.channel("encoder", address), job, media, owner, phase_timeout, trace)

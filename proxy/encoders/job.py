@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from triptych.proxy.media.ports import ItemMedia
+from triptych.tracing.context import SpanContext
 from triptych.types import ItemPlan
 
 #: Encoders that may die while they work on an item. The last one of them works on nothing else.
@@ -69,6 +70,8 @@ class ItemSource:
     label: str
     deadline: float
     looked_up: float
+    #: The request's span of the item, where the proxy has traces.
+    trace: SpanContext | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,7 +225,7 @@ class JobRunner:
             damaged_digest=job.damaged_digest,
             re_encode=job.re_encode,
         )
-        stream = self._transport.open_job(job.address, message, source.media, self)
+        stream = self._transport.open_job(job.address, message, source.media, self, source.trace)
         task = asyncio.create_task(self._follow(job.try_id, job, stream), name=f"job {job.try_id}")
         self._tries[job.try_id] = _Try(job, stream, task)
         self._tasks.add(task)

@@ -19,7 +19,9 @@ from grpc import aio
 from triptych.errors import InvalidRequest, Overloaded, RequestError, RequestTimeout
 from triptych.proxy.auth.middleware import Authenticator
 from triptych.proxy.grpc.message_fields import check_fields
+from triptych.proxy.grpc.traced import traced_call
 from triptych.proxy.http.body_budget import BodyBudget, MessageRoom
+from triptych.tracing.tracer import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +54,19 @@ def server_options(message_bytes: int, connections: int) -> list[tuple[str, Any]
 class GrpcAdmission(aio.ServerInterceptor):
     """Admits calls of all services but health, which is free. `authenticator` None: no keys are in use."""
 
-    def __init__(self, bodies: BodyBudget, authenticator: Authenticator | None, *, max_calls: int) -> None:
+    def __init__(
+        self,
+        bodies: BodyBudget,
+        authenticator: Authenticator | None,
+        *,
+        max_calls: int,
+        tracer: Tracer | None = None,
+    ) -> None:
         self._bodies = bodies
         self._authenticator = authenticator
         self._max_calls = max_calls
         self._calls = 0
+        self._tracer = tracer
 
     async def intercept_service(
         self,
@@ -69,9 +79,10 @@ class GrpcAdmission(aio.ServerInterceptor):
         if handler.request_streaming:
             raise TypeError("this server has no calls with streamed requests")
         given = dict(handler_call_details.invocation_metadata).get("authorization", "")
-        return self._admitted(handler, given if isinstance(given, bytes) else given.encode())
+        key = given if isinstance(given, bytes) else given.encode()
+        return self._admitted(handler, key, handler_call_details.method)
 
-    def _admitted(self, handler: Any, authorization: bytes) -> Any:
+    def _admitted(self, handler: Any, authorization: bytes, method: str) -> Any:
         """The handler behind all checks. A call with a streamed reply is a request that counts."""
 
         async def one(messages: AsyncIterator[bytes], context: Context) -> Any:
@@ -85,6 +96,7 @@ class GrpcAdmission(aio.ServerInterceptor):
             try:
                 async with (
                     self._admit(authorization, context, handler, counts=True) as request,
+                    traced_call(self._tracer, method, context),
                     aclosing(handler.unary_stream(request, context)) as replies,
                 ):
                     del request

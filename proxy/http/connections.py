@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 MOST_FILES = 65536
 #: Paths of probes: they answer without a key, and even when there are too many connections.
 OPEN_PATHS = frozenset({"/health", "/ready"})
+#: Further paths that answer without a key: files that are the same for everybody.
+KEYLESS_PATHS = frozenset({"/", "/docs"})
+KEYLESS_FOLDER = "/page/"
 BUSY = Unavailable("too many connections to this proxy; try again later", retry_after=5.0)
 
 
@@ -40,6 +43,11 @@ class ConnectionLimits:
     most: int = 512
     spare: int = 256
     grpc: int = 128
+
+
+def needs_key(path: str) -> bool:
+    """Whether a path is answered with a valid key only, where keys are in use."""
+    return path not in OPEN_PATHS and path not in KEYLESS_PATHS and not path.startswith(KEYLESS_FOLDER)
 
 
 class HeadTooLarge(TooLarge):

@@ -19,6 +19,7 @@ from triptych.log import log_fields
 from triptych.proxy.http.body_budget import BodyBudget
 from triptych.proxy.http.errors import error_body, error_json, retry_after
 from triptych.proxy.http.sse import DONE, event
+from triptych.tracing.server_span import CURRENT_SPAN
 
 logger = logging.getLogger(__name__)
 
@@ -184,6 +185,7 @@ class HttpReply:
         self._send_now = send
         self._request_id = request_id
         self._begun = False
+        self._span = CURRENT_SPAN.get()
         self._clock = asyncio.get_running_loop().time
         #: When the write that is under way began.
         self._writing_since: float | None = None
@@ -215,6 +217,10 @@ class HttpReply:
 
     async def error(self, error: RequestError, status: int | None = None) -> None:
         """A status before the first byte, an SSE error event after it."""
+        if self._span is not None:
+            self._span.failed(error.code)
+            if self._begun:
+                self._span.broken(error.code)
         wait = retry_after(error)
         extra = [(b"retry-after", wait.encode())] if wait else []
         try:
@@ -231,6 +237,8 @@ class HttpReply:
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._begun = True
+        if self._span is not None:
+            self._span.http_status(status)
         headers.append((b"x-request-id", self._request_id.encode()))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from triptych.proxy.requests.request import Choices
-from triptych.proxy.requests.trace import RequestTrace
+from triptych.proxy.requests.timeline import RequestTimeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class CallRecord:
     model: str
     started_at: float
     started: float
-    trace: RequestTrace
+    timeline: RequestTimeline
     choices: int
     prompt_tokens: int
     completion_tokens: int
@@ -32,7 +32,7 @@ def record_of(
 ) -> CallRecord:
     """The record of a call as it stands now; it keeps nothing of the call's content."""
     first = choices.first
-    assert first.trace is not None
+    assert first.timeline is not None
     return CallRecord(
         row=row,
         label=first.call.label,
@@ -40,7 +40,7 @@ def record_of(
         model=model,
         started_at=started_at,
         started=choices.started,
-        trace=first.trace,
+        timeline=first.timeline,
         choices=len(choices.requests),
         prompt_tokens=choices.prompt_tokens,
         completion_tokens=choices.completion_tokens,

@@ -16,7 +16,7 @@ from triptych.proxy.live.names import draw_row, short_address
 from triptych.proxy.live.objects import RequestRow
 from triptych.proxy.requests.lifecycle import Phase
 from triptych.proxy.requests.request import Choices, InFlightRequest
-from triptych.proxy.requests.trace import RequestTrace
+from triptych.proxy.requests.timeline import RequestTimeline
 
 #: Calls that have ended whose records are kept.
 MOST_RECORDS = 256
@@ -58,7 +58,7 @@ class CallLog:
 
     def opened(self, choices: Choices) -> None:
         first = choices.first
-        first.trace = RequestTrace(self._clock)
+        first.timeline = RequestTimeline(self._clock)
         row = draw_row()
         self._open[first.order] = _Open(row, self._wall() - (self._clock() - choices.started), choices)
         for name in (first.call.label, row):
@@ -102,14 +102,14 @@ class CallLog:
 
     def _row(self, opened: _Open, now: float) -> RequestRow:
         choices = opened.choices
-        first, trace = choices.first, choices.first.trace
+        first, timeline = choices.first, choices.first.timeline
         machine = first.lifecycle
         return RequestRow(
             id=opened.row,
             model=self._model_name(first.call.model),
             age=round(now - choices.started, 3),
             stage=stage_of(first),
-            items=trace.items if trace is not None else 0,
+            items=timeline.items if timeline is not None else 0,
             items_ready=len(machine.ready) + len(machine.unencoded),
             tokens=choices.completion_tokens,
             pd_worker=short_address(first.pd_address),
@@ -119,7 +119,7 @@ class CallLog:
 
 def stage_of(request: InFlightRequest) -> str:
     """The stage that a request is in: fetch, queue, encode, load, prefill or decode."""
-    machine, trace = request.lifecycle, request.trace
+    machine, timeline = request.lifecycle, request.timeline
     if machine.phase in (Phase.NEW, Phase.LOOK_UP):
         return "fetch"
     if machine.phase in (Phase.PLAN, Phase.WAIT):
@@ -128,7 +128,7 @@ def stage_of(request: InFlightRequest) -> str:
         return "decode"
     if machine.phase is Phase.SUBMIT or machine.prompt_token_ids is None:
         return "queue"
-    items = trace.items if trace is not None else 0
+    items = timeline.items if timeline is not None else 0
     if len(machine.ready) + len(machine.unencoded) < items:
         return "encode"
-    return "load" if trace is not None and trace.loaded < items else "prefill"
+    return "load" if timeline is not None and timeline.loaded < items else "prefill"

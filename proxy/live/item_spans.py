@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from triptych.proxy.live.objects import StageSpan
 from triptych.proxy.live.request_phases import PROXY, STORE
-from triptych.proxy.requests.trace import Mark, Moment
+from triptych.proxy.requests.timeline import Mark, Moment
 
 IN_STORE = "in the store: no encoder job"
 HELD = "held by the KV cache"

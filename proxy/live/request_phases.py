@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from triptych.proxy.requests.trace import TRACED_ITEMS, Mark, Moment
+from triptych.proxy.requests.timeline import TIMED_ITEMS, Mark, Moment
 
 PROXY, STORE = "proxy", "store"
 _FOR_STEP = "for a step"
@@ -51,7 +51,7 @@ class _Phases:
             case Mark.LOOKED_UP:
                 self._begin(moment, "wait", PROXY, "for the sizes of items")
             case Mark.SUBMITTED:
-                self._lacking, self._admitted = min(self._items, TRACED_ITEMS), False
+                self._lacking, self._admitted = min(self._items, TIMED_ITEMS), False
                 self._begin(moment, "queue", PROXY, "for a PD worker")
             case Mark.ACCEPTED if not self._admitted:
                 self._begin(moment, "queue", moment.where, "for room")

@@ -7,7 +7,7 @@ from triptych.proxy.live.item_spans import item_spans
 from triptych.proxy.live.names import short_address
 from triptych.proxy.live.objects import StageSpan, Waterfall
 from triptych.proxy.live.request_phases import RequestPhase, request_phases
-from triptych.proxy.requests.trace import TRACED_ITEMS
+from triptych.proxy.requests.timeline import TIMED_ITEMS
 
 #: Digits of a second that are shown: microseconds.
 _DIGITS = 6
@@ -15,15 +15,15 @@ _DIGITS = 6
 
 def waterfall(record: CallRecord, now: float) -> Waterfall:
     """Where the call's time went, up to its end or `now`."""
-    trace, start = record.trace, record.started
+    timeline, start = record.timeline, record.started
     end = now if record.ended is None else record.ended
-    phases = request_phases(trace.moments, start, trace.items, trace.rest)
+    phases = request_phases(timeline.moments, start, timeline.items, timeline.rest)
     spans = [*_tiles(phases, start, end)]
-    for found in item_spans(trace.moments, end):
+    for found in item_spans(timeline.moments, end):
         spans.append(_clipped(found, start, end))
-    if trace.rest is not None:
-        note = f"{trace.items - TRACED_ITEMS} further items, summed"
-        summed = StageSpan("encode", *trace.rest, "", TRACED_ITEMS, note)
+    if timeline.rest is not None:
+        note = f"{timeline.items - TIMED_ITEMS} further items, summed"
+        summed = StageSpan("encode", *timeline.rest, "", TIMED_ITEMS, note)
         spans.append(_clipped(summed, start, end))
     return Waterfall(
         id=record.label,
@@ -33,10 +33,10 @@ def waterfall(record: CallRecord, now: float) -> Waterfall:
         status=record.status,
         prompt_tokens=record.prompt_tokens,
         completion_tokens=record.completion_tokens,
-        cached_tokens=trace.cached_tokens,
+        cached_tokens=timeline.cached_tokens,
         choices=record.choices,
-        attempts=trace.attempt,
-        items=trace.items,
+        attempts=timeline.attempt,
+        items=timeline.items,
         spans=spans,
     )
 

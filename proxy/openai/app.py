@@ -19,14 +19,17 @@ from triptych.config import MIB
 from triptych.errors import NotFound
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.errors import error_body
+from triptych.proxy.http.traced import OPERATIONS, TracedEndpoint
 from triptych.proxy.openai.audio.endpoint import AudioEndpoint
 from triptych.proxy.openai.chat.endpoint import ChatEndpoint
 from triptych.proxy.openai.completions.endpoint import CompletionsEndpoint
 from triptych.proxy.openai.openapi.docs_page import DocsEndpoints
 from triptych.proxy.openai.responses.endpoint import ResponsesEndpoint
 from triptych.proxy.openai.tokenize.endpoint import DetokenizeEndpoint, TokenizeEndpoint
+from triptych.proxy.page.endpoint import PageEndpoints
 from triptych.proxy.pd.queries import PDQueries
 from triptych.proxy.pool import WorkerPool
+from triptych.tracing.tracer import Tracer
 
 
 def make_app(
@@ -39,9 +42,14 @@ def make_app(
     request_timeout: float = 300.0,
     max_choices: int = 16,
     metrics: bool = True,
+    page: bool = True,
     live: Sequence[Route] = (),
+    tracer: Tracer | None = None,
 ) -> ASGIApp:
-    """The ASGI application of one proxy; `metrics`: whether /metrics is part of it; `live`: its live data."""
+    """The ASGI application of one proxy.
+
+    `metrics`, `page`: whether /metrics and the page are part of it; `live`: the routes of its live data.
+    """
     chat = ChatEndpoint(
         dispatcher,
         max_images=max_images,
@@ -62,7 +70,7 @@ def make_app(
     )
     tokenize = TokenizeEndpoint(dispatcher, queries, admission, max_images=max_images, max_body=max_body)
     detokenize = DetokenizeEndpoint(dispatcher, queries, admission, max_body=max_body)
-    pages = DocsEndpoints(max_choices=max_choices)
+    pages = DocsEndpoints(max_choices=max_choices, page=page)
     posts: dict[str, ASGIApp] = {
         "/v1/chat/completions": chat,
         "/v1/completions": completions,
@@ -79,10 +87,13 @@ def make_app(
             Route("/openapi.json", pages.document),
             Route("/docs", pages.page),
             *_state_routes(StateEndpoints(dispatcher, pool, registry), metrics=metrics),
+            *(PageEndpoints().routes() if page else ()),
             *live,
         ],
         exception_handlers={HTTPException: _http_error},
     )
+    if tracer is not None:
+        posts |= {path: TracedEndpoint(posts[path], path, tracer) for path in OPERATIONS}
     return FrontDoor(posts, rest)
 
 
@@ -126,11 +137,12 @@ class StateEndpoints:
         self._started = int(time.time())
 
     async def models(self, request: Request) -> Response:
-        data = [
-            {"id": name, "object": "model", "created": self._started, "owned_by": "triptych"}
-            for name in self._pool.models()
-        ]
-        return JSONResponse({"object": "list", "data": data})
+        return JSONResponse({"object": "list", "data": [self._model(name) for name in self._pool.models()]})
+
+    def _model(self, name: str) -> dict[str, Any]:
+        takes = self._pool.kind(name).input_modalities
+        known = {"id": name, "object": "model", "created": self._started, "owned_by": "triptych"}
+        return {**known, "input_modalities": takes}
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})

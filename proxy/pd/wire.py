@@ -72,6 +72,9 @@ def submit_message(
             state = pd_pb2.ITEM_STATE_UNENCODED
         plan = plan_to_proto(request.lifecycle.plans[item.mm_hash])
         message.items.append(pd_pb2.ItemSlot(plan=plan, state=state))
+    if request.trace is not None:
+        message.traceparent = request.trace.attempt.traceparent
+        message.tracestate = request.trace.attempt.state
     if order.resume is not None:
         message.resume.CopyFrom(resume_to_proto(order.resume))
     return message

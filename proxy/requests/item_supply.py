@@ -166,4 +166,5 @@ def _source(request: InFlightRequest, key: str) -> ItemSource:
         label=request.call.label,
         deadline=request.deadline,
         looked_up=request.looked_up,
+        trace=None if request.trace is None else request.trace.item(key),
     )

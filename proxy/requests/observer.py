@@ -12,7 +12,7 @@ class CallObserver(Protocol):
     """Observer of calls: two short events for each, none for a token."""
 
     def opened(self, choices: Choices) -> None:
-        """A call is admitted. A `trace` given to its first choice now notes its moments."""
+        """A call is admitted. A `timeline` given to its first choice now notes its moments."""
 
     def closed(self, choices: Choices, failure: RequestError | None) -> None:
         """A call has ended; `failure`: with this error."""

@@ -15,9 +15,12 @@ from triptych.proxy.call.model_kind import name_prompt
 from triptych.proxy.call.output_format import name_field
 from triptych.proxy.ports import JobReady, Link
 from triptych.proxy.requests.lifecycle import Lifecycle
-from triptych.proxy.requests.trace import Mark, RequestTrace
+from triptych.proxy.requests.request_trace import RequestTrace
+from triptych.proxy.requests.timeline import Mark, RequestTimeline
 from triptych.proxy.splitter import SplitRequest
 from triptych.proxy.workers import Binding
+from triptych.tracing.attributes import sampling
+from triptych.tracing.server_span import ServerSpan
 from triptych.types import PDTimings, Usage
 
 logger = logging.getLogger(__name__)
@@ -107,6 +110,8 @@ class InFlightRequest:
     looked_up: float = 0.0
     first_token: float | None = None
     #: Of the call's first choice, where the cluster is watched.
+    timeline: RequestTimeline | None = None
+    #: Where the proxy has traces.
     trace: RequestTrace | None = None
 
     @property
@@ -117,7 +122,10 @@ class InFlightRequest:
     @property
     def log_extra(self) -> dict[str, object]:
         """The fields of log records about the request."""
-        return log_fields(request_id=self.request_id, label=self.call.label, attempt=self.lifecycle.attempt)
+        fields = log_fields(request_id=self.request_id, label=self.call.label, attempt=self.lifecycle.attempt)
+        if self.trace is not None and self.trace.recording:
+            fields["trace_id"] = self.trace.trace_id
+        return fields
 
     @property
     def resumed(self) -> bool:
@@ -151,18 +159,18 @@ class InFlightRequest:
         note: str = "",
         spent: tuple[float, ...] = (),
     ) -> None:
-        """Notes a moment of its trace, where it has one."""
-        if self.trace is not None:
-            self.trace.mark(mark, mm_hash, attempt=attempt, where=where, note=note, spent=spent)
+        """Notes a moment of its timeline, where it has one."""
+        if self.timeline is not None:
+            self.timeline.mark(mark, mm_hash, attempt=attempt, where=where, note=note, spent=spent)
 
     def mark_fetched(self) -> None:
-        if self.trace is not None:
+        if self.timeline is not None:
             keys = dict.fromkeys(item.mm_hash for item in self.content.items)
-            self.trace.fetched(keys, self.lifecycle.timings.fetch)
+            self.timeline.fetched(keys, self.lifecycle.timings.fetch)
 
     def mark_submitted(self, attempt: int) -> None:
-        if self.trace is not None:
-            self.trace.submitted(attempt)
+        if self.timeline is not None:
+            self.timeline.submitted(attempt)
 
     def mark_ready(self, mm_hash: str, end: JobReady) -> None:
         spent = (end.preprocess_seconds, end.encode_seconds, end.save_seconds)
@@ -170,9 +178,9 @@ class InFlightRequest:
         self.mark(Mark.READY, mm_hash, where=end.address, note=note, spent=spent)
 
     def mark_finished(self, attempt: int, usage: Usage, spent: PDTimings) -> None:
-        if self.trace is not None:
-            self.trace.cached_tokens = usage.cached_tokens
-            self.trace.mark(Mark.FINISHED, attempt=attempt, spent=(spent.prefill, spent.decode))
+        if self.timeline is not None:
+            self.timeline.cached_tokens = usage.cached_tokens
+            self.timeline.mark(Mark.FINISHED, attempt=attempt, spent=(spent.prefill, spent.decode))
 
     def emit(self, output: Output) -> None:
         """Sends what is no token to the client; the end goes with where the items came from."""
@@ -188,6 +196,15 @@ class InFlightRequest:
         """Ends the client's stream; a worker's error names the field that the client sent."""
         error = name_field(error, self.call.sampling.output_format)
         self.output.fail(name_prompt(error, self.call.prompt_param))
+
+
+def begin_traces(choices: Choices, span: ServerSpan, model: str) -> None:
+    """Has the spans of all choices of a call recorded under its server span, if that is."""
+    if span.recording:
+        call = choices.first.call
+        span.serves(model, sampling(call.sampling, len(choices.requests)))
+    for index, request in enumerate(choices.requests):
+        request.trace = RequestTrace(span, request.request_id, index)
 
 
 @dataclass(slots=True)
@@ -211,6 +228,24 @@ class Choices:
     @property
     def completion_tokens(self) -> int:
         return sum(len(request.lifecycle.output_token_ids) for request in self.requests)
+
+    def prepared(self, now: float) -> None:
+        """The call is bound, and its media are there."""
+        first = self.first
+        if first.trace is not None and first.split is not None and first.split.items:
+            seconds = first.lifecycle.timings.fetch
+            first.trace.fetched(now - seconds, seconds, len(first.split.items))
+
+    def end_traces(self, now: float) -> None:
+        """Hands in what is still open, and counts for the call's server span."""
+        for request in self.requests:
+            if request.trace is not None:
+                request.trace.end(now, request.origins)
+        if (trace := self.first.trace) is not None:
+            firsts = [request.first_token for request in self.requests if request.first_token is not None]
+            trace.call_ended(self.prompt_tokens, self.completion_tokens, min(firsts, default=None))
+            if self.status == 499:
+                trace.client_closed()
 
     def report(self, metrics: ProxyMetrics, now: float) -> None:
         """Counts the call that has ended, and logs one line of it."""

@@ -121,11 +121,24 @@ async def test_the_openai_client_gets_in_with_its_key_and_its_own_error_without(
             await nobody.models.list()
 
 
-async def test_only_health_and_readiness_are_open_whatever_the_spelling_of_the_path(store, tmp_path):
+async def test_only_probes_and_the_pages_files_are_open_whatever_the_spelling_of_the_path(store, tmp_path):
     async with _guarded(store, tmp_path) as cluster:
         assert await _get(cluster, "/health") == 200
         assert await _get(cluster, "/ready") == 200
-        closed = ["/metrics", "/v1/models", "/", "/docs", "/openapi.json", "//health", "/health/", "/Health"]
+        assert [await _get(cluster, path) for path in ("/", "/docs", "/page/app.js")] == [200] * 3
+        # What looks like a file of the page is one, or nothing.
+        for path in ("/page/../metrics", "/page/..%2fmetrics", "/page/%2e%2e/v1/models", "/page//metrics"):
+            assert await _get(cluster, path) == 404, path
+        closed = ["/metrics", "/v1/models", "/openapi.json", "//health", "/health/", "/Health"]
+        closed += [
+            "/cluster",
+            "/cluster/events",
+            "/cluster/requests/x",
+            "/page",
+            "//",
+            "/docs/",
+            "//page/app.js",
+        ]
         closed += [
             "/health/../metrics",
             "/health/..%2fmetrics",

@@ -252,6 +252,12 @@ async def test_a_server_that_refuses_a_get_is_no_miss_as_the_item_would_be_encod
         await asyncio.wait_for(closed.wait(), 5)
 
 
+async def greeted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answers the SELECT that every connection begins with."""
+    await reader.readuntil(b"SELECT\r\n$1\r\n0\r\n")
+    writer.write(b"+OK\r\n")
+
+
 @contextlib.asynccontextmanager
 async def answering(
     store: EmbeddingStore, folder: Path, reply: bytes
@@ -260,6 +266,7 @@ async def answering(
     closed = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await greeted(reader, writer)
         await reader.readuntil(b"ec:")
         writer.write(reply)
         with contextlib.suppress(ConnectionResetError):
@@ -283,6 +290,7 @@ async def test_a_connection_that_ends_inside_a_value_is_an_absence_and_the_next_
     plan = make_plan("eighty megabytes", rows=20, width=1 << 20)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await greeted(reader, writer)
         await reader.readuntil(b"ec:")
         writer.write(b"$4096\r\n" + bytes(100))
         await writer.drain()

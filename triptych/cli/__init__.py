@@ -11,6 +11,7 @@ from triptych.errors import ConfigError
 from triptych.launch.parent import end_on_sigterm
 from triptych.launch.secrets.credentials import receive_secrets
 from triptych.log import logs_json
+from triptych.progress.screen import CLEAR, can_draw
 
 #: Exit code of a command that cannot work as configured.
 CONFIG_EXIT = 2
@@ -26,5 +27,6 @@ def main() -> None:
         if logs_json():
             logging.getLogger("triptych").critical("%s", error)
         else:
-            sys.stderr.write(f"triptych: {error}\n")
+            clear = CLEAR if can_draw(sys.stderr) else ""
+            sys.stderr.write(f"{clear}triptych: {error}\n")
         sys.exit(CONFIG_EXIT)

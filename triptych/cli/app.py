@@ -9,7 +9,7 @@ from triptych.cli.commands.ask import ask, transcribe
 from triptych.cli.commands.bench import bench
 from triptych.cli.commands.cluster import check, serve
 from triptych.cli.commands.doctor import doctor
-from triptych.cli.commands.local import cert, key, tones
+from triptych.cli.commands.local import cert, key, namespace, tones
 from triptych.cli.commands.plan import plan
 from triptych.cli.commands.profile import profile
 from triptych.cli.commands.services import colocated, encoder, pd, proxy
@@ -25,7 +25,7 @@ def app() -> None:
 
 _COMMANDS = (
     *(serve, check, doctor, proxy, encoder, pd, colocated),
-    *(ask, transcribe, top, key, cert, tones),
+    *(ask, transcribe, top, key, cert, namespace, tones),
     *(bench, plan, profile, store),
 )
 for command in _COMMANDS:

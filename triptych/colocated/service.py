@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from dataclasses import dataclass, replace
 
 from triptych.colocated.device_lock import DeviceLock
@@ -25,12 +26,16 @@ from triptych.models.layers import before_each_layer
 from triptych.pd_worker import model_loading as pd_loading
 from triptych.pd_worker import worker as pd_worker
 from triptych.pd_worker.attention.flex_start import slow_while_compiling
+from triptych.progress.progress import ready
 from triptych.protos import encoder_pb2_grpc, pd_pb2_grpc
 from triptych.rpc.channels import make_server
 from triptych.rpc.server_auth import WorkerAuth
 from triptych.rpc.tls.certificates import internal_certificates
 from triptych.status.service_status import ServiceStatus
 from triptych.status.status_server import StatusServer, status_server
+from triptych.tracing.producers import Producers
+from triptych.tracing.start import check_tracing, start_tracer
+from triptych.tracing.tracer import Tracer
 from triptych.types import WorkerInfo
 from triptych.watchdog import check_stall_timeout
 from triptych.worker_process import Health, ProcessWatch, bind, stop_signal
@@ -52,6 +57,7 @@ async def run(config: ColocatedConfig) -> None:
     check_bind(config.pd.host, config.pd.internal_token)
     check_stall_timeout(config.pd.stall_timeout)
     check_drain_timeout(config.pd.drain_timeout)
+    check_tracing(config.pd)
     if config.pd.advertise:
         check_advertise(config.pd.advertise)
     stop = stop_signal()
@@ -85,7 +91,9 @@ async def _serve(
     server = make_server(auth, options=encoder_service.UNREAD_STREAMS)
     certificates = internal_certificates(config.pd)
     address = bind(server, config.pd, certificates)
-    replica = Replica(config, model, store, address)
+    incarnation = uuid.uuid4().hex
+    tracer = start_tracer(config.pd, "colocated", incarnation)
+    replica = Replica(config, model, store, address, tracer)
     show_expiry(replica.registry, internal=certificates)
     page.registry = replica.registry
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(replica.encoder.servicer, server)
@@ -103,6 +111,7 @@ async def _serve(
             for beat in beats:
                 beat.start()
             page.status.ready()
+            ready()
             logger.info("ready: colocated %s %s", address, model.decoder.name)
             await stop.wait()
             jobs = len(replica.encoder.jobs)
@@ -116,13 +125,20 @@ async def _serve(
             replica.pd.streams.shut_down()
             await server.stop(1.0)
             await replica.stop()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
 
 
 class Replica:
     """An EncoderWorker and a PDWorker with one lock on their device; belongs to the running event loop."""
 
     def __init__(
-        self, config: ColocatedConfig, model: LoadedReplica, store: EmbeddingStore, address: str
+        self,
+        config: ColocatedConfig,
+        model: LoadedReplica,
+        store: EmbeddingStore,
+        address: str,
+        tracer: Tracer | None = None,
     ) -> None:
         self._config = config
         self._address = address
@@ -131,6 +147,9 @@ class Replica:
         self.registry = new_registry()
         metrics = EncoderMetrics(model.decoder.name, self.registry)
         saving, loading = _transfers(config, self._identity, model.decoder.identity)
+        if tracer is not None:
+            producers = Producers()
+            saving, loading = (replace(one, producers=producers) for one in (saving, loading))
         device = DeviceLock()
         self.encoder = encoder_worker.EncoderWorker(
             config.encoder,
@@ -141,9 +160,12 @@ class Replica:
             transfer=saving,
             pacer=device,
             thread_per_batch=model.encoder.device.type == "cpu",
+            tracer=tracer,
         )
         pd_metrics = PDMetrics(model.decoder.name, self.registry, metrics.parameter_bytes)
-        self.pd = pd_worker.PDWorker(config.pd, model.decoder, pd_metrics, transfer=loading, pacer=device)
+        self.pd = pd_worker.PDWorker(
+            config.pd, model.decoder, pd_metrics, transfer=loading, pacer=device, tracer=tracer
+        )
         metrics.parameter_bytes.inc(encoder_loading.parameter_bytes(model.encoder))
         before_each_layer(model.encoder.module, self.encoder.beat.tick)
         before_each_layer(model.decoder.decoder.module, self.pd.engine.beat.tick)

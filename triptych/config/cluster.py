@@ -8,16 +8,17 @@ from triptych.config.flags import Config, flag, part
 from triptych.config.memory import MIB
 from triptych.config.proxy import ProxyConfig
 from triptych.config.ray import RayConfig
-from triptych.config.worker import SHARING_FLAGS, EncoderConfig, PDConfig
+from triptych.config.worker import ENGINE_FLAGS, SHARING_FLAGS, EncoderConfig, PDConfig
 from triptych.config.worker_range import MOST_WORKERS, WorkerRange
 from triptych.errors import ConfigError
 
 #: Flags of workers that the cluster gives them.
 _GIVEN = (
     *("store", "store_password_file", "store_ca_file", "store_cert_file", "store_key_file"),
-    *("internal_token", "internal_token_file", "log_level", "log_format"),
+    *("internal_token", "internal_token_file", "log_level", "log_format", "otlp_endpoint", "trace_sample"),
     *("tls_cert_file", "tls_key_file", "tls_ca_file", "tls_name", "insecure"),
     *("metrics_port", "host", "port", "advertise", "cpus", "drain_timeout", *SHARING_FLAGS),
+    *ENGINE_FLAGS,
 )
 
 #: Flags of the proxy that --encoders and --pd-workers give.

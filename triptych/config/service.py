@@ -50,6 +50,13 @@ class ServiceConfig(Config):
     log_format: str = flag(
         "text", "form of the log: lines of text, or one JSON object in each line", choices=("text", "json")
     )
+    otlp_endpoint: str = flag(
+        "", "OTLP/HTTP collector that spans of requests go to, like http://127.0.0.1:4318; none by default"
+    )
+    trace_sample: float = flag(
+        1.0,
+        "part of the requests that are traced, 0 to 1, where their caller has not decided; 0 traces none",
+    )
     metrics_port: int = flag(0, "port of /metrics, /health and /ready of this process; 0 picks a free one")
     cpus: str = flag("", "cores to run on, like 0,1 or 2-3; all by default")
 

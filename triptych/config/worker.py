@@ -117,6 +117,14 @@ class EncoderConfig(WorkerConfig):
 class PDConfig(WorkerConfig):
     """The flags of a PD worker."""
 
+    engine: str = flag(
+        "native",
+        "what computes: native, this process; vllm, the vLLM server at --engine-url, which loads embeddings "
+        "by an EC connector",
+        choices=("native", "vllm"),
+    )
+    engine_url: str = flag("", "address of the server of --engine vllm, like http://10.0.0.7:8000")
+    engine_key_file: str = flag("", "file that holds the key of that server's --api-key")
     tensor_parallel: int = flag(
         1,
         "processes that share one PD worker's decoder, each with a part of every layer: one GPU each, or a "
@@ -183,6 +191,8 @@ class PDConfig(WorkerConfig):
         return self.encoder_cache_memory or EMBEDDING_MEMORY
 
 
+#: Of PD workers alone: a cluster on one machine and replicas compute themselves.
+ENGINE_FLAGS = ("engine", "engine_url", "engine_key_file")
 #: How encoders and PD workers share cores, by flag; a replica's sides take turns instead.
 SHARING_FLAGS = ("core_page", "core_slot", "spare_cores", "step_interval", "keep_core")
 
@@ -192,7 +202,7 @@ class ColocatedConfig(Config):
     """The flags of a replica: an encoder worker and a PD worker; what both have is equal in both."""
 
     encoder: EncoderConfig = part(EncoderConfig, without=(*SHARING_FLAGS, "encoder_data_parallel"))
-    pd: PDConfig = part(PDConfig, without=(*SHARING_FLAGS, "tensor_parallel"))
+    pd: PDConfig = part(PDConfig, without=(*SHARING_FLAGS, *ENGINE_FLAGS, "tensor_parallel"))
     connector: str = flag(
         "redis",
         "where embeddings go from tower to decoder: redis, the store that replicas share; memory, this "

@@ -30,6 +30,7 @@ from triptych.log import setup_logging
 from triptych.machine.resources import usable_cpus
 from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 from triptych.rpc.tls.proxy_certificates import check_certificates
+from triptych.tracing.start import check_tracing
 
 
 def serve_cluster(config: ServeConfig) -> None:
@@ -56,6 +57,7 @@ def _checked(config: ServeConfig) -> ServeConfig:
     proxy = with_token(config).proxy
     check_front_door(proxy.host, api_key=proxy.api_key, api_key_file=proxy.api_key_file, auth=proxy.auth)
     check_certificates(proxy)
+    check_tracing(proxy)
     path = resolve_model(resolve_demo(config.demo, config.model))
     check_supported(path, wanted_by_flags(config.pd))
     check_port(proxy.host, proxy.port, "--port")

@@ -25,6 +25,7 @@ from triptych.launch.scaling.controller import PoolController
 from triptych.launch.scaling.local_workers import GRACE_SECONDS, LocalWorkers
 from triptych.launch.scrape_targets import FILE as TARGETS_FILE
 from triptych.launch.scrape_targets import keep_targets
+from triptych.launch.start_display import StartDisplay
 
 logger = logging.getLogger("launch")
 
@@ -41,6 +42,7 @@ class Supervisor:
         self._fork_server = ForkServer(plan.fork_server) if plan.fork_server else None
         self._workers = LocalWorkers(plan, self._fork_server, self._changed)
         self._proxy = Child("proxy", plan.proxy, plan.proxy_secrets, on_change=self._changed)
+        self._display = StartDisplay(self._workers.first)
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -50,6 +52,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._stop.set)
         if self._plan.store is not None:
             self._plan.store.start()
+        self._display.open()
         if self._fork_server is not None:
             await self._fork_server.start()
         self._workers.start_first()
@@ -64,6 +67,7 @@ class Supervisor:
             for task in (*helpers, stopped):
                 task.cancel()
             await asyncio.gather(*helpers, stopped, return_exceptions=True)
+            self._display.close()
             await self._end()
             for watch in watches:
                 watch.cancel()
@@ -92,6 +96,7 @@ class Supervisor:
     async def _announce(self) -> None:
         """Announces once that the cluster answers, not again when the store or the fork server restarts."""
         await self._wait_until_ready()
+        self._display.close()
         self._on_ready()
         while True:
             self._write_processes()

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from PIL import Image
 
+from triptych.errors import ConfigError
 from triptych.models.fused.merged import merge
 from triptych.models.fused.norms import fuse_norms
 from triptych.models.images import ImageProcessor
@@ -249,6 +250,14 @@ class DecoderSide(ABC):
         `geometry` and `cross` count its heads, and all ranks call `forward` and `logits` in the same order,
         with the same batch. ConfigError for heads that cannot be divided so.
         """
+
+    @classmethod
+    def without_weights(cls, path: Path, *, dtype: torch.dtype) -> DecoderSide:
+        """The decoder without its weights: it places items and checks requests, another engine computes.
+
+        ConfigError for a family that no other engine computes.
+        """
+        raise ConfigError(f"MODEL={path} is of a family that only --engine native computes")
 
     def fuse(self) -> None:
         """Fuses layers of the loaded module where the results stay the same."""

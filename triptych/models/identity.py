@@ -19,6 +19,8 @@ from triptych.hashing import framed_digest
 from triptych.models.checkpoint.folder import read_config, safetensors_files
 from triptych.models.registry import family_of
 from triptych.models.weights.quantization import NONE, decoder_is_quantized, encoder_is_quantized
+from triptych.progress.progress import step
+from triptych.progress.step import BYTES
 from triptych.types import JsonObject
 
 logger = logging.getLogger(__name__)
@@ -116,7 +118,9 @@ def _weights_digest(path: Path) -> str:
     if known:
         return known
     tower = family_of(path).keys.encoder_names
-    tensors = sorted(entry for file in files for entry in _tensor_digests(file, tower))
+    total = sum(file.stat().st_size for file in files)
+    with step("digesting weights", total, BYTES) as running:
+        tensors = sorted(entry for file in files for entry in _tensor_digests(file, tower, running.advance))
     digest = framed_digest((key, value.encode()) for key, value in tensors)
     if all(time.time_ns() - _changed_ns(file) > _SETTLED_SECONDS * 1e9 for file in files):
         _remember(sidecar, stamps, digest)
@@ -149,7 +153,7 @@ def _sampled(file: Path) -> str:
 
 
 def _tensor_digests(
-    file: Path, tower: Callable[[Iterable[str]], Mapping[str, str]]
+    file: Path, tower: Callable[[Iterable[str]], Mapping[str, str]], advance: Callable[[int], None]
 ) -> Iterator[tuple[str, str]]:
     """(key, dtype, shape and content's digest) of each tensor; one outside the tower by head and samples."""
     header, start = _header(file)
@@ -167,6 +171,7 @@ def _tensor_digests(
                 while length > 0 and (chunk := source.read(min(length, 1 << 24))):
                     digest.update(chunk)
                     length -= len(chunk)
+            advance(size)
             yield key, f"{header[key]['dtype']} {header[key]['shape']} {digest.hexdigest()}"
 
 

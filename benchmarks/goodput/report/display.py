@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from triptych.goodput.load import job
@@ -17,6 +15,8 @@ from triptych.goodput.measure.window import MeasuredWindow
 from triptych.goodput.report.comparison import Ratio
 from triptych.goodput.report.machine import Machine
 from triptych.goodput.report.result import failure_counts
+from triptych.progress.choice import CommandRenderer, process_renderer
+from triptych.progress.progress import Progress
 from triptych.types import JsonObject
 
 
@@ -27,32 +27,38 @@ def _ms(seconds: float) -> str:
 class Display:
     """Writes to the console; progress goes to standard error, so that tables can be piped."""
 
-    def __init__(self, console: Console | None = None, errors: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, renderer: CommandRenderer | None = None) -> None:
         self._console = console or Console()
-        self._errors = errors or Console(stderr=True)
+        self._renderer = renderer or process_renderer()
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False)
+        with self._renderer.hidden():
+            self._console.print(text, markup=False, highlight=False)
 
     def warn(self, text: str) -> None:
-        self._console.print(f"! {text}", style="yellow", markup=False, highlight=False)
+        with self._renderer.hidden():
+            self._console.print(f"! {text}", style="yellow", markup=False, highlight=False)
+
+    def table(self, table: Table) -> None:
+        with self._renderer.hidden():
+            self._console.print(table)
+
+    def step(self, label: str, total: int | None = None, unit: str = "") -> Progress:
+        """A started step, to be used in a `with`: what windows, cells or rounds are parts of."""
+        return Progress(label, self._renderer).start(total, unit)
 
     @contextmanager
-    def progress(self, title: str) -> Iterator[Any]:
+    def progress(self, title: str) -> Iterator[Callable[[job.Progress], None]]:
         """Gives a callback for `run_window`."""
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-        )
-        with Progress(*columns, console=self._errors, transient=True) as bars:
-            bar = bars.add_task(title, total=None, note="drawing pictures")
+        with Progress(title, self._renderer).start(unit="requests") as window:
+            window.advance(0, note="drawing pictures")
+            known = 0
 
             def show(seen: job.Progress) -> None:
+                nonlocal known
                 note = f"{seen.sent - seen.done} in flight" + (f", {seen.failed} failed" * bool(seen.failed))
-                bars.update(bar, completed=seen.done, total=seen.total, note=note)
+                window.advance(seen.done - known, total=seen.total, note=note)
+                known = seen.done
 
             yield show
 
@@ -63,8 +69,8 @@ class Display:
         for window in windows:
             counts.add_row(*_counts(window))
             latencies.add_row(*_latencies(window))
-        self._console.print(counts)
-        self._console.print(latencies)
+        self.table(counts)
+        self.table(latencies)
         for window in windows:
             if window.verdict.why:
                 self.say(f"{window.settings.label} not sustained: {window.verdict.why}")
@@ -106,7 +112,7 @@ class Display:
                 f"{one.windows[0]}, {one.windows[1]}",
                 one.reading,
             )
-        self._console.print(table)
+        self.table(table)
 
 
 def _title(windows: Sequence[MeasuredWindow]) -> str:

@@ -57,7 +57,12 @@ class SimulatedTransport:
     links: list[SimulatedLink] = field(default_factory=list)
 
     def open_job(
-        self, address: str, job: encoder_pb2.EncodeJob, media: ItemMedia, owner: JobOwner
+        self,
+        address: str,
+        job: encoder_pb2.EncodeJob,
+        media: ItemMedia,
+        owner: JobOwner,
+        trace: object = None,
     ) -> SimulatedJob:
         return SimulatedJob(self, self.encoders[address], job, owner)
 

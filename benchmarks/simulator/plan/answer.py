@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
 
 from triptych.errors import ConfigError
+from triptych.progress.progress import step
 from triptych.simulator.plan.advice import Advice, advise
 from triptych.simulator.plan.estimate import estimate, proxies_for, proxy_seconds
 from triptych.simulator.plan.purchase import Purchase, cost_per_million, purchases
 from triptych.simulator.plan.question import PlannedDevice, Question, check_question
 from triptych.simulator.plan.ratios import Ratios, Served, best_ratio
 from triptych.simulator.plan.scaling import Bottleneck, Reach, bottlenecks, curve, traffic_of
-from triptych.simulator.plan.sensitivity import SensitivityPoint, sensitivity
+from triptych.simulator.plan.sensitivity import SensitivityPoint, sensitivity, sensitivity_searches
 from triptych.simulator.plan.trials import Trials
 
 FORMAT = "triptych-plan/1"
@@ -78,16 +78,18 @@ class CapacityPlan:
         return advise(self.ratios, estimate(self.question), best / baseline if best and baseline else 1.0)
 
 
-def answer(question: Question, wanted: Wanted, on_window: Callable[[str], None]) -> CapacityPlan:
-    """ConfigError for what cannot be answered. `on_window` is called with every window as it begins."""
+def answer(question: Question, wanted: Wanted) -> CapacityPlan:
+    """ConfigError for what cannot be answered."""
     check_question(question)
     if wanted.scale and question.device.ranks > 1:
         raise ConfigError("--scale counts workers of one rank each: leave out --pd-ranks")
     began = time.process_time()
-    trials = Trials(question, on_window)
-    ratios = best_ratio(trials)
-    bought = purchases(trials, ratios, wanted.rate) if wanted.rate else ()
-    points = sensitivity(trials, ratios) if wanted.sensitivity else ()
+    with step("simulating", unit="searches") as running:
+        trials = Trials(question, running)
+        later = sensitivity_searches(question.workload) if wanted.sensitivity else 0
+        ratios = best_ratio(trials, later)
+        bought = purchases(trials, ratios, wanted.rate) if wanted.rate else ()
+        points = sensitivity(trials, ratios) if wanted.sensitivity else ()
     scaled = scaling(question, ratios.best, wanted.store_rate) if wanted.scale and ratios.best.rate else None
     seconds = time.process_time() - began
     return CapacityPlan(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from triptych.errors import ConfigError
 from triptych.goodput.load.workload import PlannedRequest, Workload
+from triptych.progress.progress import Progress, step
 from triptych.simulator.autoscale.ours import WorkSeconds
 from triptych.simulator.autoscale.scaler import FixedSize
 from triptych.simulator.autoscale.traces import UTILIZATION, Phase, Trace, requests_of, trace, work_of
@@ -79,7 +80,7 @@ def _phase(words: Sequence[str], where: str) -> tuple[float, float]:
     return seconds, share
 
 
-def day_of(question: Question, rate: float, name: str, on_window: Callable[[str], None]) -> DayPlan:
+def day_of(question: Question, rate: float, name: str) -> DayPlan:
     """The trace with `rate` requests per second at its peak. ConfigError for what cannot be simulated."""
     if not rate:
         raise ConfigError("--trace needs --rate, the requests per second at the peak")
@@ -96,12 +97,15 @@ def day_of(question: Question, rate: float, name: str, on_window: Callable[[str]
             f"simulated: use a --rate of up to {rate * MOST_REQUESTS / requests:.3g}"
         )
     sent = requests_of(shown, setup.costs.encoder, setup.model, question.seed, workers)
-    rows = list(_static(setup, sent, peak, on_window))
-    for cold_start in COLD_STARTS:
-        on_window(f"the policy, cold start {cold_start:g} s")
-        scaler = WorkSeconds(0, peak, cold_start)
-        found = run_trial(setup, *sent, scaler, cold_start)
-        rows.append(_row(f"policy, cold start {cold_start:g} s", peak, found))
+    # The best static size is found by halves.
+    with step("simulating", 1 + peak.bit_length() + len(COLD_STARTS), "days") as running:
+        rows = list(_static(setup, sent, peak, running))
+        for cold_start in COLD_STARTS:
+            running.advance(0, note=f"the policy, cold start {cold_start:g} s")
+            scaler = WorkSeconds(0, peak, cold_start)
+            found = run_trial(setup, *sent, scaler, cold_start)
+            running.advance()
+            rows.append(_row(f"policy, cold start {cold_start:g} s", peak, found))
     priced = tuple(replace(row, dollars=_dollars(question, row, rows[0])) for row in rows)
     return DayPlan(shown, rate, len(sent[0]), setup.pd_workers, priced)
 
@@ -126,13 +130,15 @@ def _static(
     setup: TrialSetup,
     sent: tuple[list[PlannedRequest], list[float]],
     peak: int,
-    on_window: Callable[[str], None],
+    running: Progress,
 ) -> Sequence[DayRow]:
     """The pool for the peak, and the smallest one that serves nearly as many requests well."""
 
     def serve(size: int) -> DayRow:
-        on_window(f"{size} static encoders")
-        return _row(f"static, {size}", size, run_trial(setup, *sent, FixedSize(size), 0.0, size))
+        running.advance(0, note=f"{size} static encoders")
+        found = run_trial(setup, *sent, FixedSize(size), 0.0, size)
+        running.advance()
+        return _row(f"static, {size}", size, found)
 
     top = serve(peak)
     best, low = top, 1

@@ -107,10 +107,11 @@ def candidates(question: Question, *, pictures: bool) -> list[ClusterShape]:
     return [question.apart(encoders, pd_workers) for encoders, pd_workers in counts if encoders]
 
 
-def best_ratio(trials: Trials) -> Ratios:
+def best_ratio(trials: Trials, later: int = 0) -> Ratios:
     """Ratios in the order of their bounds, until none that is left can be better; then the answer's loads.
 
-    One load decides between ratios; the best one and the replicas are measured with all of them.
+    One load decides between ratios; the best one and the replicas are measured with all of them. `later`
+    searches follow, which the progress counts.
     """
     question = trials.question
     load, found = question.workload, estimate(question)
@@ -121,12 +122,15 @@ def best_ratio(trials: Trials) -> Ratios:
         count = max(1, int(question.budget / each + 1e-9))
     served: dict[str, Served] = {}
     best = 0.0
-    for shape in sorted(shapes, key=found.of, reverse=True):
+    others = 3 * (question.repeats - 1) + 2 + later
+    for tried, shape in enumerate(sorted(shapes, key=found.of, reverse=True)):
+        trials.expect(len(shapes) - tried + others)
         rates: tuple[float, ...] = ()
         if not served or found.of(shape) * BOUND_MARGIN > best:
             rates = (trials.highest(shape, load),)
             best = max(best, *rates)
         served[shape.name] = Served(shape, found.of(shape), rates)
+    trials.expect(others)
     winner = max(served.values(), key=lambda one: one.rate)
     served[winner.name] = _repeated(trials, winner)
     ours, vllm = (

@@ -50,6 +50,12 @@ def points(load: Workload) -> Iterator[tuple[str, float, Workload]]:
         yield "reuse", reuse, replace(load, reuse=reuse)
 
 
+def sensitivity_searches(load: Workload) -> int:
+    """Searches of `sensitivity`, at most: two at each point but the load's own."""
+    given = {"share": share_of(load), "reuse": load.reuse}
+    return 2 * sum(value != given[kind] for kind, value, _ in points(load))
+
+
 def sensitivity(trials: Trials, ratios: Ratios) -> tuple[SensitivityPoint, ...]:
     """The answer's ratio and the replicas over all points, one load each, less finely than the answer."""
     found = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
@@ -12,6 +11,7 @@ from triptych.goodput.load.workload import Workload, plan_requests
 from triptych.goodput.measure.search import SearchLimits, Verdict, search
 from triptych.goodput.measure.slo import Slo
 from triptych.goodput.measure.sustained import MATTERS, SURE, drift_of, judge
+from triptych.progress.progress import Progress
 from triptych.simulator.cluster.shape import ClusterShape
 from triptych.simulator.costs.costs import CostModel, ProxyCosts
 from triptych.simulator.plan.estimate import Estimate, estimate, proxies_for, proxy_seconds
@@ -52,16 +52,17 @@ COARSE = Fineness(0.12, 1.12, 300)
 
 
 class Trials:
-    """Windows of one question, each simulated once. `on_window` is called with what is about to be simulated.
+    """Windows of one question, each simulated once. `progress` counts the searches.
 
     `hurried`: some began before two stays were over, for their rate is high; they may be too kind.
     """
 
-    def __init__(self, question: Question, on_window: Callable[[str], None] = lambda window: None) -> None:
+    def __init__(self, question: Question, progress: Progress | None = None) -> None:
         self.question = question
         self.requests = 0
         self.hurried = False
-        self._on_window = on_window
+        self.searches = 0
+        self._progress = progress or Progress("simulating").start()
         self._known: dict[tuple[str, Workload, float, int, int], Verdict] = {}
 
     def __len__(self) -> int:
@@ -74,7 +75,7 @@ class Trials:
         key = (shape.name, load, rate, repeat, most)
         found = self._known.get(key)
         if found is None:
-            self._on_window(f"{shape.name} at {rate:.3g} requests/s")
+            self._progress.advance(0, note=f"{shape.name} at {rate:.3g} requests/s")
             found = self._known[key] = self._simulate(shape, load, rate, repeat, most)
         return found
 
@@ -87,6 +88,18 @@ class Trials:
         fineness: Fineness = FINE,
     ) -> float:
         """The highest sustained rate, looked for from `start` or near the bound; 0 when there is none."""
+        found = self._highest(shape, load, start, repeat, fineness)
+        self.searches += 1
+        self._progress.advance()
+        return found
+
+    def expect(self, searches: int) -> None:
+        """So many searches are to come, as far as one knows."""
+        self._progress.advance(0, total=self.searches + searches)
+
+    def _highest(
+        self, shape: ClusterShape, load: Workload, start: float, repeat: int, fineness: Fineness
+    ) -> float:
         bound = estimate(self.question, load).of(shape)
         if bound <= 0:
             return 0.0

@@ -35,14 +35,16 @@ def prepare_samples(encoder: EncoderSide, effort: Effort) -> list[Sample]:
 
         return timed(work, {"prepare_item": 1, "prepare_pixel": side * side}, effort)
 
-    return in_time(map(sample, SIDES), effort)
+    return in_time("preprocessing", map(sample, SIDES), len(SIDES), effort)
 
 
 def tower_samples(encoder: EncoderSide, effort: Effort, batch_patches: int) -> list[Sample]:
     """Batches of pictures of one size, up to `batch_patches` patches, to rows in host memory."""
 
+    pictures = distinct_pictures(encoder)
+
     def samples() -> Iterator[Sample]:
-        for prepared in distinct_pictures(encoder):
+        for prepared in pictures:
             alone = tower_sample(encoder, prepared, 1, effort)
             yield alone
             for count in BATCHES:
@@ -50,7 +52,7 @@ def tower_samples(encoder: EncoderSide, effort: Effort, batch_patches: int) -> l
                 if count * prepared.cost <= batch_patches and count * alone.seconds <= effort.sample_seconds:
                     yield tower_sample(encoder, prepared, count, effort)
 
-    return in_time(samples(), effort, 8)
+    return in_time("tower", samples(), len(pictures) * (1 + len(BATCHES)), effort, 8)
 
 
 def tower_sample(encoder: EncoderSide, prepared: PreparedItem, count: int, effort: Effort) -> Sample:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 
 import torch
@@ -23,6 +23,7 @@ from triptych.models.registry import (
 )
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.frontend.prompt import open_checkpoint
+from triptych.progress.progress import Progress, step
 from triptych.simulator.costs.checkpoint_shape import shape_of
 from triptych.simulator.costs.costs import CostModel, EncoderCosts, ModelShape, PDCosts, ProxyCosts
 from triptych.simulator.profile import pd, timing
@@ -35,24 +36,27 @@ from triptych.simulator.profile.store import transfer_samples
 #: Share of the free memory that the KV cache of the measurement may take.
 _KV_SHARE = 0.25
 
-Say = Callable[[str], None]
+#: What the progress counts: proxy, store, preprocessing, tower, prompts, steps.
+_STAGES = 6
 
 
-def measure(options: ProfileOptions, say: Say = lambda line: None) -> Profile:
-    """The profile of this machine; `say` is called with every stage as it begins.
+def measure(options: ProfileOptions) -> Profile:
+    """The profile of this machine. ConfigError for a model or a device that cannot be served."""
+    with step("profile", _STAGES, "stages") as stages:
+        return _measure(options, stages)
 
-    ConfigError for a model or a device that cannot be served.
-    """
+
+def _measure(options: ProfileOptions, stages: Progress) -> Profile:
     load_before = load_average()
     model = _ModelStages(options)
     samples: dict[str, list[Sample]] = {}
-    say("the proxy and its messages")
     samples["proxy"], trips = proxy_samples(model.effort)
-    say("saves and loads")
+    stages.advance()
     samples["save"], samples["load"] = transfer_samples(model.effort)
+    stages.advance()
     threads_before = torch.get_num_threads()
     try:
-        shape = model.measure(samples, say)
+        shape = model.measure(samples, stages)
     finally:
         torch.set_num_threads(threads_before)
     fits = {stage: fit_costs(taken, TERMS[stage]) for stage, taken in samples.items()}
@@ -87,18 +91,20 @@ class _ModelStages:
         self._encoder_threads = self._pd_threads = 0
         self.effort = timing.QUICK if options.quick else timing.FULL
 
-    def measure(self, samples: dict[str, list[Sample]], say: Say) -> ModelShape:
+    def measure(self, samples: dict[str, list[Sample]], stages: Progress) -> ModelShape:
         """Adds the samples of both sides' stages to `samples`; the checkpoint's sizes."""
-        say("the encoder: preprocessing and tower")
         encoder = load_encoder(self._options.model, device=self._device, dtype=self._dtype)
         self._encoder_threads = tower_threads(self._encoder.threads, self._encoder.cpus)
         torch.set_num_threads(self._encoder_threads)
         samples["prepare"] = prepare_samples(encoder, self.effort)
+        stages.advance()
         samples["tower"] = tower_samples(encoder, self.effort, self._encoder.batch_patches)
-        say("the decoder's steps")
-        return self._decoder(encoder, samples)
+        stages.advance()
+        return self._decoder(encoder, samples, stages)
 
-    def _decoder(self, encoder: EncoderSide, samples: dict[str, list[Sample]]) -> ModelShape:
+    def _decoder(
+        self, encoder: EncoderSide, samples: dict[str, list[Sample]], stages: Progress
+    ) -> ModelShape:
         path = self._options.model
         decoder = load_decoder(
             path, device=self._device, dtype=self._dtype, attn_implementation=ATTENTION_NAME
@@ -109,6 +115,7 @@ class _ModelStages:
         prompts, tokenizer = open_checkpoint(path, decoder, length)
         shape = shape_of(path, encoder, decoder, prompts)
         samples["intake"] = pd.intake_samples(prompts, decoder, self.effort)
+        stages.advance()
         most = int(_KV_SHARE * self._free_memory()) // shape.kv_token_bytes // 4
         grid = pd.scenarios(self._pd, length, quick=self._options.quick, most_tokens=most)
         config = pd.pd_config(self._pd, decoder, grid)

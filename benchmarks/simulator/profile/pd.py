@@ -27,9 +27,10 @@ from triptych.pd_worker.frontend.detokenizer import OutputText
 from triptych.pd_worker.frontend.prompt import PromptBuilder
 from triptych.pd_worker.runner.capacity import block_bytes
 from triptych.pd_worker.step_metrics import StepMetrics
+from triptych.progress.progress import step
 from triptych.simulator.costs.costs import step_work
 from triptych.simulator.profile.fit import TERMS, Sample
-from triptych.simulator.profile.timing import Effort, in_time, timed
+from triptych.simulator.profile.timing import Effort, in_time, stage_left, timed
 from triptych.types import SamplingParams
 
 _PROXY = "profile"
@@ -229,22 +230,27 @@ def step_samples(bench: StepBench, grid: Sequence[Scenario], effort: Effort) -> 
     """One sample for every step of every scenario; the grid is gone through `effort.repeats` times, so that
     what else the machine does meets all alike.
     """
-    end = time.perf_counter() + effort.stage_seconds
+    began = time.perf_counter()
+    end = began + effort.stage_seconds
     found: dict[tuple[int, str], list[tuple[dict[str, float], float]]] = defaultdict(list)
-    for turn in range(effort.repeats + 1):
-        for index, scenario in enumerate(grid):
-            # The cheaper half is measured, however long that takes.
-            if time.perf_counter() > end and (turn > 1 or index > len(grid) // 2):
+    runs, total = 0, (effort.repeats + 1) * len(grid)
+    with step("the decoder's steps", total, "runs") as running:
+        for turn in range(effort.repeats + 1):
+            for index, scenario in enumerate(grid):
+                # The cheaper half is measured, however long that takes.
+                if time.perf_counter() > end and (turn > 1 or index > len(grid) // 2):
+                    break
+
+                def note(phase: str, terms: dict[str, float], seconds: float, index: int = index) -> None:
+                    found[index, phase].append((terms, seconds))
+
+                if turn == 0:
+                    bench.run(scenario, lambda phase, terms, seconds: None)
+                bench.run(scenario, note)
+                runs += 1
+                running.advance(left=stage_left(time.perf_counter() - began, runs / total, effort))
+            if time.perf_counter() > end:
                 break
-
-            def note(phase: str, terms: dict[str, float], seconds: float, index: int = index) -> None:
-                found[index, phase].append((terms, seconds))
-
-            if turn == 0:
-                bench.run(scenario, lambda phase, terms, seconds: None)
-            bench.run(scenario, note)
-        if time.perf_counter() > end:
-            break
     return [_sample(steps) for steps in found.values()]
 
 
@@ -269,4 +275,4 @@ def intake_samples(prompts: PromptBuilder, decoder: DecoderSide, effort: Effort)
         tokens = len(prompts.build(messages, []).token_ids)
         return timed(work, {"take_request": 1, "take_token": tokens}, effort)
 
-    return in_time(map(sample, _LENGTHS), effort)
+    return in_time("prompts", map(sample, _LENGTHS), len(_LENGTHS), effort)

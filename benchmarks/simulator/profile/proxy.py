@@ -20,6 +20,7 @@ from triptych.config import TlsFiles
 from triptych.goodput.load.pictures import data_url, jpeg
 from triptych.goodput.load.workload import Picture
 from triptych.metrics import ProxyMetrics
+from triptych.progress.progress import Progress, step
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.server import HttpServer
 from triptych.proxy.openai.app import make_app
@@ -30,7 +31,7 @@ from triptych.rpc.channels import make_channel
 from triptych.rpc.tls.certificates import Certificates
 from triptych.simulator.profile.fit import Sample
 from triptych.simulator.profile.scripted_workers import MARK, MODEL, FixedRegistry, NoStore, serve_workers
-from triptych.simulator.profile.timing import Effort
+from triptych.simulator.profile.timing import Effort, stage_left
 
 #: Streams and tokens of the relay, requests of one measurement, and sides of the pictures (JPEGs of noise:
 #: about 0.6 byte a pixel).
@@ -161,11 +162,12 @@ def proxy_samples(effort: Effort) -> tuple[list[Sample], list[float]]:
         pipe, port = start(proxy_process, workers, workers)
         bench = ProxyBench(pipe, port)
         trips = asyncio.run(round_trips(workers))
-        return _measured(bench, effort), trips
+        with step("the proxy and its messages", effort.repeats + 1, "turns") as running:
+            return _measured(bench, effort, running), trips
 
 
-def _measured(bench: ProxyBench, effort: Effort) -> list[Sample]:
-    end = time.perf_counter() + effort.stage_seconds
+def _measured(bench: ProxyBench, effort: Effort, running: Progress) -> list[Sample]:
+    began = time.perf_counter()
     streams = [post(_TOKENS)] * _STREAMS
     short = [post(1)] * _REQUESTS
     # Work, requests at once, tokens of each; pictures differ, so that every one is hashed and sent.
@@ -188,7 +190,9 @@ def _measured(bench: ProxyBench, effort: Effort) -> list[Sample]:
             seconds = bench.cpu(requests, at_once, tokens) / len(requests)
             if turn:
                 found.setdefault(index, (terms, []))[1].append(seconds)
-        if turn and time.perf_counter() > end:
+        seconds = time.perf_counter() - began
+        running.advance(left=stage_left(seconds, (turn + 1) / (effort.repeats + 1), effort))
+        if turn and seconds > effort.stage_seconds:
             break
     return [Sample(terms, statistics.median(taken), tuple(taken)) for terms, taken in found.values()]
 

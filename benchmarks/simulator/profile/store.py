@@ -96,7 +96,8 @@ def transfer_samples(effort: Effort) -> tuple[list[Sample], list[Sample]]:
             )
 
         try:
-            saves, loads = zip(*in_time(map(sample, SIZES), effort), strict=True)
+            pairs = in_time("saves and loads", map(sample, SIZES), len(SIZES), effort)
+            saves, loads = zip(*pairs, strict=True)
         finally:
             transfers.close()
             store.stop()

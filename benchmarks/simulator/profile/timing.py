@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from triptych.progress.progress import step
 from triptych.simulator.profile.fit import Sample
 
 T = TypeVar("T")
@@ -26,15 +27,28 @@ FULL = Effort(repeats=7, sample_seconds=3.0, stage_seconds=20.0)
 QUICK = Effort(repeats=3, sample_seconds=0.4, stage_seconds=2.5)
 
 
-def in_time(grid: Iterable[T], effort: Effort, least: int = 4) -> list[T]:
-    """What the stage has time for of a grid that measures as it is read; so many at least."""
-    end = time.perf_counter() + effort.stage_seconds
+def in_time(label: str, grid: Iterable[T], count: int, effort: Effort, least: int = 4) -> list[T]:
+    """What the stage, shown as `label`, has time for of a grid that measures as it is read; so many at least.
+
+    The grid has `count` samples at most.
+    """
+    began = time.perf_counter()
     found: list[T] = []
-    for sample in grid:
-        found.append(sample)
-        if time.perf_counter() > end and len(found) >= least:
-            break
+    with step(label, count, "samples") as running:
+        for sample in grid:
+            found.append(sample)
+            seconds = time.perf_counter() - began
+            running.advance(left=stage_left(seconds, len(found) / count, effort))
+            if seconds > effort.stage_seconds and len(found) >= least:
+                break
     return found
+
+
+def stage_left(seconds: float, share: float, effort: Effort) -> float:
+    """Seconds that a stage will still take, `share` of whose grid took `seconds`: the rest of it, or of its
+    time.
+    """
+    return max(0.0, min(seconds * (1 - share) / share, effort.stage_seconds - seconds))
 
 
 def timed(work: Callable[[], None], terms: dict[str, float], effort: Effort) -> Sample:

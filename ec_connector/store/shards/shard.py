@@ -73,17 +73,27 @@ class Shard:
         return plans
 
     async def save(
-        self, plan: ItemPlan, body: memoryview | bytes, *, ttl: float, damaged_digest: str = ""
+        self,
+        plan: ItemPlan,
+        body: memoryview | bytes,
+        *,
+        ttl: float,
+        damaged_digest: str = "",
+        producer: bytes = b"",
     ) -> SaveResult:
         """Stores the item; if it is stored already, only renews its TTL.
 
         `damaged_digest` names a damaged value to replace; a value that no longer matches it is kept.
+        `producer` is the trace context that goes with a stored value.
         InvalidRequest when the plan does not fit body or header, StoreFull and StoreUnavailable else.
         """
         key = keys.embedding(plan.mm_hash)
         body = memoryview(body).cast("B") if len(body) else memoryview(b"")
         write_id = uuid.uuid4().hex[:16]
-        head = await _off_loop(len(body), lambda: codec.encode_head(plan, body, write_id=write_id, ttl=ttl))
+        head = await _off_loop(
+            len(body),
+            lambda: codec.encode_head(plan, body, write_id=write_id, ttl=ttl, producer=producer),
+        )
         dropped = bool(damaged_digest) and await self.control.script(
             scripts.DROP_DAMAGED, [key], damaged_digest
         )
@@ -151,7 +161,7 @@ class Shard:
         head = _fitting(plan, arriving[0].result())
         if isinstance(head, Damage):
             return Missing(head.reason, codec.damage_digest(scattered(value).read(0, codec.HEAD_BYTES)))
-        return await self._load_parts(plan, head, into) if split else Loaded(body[0])
+        return await self._load_parts(plan, head, into) if split else Loaded(body[0], head.producer)
 
     async def _load_parts(self, plan: ItemPlan, head: Head, into: Into) -> LoadResult:
         digest = codec.damage_digest(head.raw)
@@ -169,7 +179,7 @@ class Shard:
             if part is None:
                 return Missing("a part is gone", digest)
         damage = await _off_loop(len(body), lambda: codec.verify(head, body.pieces))
-        return Loaded(memory) if damage is None else Missing(damage.reason, digest)
+        return Loaded(memory, head.producer) if damage is None else Missing(damage.reason, digest)
 
     async def _get(
         self, key: str, most: int, into: Into, progress: Progress | None = None

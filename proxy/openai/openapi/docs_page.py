@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -14,21 +16,16 @@ from starlette.responses import JSONResponse, Response
 
 from triptych import __version__
 from triptych.proxy.openai.openapi.document import make_openapi
-
-_STYLE = (
-    "body{font:16px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
-    "h2{margin-top:2.5rem;border-top:1px solid #ccc;padding-top:1rem}"
-    "table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.2rem .6rem;"
-    "border-bottom:1px solid #e4e4e4;vertical-align:top}code,pre{font:14px monospace}"
-    "pre{background:#f5f5f5;padding:.8rem;overflow:auto}"
-)
+from triptych.proxy.page.endpoint import POLICY, SECURITY_HEADERS
+from triptych.proxy.page.files import STYLE, page_files
 
 
 class DocsEndpoints:
-    """Everything is made at the first request for it."""
+    """Everything is made at the first request for it. `page`: whether the page's files are served too."""
 
-    def __init__(self, *, max_choices: int) -> None:
+    def __init__(self, *, max_choices: int, page: bool = True) -> None:
         self._max_choices = max_choices
+        self._with_page = page
 
     @cached_property
     def _document(self) -> bytes:
@@ -36,7 +33,7 @@ class DocsEndpoints:
 
     @cached_property
     def _page(self) -> str:
-        return make_page(make_openapi(max_choices=self._max_choices))
+        return make_page(make_openapi(max_choices=self._max_choices), with_page=self._with_page)
 
     async def version(self, request: Request) -> Response:
         return JSONResponse({"version": __version__})
@@ -45,39 +42,94 @@ class DocsEndpoints:
         return Response(self._document, media_type="application/json")
 
     async def page(self, request: Request) -> Response:
-        # The page needs nothing but its own style.
-        headers = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
+        policy = POLICY if self._with_page else _STYLE_ALONE
+        headers = {**SECURITY_HEADERS, "content-security-policy": policy, "cache-control": "no-cache"}
         return Response(self._page, media_type="text/html", headers=headers)
 
 
-def make_page(document: Mapping[str, Any]) -> str:
-    """The whole page."""
-    title = f"{document['info']['title']} {document['info']['version']}"
+def _style() -> str:
+    return page_files()[STYLE].data.decode()
+
+
+def _policy_of(style: str) -> str:
+    """Nothing but this one style, which is in the page itself."""
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; frame-ancestors 'none'"
+
+
+_STYLE_ALONE = _policy_of(_style())
+_LINKS = (
+    '<link rel="icon" href="page/icon.svg" type="image/svg+xml">'
+    '<link rel="stylesheet" href="page/style.css"><script type="module" src="page/docs.js"></script>'
+)
+_BAR = (
+    '<header class="bar"><a class="brand" href=".">'
+    '<img src="page/icon.svg" alt="" width="26" height="26">Triptych</a><nav aria-label="Views">'
+    '<a href=".#try">Try</a><a href=".#watch">Watch</a><a href="docs" aria-current="page">API</a></nav>'
+    '<div class="tools"><button type="button" id="theme-button" class="quiet icon" hidden></button>'
+    "</div></header>"
+)
+
+
+def make_page(document: Mapping[str, Any], *, with_page: bool = True) -> str:
+    """The whole page: beside the page's files with their style and runnable examples, else by itself."""
+    title = escape(document["info"]["title"])
+    head = _LINKS if with_page else f"<style>{_style()}</style>"
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{_STYLE}</style><h1>{escape(title)}</h1><p>{escape(document['info']['description'])} "
-        'The same for programs: <a href="/openapi.json">openapi.json</a>.</p>'
-        + "".join(_operations(document))
-        + "</html>\n"
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>API · {title}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"{head}</head><body>{_BAR if with_page else ''}"
+        f'<main class="docs"><h1>{title}: the API</h1>'
+        f'<p class="soft">{escape(document["info"]["description"])} '
+        'The same for programs: <a href="openapi.json">openapi.json</a>.</p>'
+        + "".join((*_contents(document), *_operations(document)))
+        + "</main></body></html>\n"
     )
+
+
+def _contents(document: Mapping[str, Any]) -> Iterator[str]:
+    yield '<nav class="contents" aria-label="Operations">'
+    for path in document["paths"]:
+        yield f'<a href="#{escape(_anchor(path))}">{escape(path)}</a>'
+    yield "</nav>"
+
+
+def _anchor(path: str) -> str:
+    return path.strip("/").replace("/", "-")
 
 
 def _operations(document: Mapping[str, Any]) -> Iterator[str]:
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            yield f"<h2><code>{method.upper()} {escape(path)}</code></h2>"
+            yield f'<section class="card operation" id="{escape(_anchor(path))}">'
+            yield f'<h2><span class="method {method}">{method.upper()}</span>'
+            yield f" <code>{escape(path)}</code></h2>"
             yield f"<p>{escape(operation['summary'])}.</p>"
             if "requestBody" in operation:
-                ((kind, content),) = operation["requestBody"]["content"].items()
-                yield from _fields(document, content)
-                for example in content["examples"].values():
-                    shown = _shell(path, example["value"]) if "form" in kind else _json(example["value"])
-                    yield f"<pre>{escape(shown)}</pre>"
+                yield from _body(document, path, operation["requestBody"]["content"])
+            elif path not in _NOT_RUN:
+                yield f'<div class="example" data-method="get" data-path="{escape(path.lstrip("/"))}"></div>'
             answers = ", ".join(
                 f"{status} ({escape(reply['description'].split(':')[0].lower())})"
                 for status, reply in operation["responses"].items()
             )
-            yield f"<p>Replies: {answers}.</p>"
+            yield f'<p class="soft small">Replies: {answers}.</p></section>'
+
+
+#: Their answers are this page, and what it is made of.
+_NOT_RUN = frozenset({"/docs", "/openapi.json"})
+
+
+def _body(document: Mapping[str, Any], path: str, contents: Mapping[str, Any]) -> Iterator[str]:
+    """The fields and the examples; those in JSON can be run where the page's script is."""
+    ((kind, content),) = contents.items()
+    yield from _fields(document, content)
+    for name, example in content["examples"].items():
+        if "form" in kind:
+            yield f'<pre class="code">{escape(_shell(path, example["value"]))}</pre>'
+            continue
+        marks = f'data-method="post" data-path="{escape(path.lstrip("/"))}" data-name="{escape(name)}"'
+        yield f'<div class="example" {marks}><pre class="code">{escape(_json(example["value"]))}</pre></div>'
 
 
 def _json(value: Any) -> str:
@@ -93,14 +145,15 @@ def _shell(path: str, fields: Mapping[str, str]) -> str:
 def _fields(document: Mapping[str, Any], content: Mapping[str, Any]) -> Iterator[str]:
     schema = _resolved(document, content["schema"])
     required = set(schema.get("required", ()))
-    yield "<table><tr><th>field<th>type<th>meaning</tr>"
+    yield f'<details><summary>{len(schema["properties"])} fields</summary><div class="wide"><table>'
+    yield "<tr><th>field<th>type<th>meaning</tr>"
     for name, field in sorted(schema["properties"].items(), key=lambda item: item[0] not in required):
         star = " (required)" if name in required else ""
         yield (
             f"<tr><td><code>{escape(name)}</code>{star}<td>{escape(_type(field))}"
             f"<td>{escape(field.get('description', ''))}</tr>"
         )
-    yield "</table>"
+    yield "</table></div></details>"
 
 
 def _resolved(document: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -136,7 +136,7 @@ OPERATIONS = (
         statuses=(503,),
     ),
     Operation("get", "/openapi.json", "This document", "application/json"),
-    Operation("get", "/docs", "This document for people", "text/html"),
+    Operation("get", "/docs", "This document for people", "text/html", needs_key=False),
 )
 FORM_OPERATIONS = (
     Operation(

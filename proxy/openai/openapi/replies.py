@@ -135,6 +135,7 @@ class ModelReply(msgspec.Struct):
     object: Literal["model"]
     created: int
     owned_by: str
+    input_modalities: list[str]
 
 
 class ModelsReply(msgspec.Struct):

@@ -27,6 +27,8 @@ from triptych.ec_connector.store import keys
 UNFINISHED = 25
 #: Streams that must have shown a token, and not their last one, when a stream is broken.
 IN_THE_MIDDLE = 5
+#: Seconds that a pool runs between two looks at it: a few steps of an engine, one item of a tower.
+MOMENT = 0.005
 
 
 async def hold(what: str, holds: Callable[[], Any], streams: Streams | None = None) -> None:
@@ -81,13 +83,12 @@ async def caught(
     what: str,
     holds: Callable[[], Any],
     pool: str = "pd",
-    moment: float = 0.02,
 ) -> AsyncIterator[None]:
     """Opens the gate, and stops the pool once `holds`.
 
-    Until then its processes run for moments of so many seconds, between which they stand still and are
-    looked at: they cannot be far beyond the stage by the time that a slow test process sees it. `holds` asks
-    none of them.
+    Until then its processes run for moments of MOMENT seconds, between which they stand still and are looked
+    at: they cannot be far beyond the stage by the time that a slow test process sees it. `holds` asks none
+    of them.
     """
     deadline = time.monotonic() + PATIENCE
     with stopped(cluster, pool):
@@ -97,7 +98,7 @@ async def caught(
             streams.assert_under_way(what)
             assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s for: {what}"
             _signal(cluster, pool, signal.SIGCONT)
-            await asyncio.sleep(moment)
+            await asyncio.sleep(MOMENT)
             _signal(cluster, pool, signal.SIGSTOP)
             # What they have said reaches the others, which get ahead of them.
             await asyncio.sleep(0.1)
@@ -171,8 +172,7 @@ async def kill_encoding(cluster: Cluster, streams: Streams) -> None:
         new = {item: owner for item, owner in _leases(cluster).items() if item not in before}
         return len(set(new.values())) == towers
 
-    # A tower works for milliseconds at a time; longer moments find it between two items too often.
-    async with caught(cluster, streams, "all towers at work", at_work, "encoder", moment=0.004):
+    async with caught(cluster, streams, "all towers at work", at_work, "encoder"):
         assert_unfinished(cluster)
         assert cluster.total("proxy", "triptych_waiting_items"), "the encoders had nothing left to do"
         cluster.kill("encoder-0")

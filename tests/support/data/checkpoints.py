@@ -12,6 +12,7 @@ scaled      token embeddings times the root of their width (BART)
 summary     generation_config as summarisers have it: no trigram twice, a least length, beams (BART)
 even        four attention heads, which two ranks can share, not five (T5)
 six         six attention heads and three KV heads, which three ranks can share (Qwen3-VL)
+wide        attention heads of 64 elements, a size that other engines' kernels have (Qwen3-VL)
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from support.encdec.checkpoints import Parts
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "llava")
 TRAITS = frozenset(
-    {"hub", "sharded", "tied", "list_eos", "sampling", "small", "scaled", "summary", "even", "six"}
+    {"hub", "sharded", "tied", "list_eos", "sampling", "small", "scaled", "summary", "even", "six", "wide"}
 )
 VOCAB_SIZE = 768
 _HIDDEN = 64
@@ -269,10 +270,11 @@ def _qwen_processor(traits: frozenset[str], **extra: Any) -> dict[str, Any]:
 
 def _qwen3_vl(traits: frozenset[str]) -> Parts:
     tokenizer = styles.qwen_tokenizer(VOCAB_SIZE, default_system=False)
-    rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [3, 3, 2], "mrope_interleaved": True}
+    sections, head_dim = ([12, 10, 10], 64) if "wide" in traits else ([3, 3, 2], 16)
+    rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": sections, "mrope_interleaved": True}
     six = {"num_attention_heads": 6, "num_key_value_heads": 3} if "six" in traits else {}
     config = Qwen3VLConfig(
-        text_config=_text_config(tokenizer, head_dim=16, rope_parameters=rope, **six),
+        text_config=_text_config(tokenizer, head_dim=head_dim, rope_parameters=rope, **six),
         vision_config={
             "depth": 3,
             "hidden_size": 64,

@@ -25,6 +25,7 @@ from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
 from triptych.rpc.channels import MEDIA_FRAME_BYTES, make_channel, make_server
+from triptych.tracing.tracer import Tracer
 
 NAMESPACE = "ab" * 32
 
@@ -99,7 +100,13 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    encoder: EncoderSide, store: EmbeddingStore, url: str, *, lease_term: float = 5.0, **flags: Any
+    encoder: EncoderSide,
+    store: EmbeddingStore,
+    url: str,
+    *,
+    lease_term: float = 5.0,
+    tracer: Tracer | None = None,
+    **flags: Any,
 ) -> AsyncIterator[Bench]:
     """A worker on a free port over the store."""
     server = make_server()
@@ -108,7 +115,9 @@ async def bench(
     config = EncoderConfig(store=url, **flags)
     identity = WorkerIdentity(NAMESPACE, "cd" * 32, "tiny", address, incarnation)
     metrics, tower = EncoderMetrics("tiny"), WatchedTower(encoder)
-    worker = EncoderWorker(config, identity, tower, store, metrics=metrics, lease_term=lease_term)
+    worker = EncoderWorker(
+        config, identity, tower, store, metrics=metrics, lease_term=lease_term, tracer=tracer
+    )
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(worker.servicer, server)
     worker.start()
     await server.start()
@@ -143,6 +152,7 @@ class Job:
     changes: Mapping[str, Any] = field(default_factory=dict)
     namespace: str = NAMESPACE
     modality: str = "image"
+    metadata: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         self.key = hashing.mm_hash(
@@ -152,7 +162,7 @@ class Job:
             processor_options=self.options,
             salt=self.salt,
         )
-        self.call = self.bench.stub.Encode(timeout=30)
+        self.call = self.bench.stub.Encode(timeout=30, metadata=self.metadata or None)
 
     async def start(self) -> Job:
         """Sends the job."""

@@ -25,6 +25,8 @@ class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
         super().__init__()
         self.store = store
         self.jobs: list[encoder_pb2.EncodeJob] = []
+        #: The metadata of each stream.
+        self.metadata: list[dict[str, str | bytes]] = []
         self.media: list[bytes] = []
         self.runs = 0
         self.cancelled = 0
@@ -50,6 +52,7 @@ class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
 
     async def Encode(self, requests: Any, context: Any) -> AsyncIterator[encoder_pb2.EncodeEvent]:
         self.open += 1
+        self.metadata.append(dict(context.invocation_metadata()))
         try:
             async for event in self._encode(requests):
                 yield event

@@ -95,6 +95,7 @@ class FakeCluster:
         limits = options.pop("connections", ConnectionLimits())
         body_memory = options.pop("body_memory", 64 << 20)
         max_calls = options.pop("max_calls", 512)
+        tracer = options.pop("tracer", None)
         authenticator = Authenticator(keys, PrincipalLimits(), self.metrics) if keys is not None else None
         self.pool = WorkerPool(
             registry,
@@ -126,6 +127,7 @@ class FakeCluster:
             max_body=max_body,
             request_timeout=timeout,
             live=() if live is None else live.start(self.dispatcher, self.metrics, "proxy-test"),
+            tracer=tracer,
         )
         listener = bind("127.0.0.1", 0)
         self.listener = listener
@@ -136,7 +138,7 @@ class FakeCluster:
         self.http = HttpServer(app, listener, limits, front_door)
         self.http_task = await self.http.start()
         self.port = listener.getsockname()[1]
-        admission = GrpcAdmission(self.bodies, authenticator, max_calls=max_calls)
+        admission = GrpcAdmission(self.bodies, authenticator, max_calls=max_calls, tracer=tracer)
         await self._start_grpc(admission, limits, front_door, timeout)
         await self.pool.start()
         await until(lambda: self.attached == len(self.pd_workers), "the streams of all PD workers")

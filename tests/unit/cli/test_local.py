@@ -1,4 +1,4 @@
-"""`triptych key`, `triptych cert` and `triptych tones`."""
+"""`triptych key`, `triptych cert`, `triptych namespace` and `triptych tones`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import pytest
 import soundfile
 from click.testing import CliRunner
 
+from support.data.checkpoints import build_checkpoint
 from support.options import assert_refused, triptych
 from triptych.cli.app import app
 from triptych.cli.commands.local import write_tones
 from triptych.errors import ConfigError
+from triptych.models.identity import model_identity
 
 
 def test_tones_are_written_to_a_file(tmp_path):
@@ -36,6 +38,22 @@ def test_tones_for_a_folder_that_is_not_there_are_told(tmp_path):
 def test_tones_need_a_file_to_go_to():
     result = CliRunner().invoke(app, ["tones", "12"])
     assert result.exit_code == 2 and "--output" in result.output
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"model_revision": "a" * 40}, {}])
+def test_the_namespace_is_that_of_encoder_workers_with_the_same_options(options):
+    model = build_checkpoint("qwen3_vl")
+    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    result = CliRunner().invoke(app, ["namespace", str(model), *words])
+    identity = model_identity(
+        model, dtype=options.get("dtype", "float32"), revision=options.get("model_revision", "")
+    )
+    assert result.output == identity.namespace + "\n"
+
+
+def test_the_namespace_of_no_model_is_refused():
+    with pytest.raises(ConfigError, match="/nowhere does not exist"):
+        CliRunner().invoke(app, ["namespace", "/nowhere"], catch_exceptions=False, standalone_mode=False)
 
 
 def test_a_made_key_goes_to_the_file_and_is_shown_beside_it():

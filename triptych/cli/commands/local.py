@@ -1,4 +1,4 @@
-"""The commands that need no cluster: `triptych key`, `triptych cert` and `triptych tones`."""
+"""The commands that need no cluster: `triptych key`, `cert`, `namespace` and `tones`."""
 
 from __future__ import annotations
 
@@ -52,6 +52,40 @@ def cert(options: CertOptions) -> None:
     click.echo(f"Every service:  {' '.join(f'--tls-{name}-file {path}' for name, path in paths.items())}")
     click.echo(f"The proxy, too: --http-cert-file {paths['cert']} --http-key-file {paths['key']}")
     click.echo(f"Clients:        --ca-file {paths['ca']}")
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceOptions(CommandOptions):
+    """The argument and options of `triptych namespace`; those are the encoder workers' own."""
+
+    model: str = ""
+    dtype: str = flag(
+        "float32",
+        "dtype of the encoder workers' embeddings, which their log names at the start",
+        choices=("float32", "bfloat16", "float16"),
+    )
+    model_revision: str = flag("", "--model-revision of the encoder workers")
+    quantization: str = flag("none", "--quantization of the encoder workers")
+
+
+@click.command()
+@click.argument("model")
+@configured(NamespaceOptions)
+def namespace(options: NamespaceOptions) -> None:
+    """Prints the namespace under which encoder workers of MODEL save embeddings.
+
+    The connector for vLLM reads those of this namespace and no others.
+    """
+    from triptych.launch.model_path import resolve_model
+    from triptych.models.identity import model_identity
+
+    identity = model_identity(
+        resolve_model(options.model),
+        dtype=options.dtype,
+        revision=options.model_revision,
+        quantization=options.quantization,
+    )
+    click.echo(identity.namespace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from triptych.cli.commands.bench_options import WorkloadOptions, check_extra
 from triptych.cli.options import configured
 from triptych.config.flags import CommandOptions, flag, part
 from triptych.errors import ConfigError
+from triptych.progress.choice import command_renderer
+from triptych.progress.progress import shown_by
 
 if TYPE_CHECKING:
     from triptych.simulator.plan.question import Question
@@ -71,8 +73,8 @@ def plan(options: PlanOptions) -> None:
     )
     check_question(question)
     _check_files(options)
-    with Console(stderr=True).status("simulating") as status:
-        found = answer(question, wanted, lambda stage: status.update(f"simulating {stage}"))
+    with shown_by(command_renderer()):
+        found = answer(question, wanted)
     console = Console()
     show(found, console)
     if options.json:
@@ -91,8 +93,8 @@ def _show_day(question: Question, rate: float, trace: str) -> None:
     from triptych.simulator.plan.day import day_of
     from triptych.simulator.plan.day_table import show_day
 
-    with Console(stderr=True).status("simulating") as status:
-        found = day_of(question, rate, trace, lambda stage: status.update(f"simulating {stage}"))
+    with shown_by(command_renderer()):
+        found = day_of(question, rate, trace)
     show_day(found, question, Console())
 
 

@@ -10,6 +10,8 @@ import click
 from triptych.cli.options import MODEL_HELP, configured, model_argument
 from triptych.config.flags import CommandOptions, flag
 from triptych.errors import ConfigError
+from triptych.progress.choice import command_renderer
+from triptych.progress.progress import shown_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ def profile(given: ProfileArguments) -> None:
     from triptych.simulator.profile.profile import ProfileOptions, report, write_profile
 
     options = ProfileOptions(path, model_name(path), given.device, given.dtype, given.threads, given.quick)
-    found = measure(options, lambda line: click.echo(f"measuring {line} …", err=True))
+    with shown_by(command_renderer()):
+        found = measure(options)
     write_profile(given.output, found)
     click.echo(report(found))
     click.echo(f"wrote {given.output}")

@@ -27,7 +27,9 @@ from triptych.config import (
 )
 from triptych.errors import ConfigError
 from triptych.launch.secrets.credentials import forget_variables, store_url
-from triptych.log import setup_logging
+from triptych.log import logs_json, setup_logging
+from triptych.progress.choice import service_renderer
+from triptych.progress.progress import set_renderer
 
 S = TypeVar("S", bound=ServiceConfig)
 W = TypeVar("W", bound=WorkerConfig)
@@ -90,7 +92,9 @@ def _start(service: str, config: ServiceConfig) -> None:
 
     forget_variables()
     die_with_parent()
-    setup_logging(os.environ.get("TRIPTYCH_SERVICE", service), config.log_level, config.log_format)
+    name = os.environ.get("TRIPTYCH_SERVICE", service)
+    setup_logging(name, config.log_level, config.log_format)
+    set_renderer(service_renderer(name, json=logs_json()))
     check_temporary_folder()
     pin(config.cpus)
     thread_environment()

@@ -164,8 +164,14 @@ class _Place:
     def of(self, config: W) -> W:
         """The config of a worker in this place."""
         config = with_tls_of(config, self.proxy)
-        log_level, log_format = self.proxy.log_level, self.proxy.log_format
-        config = replace(config, log_level=log_level, log_format=log_format, cpus=self.cpus)
+        config = replace(
+            config,
+            log_level=self.proxy.log_level,
+            log_format=self.proxy.log_format,
+            otlp_endpoint=self.proxy.otlp_endpoint,
+            trace_sample=self.proxy.trace_sample,
+            cpus=self.cpus,
+        )
         if self.share is None:
             return config
         return replace(config, device=self.share.device, device_memory=self.share.nbytes)

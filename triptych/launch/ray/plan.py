@@ -162,6 +162,8 @@ def _worker(config: ServeConfig, kind: str, resources: PoolResources, store: str
             store_key_file=config.proxy.store_key_file,
             log_level=config.proxy.log_level,
             log_format=config.proxy.log_format,
+            otlp_endpoint=config.proxy.otlp_endpoint,
+            trace_sample=config.proxy.trace_sample,
         )
 
     encoder = placed(config.encoder, config.encoder_threads or config.encoder.threads)

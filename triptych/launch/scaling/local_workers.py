@@ -62,13 +62,20 @@ class LocalWorkers:
             draining=[name for name in self._draining if pool_of(name) == pool],
         )
 
-    def start_first(self) -> None:
-        """Starts the fewest workers that the pools may have: of a pool that is not scaled all."""
+    @property
+    def first(self) -> list[str]:
+        """The fewest workers that the pools may have: of a pool that is not scaled all."""
+        found: list[str] = []
         for pool in dict.fromkeys(pool_of(name) for name in self._commands):
             names = self.workers(pool).names
             sizes = self._plan.scaled.get(pool)
-            for name in names[: sizes.least] if sizes else names:
-                self.start(name)
+            found += names[: sizes.least] if sizes else names
+        return found
+
+    def start_first(self) -> None:
+        """Starts the `first` workers."""
+        for name in self.first:
+            self.start(name)
 
     def start(self, name: str) -> None:
         """Begins to keep a process of this name running; it neither runs nor drains yet."""

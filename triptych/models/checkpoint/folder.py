@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from triptych.types import JsonObject
 
 _REMEDY = "give MODEL=/folder with config.json and *.safetensors"
 _INDEX = "model.safetensors.index.json"
+#: Of an element, by safetensors' names of dtypes; the others have one byte.
+_ITEM_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4}
+_ITEM_BYTES |= {"BF16": 2, "F16": 2, "I16": 2, "U16": 2}
 
 
 class Checkpoint:
@@ -33,14 +37,29 @@ class Checkpoint:
 
         Of a key in `cuts` only that part is read; ConfigError for a tensor that it was not made for.
         """
-        wanted: dict[Path, list[str]] = {}
-        for key in keys:
-            wanted.setdefault(self.files[key], []).append(key)
-        for file, names in wanted.items():
+        for file, names in self._by_file(keys).items():
             with _open(file) as tensors:
                 for name in names:
                     cut = (cuts or {}).get(name)
                     yield name, tensors.get_tensor(name) if cut is None else self._part(tensors, name, cut)
+
+    def nbytes(self, keys: Iterable[str], cuts: Mapping[str, Cut] | None = None) -> int:
+        """Bytes that `read` of the same reads, by the files' headers."""
+        total = 0
+        for file, names in self._by_file(keys).items():
+            with _open(file) as tensors:
+                for name in names:
+                    whole = tensors.get_slice(name)
+                    size = math.prod(whole.get_shape()) * _ITEM_BYTES.get(whole.get_dtype(), 1)
+                    cut = (cuts or {}).get(name)
+                    total += size if cut is None else size * (cut.last - cut.first) // cut.whole
+        return total
+
+    def _by_file(self, keys: Iterable[str]) -> dict[Path, list[str]]:
+        found: dict[Path, list[str]] = {}
+        for key in keys:
+            found.setdefault(self.files[key], []).append(key)
+        return found
 
     def _part(self, tensors: safe_open, name: str, cut: Cut) -> torch.Tensor:
         whole = tensors.get_slice(name)  # type: ignore[no-untyped-call]

@@ -98,6 +98,14 @@ class TextDecoder(DecoderSide):
         return side
 
     @classmethod
+    def without_weights(cls, path: Path, *, dtype: torch.dtype) -> Self:
+        config = cls.read_config(path)
+        text = config.text_config
+        with torch.device("meta"):
+            module = TextModule(nn.Identity(), text.hidden_size, text.vocab_size)
+        return cls(config, module, device=torch.device("meta"), dtype=dtype)
+
+    @classmethod
     def read_config(cls, path: Path) -> PreTrainedConfig:
         """The checkpoint's config; ConfigError for one that the family does not serve."""
         return load_config(path)

@@ -15,6 +15,8 @@ from triptych.models.checkpoint.cut import Cut
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.weights.quantization import quantize as quantize_weight
 from triptych.models.weights.quantization import replace_linears
+from triptych.progress.progress import step
+from triptych.progress.step import BYTES
 
 #: What older checkpoints carry and no model takes from them: it computes it, or it never used it.
 _COMPUTED = re.compile(
@@ -133,16 +135,18 @@ def _read(
     # A scale counts a channel's whole input: a weight that is cut there is quantized before it is cut.
     late = {name for name, cut in cuts.items() if name in in_8_bits and cut.dim > 0}
     early = {key: cuts[name] for key, name in names.items() if name in cuts and name not in late}
-    for key, tensor in checkpoint.read(names, early):
-        name = names[key]
-        if name in in_8_bits:
-            weight, scale = _quantized(checkpoint, key, tensor)
-            # Contiguous: a view would keep all of it.
-            state[name] = (_cut(cuts, name, weight) if name in late else weight).contiguous().to(device)
-            state[name.removesuffix("weight") + "scale"] = scale.to(device)
-        else:
-            kept = dtype if tensor.is_floating_point() else None
-            state[name] = tensor.to(device=device, dtype=kept, copy=True)
+    with step("loading weights", checkpoint.nbytes(names, early), BYTES) as loading:
+        for key, tensor in checkpoint.read(names, early):
+            name = names[key]
+            if name in in_8_bits:
+                weight, scale = _quantized(checkpoint, key, tensor)
+                # Contiguous: a view would keep all of it.
+                state[name] = (_cut(cuts, name, weight) if name in late else weight).contiguous().to(device)
+                state[name.removesuffix("weight") + "scale"] = scale.to(device)
+            else:
+                kept = dtype if tensor.is_floating_point() else None
+                state[name] = tensor.to(device=device, dtype=kept, copy=True)
+            loading.advance(tensor.nbytes)
     return state
 
 

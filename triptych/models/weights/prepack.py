@@ -11,6 +11,8 @@ from collections import Counter
 import torch
 from torch import nn
 
+from triptych.progress.progress import each
+
 #: Those of torch's compiler for CPUs: the only ones that take a dense input and a blocked weight.
 _OPERATORS = ("_reorder_linear_weight", "_linear_pointwise")
 
@@ -67,18 +69,24 @@ def prepack(module: nn.Module, *, many_rows: bool = False) -> None:
     )
     made: dict[int, PrepackedLinear] = {}
     # Names, not layers: what holds a layer that was copied keeps its plain weight in memory.
-    for parent in [part for part in module.modules() if part._modules]:
-        for name in list(parent._modules):
-            child = parent._modules[name]
-            if type(child) is not nn.Linear or holders[id(child.weight)] > 1:
-                continue
-            weight = child.weight
-            if not can_prepack(weight.device, weight.dtype) or weight.numel() < _least(weight, many_rows):
-                continue
-            # A layer that two modules hold stays one.
-            if id(child) not in made:
-                made[id(child)] = PrepackedLinear(child)
-            setattr(parent, name, made[id(child)])
+    chosen = [
+        (parent, name)
+        for parent in module.modules()
+        for name, child in parent._modules.items()
+        if type(child) is nn.Linear
+        and holders[id(child.weight)] == 1
+        and can_prepack(child.weight.device, child.weight.dtype)
+        and child.weight.numel() >= _least(child.weight, many_rows)
+    ]
+    if not chosen:
+        return
+    for parent, name in each("prepacking weights", chosen, "layers"):
+        child = parent._modules[name]
+        assert isinstance(child, nn.Linear)
+        # A layer that two modules hold stays one.
+        if id(child) not in made:
+            made[id(child)] = PrepackedLinear(child)
+        setattr(parent, name, made[id(child)])
 
 
 def _least(weight: torch.Tensor, many_rows: bool) -> int:

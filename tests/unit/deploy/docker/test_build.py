@@ -68,6 +68,20 @@ def test_a_docker_without_its_daemon_is_passed_over(machine):
     assert len(machine.asked("buildah bud")) == 2
 
 
+def test_buildah_s_policy_is_a_file_that_is_gone_afterwards_and_the_only_one(machine, tmp_path):
+    """Where the machine has a policy of its own, none is made."""
+    before = sorted(path.name for path in FOLDER.iterdir())
+    machine.add("buildah", 'for word in "$@"; do case $word in */tmp.*) cat $word ;; esac; done')
+    done = machine.run("build.sh", "proxy")
+    assert done.returncode == 0, done.stderr
+    asked = machine.asked("buildah bud")[0].split()
+    if "--signature-policy" in asked:
+        policy = Path(asked[asked.index("--signature-policy") + 1])
+        assert policy.parent == tmp_path and "insecureAcceptAnything" in done.stdout
+        assert not policy.exists()
+    assert sorted(path.name for path in FOLDER.iterdir()) == before
+
+
 def test_a_builder_that_is_named_is_taken_or_refused(machine):
     machine.add("docker")
     machine.add("podman")

@@ -201,7 +201,7 @@ def test_other_differences_between_results_are_reported():
 def text_of(show) -> str:
     out = io.StringIO()
     console = Console(file=out, width=160)
-    show(Display(console, console))
+    show(Display(console))
     return out.getvalue()
 
 

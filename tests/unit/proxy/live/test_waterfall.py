@@ -10,22 +10,22 @@ import pytest
 from triptych.proxy.live.call_record import CallRecord
 from triptych.proxy.live.objects import StageSpan, Waterfall
 from triptych.proxy.live.waterfall import waterfall
-from triptych.proxy.requests.trace import MOST_MOMENTS, TRACED_ITEMS, Mark, RequestTrace
+from triptych.proxy.requests.timeline import MOST_MOMENTS, TIMED_ITEMS, Mark, RequestTimeline
 
 START, PD, PD2, ENCODER = 100.0, "pd:1", "pd:2", "encoder:1"
-Event = tuple[float, Callable[[RequestTrace], None]]
+Event = tuple[float, Callable[[RequestTimeline], None]]
 
 
 class Script:
-    """A trace whose clock stands where the script says."""
+    """A timeline whose clock stands where the script says."""
 
     def __init__(self) -> None:
         self.now = START
-        self.trace = RequestTrace(lambda: self.now)
+        self.timeline = RequestTimeline(lambda: self.now)
 
-    def at(self, seconds: float) -> RequestTrace:
+    def at(self, seconds: float) -> RequestTimeline:
         self.now = START + seconds
-        return self.trace
+        return self.timeline
 
     def shown(self, end: float | None, now: float = 0.0) -> Waterfall:
         record = CallRecord(
@@ -35,7 +35,7 @@ class Script:
             model="model",
             started_at=1.0,
             started=START,
-            trace=self.trace,
+            timeline=self.timeline,
             choices=1,
             prompt_tokens=7,
             completion_tokens=3,
@@ -75,7 +75,7 @@ def planned(script: Script, *items: str) -> None:
     script.at(1.0).fetched(items, 0.5)
     script.at(2.0).mark(Mark.LOOKED_UP)
     for item in items:
-        script.trace.mark(Mark.WANTED, item, note="encoded")
+        script.timeline.mark(Mark.WANTED, item, note="encoded")
 
 
 def answered(script: Script, attempt: int = 1, pd: str = PD, since: float = 0.0) -> None:
@@ -94,7 +94,7 @@ def test_every_stage_of_a_request_with_an_item_has_its_span() -> None:
     script.at(11.0).mark(Mark.LOADED, "a", attempt=1, where=PD, spent=(0.75,))
     script.at(13.0).mark(Mark.FIRST_TOKEN, where=PD)
     script.at(15.0).mark(Mark.FINISHED, attempt=1, spent=(1.5, 2.0))
-    script.trace.mark(Mark.ATTEMPT_OVER)
+    script.timeline.mark(Mark.ATTEMPT_OVER)
     found = script.shown(15.5)
     assert tiles(found) == [
         ("wait", "proxy", 0.0, 0.5),
@@ -135,8 +135,8 @@ def test_hits_are_named() -> None:
     script = Script()
     script.at(1.0).fetched(("stored", "held", "joined"), 0.5)
     script.at(2.0).mark(Mark.LOOKED_UP)
-    script.trace.mark(Mark.STORED, "stored")
-    script.trace.mark(Mark.WANTED, "joined", note="joined")
+    script.timeline.mark(Mark.STORED, "stored")
+    script.timeline.mark(Mark.WANTED, "joined", note="joined")
     answered(script)
     script.at(7.0).mark(Mark.HELD, "held", where=PD)
     script.at(8.0).mark(Mark.READY, "joined", where=ENCODER, spent=(9.0, 9.0, 9.0))
@@ -164,10 +164,10 @@ def test_an_embedding_that_the_store_has_lost_is_encoded_again() -> None:
     script = Script()
     script.at(1.0).fetched(("a",), 0.0)
     script.at(2.0).mark(Mark.LOOKED_UP)
-    script.trace.mark(Mark.STORED, "a")
+    script.timeline.mark(Mark.STORED, "a")
     answered(script)
     script.at(7.0).mark(Mark.MISSING, "a", attempt=1, where=PD)
-    script.trace.mark(Mark.WANTED, "a", note="again")
+    script.timeline.mark(Mark.WANTED, "a", note="again")
     script.at(9.0).mark(Mark.READY, "a", where=ENCODER, spent=(0.1, 0.5, 0.1))
     script.at(9.5).mark(Mark.LOADED, "a", attempt=1, where=PD, spent=(0.2,))
     found = script.shown(10.0)
@@ -233,15 +233,15 @@ def test_it_adds_up_whatever_a_worker_reports(prefill: float, decode: float) -> 
 
 def test_items_beyond_the_first_are_one_span() -> None:
     script = Script()
-    names = [f"item {index}" for index in range(TRACED_ITEMS + 3)]
+    names = [f"item {index}" for index in range(TIMED_ITEMS + 3)]
     planned(script, *names)
     for name in names:
         script.at(5.0).mark(Mark.READY, name, where=ENCODER, spent=(0.1, 0.1, 0.1))
     found = script.shown(6.0)
-    summed = of_item(found, TRACED_ITEMS)
+    summed = of_item(found, TIMED_ITEMS)
     assert summed == [("encode", "", 2.0, 5.0)]
-    assert "3 further items" in notes(found, TRACED_ITEMS)
-    assert max(span.item or 0 for span in found.spans) == TRACED_ITEMS
+    assert "3 further items" in notes(found, TIMED_ITEMS)
+    assert max(span.item or 0 for span in found.spans) == TIMED_ITEMS
 
 
 def test_a_trace_holds_a_bounded_number_of_moments() -> None:
@@ -249,6 +249,6 @@ def test_a_trace_holds_a_bounded_number_of_moments() -> None:
     planned(script, "a")
     for index in range(10_000):
         script.at(3.0 + index / 1000).mark(Mark.RETRIED, "a", where=ENCODER, note="x" * 10_000)
-    assert len(script.trace.moments) == MOST_MOMENTS
-    assert max(len(moment.note) for moment in script.trace.moments) <= 120
+    assert len(script.timeline.moments) == MOST_MOMENTS
+    assert max(len(moment.note) for moment in script.timeline.moments) <= 120
     script.shown(20.0)

@@ -33,7 +33,7 @@ def trace_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def day(path: Path, question: Question = QUESTION, rate: float = 4.0) -> DayPlan:
-    return day_of(question, rate, str(path), lambda stage: None)
+    return day_of(question, rate, str(path))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Trace of a request: moments of its life by the proxy's clock, for its waterfall. No token adds one."""
+"""Timeline of a request: moments of its life by the proxy's clock, for its waterfall. No token adds one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 #: Items whose moments are kept one by one; those of further ones are summed.
-TRACED_ITEMS = 16
+TIMED_ITEMS = 16
 #: Moments of one request; what comes after them is not noted.
 MOST_MOMENTS = 192
 #: Characters of a note.
@@ -56,7 +56,7 @@ class Moment(NamedTuple):
     spent: tuple[float, ...] = ()
 
 
-class RequestTrace:
+class RequestTimeline:
     """The moments of one request in order; bounded. `clock` is the proxy's."""
 
     __slots__ = ("_clock", "_indices", "attempt", "cached_tokens", "items", "loaded", "moments", "rest")
@@ -78,7 +78,7 @@ class RequestTrace:
         """The request is split; `mm_hashes` are its distinct items in order."""
         keys = list(mm_hashes)
         self.items = len(keys)
-        self._indices = {key: index for index, key in enumerate(keys[:TRACED_ITEMS])}
+        self._indices = {key: index for index, key in enumerate(keys[:TIMED_ITEMS])}
         self.mark(Mark.FETCHED, spent=(seconds,))
 
     def submitted(self, attempt: int) -> None:

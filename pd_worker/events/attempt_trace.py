@@ -1,0 +1,125 @@
+"""Spans of one attempt at a request, made from its events and the timings of its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triptych.pd_worker.core.request_events import ItemLoaded, ItemMissing, RequestFinished
+from triptych.protos import pd_pb2
+from triptych.tracing import attributes as names
+from triptych.tracing.context import SpanContext, parse_traceparent
+from triptych.tracing.producers import Producers
+from triptych.tracing.span import Event, FinishedSpan, SpanKind, Value
+from triptych.tracing.tracer import Tracer
+from triptych.types import PDTimings
+
+
+@dataclass(frozen=True, slots=True)
+class PDTraces:
+    """What a PD worker's traces need: the tracer, and the spans that computed the items it has loaded."""
+
+    tracer: Tracer
+    producers: Producers
+
+    def begin(self, message: pd_pb2.SubmitRequest) -> AttemptTrace | None:
+        """The trace of an attempt that has come; None where it is not recorded."""
+        parent = parse_traceparent(message.traceparent, message.tracestate)
+        context = self.tracer.enter(parent)
+        return AttemptTrace(self, context, parent, message) if context.sampled else None
+
+
+class AttemptTrace:
+    """The span of one attempt, from Submit to its last event. It has one call for each event but tokens."""
+
+    def __init__(
+        self,
+        traces: PDTraces,
+        context: SpanContext,
+        parent: SpanContext | None,
+        message: pd_pb2.SubmitRequest,
+    ) -> None:
+        self.context = context
+        self._traces = traces
+        self._parent = parent
+        self._start = traces.tracer.clock()
+        self._admitted: float | None = None
+        self._events: list[Event] = []
+        self._loads: list[tuple[ItemLoaded, float]] = []
+        self._attributes: dict[str, Value] = {
+            names.REQUEST_ID: message.request_id,
+            names.ATTEMPT: message.attempt,
+            names.ITEMS: len(message.items),
+            names.RESUMED_TOKENS: len(message.resume.output_token_ids),
+        }
+
+    def admitted(self) -> None:
+        """The bytes of all items are reserved."""
+        self._admitted = self._traces.tracer.clock()
+        self._events.append(Event("admitted", self._admitted))
+
+    def item_loaded(self, event: ItemLoaded) -> None:
+        """An item is there, whether it was loaded for this request or not."""
+        self._loads.append((event, self._traces.tracer.clock()))
+
+    def item_missing(self, event: ItemMissing) -> None:
+        """An item is gone from the store, or damaged."""
+        name = "item damaged" if event.damaged_digest else "item missing"
+        self._events.append(Event(name, self._traces.tracer.clock()))
+
+    def finished(self, event: RequestFinished) -> None:
+        """The attempt's last event."""
+        usage = event.usage
+        self._attributes |= {
+            names.INPUT_TOKENS: usage.prompt_tokens,
+            names.CACHED_TOKENS: usage.cached_tokens,
+            names.OUTPUT_TOKENS: usage.completion_tokens,
+            names.FINISH_REASONS: (event.reason.value,),
+        }
+        self._stages(event.timings)
+        self._record("" if event.error is None else event.error.code)
+
+    def failed(self, error: str) -> None:
+        """The attempt ended without a last event of the engine: cancelled, refused, or handed over."""
+        self._record(error)
+
+    def _stages(self, timings: PDTimings) -> None:
+        tracer, context, start = self._traces.tracer, self.context, self._start
+        tracer.stage("queue", context, start, timings.queue)
+        if self._admitted is not None:
+            tracer.stage("wait for items", context, self._admitted, timings.load)
+        scheduled = start + timings.queue
+        tracer.stage("prefill", context, scheduled, timings.prefill)
+        tracer.stage("decode", context, scheduled + timings.prefill, timings.decode)
+
+    def _record(self, error: str) -> None:
+        tracer = self._traces.tracer
+        for event, at in self._loads:
+            self._record_load(event, at)
+        self._loads.clear()
+        if error:
+            self._attributes[names.ERROR_TYPE] = error
+        tracer.record(
+            FinishedSpan(
+                "PD request",
+                self.context,
+                self._parent,
+                self._start,
+                tracer.clock(),
+                self._attributes,
+                SpanKind.SERVER,
+                events=tuple(self._events),
+                error=error,
+            )
+        )
+
+    def _record_load(self, event: ItemLoaded, at: float) -> None:
+        """The item's span, linked to the one that computed the embedding, be it another request's."""
+        # A load that another request had begun is this one's from its arrival on.
+        start = max(self._start, at - event.seconds)
+        links = self._traces.producers.links(event.mm_hash)
+        source = "store" if event.seconds > 0.0 else "resident"
+        attributes: dict[str, Value] = {**names.item(event.mm_hash), names.SOURCE: source}
+        span = FinishedSpan(
+            "load item", self.context.child(), self.context, start, at, attributes, links=links
+        )
+        self._traces.tracer.record(span)

@@ -1,0 +1,1 @@
+"""PD workers whose engine is a vLLM server, reached by HTTP."""

@@ -1,0 +1,125 @@
+"""One call of vLLM for a request: its stream of tokens, as events of the request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from triptych.errors import RequestError
+from triptych.pd_worker.core import request_events
+from triptych.pd_worker.core.output_processor import OutputProcessor
+from triptych.pd_worker.core.outputs import RawLogprobs
+from triptych.pd_worker.core.request import RequestState
+from triptych.pd_worker.core.request_events import EngineEvent
+from triptych.pd_worker.vllm.http.client import VLLMClient
+from triptych.pd_worker.vllm.http.errors import EngineError, EngineGarbage, EngineUnreachable
+from triptych.pd_worker.vllm.http.replies import StreamChoice, StreamChunk, check_tokens
+from triptych.pd_worker.vllm.replay import Replay
+from triptych.pd_worker.vllm.request_body import request_body
+from triptych.types import FinishReason
+
+#: How long the usage is waited for, after the last token.
+_USAGE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPorts:
+    """What an attempt uses; `progress` is called for every answer of vLLM."""
+
+    client: VLLMClient
+    outputs: OutputProcessor
+    emit: Callable[[list[EngineEvent]], None]
+    progress: Callable[[], None]
+    vocab_size: int
+
+
+class Attempt:
+    """A stream of vLLM that continues a request; with `replay` from its prompt on.
+
+    `on_first` is called with the first token, when vLLM has all items.
+    """
+
+    def __init__(
+        self, state: RequestState, ports: StreamPorts, on_first: Callable[[], None], *, replay: bool
+    ) -> None:
+        self._state = state
+        self._ports = ports
+        self._on_first = on_first
+        self._body = request_body(state.request, replay=replay)
+        self._replay = Replay(tuple(state.output_token_ids) if replay else ())
+        self._first = True
+        self._engine_done = False
+        self._ended: FinishReason | None = None
+        self._error: RequestError | None = None
+
+    async def run(self) -> tuple[FinishReason, RequestError | None]:
+        """Why the output has ended. EngineError where the call failed before, Diverged for another replay."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(None) as patience, self._ports.client.generate(self._body) as chunks:
+                async for chunk in chunks:
+                    self._take(chunk)
+                    if self._ended is not None and not self._engine_done:
+                        break
+                    if self._engine_done and patience.when() is None:
+                        patience.reschedule(loop.time() + _USAGE_SECONDS)
+        except TimeoutError:
+            if not patience.expired():
+                raise
+        except EngineError:
+            if self._ended is None:
+                raise
+        if self._ended is None:
+            raise EngineUnreachable("the stream ended without a finish_reason")
+        return self._ended, self._error
+
+    def _take(self, chunk: StreamChunk) -> None:
+        self._ports.progress()
+        check_tokens(chunk, self._ports.vocab_size)
+        self._state.num_cached_tokens = max(self._state.num_cached_tokens, chunk.cached_tokens)
+        for choice in chunk.choices:
+            self._take_choice(choice)
+
+    def _take_choice(self, choice: StreamChoice) -> None:
+        logprobs = self._logprobs(choice)
+        for index, token_id in enumerate(choice.token_ids or ()):
+            if self._ended is not None:
+                break
+            if self._first:
+                self._first = False
+                self._on_first()
+            if self._replay.is_new(token_id):
+                self._append(token_id, logprobs, index)
+        if choice.finish_reason is not None:
+            self._engine_done = True
+            self._end(choice.finish_reason)
+
+    def _logprobs(self, choice: StreamChoice) -> list[RawLogprobs]:
+        """One per token where the request asked for them."""
+        most = self._state.request.sampling.logprobs
+        if most is None:
+            return []
+        content = (choice.logprobs and choice.logprobs.content) or []
+        if len(content) != len(choice.token_ids or ()):
+            raise EngineGarbage("tokens without their log-probabilities")
+        return [one.raw(most) for one in content]
+
+    def _append(self, token_id: int, logprobs: list[RawLogprobs], index: int) -> None:
+        raw = logprobs[index] if logprobs else None
+        event, self._ended, self._error = self._ports.outputs.append(
+            self._state, token_id, raw, time.monotonic()
+        )
+        if event is not None:
+            self._ports.emit([event])
+
+    def _end(self, reason: str) -> None:
+        """vLLM has ended the output, in nearly all cases at the token at which it ends here, too."""
+        if self._ended is not None:
+            return
+        if reason == "abort":
+            raise EngineUnreachable("vLLM has aborted the request")
+        if text := self._state.request.output.flush():
+            self._ports.emit([request_events.new_tokens(self._state, (), text)])
+        self._ended = FinishReason.LENGTH if reason == "length" else FinishReason.STOP

@@ -1,0 +1,149 @@
+"""The vLLM engine of a PD worker: the requests that a vLLM server computes for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from triptych.config import PDConfig
+from triptych.errors import Unavailable
+from triptych.pd_worker.core.limits import SchedulerLimits
+from triptych.pd_worker.core.limits import check_request as check_limits
+from triptych.pd_worker.core.output_processor import OutputProcessor
+from triptych.pd_worker.core.request import EngineRequest, RequestKey
+from triptych.pd_worker.core.request_events import EngineEvent
+from triptych.pd_worker.vllm.attempt import StreamPorts
+from triptych.pd_worker.vllm.embeddings import Embeddings
+from triptych.pd_worker.vllm.health import EngineHealth
+from triptych.pd_worker.vllm.http.client import VLLMClient
+from triptych.pd_worker.vllm.http.errors import EngineError
+from triptych.pd_worker.vllm.metrics import EngineMetrics
+from triptych.pd_worker.vllm.request_body import check_request, probe_body
+from triptych.pd_worker.vllm.room import BatchPlaces, EmbeddingRoom
+from triptych.pd_worker.vllm.run import RequestRun, RunPorts
+
+logger = logging.getLogger(__name__)
+
+#: How long a step that shows that nothing else is at work may take.
+_STEP_SECONDS = 8.0
+
+
+class VLLMEngine:
+    """The engine as the servicer uses it, in one event loop. `emit` gets each event as it comes.
+
+    `on_lost` is called when the server has ended, after its requests were dropped without an event.
+    """
+
+    def __init__(
+        self,
+        config: PDConfig,
+        client: VLLMClient,
+        embeddings: Embeddings,
+        health: EngineHealth,
+        emit: Callable[[list[EngineEvent]], None],
+        metrics: EngineMetrics,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        on_lost: Callable[[], None],
+    ) -> None:
+        self.max_model_len = max_model_len
+        self._limits = SchedulerLimits(config.max_num_seqs, max_model_len, max_model_len)
+        self._client = client
+        self._health = health
+        self._emit_events = emit
+        self._metrics = metrics
+        self._on_lost = on_lost
+        self._outputs = OutputProcessor(max_model_len)
+        self._room = EmbeddingRoom(config.embedding_memory)
+        stream = StreamPorts(client, self._outputs, self._emit, health.note_progress, vocab_size)
+        self._ports = RunPorts(
+            stream,
+            embeddings,
+            self._room,
+            BatchPlaces(config.max_num_seqs),
+            health.look,
+            metrics.looked_up,
+        )
+        self._runs: dict[RequestKey, RequestRun] = {}
+        self._tasks: dict[RequestKey, asyncio.Task[None]] = {}
+        self._others: set[asyncio.Task[None]] = set()
+        health.watch(self._lose, lambda: any(run.streaming for run in self._runs.values()))
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._runs)
+
+    def submit(self, request: EngineRequest) -> None:
+        """Starts a request. InvalidRequest for what vLLM cannot do, Unavailable while it is not there."""
+        check_limits(request, self._limits, None)
+        check_request(request)
+        if not self._health.up:
+            raise Unavailable("this worker's engine, vLLM, does not answer", retry_after=1.0)
+        key = request.key
+        run = self._runs[key] = RequestRun(request, self._ports)
+        task = self._tasks[key] = asyncio.create_task(run.run(), name=f"vllm {request.request_id}")
+        task.add_done_callback(lambda done: self._forget(key, done))
+
+    def items_ready(self, mm_hashes: Sequence[str]) -> None:
+        """These embeddings are in the store."""
+        for run in list(self._runs.values()):
+            run.items_stored(mm_hashes)
+
+    def cancel(self, request_ids: Iterable[str], proxy_id: str) -> None:
+        """Ends requests here and in vLLM; unknown ones are ignored."""
+        for request_id in request_ids:
+            if (task := self._tasks.get((proxy_id, request_id))) is not None:
+                task.cancel()
+
+    def between_steps(self, callback: Callable[[], None]) -> None:
+        """Calls back once vLLM has made a step in which no earlier request had a part."""
+        task = asyncio.create_task(self._after_step(list(self._tasks.values()), callback), name="vllm step")
+        self._others.add(task)
+        task.add_done_callback(self._others.discard)
+
+    async def close(self) -> None:
+        """Ends all requests, without events."""
+        tasks = [*self._tasks.values(), *self._others]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def show_metrics(self) -> None:
+        """Updates gauges and latencies; called regularly."""
+        running = sum(run.streaming for run in self._runs.values())
+        self._metrics.show(
+            running=running,
+            waiting=len(self._runs) - running,
+            reserved=self._room.reserved,
+            up=self._health.up,
+            latencies=self._outputs.drain_latencies(),
+        )
+
+    async def _after_step(self, tasks: Sequence[asyncio.Task[None]], callback: Callable[[], None]) -> None:
+        ending = [task for task in tasks if task.cancelling()]
+        await asyncio.gather(*ending, return_exceptions=True)
+        try:
+            await self._client.probe(probe_body(0), _STEP_SECONDS)
+        except EngineError as error:
+            logger.info("vLLM has made no step: %s", error)
+            return
+        callback()
+
+    def _emit(self, events: list[EngineEvent]) -> None:
+        self._metrics.count(events)
+        self._emit_events(events)
+
+    def _forget(self, key: RequestKey, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(key) is task:
+            del self._tasks[key], self._runs[key]
+
+    def _lose(self) -> None:
+        """The server has ended, or stands still."""
+        logger.warning("vLLM is lost with %d requests, which go on elsewhere", len(self._tasks))
+        self._metrics.lost()
+        for task in self._tasks.values():
+            task.cancel()
+        self._on_lost()

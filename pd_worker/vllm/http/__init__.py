@@ -1,0 +1,1 @@
+"""The HTTP client of a vLLM server: its token endpoint, its replies, its failures."""

@@ -1,0 +1,159 @@
+"""The HTTP client of one vLLM server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from triptych.pd_worker.vllm.http.errors import EngineGarbage, EngineSilent, EngineUnreachable
+from triptych.pd_worker.vllm.http.replies import (
+    ModelList,
+    ServerVersion,
+    StreamChunk,
+    decode,
+    error_of_body,
+    error_of_event,
+)
+from triptych.pd_worker.vllm.http.sse import EventParser
+
+#: Tokens in, tokens out: there with `vllm serve --enable-scale-out`.
+GENERATE = "/inference/v1/generate"
+CONNECT_SECONDS = 5.0
+#: For answers that vLLM makes without its engine.
+ANSWER_SECONDS = 5.0
+MAX_REPLY_BYTES = 1 << 20
+MAX_METRICS_BYTES = 16 << 20
+#: What the engine's steps increase, in vLLM's metrics.
+_STEPS = b"vllm:iteration_tokens_total_count"
+_DONE = b"[DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What the server says of itself."""
+
+    version: str
+    model: str
+    root: str
+    max_model_len: int
+
+
+class VLLMClient:
+    """Calls of the server at `url`, in one event loop. All of them raise EngineError for what goes wrong."""
+
+    def __init__(self, url: str, key: str = "") -> None:
+        self._url = url.rstrip("/")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            headers=headers,
+            # A stream is silent while its request waits or is prefilled: `EngineHealth` judges that.
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def check_health(self) -> None:
+        """Returns where the server says that its engine lives."""
+        await self._get("/health", ANSWER_SECONDS)
+
+    async def info(self) -> ServerInfo:
+        """ServerVersion and model of the server."""
+        version = decode(await self._get("/version", ANSWER_SECONDS), ServerVersion)
+        models = decode(await self._get("/v1/models", ANSWER_SECONDS), ModelList)
+        if not models.data or not models.data[0].max_model_len:
+            raise EngineGarbage("the server names no model")
+        first = models.data[0]
+        return ServerInfo(version.version, first.id, first.root or first.id, first.max_model_len or 0)
+
+    async def steps(self) -> bytes:
+        """A word that changes with every step of the engine; empty where the server keeps no metrics."""
+        page = await self._get("/metrics", ANSWER_SECONDS, MAX_METRICS_BYTES)
+        return b"\n".join(line for line in page.split(b"\n") if line.startswith(_STEPS))
+
+    async def probe(self, body: Mapping[str, Any], timeout: float) -> None:
+        """Generates what `body` asks for, without reading it."""
+        await self._answer("POST", GENERATE, timeout, MAX_REPLY_BYTES, dict(body))
+
+    @asynccontextmanager
+    async def generate(self, body: Mapping[str, Any]) -> AsyncIterator[AsyncIterator[StreamChunk]]:
+        """The chunks of a streamed answer. Leaving the context ends the request in vLLM, too."""
+        response = await self._open("POST", GENERATE, dict(body))
+        chunks = _chunks(response)
+        try:
+            if response.status != 200:
+                raise error_of_body(response.status, await _read(response, MAX_REPLY_BYTES))
+            if response.content_type != "text/event-stream":
+                raise EngineGarbage(f"an answer of type {response.content_type[:80]!r}")
+            yield chunks
+        finally:
+            await chunks.aclose()
+            # Not released: what is left of the stream is not wanted.
+            response.close()
+
+    async def _get(self, path: str, timeout: float, limit: int = MAX_REPLY_BYTES) -> bytes:
+        return await self._answer("GET", path, timeout, limit)
+
+    async def _answer(
+        self, method: str, path: str, timeout: float, limit: int, body: dict[str, Any] | None = None
+    ) -> bytes:
+        try:
+            async with asyncio.timeout(timeout):
+                response = await self._open(method, path, body)
+                try:
+                    raw = await _read(response, limit)
+                finally:
+                    response.close()
+        except TimeoutError as error:
+            raise EngineSilent(f"{path} has not answered in {timeout:g} s") from error
+        if response.status != 200:
+            raise error_of_body(response.status, raw)
+        return raw
+
+    async def _open(self, method: str, path: str, body: dict[str, Any] | None) -> aiohttp.ClientResponse:
+        data = None if body is None else msgspec.json.encode(body)
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        try:
+            return await self._session.request(
+                method, self._url + path, data=data, headers=headers, allow_redirects=False
+            )
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineUnreachable(f"{path}: {error or type(error).__name__}") from error
+
+
+async def _chunks(response: aiohttp.ClientResponse) -> AsyncGenerator[StreamChunk, None]:
+    """The chunks up to the stream's own end; EngineUnreachable where it breaks before."""
+    parser = EventParser()
+    try:
+        async for piece in response.content.iter_any():
+            for data in parser.feed(piece):
+                if data == _DONE:
+                    return
+                chunk = decode(data, StreamChunk)
+                if chunk.error is not None:
+                    raise error_of_event(chunk.error)
+                yield chunk
+    except (aiohttp.ClientError, OSError) as error:
+        raise EngineUnreachable(f"the stream broke: {error or type(error).__name__}") from error
+    raise EngineUnreachable("the stream ended in the middle")
+
+
+async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    """The body of an answer; EngineGarbage above `limit` bytes."""
+    raw = bytearray()
+    try:
+        async for piece in response.content.iter_any():
+            raw += piece
+            if len(raw) > limit:
+                raise EngineGarbage(f"an answer is longer than {limit} bytes")
+    except (aiohttp.ClientError, OSError) as error:
+        raise EngineUnreachable(f"the answer broke: {error or type(error).__name__}") from error
+    return bytes(raw)

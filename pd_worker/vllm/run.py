@@ -1,0 +1,201 @@
+"""One request at the vLLM engine, from its admission to its last event."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, Unavailable
+from triptych.log import log_fields
+from triptych.pd_worker.core import request_events
+from triptych.pd_worker.core.admission import distinct_bytes
+from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
+from triptych.pd_worker.core.request import EngineRequest, RequestState
+from triptych.pd_worker.core.request_events import EngineEvent
+from triptych.pd_worker.vllm.attempt import Attempt, StreamPorts
+from triptych.pd_worker.vllm.embeddings import Embeddings
+from triptych.pd_worker.vllm.http.errors import EngineBusy, EngineError, EngineLost, EngineRejected
+from triptych.pd_worker.vllm.replay import Diverged
+from triptych.pd_worker.vllm.request_body import output_format
+from triptych.pd_worker.vllm.retries import Retries
+from triptych.pd_worker.vllm.room import BatchPlaces, EmbeddingRoom
+from triptych.pd_worker.vllm.sampling import replays
+from triptych.types import FinishReason, ItemPlan
+
+logger = logging.getLogger(__name__)
+
+_LATE = "the request's time is over: ask for less, or raise --request-timeout"
+_UNEXPECTED = "an unexpected error in the PD worker"
+
+
+@dataclass(frozen=True, slots=True)
+class RunPorts:
+    """What a run uses.
+
+    `alive` asks the server now; `looked_up` hears how many items were looked for, and how many are missing.
+    """
+
+    stream: StreamPorts
+    embeddings: Embeddings
+    room: EmbeddingRoom
+    places: BatchPlaces
+    alive: Callable[[], Awaitable[bool]]
+    looked_up: Callable[[int, int], None]
+
+
+class RequestRun:
+    """The life of one request. `run` raises nothing, unless it is cancelled."""
+
+    def __init__(self, request: EngineRequest, ports: RunPorts) -> None:
+        self.request = request
+        #: Whether the request is at work in vLLM.
+        self.streaming = False
+        self._ports = ports
+        # vLLM has blocks of its own.
+        chain = PrefixChain(request.prefix_root, (), (), (), 1)
+        self._state = RequestState(request, chain)
+        self._plans: dict[str, ItemPlan] = {feature.mm_hash: feature.plan for feature in request.features}
+        self._stored = set(request.ready) & self._plans.keys()
+        self._item_stored = asyncio.Event()
+        self._verify = self._finished = False
+        self._retries = Retries()
+
+    def items_stored(self, mm_hashes: Sequence[str]) -> None:
+        """These embeddings are in the store."""
+        if known := self._plans.keys() & set(mm_hashes):
+            self._stored |= known
+            self._item_stored.set()
+
+    async def run(self) -> None:
+        """Serves the request up to its last event, or to the end of the server, for which there is none."""
+        limit = asyncio.timeout_at(self.request.deadline)
+        try:
+            async with limit:
+                await self._serve()
+        except EngineLost:
+            return
+        except RequestError as error:
+            self._finish(FinishReason.ERROR, error)
+        except Exception as error:
+            if isinstance(error, TimeoutError) and limit.expired():
+                self._finish(FinishReason.ERROR, DeadlineExceeded(_LATE))
+                return
+            logger.exception("request %s failed", self.request.name, extra=self._log_extra)
+            self._finish(FinishReason.ERROR, InternalError(_UNEXPECTED))
+        finally:
+            self._ports.room.release(self._state.request_id)
+
+    async def _serve(self) -> None:
+        state, output = self._state, self.request.output
+        if output.finished is not None:
+            # A resumed request whose output was complete before it was submitted here.
+            if text := output.flush():
+                self._emit(request_events.new_tokens(state, (), text))
+            self._finish(output.finished, None)
+            return
+        await self._ports.room.reserve(state.request_id, state.order, distinct_bytes(state.features))
+        state.admitted_at = time.monotonic()
+        self._emit(request_events.admitted(state))
+        self._report_missing(dict.fromkeys(self.request.unencoded & self._plans.keys(), ""))
+        while not self._finished:
+            await self._find_items()
+            async with self._ports.places.place(state.order):
+                pause = await self._attempt()
+            await asyncio.sleep(pause)
+
+    async def _find_items(self) -> None:
+        """Returns once all embeddings are in the store. Those that are not are reported missing."""
+        while self._plans:
+            while self._plans.keys() - self._stored:
+                self._item_stored.clear()
+                await self._item_stored.wait()
+            missing = await self._ports.embeddings.missing(self._plans.values(), verify=self._verify)
+            self._ports.looked_up(len(self._plans), len(missing))
+            self._verify = False
+            if not missing:
+                break
+            # If vLLM has failed, then for this.
+            self._retries.reset()
+            self._report_missing(missing)
+        self._state.items_at = self._state.items_at or time.monotonic()
+
+    def _report_missing(self, missing: Mapping[str, str]) -> None:
+        for mm_hash, digest in missing.items():
+            self._stored.discard(mm_hash)
+            self._emit(request_events.item_missing(self._state, mm_hash, digest))
+
+    async def _attempt(self) -> float:
+        """One call of vLLM; the pause before the next one, should there be one."""
+        state, before = self._state, len(self._state.output_token_ids)
+        try:
+            reason, error = await self._stream()
+        except EngineRejected as refusal:
+            raise _refusal(refusal) from refusal
+        except Diverged as difference:
+            if output_format(self.request) is not None:
+                raise Unavailable(f"the output cannot be continued by vLLM: {difference}") from difference
+            self._retries.no_replay = True
+            return 0.0
+        except EngineError as failure:
+            if len(state.output_token_ids) > before:
+                self._retries.reset()
+            return await self._after(failure)
+        self._finish(reason, error)
+        return 0.0
+
+    async def _stream(self) -> tuple[FinishReason, RequestError | None]:
+        state, request = self._state, self.request
+        again = replays(request.sampling, state.output_token_ids, output_format(request))
+        attempt = Attempt(
+            state, self._ports.stream, self._on_first_token, replay=again and not self._retries.no_replay
+        )
+        state.first_scheduled_at = state.first_scheduled_at or time.monotonic()
+        self.streaming = True
+        try:
+            return await attempt.run()
+        finally:
+            self.streaming = False
+
+    async def _after(self, failure: EngineError) -> float:
+        """The pause after a failed call; EngineLost where the server is gone."""
+        logger.info("request %s: vLLM: %s", self.request.name, failure, extra=self._log_extra)
+        if not await self._ports.alive():
+            raise EngineLost
+        # To vLLM's caller an embedding that could not be loaded looks like any other failure.
+        self._verify = not isinstance(failure, EngineBusy)
+        pause = self._retries.pause(busy=isinstance(failure, EngineBusy))
+        if pause is not None:
+            return pause
+        raise InternalError(f"the engine, vLLM, failed {self._retries.failures} times on this request")
+
+    def _on_first_token(self) -> None:
+        """vLLM has all embeddings: their room is free for others."""
+        state, since = self._state, self._state.items_at or time.monotonic()
+        self._ports.room.release(state.request_id)
+        for mm_hash in self._plans.keys() - state.loaded:
+            state.loaded.add(mm_hash)
+            self._emit(request_events.item_loaded(state, mm_hash, time.monotonic() - since))
+
+    def _finish(self, reason: FinishReason, error: RequestError | None) -> None:
+        if not self._finished:
+            self._finished = True
+            self._emit(request_events.finished(self._state, reason, error))
+
+    def _emit(self, event: EngineEvent) -> None:
+        self._ports.stream.emit([event])
+
+    @property
+    def _log_extra(self) -> dict[str, object]:
+        return log_fields(request_id=self.request.request_id, label=self.request.label)
+
+
+def _refusal(refusal: EngineRejected) -> RequestError:
+    """vLLM's refusal of a request, for the client; of this worker's own access it is an error inside."""
+    if refusal.status in (401, 403, 404, 405):
+        return InternalError(f"the engine, vLLM, refuses this worker's calls: {refusal.message}")
+    return InvalidRequest(
+        f"the engine, vLLM, refuses the request: {refusal.message}", param=refusal.param or None
+    )

@@ -1,0 +1,173 @@
+// The view Watch: the cluster as it is now, and its last 15 minutes.
+
+import { TimeChart } from "./chart.js";
+import { h, oncePerFrame, reconcile, setAttr, setText } from "./dom.js";
+import { Feed } from "./feed.js";
+import { count, duration, percent, rate, seconds } from "./format.js";
+import { askForKey } from "./key.js";
+import { Pools, upWords } from "./pools.js";
+import { Series } from "./series.js";
+import { stage } from "./waterfall.js";
+import { WorkerDialog, WorkerHistory } from "./worker.js";
+
+const CHARTS = [
+  { title: "Requests", format: rate, lines: [{ name: "requests", label: "per s", color: "prefill" }, { name: "errors", label: "errors", color: "bad" }] },
+  { title: "In the proxy", format: count, lines: [{ name: "in_flight", label: "in flight", color: "load" }, { name: "queued", label: "queued", color: "warn" }] },
+  { title: "Output", format: rate, lines: [{ name: "tokens", label: "tokens/s", color: "decode" }] },
+  { title: "Encoded", format: rate, lines: [{ name: "items", label: "items/s", color: "encode" }] },
+  { title: "Hit rate", format: percent, top: 1, lines: [{ name: "hit_rate", label: "found", color: "load" }] },
+  { title: "Goodput", format: percent, top: 1, lines: [{ name: "met", label: "within SLO", color: "good" }] },
+  { title: "KV cache", format: percent, top: 1, lines: [{ name: "kv_usage", label: "used", color: "prefill" }] },
+  { title: "Workers", format: count, lines: [{ name: "encoders", label: "enc.", color: "encode" }, { name: "desired_encoders", label: "wanted", color: "warn", dashed: true }, { name: "pd_workers", label: "PD", color: "decode" }] },
+];
+
+export class WatchView {
+  constructor(root) {
+    this.now = null;
+    this.series = new Series();
+    this.history = new WorkerHistory();
+    this.dialog = new WorkerDialog(this.history);
+    this.draw = oncePerFrame(() => this.#draw());
+    this.feed = new Feed({
+      history: (data) => (this.series.setHistory(data), this.draw()),
+      snapshot: (data) => this.#take(data),
+      state: (name, words) => this.#state(name, words),
+    });
+    this.pools = new Pools((worker) => this.dialog.open(worker, this.now));
+    this.charts = CHARTS.map((one) => new TimeChart(one));
+    this.tiles = h("dl", { class: "tiles" });
+    root.append(this.#strip(), h("div", { class: "live-data" }, this.tiles, this.pools.node,
+      h("section", { class: "charts", "aria-label": "The last 15 minutes" }, this.charts.map((chart) => h("div", { class: "card" }, chart.node))),
+      h("div", { class: "lists" }, this.#requestsCard(), this.#failuresCard())));
+    this.root = root;
+    this.root.classList.add("no-data");
+  }
+
+  show() {
+    this.feed.start();
+  }
+
+  hide() {
+    this.feed.stop();
+  }
+
+  #take(now) {
+    this.now = now;
+    this.series.add(now);
+    this.history.add(now);
+    this.draw();
+  }
+
+  #strip() {
+    this.pill = h("span", { class: "pill", role: "status" }, "Connecting …");
+    this.about = h("span", { class: "soft small" });
+    this.words = h("p", { class: "notice", hidden: true });
+    this.give = h("button", { type: "button", class: "primary", hidden: true, onclick: () => askForKey(this.words.textContent) }, "Give an API key");
+    return h("div", { class: "strip" }, h("h1", {}, "The cluster, live"), this.pill, this.about, this.words, this.give);
+  }
+
+  #state(name, words) {
+    const marks = { live: "good", connecting: "", waiting: "warn", key: "warn", absent: "bad", paused: "" };
+    const short = { live: "Live", connecting: "Connecting …", waiting: "Reconnecting", key: "Give an API key", absent: "No live data", paused: "Paused" };
+    setText(this.pill, short[name]);
+    setAttr(this.pill, "class", `pill ${marks[name]}`);
+    const explain = ["waiting", "key", "absent"].includes(name);
+    this.words.hidden = !explain;
+    setText(this.words, explain ? words : "");
+    setAttr(this.words, "class", `notice ${marks[name]}`);
+    this.give.hidden = name !== "key";
+    setAttr(this.root, "data-state", name);
+    if (name === "key") askForKey(words);
+  }
+
+  #draw() {
+    const { now } = this;
+    for (const chart of this.charts) chart.update(this.series.values);
+    if (!now) return;
+    this.root.classList.remove("no-data");
+    setText(this.about, upWords(now));
+    setAttr(this.root, "data-time", Math.floor(now.time));
+    reconcile(this.tiles, tilesOf(now), ([name]) => name, tileRow);
+    this.pools.update(now);
+    this.dialog.update(now);
+    reconcile(this.rows, now.requests.slice(0, 64), (request) => request.id, requestRow);
+    this.noRequests.hidden = now.requests.length > 0;
+    reconcile(this.failures, now.failures.slice(0, 32), (failure) => `${failure.where} ${failure.what}`, (failure) => failureRow(failure, () => this.now.time));
+    this.noFailures.hidden = now.failures.length > 0;
+  }
+
+  #requestsCard() {
+    this.rows = h("tbody");
+    this.noRequests = h("p", { class: "soft" }, "No request is in flight.");
+    const heads = [["Request", ""], ["Model", "wide-only"], ["Stage", ""], ["Items", "number"], ["Tokens", "number"], ["PD worker", "wide-only"], ["Age", "number"]];
+    return h("section", { class: "card", "aria-label": "Requests in flight" }, h("h2", {}, "Requests in flight"),
+      h("div", { class: "scroll-x" }, h("table", { class: "requests" },
+        h("caption", { class: "offscreen" }, "The newest requests in flight"),
+        h("thead", {}, h("tr", {}, heads.map(([name, extra]) => h("th", { scope: "col", class: extra }, name)))), this.rows)),
+      this.noRequests);
+  }
+
+  #failuresCard() {
+    this.failures = h("ul", { class: "failures" });
+    this.noFailures = h("p", { class: "soft" }, "Nothing has failed.");
+    return h("section", { class: "card", "aria-label": "Last failures" }, h("h2", {}, "Last failures"), this.failures, this.noFailures);
+  }
+}
+
+function tilesOf({ proxy, rates, goodput }) {
+  const slo = `SLO ${seconds(goodput.ttft_slo)} / ${seconds(goodput.tpot_slo)}`;
+  return [
+    ["In flight", count(proxy.in_flight), `${count(proxy.queued)} queued of ${count(proxy.max_queue)}`, ""],
+    ["Requests", `${rate(rates.requests)}/s`, rates.errors > 0 ? `${rate(rates.errors)}/s fail` : "none fails", rates.errors > 0 ? "bad" : ""],
+    ["Output", `${rate(rates.tokens)} tok/s`, `${rate(rates.items)} items/s encoded`, ""],
+    ["Hit rate", percent(rates.hit_rate), "items found, last minute", ""],
+    ["Within SLO", percent(goodput.met), slo, goodput.met !== null && goodput.met < 0.9 ? "warn" : ""],
+    ["First token", seconds(goodput.ttft_p50), `P99 ${seconds(goodput.ttft_p99)}`, ""],
+    ["Between tokens", seconds(goodput.tpot_p50), `P99 ${seconds(goodput.tpot_p99)}`, ""],
+  ];
+}
+
+function tileRow([name]) {
+  const value = h("dd", { class: "big" });
+  const note = h("dd", { class: "soft small" });
+  const node = h("div", {}, h("dt", {}, name), value, note);
+  return {
+    node,
+    update([, text, words, mark]) {
+      setText(value, text);
+      setText(note, words);
+      setAttr(node, "class", `tile ${mark}`);
+    },
+  };
+}
+
+function requestRow() {
+  const cells = ["id", "model", "stage", "items", "tokens", "worker", "age"].map((name) => h("td", { class: { items: "number", tokens: "number", age: "number", model: "wide-only", worker: "wide-only" }[name] ?? "" }));
+  const [id, model, at, items, tokens, worker, age] = cells;
+  const chip = h("span", { class: "chip" });
+  at.append(chip);
+  return {
+    node: h("tr", {}, cells),
+    update(request) {
+      setText(id, request.id);
+      setText(model, request.model);
+      setText(chip, request.stage);
+      setAttr(chip, "class", `chip stage-${stage(request.stage)}`);
+      setText(items, request.items ? `${request.items_ready}/${request.items}` : "–");
+      setText(tokens, count(request.tokens));
+      setText(worker, (request.pd_worker || "–") + (request.attempt > 1 ? ` (attempt ${request.attempt})` : ""));
+      setText(age, seconds(request.age));
+    },
+  };
+}
+
+function failureRow(failure, time) {
+  const when = h("span", { class: "soft small" });
+  return {
+    node: h("li", {}, h("p", {}, h("strong", {}, failure.what), failure.where ? h("code", {}, failure.where) : null, when), h("p", { class: "soft" }, failure.remedy)),
+    update(shown) {
+      const times = shown.count > 1 ? `, ${count(shown.count)} times` : "";
+      setText(when, `${duration(Math.max(0, time() - shown.time))} ago${times}`);
+    },
+  };
+}

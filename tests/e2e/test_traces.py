@@ -1,0 +1,264 @@
+"""One trace through real processes, as a real OTLP collector gets it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from PIL import Image
+
+from support.processes.cluster import Cluster, data_url, free_port, running_cluster, wait_for
+from support.tracing.collector import Collector, Received, running_collector
+from triptych.launch.model_path import DEMO_MODEL
+
+#: Spans of a request whose one picture is encoded, in one trace.
+WHOLE = {
+    "chat demo": "",
+    "fetch": "chat demo",
+    "look up": "chat demo",
+    "encode item": "chat demo",
+    "encoder job": "encode item",
+    "preprocess": "encoder job",
+    "wait for tower": "encoder job",
+    "tower": "encoder job",
+    "save": "encoder job",
+    "PD attempt": "chat demo",
+    "PD request": "PD attempt",
+    "wait for items": "PD request",
+    "load item": "PD request",
+    "prefill": "PD request",
+    "decode": "PD request",
+}
+SECRET = "a question that is nobody's business"
+
+
+@contextlib.contextmanager
+def traced(folder: Path, collector: Collector, *words: str) -> Iterator[Cluster]:
+    """A demo cluster whose spans go to the collector."""
+    with running_cluster(
+        DEMO_MODEL,
+        folder,
+        *("--otlp-endpoint", collector.url, "--served-model-name", "demo", "--threads", "1", *words),
+    ) as cluster:
+        yield cluster
+
+
+def picture_url(colour: tuple[int, int, int]) -> str:
+    return data_url(Image.new("RGB", (64, 64), colour))
+
+
+def parent_of_a_trace() -> tuple[str, dict[str, str]]:
+    """A trace id, and the headers of a caller in that trace."""
+    trace_id = secrets.token_hex(16)
+    return trace_id, {"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01", "tracestate": "rojo=1"}
+
+
+def ask(cluster: Cluster, url: str, headers: dict[str, str], **fields: Any) -> dict[str, Any]:
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": SECRET}]
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 4, **fields}
+    request = urllib.request.Request(
+        f"{cluster.url}/v1/chat/completions",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json", **headers},
+    )
+    with urllib.request.urlopen(request, timeout=120) as reply:
+        answer: dict[str, Any] = json.loads(reply.read())
+        return answer
+
+
+def spans_of(
+    collector: Collector, trace_id: str, complete: Callable[[list[Received]], bool]
+) -> list[Received]:
+    """The spans of a trace once they are complete: each process sends its own every second."""
+    wait_for("the spans of the trace", lambda: complete(collector.spans(trace_id)))
+    return collector.spans(trace_id)
+
+
+def named(spans: list[Received], name: str) -> Received:
+    [span] = [span for span in spans if span.name == name]
+    return span
+
+
+def has(*names: str) -> Callable[[list[Received]], bool]:
+    return lambda spans: set(names) <= {span.name for span in spans}
+
+
+def restart_pd_worker(cluster: Cluster) -> None:
+    """Another process takes the PD worker's place."""
+    before = cluster.pid("pd-0")
+    incarnations = {worker.incarnation for worker in cluster.workers() if worker.pool == "pd"}
+    cluster.kill("pd-0")
+
+    def there() -> bool:
+        found = {worker.incarnation for worker in cluster.workers() if worker.pool == "pd"}
+        return cluster.pids("pd").get("pd-0", before) != before and bool(found - incarnations)
+
+    wait_for("another PD worker", there)
+
+
+def damage_embeddings(cluster: Cluster) -> None:
+    """Changes the last byte of each stored embedding; the headers stay whole."""
+    with redis.Redis(unix_socket_path=cluster.store_url.removeprefix("unix://")) as client:
+        keys = [key for key in client.scan_iter("*") if client.pttl(key) >= 0]
+        assert keys
+        for key in keys:
+            size = client.strlen(key)
+            [last] = client.getrange(key, size - 1, size - 1)
+            client.setrange(key, size - 1, bytes([last ^ 1]))
+
+
+def test_one_trace_leads_from_the_client_through_all_processes(tmp_path: Path) -> None:
+    with running_collector() as collector, traced(tmp_path / "run", collector) as cluster:
+        trace_id, headers = parent_of_a_trace()
+        ask(cluster, picture_url((200, 30, 30)), headers)
+        spans = spans_of(collector, trace_id, has(*WHOLE))
+        by_id = {span.span_id: span for span in spans}
+        # "queue" is there twice: before a PD worker, and in it.
+        parents = {span.name: by_id.get(span.parent_id) for span in spans if span.name != "queue"}
+        assert {name: parent.name if parent else "" for name, parent in parents.items()} == WHOLE
+        server = named(spans, "chat demo")
+        assert server.parent_id == headers["traceparent"].split("-")[2]
+        assert {span.state for span in spans} == {"rojo=1"}
+        assert not any(span.failed for span in spans)
+        services = {span.name: span.service for span in spans}
+        assert services["encode item"] == services["PD attempt"] == "triptych-proxy"
+        assert services["tower"] == "triptych-encoder"
+        assert services["decode"] == "triptych-pd"
+        for span in spans:
+            assert server.start - 0.05 <= span.start <= span.end <= server.end + 0.05, span
+        # The prefill begins once the item is there, and the load once it is saved.
+        assert named(spans, "save").end <= named(spans, "load item").end <= named(spans, "decode").start
+        assert SECRET not in repr(spans)
+
+        # A second request shares the embedding: linked to the span that computed it, in another trace.
+        tower = named(spans, "tower")
+        assert named(spans, "load item").links == ((trace_id, tower.span_id),)
+        again, headers = parent_of_a_trace()
+        ask(cluster, picture_url((200, 30, 30)), headers)
+        second = spans_of(collector, again, has("chat demo", "load item", "PD request"))
+        assert named(second, "load item").links == ((trace_id, tower.span_id),)
+        assert not has("tower")(second)
+
+
+@pytest.mark.slow
+def test_a_reader_is_linked_through_the_store_and_a_damaged_value_is_encoded_again(tmp_path: Path) -> None:
+    with running_collector() as collector, traced(tmp_path / "run", collector) as cluster:
+        url = picture_url((30, 200, 30))
+        made, headers = parent_of_a_trace()
+        ask(cluster, url, headers)
+        tower = named(spans_of(collector, made, has("tower", "PD request")), "tower")
+
+        restart_pd_worker(cluster)  # the next one has nothing in memory
+        read, headers = parent_of_a_trace()
+        ask(cluster, url, headers)
+        load = named(spans_of(collector, read, has("PD request", "load item")), "load item")
+        assert load.attributes["triptych.item.source"] == "store"
+        assert load.links == ((made, tower.span_id),)
+
+        restart_pd_worker(cluster)
+        damage_embeddings(cluster)
+        again, headers = parent_of_a_trace()
+        ask(cluster, url, headers)
+        spans = spans_of(collector, again, has("PD request", "load item", "save", "chat demo"))
+        assert named(spans, "encode item").attributes["triptych.item.re_encode"] is True
+        assert "item damaged" in named(spans, "PD request").events
+        # The encoder worker has kept its output: it saves that again, with the span that computed it.
+        assert not has("tower")(spans)
+        assert named(spans, "load item").links == ((made, tower.span_id),)
+        assert not named(spans, "chat demo").failed
+
+
+@pytest.mark.slow
+def test_a_killed_pd_worker_shows_as_a_failed_attempt_and_a_second_one(tmp_path: Path) -> None:
+    words = ("--pd-workers", "2")
+    with running_collector() as collector, traced(tmp_path / "run", collector, *words) as cluster:
+        trace_id, headers = parent_of_a_trace()
+        body = {"stream": False, "max_tokens": 400, "ignore_eos": True}
+        with ThreadPoolExecutor(1) as thread:
+            asked = thread.submit(ask, cluster, picture_url((30, 30, 200)), headers, **body)
+
+            def running() -> int:
+                pages = cluster.metrics("pd")
+                busy = [page.get("vllm:num_requests_running", 0.0) > 0 for page in pages]
+                return busy.index(True) + 1 if any(busy) else 0
+
+            index = wait_for("a PD worker with the request", running) - 1
+            ports = [w.capacity["metrics_port"] for w in cluster.workers() if w.pool == "pd"]
+            cluster.kill(name_of_port(ports[index], cluster))
+            asked.result(120)
+        spans = spans_of(collector, trace_id, has("chat demo", "PD request"))
+        attempts = sorted(
+            (s for s in spans if s.name == "PD attempt"),
+            key=lambda span: span.attributes["triptych.request.attempt"],
+        )
+        assert [a.failed for a in attempts] == [True, False]
+        assert attempts[0].attributes["error.type"] == "worker_lost"
+        done = named(spans, "PD request")  # the first one's is lost with its process
+        assert done.parent_id == attempts[1].span_id
+        assert done.attributes["triptych.request.resumed_tokens"] > 0
+
+
+def name_of_port(port: int, cluster: Cluster) -> str:
+    """The name of the PD worker whose process listens at the port."""
+    for name, pid in cluster.pids("pd").items():
+        sockets = {
+            target.removeprefix("socket:[").removesuffix("]")
+            for link in Path(f"/proc/{pid}/fd").iterdir()
+            if (target := _target(link)).startswith("socket:[")
+        }
+        for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+            fields = line.split()
+            if int(fields[1].split(":")[1], 16) == port and fields[9] in sockets and fields[3] == "0A":
+                return name
+    raise AssertionError(f"no PD worker listens at port {port}")
+
+
+def _target(link: Path) -> str:
+    with contextlib.suppress(OSError):
+        return str(link.readlink())
+    return ""
+
+
+@pytest.mark.slow
+def test_nothing_is_sent_where_the_sample_is_zero(tmp_path: Path) -> None:
+    with (
+        running_collector() as collector,
+        traced(tmp_path / "run", collector, "--trace-sample", "0") as cluster,
+    ):
+        for colour in range(3):
+            ask(cluster, picture_url((colour, 0, 0)), parent_of_a_trace()[1])
+        cluster.stop()
+        assert collector.spans() == []
+
+
+@pytest.mark.slow
+def test_a_collector_that_is_down_is_not_felt_and_one_that_comes_back_gets_new_spans(tmp_path: Path) -> None:
+    port = free_port()
+    collector = Collector(url=f"http://127.0.0.1:{port}")
+    with traced(tmp_path / "run", collector) as cluster:
+        answers = [
+            ask(cluster, picture_url((colour, 9, 9)), parent_of_a_trace()[1])["choices"][0]["finish_reason"]
+            for colour in range(8)
+        ]
+        assert set(answers) <= {"stop", "length"}
+        with running_collector(port) as back:
+
+            def came() -> bool:
+                ask(cluster, picture_url((7, 7, 7)), parent_of_a_trace()[1])
+                return {"triptych-proxy", "triptych-encoder", "triptych-pd"} <= {
+                    s.service for s in back.spans()
+                } or ("triptych-pd" in {s.service for s in back.spans()})
+
+            wait_for("spans at the collector", came)
+        log = cluster.log.read_text()
+        warned = [line for line in log.splitlines() if "spans of traces are lost" in line]
+        assert len(warned) <= 6, warned  # one a minute in each of three processes
+        assert "Traceback" not in log

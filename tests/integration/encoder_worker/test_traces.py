@@ -1,0 +1,82 @@
+"""Spans of a real encoder worker, and the producer that its embeddings carry through the store."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from support.data.pictures import picture
+from support.engine.encoder_bench import NAMESPACE, Job, bench, png
+from support.tracing.spans import kept_tracer
+from support.waiting import until
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.ec_connector.store.results import Loaded
+from triptych.models.base import EncoderSide
+from triptych.tracing.context import SpanContext, new_context
+
+
+async def producer_of(store: EmbeddingStore, key: str) -> SpanContext | None:
+    """The context that a reader of the item gets with it."""
+    [plan] = await store.look_up([(key, NAMESPACE)])
+    assert plan is not None
+    loaded = await store.load(plan, lambda nbytes: memoryview(bytearray(nbytes)))
+    assert isinstance(loaded, Loaded)
+    return SpanContext.from_bytes(loaded.producer)
+
+
+async def test_an_embedding_carries_the_span_that_computed_it(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+) -> None:
+    tracer, kept = kept_tracer()
+    parent = new_context(sampled=True)
+    async with bench(encoder, store, store_url, tracer=tracer) as b:
+        job = await Job(b, png(picture(1, 96, 64)), metadata=parent.metadata()).planned()
+        await job.finished()
+        await until(lambda: "save" in kept.names(), "the job's spans")
+        server = kept.one("encoder job")
+        assert server.parent == parent
+        stages = [span for span in kept.spans if span.parent == server.context]
+        assert [span.name for span in stages] == ["preprocess", "wait for tower", "tower", "save"]
+        assert all(server.start <= span.start <= span.end <= server.end + 0.001 for span in stages), stages
+        assert await producer_of(store, job.key) == kept.one("tower").context
+
+
+@pytest.mark.parametrize("metadata", [(), new_context(sampled=False).metadata()])
+async def test_what_nobody_records_is_stored_without_a_producer(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str, metadata: tuple[tuple[str, str], ...]
+) -> None:
+    tracer, kept = kept_tracer(0.1)
+    async with bench(encoder, store, store_url, tracer=tracer) as b:
+        job = await Job(b, png(picture(2, 64, 64)), metadata=metadata).planned()
+        await job.finished()
+        assert await producer_of(store, job.key) is None
+        assert kept.spans == []
+
+
+async def test_two_proxies_of_one_item_share_the_tower_and_are_linked(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+) -> None:
+    tracer, kept = kept_tracer()
+    contexts = [new_context(sampled=True) for _ in range(2)]
+    async with bench(encoder, store, store_url, tracer=tracer) as b:
+        media = png(picture(3, 64, 64))
+        jobs = [await Job(b, media, metadata=context.metadata()).planned() for context in contexts]
+        await asyncio.gather(*(job.finished() for job in jobs))
+        await until(lambda: "save" in kept.names(), "the job's spans")
+        first, second = sorted(kept.all("encoder job"), key=lambda span: span.start)
+        tower = kept.one("tower")
+        assert tower.parent == first.context
+        assert (first.links, second.links) == ((), (tower.context,))
+
+
+async def test_hostile_metadata_cost_nothing_but_their_own_trace(
+    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+) -> None:
+    tracer, kept = kept_tracer()
+    async with bench(encoder, store, store_url, tracer=tracer) as b:
+        metadata = (("traceparent", "x" * 4000), ("tracestate", "=" * 2000))
+        job = await Job(b, png(picture(4, 64, 64)), metadata=metadata).planned()
+        assert (await job.finished()).WhichOneof("body") == "ready"
+        await until(lambda: "encoder job" in kept.names(), "the job's span")
+        assert kept.one("encoder job").parent is None

@@ -1,0 +1,205 @@
+"""Embeddings are looked for before vLLM is asked, and again when it failed; a lost one is encoded again."""
+
+from __future__ import annotations
+
+import base64
+
+import msgpack
+import numpy as np
+import pytest
+
+from support.vllm.scripted_server import Call, fails, scripted_server
+from support.vllm.serving import front_model, fronting
+from triptych.ec_connector.store import keys
+from triptych.hashing import framed_digest
+from triptych.pd_worker.vllm.retries import MAX_FAILURES
+from triptych.protos import common_pb2, pd_pb2
+from triptych.types import ItemPlan
+
+QUESTION = [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}]
+SAMPLING = {"max_tokens": 6, "temperature": 0.0, "ignore_eos": True}
+
+
+def plan(number: int) -> ItemPlan:
+    model = front_model()
+    key = framed_digest((("number", bytes([number])),))
+    width = model.decoder.row_width
+    return ItemPlan(key, model.identity.namespace, "image", 4, width, "float32", 4, None, (1, 4, 4))
+
+
+PLANS = (plan(1), plan(2))
+
+
+def slots(state: pd_pb2.ItemState = pd_pb2.ITEM_STATE_READY) -> list[pd_pb2.ItemSlot]:
+    return [
+        pd_pb2.ItemSlot(
+            plan=common_pb2.ItemPlan(
+                mm_hash=one.mm_hash,
+                namespace=one.namespace,
+                modality=one.modality,
+                rows=one.rows,
+                width=one.width,
+                dtype=one.dtype,
+                length=one.length,
+                grid_thw=one.grid_thw,
+            ),
+            state=state,
+        )
+        for one in PLANS
+    ]
+
+
+async def save(store, *plans: ItemPlan, digest: str = "") -> None:
+    for one in plans:
+        await store.save(one, bytes(one.nbytes), ttl=60, damaged_digest=digest)
+
+
+async def submit(served, state: pd_pb2.ItemState = pd_pb2.ITEM_STATE_READY, name: str = "r1") -> None:
+    reply = await served.client.submit(served.client.message(name, QUESTION, items=slots(state), **SAMPLING))
+    assert reply.status == pd_pb2.SubmitReply.STATUS_QUEUED, reply.error
+
+
+async def notify(served, *plans: ItemPlan) -> None:
+    notice = pd_pb2.ItemsNotice(proxy_id="proxy", mm_hashes=[one.mm_hash for one in plans])
+    await served.client.stub.NotifyItems(notice)
+
+
+async def test_items_go_to_vllm_by_key_place_and_grid_without_pixels(store):
+    await save(store, *PLANS)
+    async with scripted_server() as server, fronting(server, store) as served:
+        await submit(served)
+        found = await served.client.until("r1")
+        body = server.calls[0].body
+    places = [{"offset": place.offset, "length": place.length} for place in found.admitted.placements]
+    features = body["features"]
+    assert features["mm_hashes"] == {"image": [one.mm_hash for one in PLANS]}
+    assert features["mm_placeholders"] == {"image": places} and "kwargs_data" not in features
+    for packed in features["mm_metadata"]["image"]:
+        (name, item), *others = msgpack.unpackb(base64.b64decode(packed)).items()
+        dtype, shape, raw = item["data"]
+        assert (name, others, item["field"]) == ("image_grid_thw", [], ["batched", {"keep_on_cpu": True}])
+        assert (dtype, shape) == ("int64", [3]) and raw.code == 3
+        assert np.frombuffer(raw.data, np.int64).tolist() == [1, 4, 4]
+    assert body["ec_transfer_params"].keys() == {one.mm_hash for one in PLANS}
+    assert sorted(found.loaded) == sorted(one.mm_hash for one in PLANS)
+    assert found.bodies.index("item_loaded") < found.bodies.index("tokens")
+
+
+async def test_vllm_is_not_asked_before_all_items_are_announced(store):
+    async with scripted_server() as server, fronting(server, store) as served:
+        await submit(served, pd_pb2.ITEM_STATE_PENDING)
+        await served.client.has("r1", "admitted")
+        await save(store, *PLANS)
+        await notify(served, PLANS[0])
+        await served.client.submit(served.client.message("text", "hello", **SAMPLING))
+        await served.client.until("text")
+        assert len(server.calls) == 1
+        await notify(served, PLANS[1])
+        found = await served.client.until("r1")
+    assert len(found.token_ids) == 6 and found.missing == []
+
+
+async def test_an_item_that_is_gone_is_asked_for_before_vllm_is(store):
+    await save(store, PLANS[0])
+    async with scripted_server() as server, fronting(server, store) as served:
+        await submit(served)
+        found = await served.client.has("r1", "item_missing")
+        assert found.missing == [PLANS[1].mm_hash] and server.calls == []
+        await save(store, PLANS[1])
+        await notify(served, PLANS[1])
+        found = await served.client.until("r1")
+        assert len(server.calls) == 1
+    assert len(found.token_ids) == 6
+
+
+async def test_an_item_that_nobody_encodes_is_asked_for_once_admitted(store):
+    async with scripted_server() as server, fronting(server, store) as served:
+        await submit(served, pd_pb2.ITEM_STATE_UNENCODED)
+        found = await served.client.has("r1", "item_missing")
+        await save(store, *PLANS)
+        await notify(served, *PLANS)
+        found = await served.client.until("r1")
+    assert sorted(found.missing) == sorted(one.mm_hash for one in PLANS) and len(found.token_ids) == 6
+
+
+async def test_an_item_lost_while_vllm_loads_it_is_asked_for_again_and_again(store):
+    rounds = 6
+
+    async def loses(call: Call):
+        for one in PLANS:
+            await store.control.execute("DEL", keys.embedding(one.mm_hash))
+        return await fails(500)(call)
+
+    await save(store, *PLANS)
+    async with scripted_server() as server, fronting(server, store) as served:
+        # More often than a failure for another reason is let pass.
+        assert rounds > MAX_FAILURES
+        server.scripts = [loses] * rounds
+        await submit(served)
+        for number in range(1, rounds + 1):
+            await served.client._wait(lambda n=number: len(served.client.answers["r1"].missing) >= 2 * n)
+            await save(store, *PLANS)
+            await notify(served, *PLANS)
+        found = await served.client.until("r1")
+        assert len(server.calls) == rounds + 1
+    assert found.finished.reason == "length" and len(found.token_ids) == 6
+
+
+async def test_a_damaged_body_is_found_when_vllm_failed_and_named_by_its_digest(store):
+    await save(store, *PLANS)
+    key = keys.embedding(PLANS[0].mm_hash)
+    await store.control.execute("SETRANGE", key, 600, "damage")
+    async with scripted_server() as server, fronting(server, store) as served:
+        server.scripts = [fails(500)]
+        await submit(served)
+        found = await served.client.has("r1", "item_missing")
+        assert found.missing == [PLANS[0].mm_hash] and len(server.calls) == 1
+        digest = served.worker.streams._proxies["proxy"].requests["r1"]._items[PLANS[0].mm_hash]
+        await save(store, PLANS[0], digest=digest.item_missing.damaged_digest)
+        await notify(served, PLANS[0])
+        found = await served.client.until("r1")
+    assert len(found.token_ids) == 6
+
+
+async def test_a_failure_with_all_items_there_is_bounded(store):
+    await save(store, *PLANS)
+    async with scripted_server() as server, fronting(server, store) as served:
+        server.default = fails(500)
+        await submit(served)
+        found = await served.client.until("r1")
+        assert len(server.calls) == MAX_FAILURES
+    assert found.finished.error.code == "internal_error" and found.missing == []
+
+
+async def test_embeddings_are_admitted_by_bytes_and_text_passes_them(store):
+    await save(store, *PLANS)
+    size = sum(one.nbytes for one in PLANS)
+    async with scripted_server() as server, fronting(server, store, encoder_cache_memory=size) as served:
+        await submit(served, pd_pb2.ITEM_STATE_PENDING, "first")
+        await served.client.has("first", "admitted")
+        (other,) = (one for one in [plan(3)])
+        slot = slots()[0]
+        slot.plan.mm_hash = other.mm_hash
+        message = served.client.message("second", QUESTION[:1], items=[slot], **SAMPLING)
+        await served.client.submit(message)
+        await served.client.submit(served.client.message("text", "hello", **SAMPLING))
+        await served.client.until("text")
+        assert served.client.answers["second"].bodies == []
+        await save(store, other)
+        await notify(served, *PLANS)
+        assert len((await served.client.until("first")).token_ids) == 6
+        assert len((await served.client.until("second")).token_ids) == 6
+        served.worker.engine.show_metrics()
+        assert served.metrics.reserved_bytes._value.get() == 0
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+async def test_items_found_and_missing_are_counted(store, missing):
+    await save(store, *PLANS[missing:])
+    async with scripted_server() as server, fronting(server, store) as served:
+        await submit(served)
+        await served.client.has("r1", "item_missing" if missing else "item_loaded")
+        lookups = served.metrics.ec_lookups
+        name = front_model().name
+        counted = {result: lookups.labels(name, result)._value.get() for result in ("fetched", "missing")}
+    assert counted == {"fetched": 2 - missing, "missing": missing}

@@ -1,0 +1,259 @@
+"""Spans of requests over HTTP and gRPC, and the contexts that go on to the workers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from httpx2 import AsyncClient
+from openai import APIStatusError
+
+from support.fakes.fake_workers import MODEL, key_of, picture, user
+from support.fakes.proxy_fakes import FakeCluster
+from support.tracing.spans import KeptSpans, kept_tracer
+from support.waiting import until
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
+from triptych.proxy.auth.key_ring import KeyRing
+from triptych.proxy.auth.keys import KeyLimits
+from triptych.rpc.channels import make_channel
+from triptych.tracing.context import parse_traceparent
+from triptych.tracing.span import FinishedSpan, SpanKind
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+UNSAMPLED = PARENT[:-1] + "0"
+TEXT = [{"role": "user", "content": "a secret question"}]
+
+
+async def server_span(kept: KeptSpans) -> FinishedSpan:
+    """The only one, once it has ended: a client has its reply a moment before."""
+    await until(lambda: any(span.kind is SpanKind.SERVER for span in kept.spans), "the server span")
+    [span] = [span for span in kept.spans if span.kind is SpanKind.SERVER]
+    return span
+
+
+async def grpc_chat(cluster: FakeCluster, metadata: list[tuple[str, str]], **fields: Any) -> None:
+    message = proxy_pb2.ChatMessage(role="user", parts=[proxy_pb2.ChatPart(text="a secret question")])
+    sampling = common_pb2.SamplingParams(max_tokens=8)
+    request = proxy_pb2.ChatRequest(**{"messages": [message], "sampling": sampling, **fields})
+    async with make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
+        stub: Any = proxy_pb2_grpc.ProxyServiceStub(channel)
+        async for _ in stub.Chat(request, timeout=20.0, metadata=metadata):
+            pass
+
+
+async def test_a_traced_request_goes_on_to_both_workers_in_the_callers_trace(store: EmbeddingStore) -> None:
+    tracer, kept = kept_tracer()
+    async with FakeCluster(store, tracer=tracer) as cluster:
+        headers = {"traceparent": PARENT, "tracestate": "rojo=1,congo=2"}
+        await cluster.ask(
+            user("a secret question", picture("p")), extra_headers=headers, user="a secret user"
+        )
+        server = await server_span(kept)
+        assert server.parent == parse_traceparent(PARENT, "rojo=1,congo=2")
+        assert (server.name, server.context.trace_id, server.error) == (f"chat {MODEL}", TRACE, "")
+        attributes = dict(server.attributes)
+        assert attributes.pop("gen_ai.response.time_to_first_chunk") > 0.0  # type: ignore[operator]
+        assert attributes == {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": "triptych",
+            "gen_ai.request.model": MODEL,
+            "gen_ai.response.model": MODEL,
+            "gen_ai.request.max_tokens": 8,
+            "gen_ai.usage.input_tokens": 3,
+            "gen_ai.usage.cache_read.input_tokens": 2,
+            "gen_ai.usage.output_tokens": 8,
+            "gen_ai.response.finish_reasons": ("length",),
+            "http.request.method": "POST",
+            "http.route": "/v1/chat/completions",
+            "http.response.status_code": 200,
+        }
+        stages = {span.name for span in kept.spans if span.parent == server.context}
+        assert stages == {"fetch", "look up", "encode item", "PD attempt"}
+        [encoder] = cluster.encoders
+        assert encoder.metadata[0]["traceparent"] == kept.one("encode item").context.traceparent
+        assert encoder.metadata[0]["tracestate"] == "rojo=1,congo=2"
+        [submit] = cluster.pd_workers[0].submits
+        assert submit.traceparent == kept.one("PD attempt").context.traceparent
+        assert submit.tracestate == "rojo=1,congo=2"
+        shown = repr(kept.spans)
+        assert "secret" not in shown and key_of(picture("p")) not in shown
+
+
+async def test_without_traces_nothing_goes_on(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        await cluster.ask(user("?", picture("p")), extra_headers={"traceparent": PARENT})
+        assert "traceparent" not in cluster.encoders[0].metadata[0]
+        assert cluster.pd_workers[0].submits[0].traceparent == ""
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"traceparent": "00-zz"},
+        {"traceparent": "00-" + "0" * 32 + "-b7ad6b7169203331-01"},
+        {"traceparent": "x" * 8000},
+        {"traceparent": f"{PARENT}, {PARENT}"},
+    ],
+)
+async def test_a_context_that_is_not_valid_is_ignored(store: EmbeddingStore, headers: dict[str, str]) -> None:
+    tracer, kept = kept_tracer()
+    async with FakeCluster(store, tracer=tracer) as cluster:
+        await cluster.ask(TEXT, extra_headers={**headers, "tracestate": "a" * 7000})
+        server = await server_span(kept)
+        assert server.parent is None
+        assert server.context.trace_id != TRACE
+        assert cluster.pd_workers[0].submits[0].tracestate == ""
+
+
+async def test_a_request_that_is_not_sampled_is_marked_so_for_the_workers(store: EmbeddingStore) -> None:
+    tracer, kept = kept_tracer()
+    async with FakeCluster(store, tracer=tracer) as cluster:
+        await cluster.ask(user("?", picture("p")), extra_headers={"traceparent": UNSAMPLED})
+        await cluster.at_rest()
+        for sent in (
+            str(cluster.encoders[0].metadata[0]["traceparent"]),
+            cluster.pd_workers[0].submits[0].traceparent,
+        ):
+            context = parse_traceparent(sent)
+            assert context is not None and (context.trace_id, context.sampled) == (TRACE, False)
+    assert kept.spans == []
+
+
+async def test_a_client_with_a_key_does_not_choose_what_is_recorded(store: EmbeddingStore) -> None:
+    """The draw is 0.5."""
+    for ratio, recorded in ((0.1, 0), (0.9, 1)):
+        tracer, kept = kept_tracer(ratio, trusts_parent=False)
+        async with FakeCluster(
+            store, tracer=tracer, keys=KeyRing("sk-secret-0123456789", "", KeyLimits())
+        ) as cluster:
+            for flag in (PARENT, UNSAMPLED):
+                headers = {"traceparent": flag, "authorization": "Bearer sk-secret-0123456789"}
+                await cluster.ask(TEXT, extra_headers=headers)
+            await cluster.at_rest()
+            await until(lambda kept=kept, most=2 * recorded: len(kept.all(f"chat {MODEL}")) == most)
+            assert "sk-secret-0123456789" not in repr(kept.spans)
+
+
+async def test_requests_that_are_not_let_in_cost_no_span(store: EmbeddingStore) -> None:
+    tracer, kept = kept_tracer()
+    async with FakeCluster(
+        store, tracer=tracer, keys=KeyRing("sk-secret-0123456789", "", KeyLimits())
+    ) as cluster:
+        with pytest.raises(APIStatusError, match="401"):
+            await cluster.ask(TEXT, extra_headers={"traceparent": PARENT})
+        with pytest.raises(grpc.aio.AioRpcError):
+            await grpc_chat(cluster, [("traceparent", PARENT)])
+    assert kept.spans == []
+
+
+async def test_a_bad_request_has_a_span_with_its_status_and_code(store: EmbeddingStore) -> None:
+    tracer, kept = kept_tracer()
+    async with FakeCluster(store, tracer=tracer) as cluster:
+        with pytest.raises(APIStatusError):
+            await cluster.ask(TEXT, max_tokens=-1)
+        server = await server_span(kept)
+        assert server.attributes["http.response.status_code"] == 400
+        assert server.attributes["error.type"] == "invalid_request_error"
+        assert (server.name, server.error) == ("chat", "")
+
+
+async def test_a_worker_that_fails_the_request_is_an_error_of_the_server(store: EmbeddingStore) -> None:
+    tracer, kept = kept_tracer()
+    async with FakeCluster(store, tracer=tracer) as cluster:
+        cluster.pd_workers[0].fail_with = common_pb2.Error(code="internal_error", message="a secret reason")
+        with pytest.raises(APIStatusError):
+            await cluster.ask(TEXT)
+        server = await server_span(kept)
+        assert server.attributes["http.response.status_code"] == 500
+        assert server.error == "500"
+        assert kept.one("PD attempt").error != ""
+        assert "secret" not in repr(kept.spans)
+
+
+async def test_a_client_that_leaves_in_the_stream_ends_all_its_spans(store: EmbeddingStore) -> None:
+    tracer, kept = kept_tracer()
+    async with FakeCluster(store, tracer=tracer) as cluster:
+        worker = cluster.pd_workers[0]
+        worker.pause_at = 3
+        asked = asyncio.create_task(cluster.stream(TEXT, max_tokens=50))
+        await until(lambda: cluster.received == 3)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        server = await server_span(kept)
+        assert (server.error, kept.one("PD attempt").error) == ("client_closed", "cancelled")
+        assert server.attributes["gen_ai.usage.output_tokens"] == 3
+
+
+async def test_a_killed_pd_worker_shows_as_two_attempts(store: EmbeddingStore) -> None:
+    tracer, kept = kept_tracer()
+    async with FakeCluster(store, tracer=tracer, pd_workers=2) as cluster:
+        for worker in cluster.pd_workers:
+            worker.pause_at = 20
+        asked = asyncio.create_task(cluster.stream(TEXT, max_tokens=50))
+        await until(lambda: cluster.received == 20)
+        first, second = sorted(cluster.pd_workers, key=lambda worker: -len(worker.submits))
+        second.pause_at = None
+        address = first.address
+        await first.kill()
+        await asked
+        await server_span(kept)
+        lost, done = kept.all("PD attempt")
+        assert (lost.error, done.error) == ("worker_lost", "")
+        assert f"{lost.attributes['server.address']}:{lost.attributes['server.port']}" == address
+        assert [span.attributes["triptych.request.attempt"] for span in (lost, done)] == [1, 2]
+        assert second.submits[0].traceparent == done.context.traceparent
+
+
+async def test_each_answer_of_a_call_has_an_attempt(store: EmbeddingStore) -> None:
+    tracer, kept = kept_tracer()
+    async with FakeCluster(store, tracer=tracer) as cluster:
+        await cluster.ask(TEXT, n=2)
+        server = await server_span(kept)
+        choices = [span.attributes.get("triptych.request.choice", 0) for span in kept.all("PD attempt")]
+        assert sorted(choices) == [0, 1]
+        assert server.attributes["gen_ai.request.choice.count"] == 2
+        assert server.attributes["gen_ai.usage.output_tokens"] == 16
+        assert server.attributes["gen_ai.response.finish_reasons"] == ("length", "length")
+
+
+async def test_a_grpc_call_is_traced_like_a_post(store: EmbeddingStore) -> None:
+    tracer, kept = kept_tracer()
+    async with FakeCluster(store, tracer=tracer) as cluster:
+        await grpc_chat(cluster, [("traceparent", PARENT), ("tracestate", "rojo=1")])
+        server = await server_span(kept)
+        assert server.parent == parse_traceparent(PARENT, "rojo=1")
+        assert server.attributes["rpc.service"] == "triptych.v1.ProxyService"
+        assert (server.attributes["rpc.method"], server.attributes["rpc.grpc.status_code"]) == ("Chat", 0)
+        assert server.attributes["gen_ai.usage.output_tokens"] == 8
+        assert kept.one("PD attempt").parent == server.context
+        assert "secret" not in repr(kept.spans)
+
+
+async def test_a_grpc_call_that_fails_has_its_status(store: EmbeddingStore) -> None:
+    tracer, kept = kept_tracer()
+    async with FakeCluster(store, tracer=tracer) as cluster:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await grpc_chat(cluster, [], model="a secret model that nobody serves")
+        server = await server_span(kept)
+        assert server.attributes["rpc.grpc.status_code"] != 0
+        assert server.name == "chat"
+        assert "secret" not in repr(kept.spans)
+
+
+async def test_other_endpoints_have_no_span(store: EmbeddingStore) -> None:
+    tracer, kept = kept_tracer()
+    async with (
+        FakeCluster(store, tracer=tracer) as cluster,
+        AsyncClient(base_url=f"http://127.0.0.1:{cluster.port}") as client,
+    ):
+        for path in ("/health", "/metrics", "/v1/models", "/nowhere"):
+            await client.get(path, headers={"traceparent": PARENT})
+        await client.post("/tokenize", json={"model": MODEL, "prompt": "x"})
+        assert (await client.get("/v1/chat/completions")).status_code == 405
+    assert kept.spans == []

@@ -1,0 +1,211 @@
+"""What a made-up cluster says to the page: hostile texts, states that are rare, 50 streams."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+HOSTILE = "<script>window.attacked = 1</script><img src=x onerror='window.attacked = 1'>"
+STAGES = ("fetch", "queue", "encode", "load", "prefill", "decode")
+
+
+@dataclass
+class MadeUp:
+    """What the server says; a test changes it while the page looks."""
+
+    key: str = ""
+    models: list[dict[str, Any]] = field(default_factory=lambda: [{"id": "demo"}])
+    answer: str = "A red circle."
+    #: Status of /cluster/events; 200 streams snapshots every `tick` seconds.
+    events_status: int = 200
+    tick: float = 1.0
+    in_flight: int = 3
+    encoder_state: str = "serving"
+    store_up: bool = True
+    text: str = ""
+    #: Connections of /cluster/events so far, and requests that were asked.
+    connections: int = 0
+    asked: list[dict[str, Any]] = field(default_factory=list)
+
+    def snapshot(self) -> dict[str, Any]:
+        now = time.time()
+        wave = 0.5 + 0.4 * math.sin(now / 7)
+        encoders = [
+            _encoder(0, self.text, "serving", wave),
+            _encoder(1, self.text, self.encoder_state, 1 - wave),
+            _encoder(2, self.text, "serving", wave / 2),
+        ]
+        live = sum(encoder["state"] == "serving" for encoder in encoders)
+        return {
+            "time": now,
+            "version": "0.9",
+            "uptime": 5025.0,
+            "proxies": 2,
+            "proxy": {
+                "id": "proxy-1a2b3c",
+                "draining": False,
+                "in_flight": self.in_flight,
+                "queued": self.in_flight // 8,
+                "max_queue": 256,
+                "memory_bytes": 187_000_000,
+            },
+            "store": {
+                "up": self.store_up,
+                "used_bytes": int(71e6 * wave),
+                "max_bytes": 128 << 20,
+                "evictions": 12,
+            },
+            "models": [model["id"] for model in self.models],
+            "encoders": encoders,
+            "pd_workers": [
+                _pd(0, self.text, wave, self.in_flight),
+                _pd(1, self.text, 1 - wave, self.in_flight),
+            ],
+            "scaling": {
+                "encoder": {
+                    "live": live,
+                    "desired": 3,
+                    "reason": f"2.1 s of work wait, 0.7 a worker {self.text}",
+                },
+                "pd": {"live": 2, "desired": None, "reason": ""},
+            },
+            "rates": {
+                "requests": 6.2 * wave,
+                "tokens": 412 * wave,
+                "items": 5.1 * wave,
+                "errors": 0.0,
+                "hit_rate": 0.4 + wave / 2,
+            },
+            "goodput": {
+                "ttft_slo": 2.0,
+                "tpot_slo": 0.1,
+                "met": 0.9 + wave / 10,
+                "ttft_p50": 0.21,
+                "ttft_p99": 1.32,
+                "tpot_p50": 0.018,
+                "tpot_p99": 0.062,
+            },
+            "requests": [_request(index, self.text, now) for index in range(min(64, self.in_flight))],
+            "failures": [
+                {
+                    "time": now // 100 * 100,
+                    "what": f"An encoder stopped answering {self.text}",
+                    "remedy": f"Its jobs went to another encoder; look at its log. {self.text}",
+                    "where": "10.0.0.7:50051",
+                },
+            ],
+        }
+
+    def history(self) -> dict[str, Any]:
+        def line(scale: float, shift: float = 0.0) -> list[float | None]:
+            return [None] * 30 + [
+                scale * (0.5 + 0.3 * math.sin(at / 9 + shift) + 0.15 * math.sin(at / 2)) for at in range(150)
+            ]
+
+        levels: list[float | None] = [None] * 30 + [float(2 + (at > 70)) for at in range(150)]
+        names = {
+            "in_flight": 40.0,
+            "queued": 5.0,
+            "requests": 8.0,
+            "tokens": 500.0,
+            "items": 6.0,
+            "errors": 0.4,
+        }
+        series = {name: line(scale, scale) for name, scale in names.items()}
+        series |= {"hit_rate": line(0.9), "met": line(1.0, 2), "kv_usage": line(0.8, 3)}
+        series |= {
+            "encoders": levels,
+            "desired_encoders": [*levels[6:], *[3.0] * 6],
+            "pd_workers": [None] * 30 + [2.0] * 150,
+        }
+        return {"step": 5, "end": time.time(), "series": series}
+
+    def record(self, name: str) -> dict[str, Any]:
+        def span(
+            stage: str, start: float, end: float, where: str, item: int | None = None, note: str = ""
+        ) -> dict[str, Any]:
+            return {
+                "name": stage,
+                "start": start,
+                "end": end,
+                "where": where,
+                "item": item,
+                "note": note + self.text,
+            }
+
+        spans = [
+            span("fetch", 0.0, 0.012, "proxy"),
+            span("queue", 0.012, 0.03, "proxy"),
+            span("encode", 0.03, 0.28, "10.0.0.7:50051", 0),
+            span("encode", 0.031, 0.24, "10.0.0.8:50051", 1),
+            span("encode", 0.03, 0.03, "store", 2, "in the store: no encoder job"),
+            span("save", 0.28, 0.296, "store", 0),
+            span("load", 0.296, 0.31, "10.0.0.9:50052", 0),
+            span("prefill", 0.31, 0.395, "10.0.0.9:50052"),
+            span("decode", 0.395, 0.84, "10.0.0.9:50052"),
+        ]
+        return {
+            "id": name,
+            "model": "demo",
+            "started": time.time(),
+            "seconds": 0.842,
+            "status": 200,
+            "prompt_tokens": 152,
+            "completion_tokens": 17,
+            "cached_tokens": 64,
+            "spans": spans,
+        }
+
+
+def _encoder(index: int, text: str, state: str, wave: float) -> dict[str, Any]:
+    reason = (
+        ""
+        if state == "serving"
+        else f"no heartbeat for 6 s: its jobs went elsewhere; is the process alive? {text}"
+    )
+    return {
+        "name": f"10.0.0.{7 + index}:50051{text}",
+        "address": f"10.0.0.{7 + index}:50051",
+        "model": f"demo{text}",
+        "kind": "cpu",
+        "state": state,
+        "reason": reason,
+        "jobs": round(8 * wave),
+        "work_seconds": 1.9 * wave,
+        "done": 1210 + index,
+        "encode_ms": 61.0 + 20 * wave,
+    }
+
+
+def _pd(index: int, text: str, wave: float, in_flight: int) -> dict[str, Any]:
+    return {
+        "name": f"10.0.0.{20 + index}:50052{text}",
+        "address": f"10.0.0.{20 + index}:50052",
+        "model": "demo",
+        "kind": "cpu",
+        "state": "serving",
+        "reason": "",
+        "requests": in_flight // 2,
+        "running": in_flight // 2,
+        "waiting": in_flight // 9,
+        "kv_usage": 0.75 * wave,
+        "cache_usage": 0.5 * wave,
+        "tokens_per_second": 210 * wave,
+    }
+
+
+def _request(index: int, text: str, now: float) -> dict[str, Any]:
+    stage = STAGES[(index * 7 + int(now)) % 6]
+    return {
+        "id": f"{0xA1B2C3D4 + index * 7919:08x}",
+        "model": f"demo{text}",
+        "age": 0.2 * index + 0.1,
+        "stage": stage,
+        "items": index % 3,
+        "items_ready": index % 2 if index % 3 else 0,
+        "tokens": 5 * index if stage == "decode" else 0,
+        "pd_worker": f"10.0.0.{20 + index % 2}:50052",
+        "attempt": 1 + (index == 5),
+    }

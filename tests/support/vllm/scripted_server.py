@@ -1,0 +1,203 @@
+"""A vLLM server that does what a test says: its token endpoint, health, version and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+#: Writes the answer of one call.
+Script = Callable[["Call"], Awaitable[web.StreamResponse]]
+
+
+def greedy(body: Mapping[str, Any], count: int) -> list[int]:
+    """The tokens of a model whose next token depends on all before: a continuation goes on as it began."""
+    ids, made = list(body["token_ids"]), []
+    for _ in range(count):
+        made.append((sum(ids) * 31 + len(ids) * 7) % 200 + 20)
+        ids.append(made[-1])
+    return made
+
+
+def event(token_ids: Sequence[int] = (), **choice: Any) -> bytes:
+    """One chunk as vLLM writes it."""
+    body = {
+        "request_id": "generate-tokens-1",
+        "usage": None,
+        "output_mode": "tokens",
+        "choices": [{"index": 0, "token_ids": list(token_ids), "finish_reason": None, **choice}],
+    }
+    return data(body)
+
+
+def data(body: Any) -> bytes:
+    return b"data: " + json.dumps(body).encode() + b"\n\n"
+
+
+@dataclass
+class Call:
+    """One call of the token endpoint. `gone` is set when the caller has closed it."""
+
+    request: web.Request
+    body: dict[str, Any]
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def max_tokens(self) -> int:
+        return int(self.body["sampling_params"]["max_tokens"])
+
+    async def stream(self, status: int = 200, kind: str = "text/event-stream") -> web.StreamResponse:
+        response = web.StreamResponse(status=status, headers={"Content-Type": kind})
+        await response.prepare(self.request)
+        return response
+
+
+async def answer(call: Call) -> web.StreamResponse:
+    """The whole answer of a healthy server."""
+    response = await call.stream()
+    tokens = greedy(call.body, call.max_tokens)
+    for index, token in enumerate(tokens):
+        reason = "length" if index == len(tokens) - 1 else None
+        await response.write(event([token], finish_reason=reason))
+    await response.write(data({"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": 3}}}))
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+def fails(status: int, message: str = "no", **error: Any) -> Script:
+    """An answer with an error and no stream."""
+
+    async def script(call: Call) -> web.StreamResponse:
+        return web.json_response({"error": {"message": message, "code": status, **error}}, status=status)
+
+    return script
+
+
+def breaks(count: int, *after: bytes) -> Script:
+    """`count` tokens, then `after`, then a connection that breaks."""
+
+    async def script(call: Call) -> web.StreamResponse:
+        response = await call.stream()
+        for token in greedy(call.body, call.max_tokens)[:count]:
+            await response.write(event([token]))
+        for piece in after:
+            await response.write(piece)
+        assert call.request.transport is not None
+        await asyncio.sleep(0.01)  # what was written is sent before the connection is dropped
+        call.request.transport.abort()
+        return response
+
+    return script
+
+
+def hangs(count: int) -> Script:
+    """`count` tokens, then nothing until the caller goes."""
+
+    async def script(call: Call) -> web.StreamResponse:
+        response = await call.stream()
+        for token in greedy(call.body, call.max_tokens)[:count]:
+            await response.write(event([token]))
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            call.gone.set()
+            raise
+        return response
+
+    return script
+
+
+class ScriptedServer:
+    """The server. `scripts` are used up by streamed calls in order; after them come whole answers."""
+
+    def __init__(self) -> None:
+        self.scripts: list[Script] = []
+        self.default: Script = answer
+        self.calls: list[Call] = []
+        self.probes = 0
+        self.healthy = True
+        self.probe_status = 200
+        self.version = "0.32.0"
+        self.max_model_len = 512
+        self.key = ""
+        self.steps = 0
+        self._called = asyncio.Event()
+        self._runner: web.AppRunner | None = None
+        self._port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    async def start(self) -> None:
+        """Serves, from the second time on at the same port."""
+        app = web.Application(client_max_size=64 << 20)
+        app.router.add_post("/inference/v1/generate", self._generate)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/version", self._version)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/metrics", self._metrics)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.05)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        """Ends with all connections, as a killed process does."""
+        if self._runner is not None:
+            for call in self.calls:
+                if call.request.transport is not None:
+                    call.request.transport.abort()
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def called(self, count: int) -> None:
+        """Waits until so many streamed calls have come."""
+        async with asyncio.timeout(20):
+            while len(self.calls) < count:
+                self._called.clear()
+                await self._called.wait()
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        body = await request.json()
+        if not body.get("stream"):
+            self.probes += 1
+            if self.probe_status == 0:
+                await asyncio.Event().wait()
+            return web.json_response({"choices": []}, status=self.probe_status)
+        call = Call(request, body)
+        self.calls.append(call)
+        self._called.set()
+        script = self.scripts.pop(0) if self.scripts else self.default
+        return await script(call)
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response(status=200 if self.healthy else 503)
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": self.version})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        card = {"id": "tiny", "root": "models/tiny", "max_model_len": self.max_model_len}
+        return web.json_response({"object": "list", "data": [card]})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(text=f'vllm:iteration_tokens_total_count{{engine="0"}} {self.steps}\n')
+
+
+@asynccontextmanager
+async def scripted_server() -> AsyncIterator[ScriptedServer]:
+    server = ScriptedServer()
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()

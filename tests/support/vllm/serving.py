@@ -1,0 +1,93 @@
+"""A PD worker in front of a scripted vLLM server, behind a real gRPC server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from support.data.checkpoints import build_checkpoint
+from support.fakes.pd_client import PDClient
+from support.vllm.scripted_server import ScriptedServer
+from triptych.config import PDConfig
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.metrics import PDMetrics
+from triptych.pd_worker.vllm.front_model import FrontModel, load_front_model
+from triptych.pd_worker.vllm.health import EngineHealth
+from triptych.pd_worker.vllm.http.client import VLLMClient
+from triptych.pd_worker.vllm.worker import VLLMWorker
+from triptych.protos import pd_pb2_grpc
+from triptych.rpc.channels import make_channel, make_server
+
+_MODELS: dict[str, FrontModel] = {}
+
+
+def front_config(family: str = "qwen3_vl", **flags: Any) -> PDConfig:
+    return PDConfig(
+        **{
+            "model": str(build_checkpoint(family)),
+            "engine": "vllm",
+            "dtype": "float32",
+            "threads": 1,
+            **flags,
+        }
+    )
+
+
+def front_model(family: str = "qwen3_vl") -> FrontModel:
+    if family not in _MODELS:
+        _MODELS[family] = load_front_model(front_config(family), 512)
+    return _MODELS[family]
+
+
+class Served:
+    """What a test drives: the worker, its health, its client's stream, its metrics."""
+
+    def __init__(
+        self, worker: VLLMWorker, health: EngineHealth, client: PDClient, metrics: PDMetrics
+    ) -> None:
+        self.worker = worker
+        self.health = health
+        self.client = client
+        self.metrics = metrics
+
+    async def until_up(self, up: bool) -> None:
+        async with asyncio.timeout(20):
+            while self.health.up is not up:
+                await asyncio.sleep(0.01)
+
+    async def settled(self) -> None:
+        """Waits until no request is held, and no call of vLLM is open."""
+        async with asyncio.timeout(20):
+            while self.worker.engine.num_requests:
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def fronting(
+    server: ScriptedServer, store: EmbeddingStore, family: str = "qwen3_vl", **flags: Any
+) -> AsyncIterator[Served]:
+    """The worker in front of `server`, and a client whose stream is open."""
+    config = front_config(family, engine_url=server.url, **flags)
+    model = front_model(family)
+    vllm, metrics = VLLMClient(server.url), PDMetrics("tiny")
+    health = EngineHealth(vllm, config.stall_timeout)
+    await health.first_answer()
+    worker = VLLMWorker(config, model, vllm, health, store, metrics)
+    grpc_server = make_server()
+    port = grpc_server.add_insecure_port("127.0.0.1:0")
+    pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, grpc_server)
+    worker.start()
+    await grpc_server.start()
+    try:
+        async with make_channel(f"127.0.0.1:{port}") as channel:
+            client = PDClient(channel, model.identity.model_key)
+            await client.attach()
+            yield Served(worker, health, client, metrics)
+            await client.detach()
+    finally:
+        worker.streams.shut_down()
+        await grpc_server.stop(1.0)
+        await worker.stop()
+        await vllm.close()

@@ -1,0 +1,89 @@
+"""Our encoder worker as a process beside vLLM, and a client that has it encode pictures."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from PIL import Image
+
+from support.engine.encoder_bench import Job, png
+from support.processes.cluster import wait_for
+from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.store.control import StoreUnavailable
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.hashing import mm_hash
+from triptych.launch.parent import supervised
+from triptych.protos import encoder_pb2_grpc
+from triptych.rpc.channels import make_channel
+
+
+@dataclass
+class EncoderProcess:
+    """`triptych encoder MODEL --store URL`."""
+
+    model: Path
+    store_url: str
+    log: Path
+
+    def start(self) -> None:
+        """Starts it and waits until it is registered."""
+        words = (
+            "encoder",
+            str(self.model),
+            "--store",
+            self.store_url,
+            "--threads",
+            "1",
+            "--dtype",
+            "float32",
+        )
+        command, environment = supervised([sys.executable, "-m", "triptych.cli", *words])
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
+            )
+        wait_for("the encoder worker to register", self._registered)
+
+    def _registered(self) -> bool:
+        if self._process.poll() is not None:
+            raise AssertionError(self.log.read_text()[-4000:])
+        workers = asyncio.run(self._workers())
+        if workers:
+            self._address, self.namespace = workers[0].address, workers[0].namespaces[0]
+        return bool(workers)
+
+    async def _workers(self) -> list[Any]:
+        try:
+            store = await EmbeddingStore.connect(self.store_url)
+        except StoreUnavailable:
+            return []
+        try:
+            return list(await Registry(store).workers())
+        finally:
+            await store.close()
+
+    def encode(self, *pictures: Image.Image) -> None:
+        """Has the pictures encoded and saved, as a proxy would."""
+        asyncio.run(self._encode(pictures))
+
+    async def _encode(self, pictures: tuple[Image.Image, ...]) -> None:
+        async with make_channel(self._address) as channel:
+            bench = SimpleNamespace(stub=encoder_pb2_grpc.EncoderServiceStub(channel))
+            for picture in pictures:
+                job = Job(bench, png(picture), namespace=self.namespace)
+                end = await (await job.planned()).finished()
+                assert end.WhichOneof("body") == "ready", end
+
+    def key(self, picture: Image.Image) -> str:
+        """The picture's mm_hash."""
+        return mm_hash(png(picture), namespace=self.namespace, modality="image")
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(60)

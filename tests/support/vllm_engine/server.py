@@ -1,0 +1,137 @@
+"""vLLM as a process: an unmodified `vllm serve` of an environment of its own, which loads our connector."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from support.processes.cluster import free_port, scrape, wait_for
+from triptych.launch.parent import supervised
+
+ROOT = Path(__file__).parents[3]
+#: Where `make test-vllm` installs vLLM.
+HOME = Path(os.environ.get("TRIPTYCH_VLLM_HOME", ROOT / ".tools" / "vllm"))
+#: Seconds until a server answers; most of them are imports in three processes.
+_START = 400.0
+_REPLY = 300.0
+
+
+class VllmServer:
+    """One `vllm serve` of a checkpoint, named "model", with TriptychECConnector in the given role."""
+
+    def __init__(
+        self, model: Path, log: Path, role: str, extra: Mapping[str, object], words: Sequence[str] = ()
+    ) -> None:
+        self.port = free_port()
+        self.log = log
+        transfer = {
+            "ec_connector": "TriptychECConnector",
+            "ec_connector_module_path": "triptych.integrations.vllm",
+            "ec_role": role,
+            "ec_connector_extra_config": dict(extra),
+        }
+        self._command = [
+            *(str(HOME / "venv" / "bin" / "vllm"), "serve", str(model), "--served-model-name", "model"),
+            *("--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32", "--enforce-eager"),
+            *("--max-model-len", "2048", "--max-num-seqs", "16", "--enable-mm-embeds"),
+            *("--limit-mm-per-prompt", '{"image": 8, "video": 0}'),
+            *("--ec-transfer-config", json.dumps(transfer), *words),
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Starts the process and waits until it answers."""
+        openmp = HOME / "venv" / "lib" / "libiomp5.so"
+        command, environment = supervised(self._command)
+        environment |= {
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{HOME / 'packages'}",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "LD_PRELOAD": str(openmp) if openmp.exists() else "",
+        }
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
+            )
+        wait_for("vLLM to answer", self._answers, _START)
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise AssertionError(
+                f"vLLM ended with {self._process.returncode}:\n{self.log.read_text()[-4000:]}"
+            )
+        return self.is_alive()
+
+    def is_alive(self) -> bool:
+        """Whether the engine says that it is healthy; after the death of its core it never does again."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as reply:
+                return int(reply.status) == 200
+        except OSError:
+            return False
+
+    def ask(self, content: Sequence[Mapping[str, Any]], tokens: int, **options: Any) -> dict[str, Any]:
+        """The reply to one user message: its `status`, and `token_ids` where it is 200."""
+        body = {
+            "model": "model",
+            "messages": [{"role": "user", "content": list(content)}],
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            **options,
+        }
+        request = urllib.request.Request(
+            f"{self.url}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=_REPLY) as reply:
+                answer: dict[str, Any] = json.load(reply)
+        except urllib.error.HTTPError as error:
+            with error:
+                return {"status": error.code, "error": error.read().decode()}
+        return {**answer, "status": 200, "token_ids": answer["choices"][0]["token_ids"]}
+
+    def metrics(self) -> dict[str, float]:
+        """Samples of its /metrics page."""
+        return scrape(f"{self.url}/metrics")
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL to what has not ended after a minute."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
+def vllm_checkpoint(checkpoint: Path) -> Path:
+    """The checkpoint with the processor's configuration in the one file that vLLM reads."""
+    image = json.loads((checkpoint / "preprocessor_config.json").read_text())
+    video = {name: value for name, value in image.items() if name != "image_processor_type"}
+    processor = {
+        "processor_class": "Qwen3VLProcessor",
+        "image_processor": image,
+        "video_processor": video | {"video_processor_type": "Qwen3VLVideoProcessor"},
+    }
+    (checkpoint / "processor_config.json").write_text(json.dumps(processor))
+    return checkpoint

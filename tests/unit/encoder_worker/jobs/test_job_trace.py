@@ -1,0 +1,145 @@
+"""Spans of encoder jobs: who owns the stages, who is linked, what a failure looks like."""
+
+from __future__ import annotations
+
+import time
+
+from support.fakes.encoder_jobs import Jobs, plan, spec
+from support.tracing.spans import KeptSpans, kept_tracer
+from triptych.encoder_worker.jobs.job import EncodeJob, Failed, Ready, Waiter
+from triptych.encoder_worker.jobs.job_trace import StreamTrace
+from triptych.encoder_worker.jobs.streams import JobStreams
+from triptych.errors import InvalidRequest
+from triptych.tracing.context import SpanContext, new_context
+from triptych.tracing.producers import Producers
+from triptych.tracing.span import SpanKind
+from triptych.tracing.tracer import Tracer
+
+STAGES = ["preprocess", "wait for tower", "tower", "save"]
+
+
+class Traced:
+    """Streams whose proxies send trace contexts."""
+
+    def __init__(self) -> None:
+        self.jobs = Jobs()
+        jobs = self.jobs
+        self.streams = JobStreams(jobs.table, jobs.scheduler, None, jobs.job_metrics, jobs.changed)  # type: ignore[arg-type]
+        self.tracer: Tracer
+        self.kept: KeptSpans
+        self.tracer, self.kept = kept_tracer()
+        self.producers = Producers()
+
+    def join(self, parent: SpanContext | None, key: str = "a") -> Waiter:
+        return self.streams.join(spec(key), lambda event: None, StreamTrace(self.tracer, parent))
+
+    def encode(self, job: EncodeJob) -> None:
+        """The item goes through all stages."""
+        now = time.monotonic()
+        job.set_plan(plan(job.mm_hash))
+        job.prepare_started, job.queued_since = now - 4.0, now - 3.0
+        job.encoded_at, job.save_started = now - 1.0, now - 1.0
+        times = job.timings
+        times.preprocess, times.queue, times.encode, times.work, times.save = 0.5, 0.5, 0.25, 0.25, 0.5
+        if job.trace is not None:
+            job.trace.encoding(job, self.producers)
+
+    def end(self, job: EncodeJob, *, already_stored: bool = False) -> None:
+        self.jobs.table.end(job, Ready(plan(job.mm_hash), already_stored, job.timings))
+
+
+async def test_a_jobs_stages_are_under_the_proxys_span_of_the_item() -> None:
+    t = Traced()
+    parent = new_context(sampled=True)
+    waiter = t.join(parent)
+    t.encode(waiter.job)
+    t.end(waiter.job)
+    job = t.kept.one("encoder job")
+    assert (job.kind, job.parent, job.error, job.links) == (SpanKind.SERVER, parent, "", ())
+    assert job.attributes["triptych.item.mm_hash"] == waiter.spec.mm_hash[:12]
+    assert [span.name for span in t.kept.spans if span.parent == job.context] == STAGES
+    tower = t.kept.one("tower")
+    assert tower.end - tower.start == 0.25
+    assert t.producers.links(waiter.spec.mm_hash) == (tower.context,)
+
+
+async def test_a_stream_that_joins_is_linked_to_the_tower_of_the_first() -> None:
+    t = Traced()
+    first, second = new_context(sampled=True), new_context(sampled=True)
+    one, _ = t.join(first), t.join(second)
+    t.encode(one.job)
+    t.end(one.job)
+    mine, other = sorted(t.kept.all("encoder job"), key=lambda span: span.parent != first)
+    assert (mine.parent, other.parent) == (first, second)
+    assert (mine.attributes["triptych.item.shared"], other.attributes["triptych.item.shared"]) == (
+        False,
+        True,
+    )
+    assert other.links == (t.kept.one("tower").context,)
+    assert [span.context.trace_id for span in t.kept.spans if span.name in STAGES] == [first.trace_id] * 4
+
+
+async def test_the_first_recorded_stream_owns_the_stages() -> None:
+    t = Traced()
+    unrecorded, recorded = new_context(sampled=False), new_context(sampled=True)
+    one = t.join(unrecorded)
+    t.join(recorded)
+    t.encode(one.job)
+    t.end(one.job)
+    assert {span.context.trace_id for span in t.kept.spans} == {recorded.trace_id}
+    assert len(t.kept.spans) == 5
+
+
+async def test_the_stages_are_recorded_though_their_owner_left() -> None:
+    """Another stream's span is linked to them."""
+    t = Traced()
+    owner = t.join(new_context(sampled=True))
+    other = t.join(new_context(sampled=True))
+    t.encode(owner.job)
+    t.streams.leave(owner)
+    t.end(other.job)
+    left, ended = t.kept.all("encoder job")
+    assert (left.error, ended.error) == ("cancelled", "")
+    assert ended.links == (t.kept.one("tower").context,)
+
+
+async def test_a_failed_item_has_the_errors_code_and_the_stages_it_reached() -> None:
+    t = Traced()
+    waiter = t.join(new_context(sampled=True))
+    waiter.job.prepare_started, waiter.job.timings.preprocess = time.monotonic(), 0.1
+    error = InvalidRequest("image: not this one", param="image")
+    t.jobs.table.end(waiter.job, Failed(error, retryable=False))
+    assert t.kept.one("encoder job").error == error.code
+    assert t.kept.names().count("preprocess") == 1
+    assert t.kept.all("tower") == []
+    assert "not this one" not in repr(t.kept.spans)
+
+
+async def test_a_stored_item_has_no_tower_and_no_link() -> None:
+    t = Traced()
+    waiter = t.join(new_context(sampled=True))
+    t.end(waiter.job, already_stored=True)
+    job = t.kept.one("encoder job")
+    assert job.attributes["triptych.item.already_stored"] is True
+    assert t.kept.names() == ["encoder job"]
+
+
+async def test_a_streams_span_is_handed_in_once() -> None:
+    t = Traced()
+    waiter = t.join(new_context(sampled=True))
+    t.encode(waiter.job)
+    t.end(waiter.job)
+    t.streams.leave(waiter)
+    assert t.kept.names().count("encoder job") == 1
+
+
+async def test_an_output_that_is_kept_keeps_its_producer() -> None:
+    """A re-save of what an earlier job computed."""
+    t = Traced()
+    earlier = new_context(sampled=True)
+    waiter = t.join(new_context(sampled=True))
+    t.producers.note(waiter.spec.mm_hash, earlier.to_bytes())
+    waiter.job.output = object()  # type: ignore[assignment]
+    assert waiter.job.trace is not None
+    waiter.job.trace.encoding(waiter.job, t.producers)
+    assert t.producers.links(waiter.spec.mm_hash) == (earlier,)

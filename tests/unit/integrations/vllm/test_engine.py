@@ -1,0 +1,76 @@
+"""What the connector reads of vLLM's configuration, and the engines that it refuses."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace as Config
+from typing import Any
+
+import pytest
+
+from triptych.errors import ConfigError
+from triptych.integrations.vllm.engine import adopt_logging, check_engine, row_width, shares_a_process
+
+
+def config(**changed: Any) -> Config:
+    parallel = {"nnodes": 1, "distributed_executor_backend": "uni", "world_size": 1}
+    model: dict[str, Any] = {"is_encoder_decoder": False}
+    multimodal = {"mm_processor_cache_type": "lru"}
+    for given in (parallel, model, multimodal):
+        given.update({name: value for name, value in changed.items() if name in given})
+    return Config(
+        parallel_config=Config(**parallel),
+        model_config=Config(**model, multimodal_config=Config(**multimodal)),
+    )
+
+
+def test_an_ordinary_engine_is_accepted():
+    check_engine(config(), is_consumer=True)
+    check_engine(config(distributed_executor_backend="mp", world_size=8), is_consumer=True)
+
+
+@pytest.mark.parametrize(
+    "changed,said",
+    [
+        ({"nnodes": 2}, "one vLLM instance per machine"),
+        ({"distributed_executor_backend": "ray"}, "--distributed-executor-backend mp or uni"),
+        ({"mm_processor_cache_type": "shm"}, "--mm-processor-cache-type lru"),
+        ({"is_encoder_decoder": True}, "`triptych pd`"),
+    ],
+)
+def test_an_engine_that_could_not_be_fed_is_refused_with_the_remedy(changed, said):
+    with pytest.raises(ConfigError, match=said):
+        check_engine(config(**changed), is_consumer=True)
+
+
+@pytest.mark.parametrize("changed", [{"nnodes": 2}, {"mm_processor_cache_type": "shm"}])
+def test_an_engine_that_only_saves_may_be_on_several_machines(changed):
+    check_engine(config(**changed), is_consumer=False)
+
+
+@pytest.mark.parametrize(
+    "backend,size,shared",
+    [("uni", 1, True), (None, 1, True), ("external_launcher", 1, True), ("mp", 1, False), ("mp", 2, False)],
+)
+def test_workers_of_other_processes_get_their_copies_in_files(backend, size, shared):
+    given = config(distributed_executor_backend=backend, world_size=size)
+    assert shares_a_process(given) is shared
+
+
+@pytest.mark.parametrize(
+    "vision,width",
+    [(Config(deepstack_visual_indexes=[5, 11, 17]), 8192), (Config(), 2048), (None, 2048)],
+)
+def test_deepstack_levels_widen_a_row(vision, width):
+    model = Config(hf_config=Config(vision_config=vision), get_inputs_embeds_size=lambda: 2048)
+    assert row_width(Config(model_config=model)) == width
+
+
+def test_records_go_to_vllms_handlers():
+    ours, theirs = logging.Logger("ours"), logging.Logger("theirs", logging.INFO)
+    theirs.addHandler(logging.NullHandler())
+    adopt_logging(ours, theirs)
+    adopt_logging(ours, theirs)
+    assert ours.handlers == theirs.handlers
+    assert ours.level == logging.INFO
+    assert not ours.propagate

@@ -1,0 +1,162 @@
+"""Spans of an attempt in a PD worker, from the events of its engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.tracing.spans import KeptSpans, TickingClock, kept_tracer
+from triptych.errors import InternalError
+from triptych.pd_worker.core.request_events import (
+    ItemLoaded,
+    ItemMissing,
+    NewTokens,
+    RequestAdmitted,
+    RequestFinished,
+)
+from triptych.pd_worker.events.attempt_trace import AttemptTrace, PDTraces
+from triptych.pd_worker.events.streams import EventStreams
+from triptych.protos import pd_pb2
+from triptych.tracing.context import SpanContext, new_context
+from triptych.tracing.producers import Producers
+from triptych.tracing.span import SpanKind
+from triptych.types import FinishReason, PDTimings, Placement, Usage
+
+KEY = "ab" * 32
+PARENT = SpanContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", True, "a=1")
+NAMES = {"request_id": "r1", "attempt": 1, "proxy_id": "p1"}
+
+
+class Box:
+    """One PD worker's streams with traces, on a clock of their own."""
+
+    def __init__(self, ratio: float = 1.0) -> None:
+        self.clock = TickingClock()
+        tracer, self.kept = kept_tracer(ratio, clock=self.clock)
+        self.kept: KeptSpans
+        self.producers = Producers()
+        self.traces = PDTraces(tracer, self.producers)
+        self.streams = EventStreams(lambda ids, proxy: None, self.clock)
+
+    def submit(self, traceparent: str = PARENT.traceparent, state: str = PARENT.state) -> AttemptTrace | None:
+        message = pd_pb2.SubmitRequest(
+            request_id="r1", attempt=1, proxy_id="p1", traceparent=traceparent, tracestate=state
+        )
+        trace = self.traces.begin(message)
+        self.streams.open("p1", "r1", 1, trace=trace)
+        return trace
+
+    def at(self, now: float, *events: object) -> None:
+        self.clock.now = now
+        self.streams.deliver(events)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def box() -> Box:
+    return Box()
+
+
+def admitted() -> RequestAdmitted:
+    return RequestAdmitted(prompt_token_ids=(1, 2, 3), placements=(Placement(1, 2),), **NAMES)
+
+
+def loaded(seconds: float) -> ItemLoaded:
+    return ItemLoaded(mm_hash=KEY, seconds=seconds, **NAMES)
+
+
+def finished(error: InternalError | None = None) -> RequestFinished:
+    reason = FinishReason.ERROR if error else FinishReason.STOP
+    timings = PDTimings(queue=1.0, load=2.0, prefill=0.5, decode=3.0)
+    return RequestFinished(reason=reason, usage=Usage(20, 7, 16), timings=timings, error=error, **NAMES)
+
+
+async def test_the_stages_of_an_attempt_are_where_its_timings_say(box: Box) -> None:
+    box.submit()
+    box.at(100.25, admitted())
+    box.at(102.0, loaded(0.5))
+    box.at(103.0, *(NewTokens(position=n, token_ids=(n,), text="x", **NAMES) for n in range(7)))
+    box.at(105.0, finished())
+    root = box.kept.one("PD request")
+    assert (root.kind, root.parent, root.start, root.end) == (SpanKind.SERVER, PARENT, 100.0, 105.0)
+    assert (root.context.trace_id, root.context.state) == (PARENT.trace_id, "a=1")
+    stages = {s.name: (s.start, s.end) for s in box.kept.spans if s.parent == root.context}
+    assert stages == {
+        "queue": (100.0, 101.0),
+        "wait for items": (100.25, 102.25),
+        "load item": (101.5, 102.0),
+        "prefill": (101.0, 101.5),
+        "decode": (101.5, 104.5),
+    }
+    assert root.attributes["gen_ai.usage.input_tokens"] == 20
+    assert root.attributes["gen_ai.usage.cache_read.input_tokens"] == 16
+    assert root.attributes["gen_ai.usage.output_tokens"] == 7
+    assert root.attributes["gen_ai.response.finish_reasons"] == ("stop",)
+    assert [event.name for event in root.events] == ["admitted"]
+
+
+@pytest.mark.parametrize(("seconds", "source"), [(0.5, "store"), (0.0, "resident")])
+async def test_a_reader_is_linked_to_the_span_that_computed_the_item(
+    box: Box, seconds: float, source: str
+) -> None:
+    producer = new_context(sampled=True)
+    box.producers.note(KEY, producer.to_bytes())
+    box.submit()
+    box.at(101.0, loaded(seconds))
+    box.at(102.0, finished())
+    load = box.kept.one("load item")
+    assert load.links == (producer,)
+    assert load.attributes == {"triptych.item.mm_hash": KEY[:12], "triptych.item.source": source}
+
+
+async def test_a_load_that_began_for_another_request_counts_from_this_ones_arrival(box: Box) -> None:
+    box.submit()
+    box.at(101.0, loaded(30.0), finished())
+    assert box.kept.one("load item").start == 100.0
+
+
+async def test_a_lost_item_is_an_event_of_the_attempt(box: Box) -> None:
+    box.submit()
+    box.at(101.0, ItemMissing(mm_hash=KEY, **NAMES))
+    box.at(102.0, ItemMissing(mm_hash=KEY, damaged_digest="0" * 40, **NAMES), finished())
+    assert [event.name for event in box.kept.one("PD request").events] == ["item missing", "item damaged"]
+
+
+async def test_an_attempt_that_fails_has_its_errors_code(box: Box) -> None:
+    box.submit()
+    box.at(101.0, finished(InternalError("secret details")))
+    assert box.kept.one("PD request").error == InternalError.code
+    assert "secret" not in repr(box.kept.spans)
+
+
+async def test_a_cancelled_attempt_ends_its_span_once(box: Box) -> None:
+    box.submit()
+    box.streams.cancel("p1", ["r1"])
+    box.streams.cancel("p1", ["r1"])
+    assert box.kept.one("PD request").error == "cancelled"
+
+
+async def test_a_finished_attempt_is_not_cancelled_when_it_is_forgotten(box: Box) -> None:
+    box.submit()
+    box.at(101.0, finished())
+    box.streams.cancel("p1", ["r1"])
+    assert [span.error for span in box.kept.all("PD request")] == [""]
+
+
+@pytest.mark.parametrize("parent", ["", "nonsense", "00-" + "0" * 32 + "-b7ad6b7169203331-01", "x" * 100_000])
+async def test_a_context_that_is_not_valid_begins_a_trace_of_its_own(box: Box, parent: str) -> None:
+    box.submit(parent, "===")
+    box.at(101.0, finished())
+    root = box.kept.one("PD request")
+    assert root.parent is None
+    assert root.context.state == ""
+
+
+async def test_a_request_that_the_proxy_does_not_record_has_no_trace(box: Box) -> None:
+    unrecorded = SpanContext(PARENT.trace_id, PARENT.span_id, False)
+    assert box.submit(unrecorded.traceparent) is None
+    box.at(101.0, admitted(), finished())
+    assert box.kept.spans == []
+
+
+async def test_requests_of_a_proxy_without_traces_are_sampled_here() -> None:
+    assert Box(0.6).submit("", "") is not None
+    assert Box(0.4).submit("", "") is None

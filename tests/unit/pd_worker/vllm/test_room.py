@@ -1,0 +1,107 @@
+"""Places are given in order, and come back however a wait ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from triptych.pd_worker.vllm.room import BatchPlaces, EmbeddingRoom
+
+
+def order(arrival: float, *, resumed: bool = False) -> tuple[bool, float, str]:
+    return (not resumed, arrival, f"r{arrival}")
+
+
+async def settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_requests_start_in_order_and_resumed_ones_first():
+    places, started = BatchPlaces(1), []
+
+    async def work(name: str, at: tuple[bool, float, str]) -> None:
+        async with places.place(at):
+            started.append(name)
+            await asyncio.sleep(0)
+
+    async with places.place(order(0.0)):
+        tasks = [
+            asyncio.create_task(work(name, at))
+            for name, at in (
+                ("late", order(3.0)),
+                ("early", order(1.0)),
+                ("resumed", order(9.0, resumed=True)),
+            )
+        ]
+        await settled()
+        assert started == []
+    await asyncio.gather(*tasks)
+    assert started == ["resumed", "early", "late"]
+
+
+async def test_a_cancelled_wait_leaves_its_place_to_the_next():
+    places = BatchPlaces(1)
+    reached = asyncio.Event()
+
+    async def work(at: tuple[bool, float, str]) -> None:
+        async with places.place(at):
+            reached.set()
+
+    async with places.place(order(0.0)):
+        first, second = asyncio.create_task(work(order(1.0))), asyncio.create_task(work(order(2.0)))
+        await settled()
+        first.cancel()
+        await settled()
+    await second
+    assert reached.is_set() and first.cancelled()
+
+
+async def test_a_wait_cancelled_after_its_turn_came_gives_the_place_back():
+    places = BatchPlaces(1)
+
+    async def work() -> None:
+        async with places.place(order(1.0)):
+            raise AssertionError("it was cancelled")
+
+    async with places.place(order(0.0)):
+        task = asyncio.create_task(work())
+        await settled()
+    # The place is the task's now, which has not run since.
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with asyncio.timeout(5), places.place(order(2.0)):
+        pass
+
+
+async def test_bytes_are_reserved_together_in_order_and_shared_by_key():
+    room = EmbeddingRoom(100)
+    await room.reserve("a", order(0.0), {"x": 60})
+    await room.reserve("b", order(1.0), {"x": 60})
+    assert room.reserved == 60
+    big = asyncio.create_task(room.reserve("c", order(2.0), {"y": 60}))
+    small = asyncio.create_task(room.reserve("d", order(3.0), {"z": 10}))
+    await settled()
+    assert not big.done() and not small.done()
+    room.release("a")
+    await settled()
+    assert not big.done()
+    room.release("b")
+    await asyncio.gather(big, small)
+    assert room.reserved == 70
+
+
+async def test_a_request_without_items_does_not_wait():
+    room = EmbeddingRoom(10)
+    await room.reserve("a", order(0.0), {"x": 10})
+    waiting = asyncio.create_task(room.reserve("b", order(1.0), {"y": 10}))
+    await settled()
+    await room.reserve("text", order(2.0), {})
+    assert not waiting.done()
+    waiting.cancel()
+    await settled()
+    room.release("a")
+    room.release("b")
+    assert room.reserved == 0

@@ -1,0 +1,151 @@
+"""Sampling parameters become vLLM's, or an error that names the field."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from triptych.errors import InvalidRequest
+from triptych.models.base import GenerationDefaults
+from triptych.pd_worker.core.sampling import ResolvedSampling, resolve
+from triptych.pd_worker.vllm.sampling import check_sampling, engine_seed, replays, sampling_params
+from triptych.types import OutputFormat, SamplingParams
+
+DEFAULTS = GenerationDefaults(eos_token_ids=(2, 7))
+FORMAT = OutputFormat("json_object")
+
+
+def resolved(**given: object) -> ResolvedSampling:
+    return resolve(SamplingParams(**{"max_tokens": 20, **given}), DEFAULTS, 10, 100)
+
+
+def params(received: tuple[int, ...] = (), *, replay: bool = False, **given: object) -> dict[str, object]:
+    return sampling_params(resolved(**given), received, None, replay=replay)
+
+
+def test_a_greedy_request_says_how_it_ends_and_nothing_of_chance():
+    assert params() == {
+        "max_tokens": 20,
+        "min_tokens": 0,
+        "ignore_eos": True,
+        "stop_token_ids": [2, 7],
+        "detokenize": False,
+        "temperature": 0.0,
+    }
+
+
+def test_stop_strings_are_not_sent_since_the_text_is_ours():
+    assert "stop" not in params(stop=("end",))
+
+
+def test_stop_tokens_are_the_clients_and_the_checkpoints():
+    assert params(stop_token_ids=(5,))["stop_token_ids"] == [2, 5, 7]
+
+
+def test_an_ignored_end_of_sequence_is_no_stop_token():
+    assert params(ignore_eos=True, stop_token_ids=(5,))["stop_token_ids"] == [5]
+
+
+def test_a_continuation_counts_the_tokens_that_have_come():
+    made = params((4, 4, 6), min_tokens=5)
+    assert (made["max_tokens"], made["min_tokens"]) == (17, 2)
+
+
+def test_a_replay_counts_from_the_prompt():
+    made = params((4, 4, 6), replay=True, min_tokens=5)
+    assert (made["max_tokens"], made["min_tokens"]) == (20, 5)
+
+
+def test_tokens_that_nothing_can_end_have_no_least_number():
+    # vLLM would forbid end-of-sequence tokens that are to be ignored.
+    assert params(ignore_eos=True, min_tokens=5)["min_tokens"] == 0
+
+
+def test_a_sampled_request_has_all_of_its_parameters():
+    made = params(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, seed=3)
+    assert {name: made[name] for name in ("temperature", "top_p", "top_k", "min_p")} == {
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+    }
+
+
+def test_choices_and_continuations_draw_other_numbers_and_repetitions_the_same():
+    seeds = [engine_seed(3, 0, 0), engine_seed(3, 1, 0), engine_seed(4, 0, 0), engine_seed(3, 0, 5)]
+    assert len(set(seeds)) == 4 and all(0 <= seed < 1 << 63 for seed in seeds)
+    assert params((4, 4), temperature=1.0, seed=3)["seed"] == engine_seed(3, 0, 2)
+    assert params((4, 4), replay=True, temperature=1.0, seed=3)["seed"] == engine_seed(3, 0, 0)
+
+
+def test_penalties_pass_and_those_that_are_off_are_left_out():
+    made = params(presence_penalty=0.5, frequency_penalty=-0.5, repetition_penalty=1.2)
+    assert (made["presence_penalty"], made["frequency_penalty"]) == (0.5, -0.5)
+    assert made["repetition_penalty"] == 1.2
+    assert not {"presence_penalty", "frequency_penalty", "repetition_penalty"} & params().keys()
+
+
+def test_tokens_before_a_continuation_are_penalised_by_a_bias():
+    made = params((4, 4, 6), presence_penalty=0.5, frequency_penalty=0.25, logit_bias=((6, 1.0), (9, 2.0)))
+    assert made["logit_bias"] == {"4": -1.0, "6": 0.25, "9": 2.0}
+
+
+def test_a_replay_leaves_penalties_to_vllm():
+    made = params((4, 4, 6), replay=True, presence_penalty=0.5, logit_bias=((6, 1.0),))
+    assert made["logit_bias"] == {"6": 1.0}
+
+
+def test_one_more_logprob_is_asked_for_than_is_reported():
+    assert "logprobs" not in params()
+    assert [params(logprobs=count)["logprobs"] for count in (0, 1, 19, 20)] == [0, 2, 20, 20]
+
+
+@pytest.mark.parametrize(
+    ("output_format", "expected"),
+    [
+        (OutputFormat("json_object"), {"json_object": True}),
+        (
+            OutputFormat("json_schema", '{"type": "object", "x-guidance": {"a": 1}}'),
+            {"json": {"type": "object"}},
+        ),
+        (OutputFormat("regex", "[ab]+"), {"regex": "[ab]+"}),
+        (OutputFormat("choices", choices=("yes", "no", "yes")), {"choice": ["yes", "no"]}),
+    ],
+)
+def test_an_output_format_is_one_of_vllms(output_format, expected):
+    made = sampling_params(resolved(), (), output_format, replay=False)
+    assert made["structured_outputs"] == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "output_format", "field"),
+    [
+        ({"temperature": 2.5}, None, "temperature"),
+        ({"temperature": 0.001}, None, "temperature"),
+        ({"min_tokens": 3}, FORMAT, "min_tokens"),
+        ({"min_tokens": 3, "ignore_eos": True, "stop_token_ids": (5,)}, None, "min_tokens"),
+    ],
+)
+def test_what_vllm_cannot_do_is_refused_by_name(given, output_format, field):
+    sampling = replace(resolved(), **{k: v for k, v in given.items() if k != "stop_token_ids"})
+    if "stop_token_ids" in given:
+        sampling = replace(sampling, stop_token_ids=frozenset(given["stop_token_ids"]))
+    with pytest.raises(InvalidRequest, match="vLLM") as refused:
+        check_sampling(sampling, output_format)
+    assert refused.value.param == field
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"temperature": 0.01}, {"temperature": 2.0}, {"min_tokens": 3}, {"ignore_eos": True}]
+)
+def test_what_vllm_can_do_is_let_through(given):
+    check_sampling(resolved(**given), None)
+
+
+def test_only_formats_and_presence_penalties_are_generated_again():
+    plain, present = resolved(), resolved(presence_penalty=0.1)
+    assert (
+        not replays(plain, (4,), None) and not replays(present, (), None) and not replays(plain, (), FORMAT)
+    )
+    assert replays(present, (4,), None) and replays(plain, (4,), FORMAT)

@@ -1,0 +1,108 @@
+"""Reports of a step: the first and the last in any case, between them no more often than anyone looks."""
+
+from __future__ import annotations
+
+import pytest
+
+from triptych.progress.progress import Progress, each, ready, shown_by, step
+from triptych.progress.step import StepState
+
+
+class Recorder:
+    """A renderer that keeps what it is shown."""
+
+    interval = 1.0
+
+    def __init__(self) -> None:
+        self.states: list[StepState] = []
+        self.is_ready = False
+
+    def show(self, state: StepState) -> None:
+        self.states.append(state)
+
+    def ready(self) -> None:
+        self.is_ready = True
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+def test_a_step_is_shown_as_it_starts_and_as_it_ends(recorder):
+    with Progress("work", recorder, lambda: 0.0).start(3, "layers") as running:
+        running.advance()
+    first, last = recorder.states
+    assert (first.label, first.done, first.total, first.unit, first.ended) == ("work", 0, 3, "layers", False)
+    assert (last.done, last.share, last.ended, last.failed) == (3, 1.0, True, False)
+    assert first.key == last.key
+
+
+def test_advances_are_shown_no_more_often_than_the_interval(recorder):
+    now = 0.0
+    running = Progress("work", recorder, lambda: now).start(1000)
+    for _ in range(1000):
+        now += 0.01
+        running.advance()
+    assert len(recorder.states) <= 1 + 10
+
+
+def test_an_advance_after_the_clock_went_back_is_shown(recorder):
+    now = 1000.0
+    running = Progress("work", recorder, lambda: now).start(10)
+    now = 10.0
+    running.advance()
+    assert recorder.states[-1].done == 1
+
+
+def test_a_step_that_raises_has_failed_and_is_not_all_done(recorder):
+    with pytest.raises(KeyboardInterrupt), Progress("work", recorder, lambda: 0.0).start(3):
+        raise KeyboardInterrupt
+    assert recorder.states[-1].failed and recorder.states[-1].ended
+    assert recorder.states[-1].share == 0
+
+
+def test_a_step_ends_once(recorder):
+    running = Progress("work", recorder, lambda: 0.0).start(3)
+    running.finish()
+    running.finish(failed=True)
+    assert [state.failed for state in recorder.states if state.ended] == [False]
+
+
+def test_a_total_a_note_and_a_time_left_replace_those_before(recorder):
+    running = Progress("work", recorder, lambda: 0.0).start()
+    running.advance(2, total=8, note="3 in flight", left=12.0)
+    running.finish(failed=True)
+    last = recorder.states[-1]
+    assert (last.done, last.total, last.note, last.left) == (2, 8, "3 in flight", 12.0)
+
+
+def test_steps_go_to_the_renderer_of_the_process_as_long_as_that_is_set(recorder):
+    with shown_by(recorder):
+        with step("inside"):
+            pass
+        ready()
+    with step("outside"):
+        pass
+    assert {state.label for state in recorder.states} == {"inside"}
+    assert recorder.is_ready
+
+
+def test_a_process_without_a_renderer_shows_nothing(capfd):
+    with step("work", 10) as running:
+        running.advance()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_each_of_a_sequence_is_given_once_and_all_are_counted(recorder):
+    with shown_by(recorder):
+        assert list(each("graphs", [3, 1, 2], "graphs")) == [3, 1, 2]
+    assert recorder.states[-1].done == 3 and recorder.states[-1].total == 3
+
+
+def test_a_sequence_that_is_left_in_the_middle_has_failed(recorder):
+    with shown_by(recorder):
+        items = each("graphs", [1, 2, 3])
+        next(items)
+        items.close()
+    assert recorder.states[-1].failed

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import httpx2
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.types import Message
+
+from triptych.proxy.page.endpoint import PageEndpoints
+from triptych.proxy.page.files import page_files
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx2.AsyncClient]:
+    transport = httpx2.ASGITransport(Starlette(routes=PageEndpoints().routes()))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://proxy") as client:
+        yield client
+
+
+async def test_the_root_is_the_page(http):
+    reply = await http.get("/")
+    assert reply.status_code == 200
+    assert reply.headers["content-type"] == "text/html; charset=utf-8"
+    assert reply.content == page_files()["index.html"].data
+
+
+@pytest.mark.parametrize(
+    ("name", "media_type"),
+    [
+        ("app.js", "text/javascript; charset=utf-8"),
+        ("style.css", "text/css; charset=utf-8"),
+        ("icon.svg", "image/svg+xml"),
+        ("examples.json", "application/json"),
+        ("examples/two_shapes.png", "image/png"),
+    ],
+)
+async def test_a_file_has_its_media_type_and_may_be_taken_for_no_other(http, name, media_type):
+    reply = await http.get(f"/page/{name}")
+    assert reply.status_code == 200
+    assert reply.headers["content-type"] == media_type
+    assert reply.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_the_policy_allows_no_inline_script_no_other_origin_and_no_html_from_text(http):
+    for path in ("/", "/page/app.js"):
+        policy = (await http.get(path)).headers["content-security-policy"]
+        rules = dict(rule.partition(" ")[::2] for rule in policy.split("; "))
+        assert rules["default-src"] == "'none'"
+        assert rules["script-src"] == rules["style-src"] == rules["connect-src"] == "'self'"
+        assert rules["frame-ancestors"] == rules["base-uri"] == "'none'"
+        assert rules["require-trusted-types-for"] == "'script'"
+        assert "unsafe" not in policy and "http" not in policy
+
+
+async def test_a_known_tag_gets_304_without_a_body(http):
+    first = await http.get("/page/app.js")
+    assert first.headers["cache-control"] == "no-cache"
+    tag = first.headers["etag"]
+    for wanted in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+        again = await http.get("/page/app.js", headers={"if-none-match": wanted})
+        assert (again.status_code, again.content) == (304, b""), wanted
+        assert again.headers["etag"] == tag
+    assert (await http.get("/page/app.js", headers={"if-none-match": '"other"'})).status_code == 200
+
+
+async def test_head_has_the_headers_of_get(http):
+    for path in ("/", "/page/style.css"):
+        got, head = await http.get(path), await http.head(path)
+        assert head.status_code == 200
+        assert head.headers["content-length"] == str(len(got.content))
+        assert head.headers["etag"] == got.headers["etag"]
+
+
+async def test_only_get_and_head_are_served(http):
+    for path in ("/", "/page/app.js"):
+        assert (await http.post(path)).status_code == 405
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/page/../files.py",
+        "/page/../../service.py",
+        "/page/static/app.js",
+        "/page//etc/passwd",
+        "/page/examples/../app.js",
+        "/page/examples/request.json",
+        "/page/app.js\0",
+        "/page/APP.JS",
+        "/page/",
+        "/index.html",
+    ],
+)
+async def test_what_is_not_in_the_table_is_404_whatever_the_path_says(path):
+    # Called as the server calls it, with the path decoded: a client would resolve the dots itself.
+    sent: list[Message] = []
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "headers": [],
+        "query_string": b"",
+        "root_path": "",
+    }
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await Starlette(routes=PageEndpoints().routes())(scope, receive, send)
+    assert sent[0]["status"] == 404
+
+
+async def test_the_page_works_below_a_path_prefix():
+    app = Starlette(routes=[Mount("/some/prefix", routes=PageEndpoints().routes())])
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://proxy") as client:
+        page = await client.get("/some/prefix/")
+        assert 'src="page/app.js"' in page.text
+        assert (await client.get("/some/prefix/page/app.js")).status_code == 200

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from triptych.demo import examples
+from triptych.proxy.page.files import INDEX, STATIC, STYLE, page_files
+
+FILES = page_files()
+SCRIPTS = sorted(name for name in FILES if name.endswith(".js"))
+
+
+def test_every_file_of_the_folder_is_served_under_its_name():
+    assert {path.name for path in STATIC.iterdir()} <= set(FILES)
+    assert {INDEX, STYLE, "app.js"} <= set(FILES)
+
+
+def test_the_demos_pictures_and_questions_are_among_the_files():
+    assert FILES["examples/two_shapes.png"].data == examples.EXAMPLE_IMAGE.read_bytes()
+    assert "What is in the image?" in FILES["examples.json"].data.decode()
+    # The right answers are for the tests, not for the page.
+    assert examples.EXPECTED_ANSWER not in FILES["examples.json"].data.decode()
+
+
+def test_files_with_other_contents_have_other_tags():
+    tags = {file.etag: file.data for file in FILES.values()}
+    assert len(tags) == len({file.data for file in FILES.values()})
+    assert all(re.fullmatch(r'"[0-9a-f]{32}"', tag) for tag in tags)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_imports_only_files_that_are_served(name):
+    wanted = re.findall(r'from "\./([^"]+)"', FILES[name].data.decode())
+    assert set(wanted) <= set(FILES)
+    assert not re.findall(r"(?:import|from) ['\"](?!\./)", FILES[name].data.decode())
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_makes_no_html_of_text_and_asks_no_other_host(name):
+    text = FILES[name].data.decode()
+    for forbidden in (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "new Function",
+    ):
+        assert forbidden not in text, forbidden
+    assert set(re.findall(r"https?://[\w.]+", text)) <= {"http://www.w3.org"}
+
+
+def test_the_document_has_no_inline_script_or_style_and_only_relative_addresses():
+    text = FILES[INDEX].data.decode()
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", text)
+    addresses = re.findall(r'(?:href|src)="([^"]*)"', text)
+    assert addresses and not [to for to in addresses if re.match(r"/|\w+:", to)]
+
+
+def test_no_file_is_so_long_that_it_has_no_noun():
+    for path in STATIC.iterdir():
+        assert path.read_text().count("\n") <= 400, path.name

@@ -1,0 +1,178 @@
+"""Spans of a request in the proxy, from the instructions of its real state machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from support.tracing.spans import KeptSpans, TickingClock, kept_tracer
+from triptych.errors import InvalidRequest
+from triptych.proxy.call.chat import Started
+from triptych.proxy.ports import JobReady
+from triptych.proxy.requests.instructions import Instruction
+from triptych.proxy.requests.lifecycle import Lifecycle
+from triptych.proxy.requests.request_trace import RequestTrace
+from triptych.tracing.server_span import ServerSpan
+from triptych.tracing.span import FinishedSpan, SpanKind
+from triptych.types import ItemPlan, Usage
+
+A, B = "a" * 64, "b" * 64
+
+
+def plan(key: str) -> ItemPlan:
+    return ItemPlan(key, "n", "image", 2, 4, "float32", 2)
+
+
+class Traced:
+    """A state machine whose instructions its trace sees, as in the dispatcher."""
+
+    def __init__(self, *keys: str, ratio: float = 1.0) -> None:
+        self.clock = TickingClock()
+        self.kept: KeptSpans
+        tracer, self.kept = kept_tracer(ratio, clock=self.clock)
+        self.server = ServerSpan(tracer, None, "chat", {})
+        self.trace = RequestTrace(self.server, "r1", 0)
+        self.machine = Lifecycle(dict.fromkeys(keys, "image"))
+        self.address = ""
+        self.origins: dict[str, str] = {}
+
+    def carry_out(self, instructions: Sequence[Instruction], at: float) -> None:
+        self.clock.now = at
+        for order in instructions:
+            self.trace.observe(order, at, self.address, self.origins)
+
+    def accept(self, at: float) -> None:
+        self.clock.now = at
+        self.trace.accepted(at)
+        self.carry_out(self.machine.accepted(self.machine.attempt), at)
+        self.address = "127.0.0.1:5000"
+
+    def ready(self, key: str, at: float) -> None:
+        self.trace.item_ready(key, JobReady(plan(key), False, 0.1, 0.1), "encoded", at)
+        self.carry_out(self.machine.item_ready(key, plan(key)), at)
+
+    def finish(self, at: float) -> None:
+        done = self.machine.finished(self.machine.attempt, "stop", Usage(5, 3, 2))
+        self.carry_out(done, at)
+
+    def attempts(self) -> list[FinishedSpan]:
+        return self.kept.all("PD attempt")
+
+
+def test_a_request_with_an_item_has_all_its_stages() -> None:
+    t = Traced(A)
+    t.carry_out(t.machine.begin(), 101.0)
+    t.carry_out(t.machine.looked_up({}), 102.0)
+    item = t.trace.item(A)
+    t.carry_out(t.machine.planned(A, plan(A)), 103.0)
+    attempt = t.trace.attempt
+    t.accept(103.5)
+    t.carry_out(t.machine.admitted(1, Started((7, 8)), [(0, 1)]), 104.0)
+    t.ready(A, 105.0)
+    t.finish(108.0)
+    spans = {s.name: (s.start, s.end) for s in t.kept.spans}
+    assert spans == {
+        "look up": (101.0, 102.0),
+        "queue": (103.0, 103.5),
+        "encode item": (102.0, 105.0),
+        "PD attempt": (103.0, 108.0),
+    }
+    encode, pd = t.kept.one("encode item"), t.kept.one("PD attempt")
+    assert (encode.context, pd.context) == (item, attempt)
+    assert encode.parent == pd.parent == t.server.context
+    assert encode.kind is pd.kind is SpanKind.CLIENT
+    assert t.kept.one("queue").parent == attempt
+    assert encode.attributes["triptych.item.source"] == "encoded"
+    assert encode.attributes["triptych.item.mm_hash"] == A[:12]
+    assert pd.attributes["triptych.request.attempt"] == 1
+    assert pd.attributes["server.port"] == 5000
+    assert [event.name for event in pd.events] == ["accepted", "admitted"]
+    assert (encode.error, pd.error) == ("", "")
+
+
+def test_a_lost_worker_is_a_failed_attempt_and_a_second_one() -> None:
+    t = Traced()
+    t.carry_out(t.machine.begin(), 101.0)
+    t.accept(102.0)
+    first = t.trace.attempt
+    t.carry_out(t.machine.worker_lost(1), 103.0)
+    assert t.trace.attempt != first
+    t.accept(104.0)
+    t.finish(105.0)
+    lost, done = t.attempts()
+    assert (lost.error, lost.end, done.error) == ("worker_lost", 103.0, "")
+    assert lost.attributes["error.type"] == "worker_lost"
+    assert [s.attributes["triptych.request.attempt"] for s in (lost, done)] == [1, 2]
+
+
+def test_a_lost_item_is_encoded_again_under_a_span_of_its_own() -> None:
+    t = Traced(A, B)
+    t.carry_out(t.machine.begin(), 101.0)
+    t.carry_out(t.machine.looked_up({A: plan(A), B: plan(B)}), 102.0)
+    t.accept(102.5)
+    t.carry_out(t.machine.item_missing(1, A, ""), 103.0)
+    t.ready(A, 104.0)
+    t.finish(105.0)
+    again = t.kept.one("encode item")
+    assert (again.start, again.end) == (103.0, 104.0)
+    assert again.attributes["triptych.item.re_encode"] is True
+
+
+def test_an_attempt_ends_when_no_encoder_worker_is_there() -> None:
+    t = Traced(A)
+    t.carry_out(t.machine.begin(), 101.0)
+    t.carry_out(t.machine.looked_up({}), 102.0)
+    t.carry_out(t.machine.planned(A, plan(A)), 103.0)
+    t.accept(103.5)
+    t.carry_out(t.machine.encoders_gone(), 104.0)
+    assert [(s.error, s.end) for s in t.attempts()] == [("no_encoder_worker", 104.0)]
+    t.carry_out(t.machine.encoders_back(), 106.0)
+    t.ready(A, 107.0)
+    t.finish(108.0)
+    assert [s.error for s in t.attempts()] == ["no_encoder_worker", ""]
+
+
+def test_a_failed_job_fails_what_is_open_by_its_code() -> None:
+    t = Traced(A, B)
+    t.carry_out(t.machine.begin(), 101.0)
+    t.carry_out(t.machine.looked_up({}), 102.0)
+    t.carry_out(t.machine.job_failed(A, InvalidRequest("a secret file name", param="image")), 103.0)
+    assert [s.error for s in t.kept.all("encode item")] == [InvalidRequest.code] * 2
+    t.trace.end(104.0, {})
+    assert len(t.kept.all("encode item")) == 2
+    assert "secret" not in repr(t.kept.spans)
+
+
+def test_a_client_that_leaves_cancels_what_is_open() -> None:
+    t = Traced(A)
+    t.carry_out(t.machine.begin(), 101.0)
+    t.carry_out(t.machine.looked_up({}), 102.0)
+    t.carry_out(t.machine.planned(A, plan(A)), 103.0)
+    t.carry_out(t.machine.client_gone(), 104.0)
+    t.trace.end(104.0, {A: "encoded"})
+    assert [s.error for s in t.kept.spans if s.kind is SpanKind.CLIENT] == ["cancelled"] * 2
+
+
+def test_a_request_that_is_not_recorded_sends_its_unsampled_context_on() -> None:
+    t = Traced(A, ratio=0.1)
+    t.carry_out(t.machine.begin(), 101.0)
+    t.carry_out(t.machine.looked_up({}), 102.0)
+    t.carry_out(t.machine.planned(A, plan(A)), 103.0)
+    assert t.trace.item(A) == t.trace.attempt == t.server.context
+    assert t.trace.attempt.traceparent.endswith("-00")
+    t.accept(104.0)
+    t.ready(A, 105.0)
+    t.finish(106.0)
+    t.trace.end(107.0, {})
+    assert t.kept.spans == []
+
+
+@pytest.mark.parametrize("choice", [0, 2])
+def test_choices_are_told_apart(choice: int) -> None:
+    tracer, kept = kept_tracer(clock=TickingClock())
+    trace = RequestTrace(ServerSpan(tracer, None, "chat", {}), "r1", choice)
+    for order in Lifecycle({}).begin():
+        trace.observe(order, 101.0, "", {})
+    trace.end(102.0, {})
+    assert kept.one("PD attempt").attributes.get("triptych.request.choice", 0) == choice

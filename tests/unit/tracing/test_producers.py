@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from triptych.tracing.context import new_context
+from triptych.tracing.producers import Producers
+
+
+def test_a_noted_producer_is_a_link_of_all_that_read_the_item() -> None:
+    producers, context = Producers(), new_context(sampled=True)
+    producers.note("a", context.to_bytes())
+    assert producers.links("a") == (context,) == producers.links("a")
+    assert producers.links("b") == ()
+
+
+def test_a_value_without_a_producer_replaces_one_that_had_one() -> None:
+    producers = Producers()
+    producers.note("a", new_context(sampled=True).to_bytes())
+    producers.note("a", b"")
+    assert producers.links("a") == ()
+    assert producers.raw("a") == b""
+
+
+def test_bytes_of_a_damaged_or_foreign_form_are_no_link() -> None:
+    producers = Producers()
+    producers.note("a", b"\xff" * 7)
+    producers.note("b", bytes(25))
+    assert producers.links("a") == producers.links("b") == ()
+
+
+def test_the_oldest_are_forgotten() -> None:
+    producers = Producers(most=3)
+    raw = new_context(sampled=True).to_bytes()
+    for key in "abca":
+        producers.note(key, raw)
+    producers.note("d", raw)
+    assert [key for key in "abcd" if producers.raw(key)] == ["a", "c", "d"]

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from support.tracing.spans import TickingClock, kept_tracer
+from triptych.tracing import attributes as names
+from triptych.tracing.context import SpanContext
+from triptych.tracing.server_span import ServerSpan
+from triptych.tracing.span import SpanKind
+from triptych.types import SamplingParams
+
+PARENT = SpanContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", True, "a=1")
+
+
+def test_a_finished_request_says_what_the_conventions_ask() -> None:
+    clock = TickingClock()
+    tracer, kept = kept_tracer(clock=clock)
+    span = ServerSpan(tracer, PARENT, "chat", {names.HTTP_METHOD: "POST"})
+    span.serves("demo", names.sampling(SamplingParams(max_tokens=8, temperature=0.5, top_k=0), 2))
+    span.first_token(100.5)
+    span.first_token(102.0)
+    span.count(20, 16, 5)
+    span.count(10, 0, 2)
+    span.finished("stop")
+    span.finished("length")
+    span.http_status(200)
+    clock.now = 103.0
+    span.end()
+    [record] = kept.spans
+    assert (record.name, record.kind, record.parent) == ("chat demo", SpanKind.SERVER, PARENT)
+    assert (record.start, record.end, record.error) == (100.0, 103.0, "")
+    assert record.attributes == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "triptych",
+        "gen_ai.request.model": "demo",
+        "gen_ai.response.model": "demo",
+        "gen_ai.request.max_tokens": 8,
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.choice.count": 2,
+        "gen_ai.response.time_to_first_chunk": 0.5,
+        "gen_ai.usage.input_tokens": 30,
+        "gen_ai.usage.cache_read.input_tokens": 16,
+        "gen_ai.usage.output_tokens": 7,
+        "gen_ai.response.finish_reasons": ("stop", "length"),
+        "http.request.method": "POST",
+        "http.response.status_code": 200,
+    }
+
+
+def test_a_clients_mistake_is_no_error_of_the_server() -> None:
+    tracer, kept = kept_tracer()
+    for status, code, failed in ((400, "invalid_request", ""), (503, "unavailable", "503")):
+        span = ServerSpan(tracer, None, "chat", {})
+        span.failed(code)
+        span.http_status(status)
+        span.end()
+        record = kept.spans[-1]
+        assert record.error == failed
+        assert record.attributes[names.ERROR_TYPE] == code
+
+
+def test_grpc_codes_are_told_apart_alike() -> None:
+    tracer, kept = kept_tracer()
+    for code, name, failed in (
+        (0, "OK", ""),
+        (3, "INVALID_ARGUMENT", ""),
+        (14, "UNAVAILABLE", "UNAVAILABLE"),
+    ):
+        span = ServerSpan(tracer, None, "chat", {})
+        span.rpc_status(code, name)
+        span.end()
+        assert kept.spans[-1].error == failed
+        assert kept.spans[-1].attributes[names.RPC_STATUS] == code
+
+
+def test_a_reply_that_breaks_off_after_its_200_is_an_error() -> None:
+    tracer, kept = kept_tracer()
+    span = ServerSpan(tracer, None, "chat", {})
+    span.http_status(200)
+    span.broken("client_closed")
+    span.end()
+    assert kept.one("chat").error == "client_closed"
+
+
+def test_an_unsampled_request_has_a_context_and_no_span() -> None:
+    tracer, kept = kept_tracer(0.1)
+    span = ServerSpan(tracer, None, "chat", {})
+    span.count(1, 0, 1)
+    span.end()
+    assert not span.recording
+    assert span.context.traceparent.endswith("-00")
+    assert kept.spans == []

@@ -1,0 +1,61 @@
+"""One store, one encoder worker of ours and one vLLM that it feeds, for all tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.data.checkpoints import build_checkpoint
+from support.stores.server import StoreServer
+from support.vllm_engine.encoders import EncoderProcess
+from support.vllm_engine.fleet import Fleet
+from support.vllm_engine.server import HOME, VllmServer, vllm_checkpoint
+
+#: Seconds that a request waits for an embedding: long enough for a store that is down for five.
+WAIT_SECONDS = 12
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not (HOME / "venv" / "bin" / "vllm").exists():
+        raise FileNotFoundError(f"vLLM is not installed in {HOME}: use `make test-vllm`")
+    folder = tmp_path_factory.mktemp("checkpoint") / "qwen3_vl"
+    return vllm_checkpoint(build_checkpoint("qwen3_vl", folder, variant="wide"))
+
+
+@pytest.fixture(scope="session")
+def fleet(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("fleet")
+    store = StoreServer(folder / "store")
+    store.start()
+    encoder = EncoderProcess(checkpoint, store.url, folder / "encoder.log")
+    vllm: VllmServer | None = None
+    try:
+        encoder.start()
+        options = {"store": store.url, "namespace": encoder.namespace, "wait_seconds": WAIT_SECONDS}
+        # No prefix cache: every request needs its embeddings.
+        words = ("--no-enable-prefix-caching",)
+        vllm = VllmServer(checkpoint, folder / "vllm.log", "ec_consumer", options, words)
+        vllm.start()
+        yield Fleet(checkpoint, store, encoder, vllm)
+    finally:
+        if vllm is not None:
+            vllm.stop()
+        encoder.stop()
+        store.kill()
+
+
+@pytest.fixture(scope="session")
+def producer(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    """A vLLM that encodes and saves, in the encoder workers' namespace."""
+    options = {"store": fleet.store.url, "namespace": fleet.encoder.namespace, "ttl_seconds": 600}
+    words = ("--no-enable-prefix-caching", "--max-num-batched-tokens", "4096")
+    log = tmp_path_factory.mktemp("producer") / "vllm.log"
+    server = VllmServer(fleet.checkpoint, log, "ec_producer", options, words)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()

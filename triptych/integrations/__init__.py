@@ -1,0 +1,1 @@
+"""Integrations: parts of Triptych that other inference engines load. Nothing else imports them."""

@@ -1,0 +1,55 @@
+"""What the connector must know of the engine that loads it, read from vLLM's configuration."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from triptych.errors import ConfigError
+
+#: Executors whose worker runs in the scheduler's process.
+_IN_PROCESS = ("uni", "external_launcher")
+
+
+def check_engine(vllm_config: Any, *, is_consumer: bool) -> None:
+    """ConfigError for an engine in which the connector cannot work."""
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    if model.is_encoder_decoder:
+        raise ConfigError(
+            "TriptychECConnector: vLLM loads no encoder outputs for encoder-decoder models; serve this model "
+            "by `triptych pd`"
+        )
+    if is_consumer and (parallel.nnodes > 1 or parallel.distributed_executor_backend == "ray"):
+        raise ConfigError(
+            "TriptychECConnector: an ec_consumer's workers read embeddings from memory of the scheduler's "
+            "machine: run one vLLM instance per machine, with --distributed-executor-backend mp or uni"
+        )
+    multimodal = model.multimodal_config
+    if is_consumer and multimodal is not None and multimodal.mm_processor_cache_type == "shm":
+        raise ConfigError(
+            "TriptychECConnector: with the shm processor cache a request does not show whether it carries "
+            "its media: use --mm-processor-cache-type lru"
+        )
+
+
+def shares_a_process(vllm_config: Any) -> bool:
+    """Whether scheduler and worker are one process."""
+    parallel = vllm_config.parallel_config
+    return parallel.world_size == 1 and parallel.distributed_executor_backend in (*_IN_PROCESS, None)
+
+
+def row_width(vllm_config: Any) -> int:
+    """Elements of one row of the encoder output: the decoder's width, and again for each deepstack level."""
+    model = vllm_config.model_config
+    vision = getattr(model.hf_config, "vision_config", None)
+    levels = len(getattr(vision, "deepstack_visual_indexes", None) or ())
+    return int(model.get_inputs_embeds_size()) * (1 + levels)
+
+
+def adopt_logging(ours: logging.Logger, theirs: logging.Logger) -> None:
+    """Has vLLM's handlers write our records too: vLLM configures only its own loggers."""
+    if not ours.handlers and theirs.handlers:
+        for handler in theirs.handlers:
+            ours.addHandler(handler)
+        ours.setLevel(theirs.level)
+        ours.propagate = False

@@ -1,0 +1,121 @@
+"""The connector's options: vLLM's `ec_connector_extra_config`, checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from triptych.ec_connector.store.keys import EMBEDDING_TTL
+from triptych.ec_connector.store.tls import StoreTls
+from triptych.ec_connector.store.topology.location import parse_store, with_password, with_tls_files
+from triptych.errors import ConfigError
+
+_WHERE = "ec_connector_extra_config"
+_NAMESPACE = re.compile(r"[0-9a-f]{64}")
+#: Seconds in a day: an upper limit that only mistakes exceed.
+_DAY = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorOptions:
+    """The options of one vLLM instance.
+
+    `store` is the store's address, `namespace` the encoders' namespace (a list while a rolling upgrade has
+    two; embeddings are saved under the first). A request waits `wait_seconds` for an embedding, and
+    `media_wait_seconds` where it carries the media and vLLM can encode it instead. `host_memory_bytes` bounds
+    host copies of a consumer, and saves under way of a producer. `host_folder` is where host copies are that
+    worker processes read. `row_width` is the number of elements in a row; 0: by the model's configuration.
+    """
+
+    store: str = field(repr=False)
+    namespaces: tuple[str, ...]
+    wait_seconds: float = 30.0
+    media_wait_seconds: float = 1.0
+    host_memory_bytes: int = 1 << 30
+    host_folder: str = "/dev/shm"
+    ttl_seconds: float = EMBEDDING_TTL
+    row_width: int = 0
+
+
+_TLS_FILES = ("ca_file", "cert_file", "key_file")
+_NAMES = (
+    *("store", "namespace", "store_password_file"),
+    *(f"store_{name}" for name in _TLS_FILES),
+    *(each.name for each in fields(ConnectorOptions) if each.name not in ("store", "namespaces")),
+)
+
+
+def parse_options(extra: Mapping[str, object]) -> ConnectorOptions:
+    """The checked options; ConfigError that names the option and the remedy."""
+    unknown = sorted(set(extra) - set(_NAMES))
+    if unknown:
+        raise ConfigError(f"{_WHERE} has no option {unknown[0]!r}: use {', '.join(_NAMES)}")
+    return ConnectorOptions(
+        store=_store(extra),
+        namespaces=_namespaces(extra.get("namespace")),
+        wait_seconds=_number(extra, "wait_seconds", 30.0, most=_DAY),
+        media_wait_seconds=_number(extra, "media_wait_seconds", 1.0, most=_DAY),
+        host_memory_bytes=int(_number(extra, "host_memory_bytes", 1 << 30, least=1 << 20, most=1 << 50)),
+        host_folder=_text(extra, "host_folder", "/dev/shm"),
+        ttl_seconds=_number(extra, "ttl_seconds", EMBEDDING_TTL, least=1.0, most=7 * _DAY),
+        row_width=int(_number(extra, "row_width", 0, most=1 << 24)),
+    )
+
+
+def _store(extra: Mapping[str, object]) -> str:
+    url = _text(extra, "store", "")
+    if not url:
+        raise ConfigError(f"{_WHERE} has no store: give the store's address, such as redis://host:6379/0")
+    try:
+        parse_store(url)
+        url = with_tls_files(
+            url, StoreTls(**{name: _text(extra, f"store_{name}", "") for name in _TLS_FILES})
+        )
+        if file := _text(extra, "store_password_file", ""):
+            url = with_password(url, _password_in(file))
+    except ConfigError as error:
+        # These name the flags of `triptych`, of which the options have the names.
+        raise ConfigError(f"{_WHERE}: {error}") from None
+    return url
+
+
+def _password_in(file: str) -> str:
+    try:
+        password = Path(file).read_text(encoding="utf-8").strip("\r\n")
+    except (OSError, UnicodeDecodeError):
+        raise ConfigError(f"store_password_file {file} cannot be read") from None
+    if not password:
+        raise ConfigError(f"store_password_file {file} is empty: write the store's password into it")
+    return password
+
+
+def _namespaces(given: object) -> tuple[str, ...]:
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, list) or not names or not all(map(_is_namespace, names)):
+        raise ConfigError(
+            f"{_WHERE}: namespace must be the encoders' namespace, 64 hex characters, or a list of them: "
+            "`triptych namespace MODEL --dtype DTYPE` prints it"
+        )
+    return tuple(names)
+
+
+def _is_namespace(name: object) -> bool:
+    return isinstance(name, str) and _NAMESPACE.fullmatch(name) is not None
+
+
+def _text(extra: Mapping[str, object], name: str, default: str) -> str:
+    value = extra.get(name, default)
+    if not isinstance(value, str):
+        raise ConfigError(f"{_WHERE}: {name} must be a text, not {value!r}")
+    return value
+
+
+def _number(
+    extra: Mapping[str, object], name: str, default: float, *, least: float = 0, most: float
+) -> float:
+    value = extra.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise ConfigError(f"{_WHERE}: {name} must be a number from {least:g} to {most:g}, not {value!r}")
+    return value

@@ -1,0 +1,89 @@
+"""Progress of a worker, reported to the launcher that draws one display for all: datagrams in a socket.
+
+A datagram that does not fit is dropped: no worker ever waits for its display.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import socket
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from triptych.progress.step import StepState
+
+#: The variable with the socket's path, while the launcher has a display.
+VARIABLE = "TRIPTYCH_PROGRESS"
+#: Datagrams are far shorter; one that is not is no state.
+MOST_BYTES = 4096
+_MOST_TEXT = 200
+
+
+class LauncherRenderer:
+    """A renderer that sends states to the launcher; `name` is this worker's, such as "pd-0".
+
+    OSError when the launcher listens no longer.
+    """
+
+    interval = 0.25
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._name = name
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._socket.setblocking(False)
+        try:
+            self._socket.connect(str(path))
+        except OSError:
+            self._socket.close()
+            raise
+
+    def show(self, state: StepState) -> None:
+        """Sends it; the launcher may be gone, or have more to read than it keeps."""
+        with contextlib.suppress(OSError):
+            self._socket.send(encode(self._name, state))
+
+    def ready(self) -> None:
+        """Sends that this worker waits for the others."""
+        self.show(StepState("ready", "ready", ended=True))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def encode(name: str, state: StepState) -> bytes:
+    """A datagram of this worker's state."""
+    return json.dumps({"name": name, **asdict(state)}).encode()
+
+
+def decode(data: bytes) -> tuple[str, StepState] | None:
+    """(worker, state) of a datagram; None for anything else."""
+    try:
+        values = json.loads(data)
+        return _text(values["name"]), StepState(
+            key=_text(values["key"]),
+            label=_text(values["label"]),
+            done=_number(values["done"]),
+            total=None if values["total"] is None else _number(values["total"]),
+            unit=_text(values["unit"]),
+            note=_text(values["note"]),
+            left=None if values["left"] is None else _number(values["left"]),
+            ended=values["ended"] is True,
+            failed=values["failed"] is True,
+        )
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _MOST_TEXT:
+        raise ValueError("no short text")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError("no number")
+    return float(value)
