@@ -136,7 +136,8 @@ class Dispatcher:
         failure: RequestError | None = None
         try:
             await self.admission.prepare(choices)
-            choices.first.mark_fetched()
+            first = choices.first
+            first.timeline.fetched([i.mm_hash for i in first.content.items], first.lifecycle.timings.fetch)
             choices.prepared(self._clock())
             for request in choices.requests:
                 self._carry_out(request, request.lifecycle.begin())
@@ -208,12 +209,12 @@ class Dispatcher:
                 case do.Submit():
                     if order.attempt > 1:
                         self._metrics.resumes.labels("resume" if order.resume else "resubmit").inc()
-                    request.mark_submitted(order.attempt)
+                    request.timeline.submitted(order.attempt)
                     self._router.submit(request, order)
                 case do.NotifyItems():
                     self._router.notify(request, order.mm_hashes)
                 case do.EndAttempt():
-                    request.mark(Mark.ATTEMPT_OVER)
+                    request.timeline.mark(Mark.ATTEMPT_OVER)
                     self._router.release(request, cancel=order.cancel, now=order.now)
                     self.jobs.end_attempt(request.request_id)
                 case do.Emit():
@@ -232,20 +233,20 @@ class Dispatcher:
                 self._spawn(request, self._look_up(request, order.mm_hashes))
             case do.StartJobs(re_encode=True):
                 for mm_hash in order.mm_hashes:
-                    request.mark(Mark.WANTED, mm_hash, note="again")
+                    request.timeline.mark(Mark.WANTED, mm_hash, note="again")
                 again = self._items.re_encode(request, order.mm_hashes, order.damaged_digest, order.pause)
                 self._spawn(request, again)
                 self._shortage.lacking(request)
             case do.StartJobs():
                 self._items.encode(request, order.mm_hashes, expected=order.expected)
                 for mm_hash in order.mm_hashes:
-                    request.mark(Mark.WANTED, mm_hash, note=request.origins[mm_hash])
+                    request.timeline.mark(Mark.WANTED, mm_hash, note=request.origins[mm_hash])
                 self._shortage.lacking(request)
             case do.AdmitJobs():
                 self.jobs.admit(request.request_id)
                 self._shortage.lacking(request)
             case do.SkipJob():
-                request.mark(Mark.HELD, order.mm_hash, where=request.pd_address)
+                request.timeline.mark(Mark.HELD, order.mm_hash, where=request.pd_address)
                 self._items.skip(request, order.mm_hash)
             case do.ReturnShare():
                 self.jobs.loaded(request.request_id, order.mm_hash)
@@ -254,9 +255,9 @@ class Dispatcher:
         plans = await self._items.look_up(request, mm_hashes)
         prefixes = self._router.known_prefixes(request) if len(plans) < len(mm_hashes) else 0
         expected = self._items.expect(request, plans, prefixes)
-        request.mark(Mark.LOOKED_UP)
+        request.timeline.mark(Mark.LOOKED_UP)
         for mm_hash in plans:
-            request.mark(Mark.STORED, mm_hash)
+            request.timeline.mark(Mark.STORED, mm_hash)
         self._carry_out(request, request.lifecycle.looked_up(plans, expected))
 
     def _spawn(self, request: InFlightRequest, work: Coroutine[object, object, None]) -> None:
@@ -275,19 +276,19 @@ class Dispatcher:
     def _job_retried(self, job: EncoderJob, address: str, why: str) -> None:
         for request_id in job.waiters:
             if request := self._requests.get(request_id):
-                request.mark(Mark.RETRIED, job.mm_hash, where=address, note=why)
+                request.timeline.mark(Mark.RETRIED, job.mm_hash, where=address, note=why)
 
     # RequestEvents
 
     def planned(self, request_id: str, mm_hash: str, plan: ItemPlan) -> None:
         self._items.known.add(plan)
         if request := self._requests.get(request_id):
-            request.mark(Mark.PLANNED, mm_hash)
+            request.timeline.mark(Mark.PLANNED, mm_hash)
             self._carry_out(request, request.lifecycle.planned(mm_hash, plan))
 
     def ready(self, request_id: str, mm_hash: str, end: JobReady) -> None:
         if request := self._requests.get(request_id):
-            request.mark_ready(mm_hash, end)
+            request.timeline.ready(mm_hash, end)
             if end.already_stored:
                 request.origins[mm_hash] = "store"
             self._items.note(request, mm_hash, self._pool.epoch)
@@ -307,7 +308,7 @@ class Dispatcher:
 
     def accepted(self, request_id: str, attempt: int) -> None:
         if request := self._requests.get(request_id):
-            request.mark(Mark.ACCEPTED, attempt=attempt, where=request.pd_address)
+            request.timeline.mark(Mark.ACCEPTED, attempt=attempt, where=request.pd_address)
             if request.trace is not None and attempt == request.lifecycle.attempt:
                 request.trace.accepted(self._clock())
             self._carry_out(request, request.lifecycle.accepted(attempt))
@@ -331,19 +332,19 @@ class Dispatcher:
         self, request_id: str, attempt: int, started: Started, placements: Sequence[tuple[int, int]]
     ) -> None:
         if request := self._requests.get(request_id):
-            request.mark(Mark.ADMITTED, attempt=attempt, where=request.pd_address)
+            request.timeline.mark(Mark.ADMITTED, attempt=attempt, where=request.pd_address)
             self._carry_out(request, request.lifecycle.admitted(attempt, started, placements))
 
     def item_loaded(self, request_id: str, attempt: int, mm_hash: str, seconds: float = 0.0) -> None:
         if request := self._requests.get(request_id):
             if mm_hash not in request.lifecycle.unencoded:
                 where = request.pd_address
-                request.mark(Mark.LOADED, mm_hash, attempt=attempt, where=where, spent=(seconds,))
+                request.timeline.mark(Mark.LOADED, mm_hash, attempt=attempt, where=where, spent=(seconds,))
             self._carry_out(request, request.lifecycle.item_loaded(attempt, mm_hash))
 
     def item_missing(self, request_id: str, attempt: int, mm_hash: str, damaged_digest: str) -> None:
         if request := self._requests.get(request_id):
-            request.mark(Mark.MISSING, mm_hash, attempt=attempt, where=request.pd_address)
+            request.timeline.mark(Mark.MISSING, mm_hash, attempt=attempt, where=request.pd_address)
             self._carry_out(request, request.lifecycle.item_missing(attempt, mm_hash, damaged_digest))
 
     def tokens(
@@ -367,12 +368,12 @@ class Dispatcher:
             delta = Delta(text, token_ids, logprobs)
         if request.first_token is None and token_ids:
             request.first_token = self._clock()
-            request.mark(Mark.FIRST_TOKEN, where=request.pd_address)
+            request.timeline.mark(Mark.FIRST_TOKEN, where=request.pd_address)
         request.output.put(delta)
 
     def finished(self, request_id: str, attempt: int, reason: str, usage: Usage, spent: PDTimings) -> None:
         if request := self._requests.get(request_id):
-            request.mark_finished(attempt, usage, spent)
+            request.timeline.finished(attempt, usage, spent)
             self._carry_out(request, request.lifecycle.finished(attempt, reason, usage, spent))
 
     # WorkersListener

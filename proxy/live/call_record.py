@@ -32,7 +32,6 @@ def record_of(
 ) -> CallRecord:
     """The record of a call as it stands now; it keeps nothing of the call's content."""
     first = choices.first
-    assert first.timeline is not None
     return CallRecord(
         row=row,
         label=first.call.label,

@@ -109,7 +109,7 @@ class CallLog:
             model=self._model_name(first.call.model),
             age=round(now - choices.started, 3),
             stage=stage_of(first),
-            items=timeline.items if timeline is not None else 0,
+            items=timeline.items,
             items_ready=len(machine.ready) + len(machine.unencoded),
             tokens=choices.completion_tokens,
             pd_worker=short_address(first.pd_address),
@@ -128,7 +128,6 @@ def stage_of(request: InFlightRequest) -> str:
         return "decode"
     if machine.phase is Phase.SUBMIT or machine.prompt_token_ids is None:
         return "queue"
-    items = timeline.items if timeline is not None else 0
-    if len(machine.ready) + len(machine.unencoded) < items:
+    if len(machine.ready) + len(machine.unencoded) < timeline.items:
         return "encode"
-    return "load" if timeline is not None and timeline.loaded < items else "prefill"
+    return "load" if timeline.loaded < timeline.items else "prefill"

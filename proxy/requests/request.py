@@ -13,15 +13,15 @@ from triptych.metrics import ProxyMetrics
 from triptych.proxy.call.chat import ChatCall, Delta, Done, ItemTiming, Output, Started
 from triptych.proxy.call.model_kind import name_prompt
 from triptych.proxy.call.output_format import name_field
-from triptych.proxy.ports import JobReady, Link
+from triptych.proxy.ports import Link
 from triptych.proxy.requests.lifecycle import Lifecycle
 from triptych.proxy.requests.request_trace import RequestTrace
-from triptych.proxy.requests.timeline import Mark, RequestTimeline
+from triptych.proxy.requests.timeline import UNWATCHED, RequestTimeline
 from triptych.proxy.splitter import SplitRequest
 from triptych.proxy.workers import Binding
 from triptych.tracing.attributes import sampling
 from triptych.tracing.server_span import ServerSpan
-from triptych.types import PDTimings, Usage
+from triptych.types import Usage
 
 logger = logging.getLogger(__name__)
 
@@ -109,8 +109,8 @@ class InFlightRequest:
     #: When the store's look-up began, by the proxy's clock.
     looked_up: float = 0.0
     first_token: float | None = None
-    #: Of the call's first choice, where the cluster is watched.
-    timeline: RequestTimeline | None = None
+    #: Kept for the call's first choice, where the cluster is watched.
+    timeline: RequestTimeline = UNWATCHED
     #: Where the proxy has traces.
     trace: RequestTrace | None = None
 
@@ -148,39 +148,6 @@ class InFlightRequest:
     def pd_address(self) -> str:
         """The PD worker that has it; empty where none has."""
         return self.link.address if self.link is not None else ""
-
-    def mark(
-        self,
-        mark: Mark,
-        mm_hash: str = "",
-        *,
-        attempt: int | None = None,
-        where: str = "",
-        note: str = "",
-        spent: tuple[float, ...] = (),
-    ) -> None:
-        """Notes a moment of its timeline, where it has one."""
-        if self.timeline is not None:
-            self.timeline.mark(mark, mm_hash, attempt=attempt, where=where, note=note, spent=spent)
-
-    def mark_fetched(self) -> None:
-        if self.timeline is not None:
-            keys = dict.fromkeys(item.mm_hash for item in self.content.items)
-            self.timeline.fetched(keys, self.lifecycle.timings.fetch)
-
-    def mark_submitted(self, attempt: int) -> None:
-        if self.timeline is not None:
-            self.timeline.submitted(attempt)
-
-    def mark_ready(self, mm_hash: str, end: JobReady) -> None:
-        spent = (end.preprocess_seconds, end.encode_seconds, end.save_seconds)
-        note = "stored" if end.already_stored else ""
-        self.mark(Mark.READY, mm_hash, where=end.address, note=note, spent=spent)
-
-    def mark_finished(self, attempt: int, usage: Usage, spent: PDTimings) -> None:
-        if self.timeline is not None:
-            self.timeline.cached_tokens = usage.cached_tokens
-            self.timeline.mark(Mark.FINISHED, attempt=attempt, spent=(spent.prefill, spent.decode))
 
     def emit(self, output: Output) -> None:
         """Sends what is no token to the client; the end goes with where the items came from."""

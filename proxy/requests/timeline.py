@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
+
+from triptych.proxy.ports import JobReady
+from triptych.types import PDTimings, Usage
 
 #: Items whose moments are kept one by one; those of further ones are summed.
 TIMED_ITEMS = 16
@@ -75,8 +79,8 @@ class RequestTimeline:
         self.cached_tokens = 0
 
     def fetched(self, mm_hashes: Iterable[str], seconds: float) -> None:
-        """The request is split; `mm_hashes` are its distinct items in order."""
-        keys = list(mm_hashes)
+        """The request is split; `mm_hashes` are its items in order."""
+        keys = list(dict.fromkeys(mm_hashes))
         self.items = len(keys)
         self._indices = {key: index for index, key in enumerate(keys[:TIMED_ITEMS])}
         self.mark(Mark.FETCHED, spent=(seconds,))
@@ -85,6 +89,17 @@ class RequestTimeline:
         """An attempt begins; moments of those before it are ignored from now on."""
         self.attempt, self.loaded = attempt, 0
         self.mark(Mark.SUBMITTED)
+
+    def ready(self, mm_hash: str, end: JobReady) -> None:
+        """An encoder job has ended with the embedding in the store."""
+        spent = (end.preprocess_seconds, end.encode_seconds, end.save_seconds)
+        note = "stored" if end.already_stored else ""
+        self.mark(Mark.READY, mm_hash, where=end.address, note=note, spent=spent)
+
+    def finished(self, attempt: int, usage: Usage, spent: PDTimings) -> None:
+        """The answer is complete."""
+        self.cached_tokens = usage.cached_tokens
+        self.mark(Mark.FINISHED, attempt=attempt, spent=(spent.prefill, spent.decode))
 
     def mark(
         self,
@@ -107,3 +122,31 @@ class RequestTimeline:
             self.rest = (self.rest[0] if self.rest else now, now)
         elif len(self.moments) < MOST_MOMENTS:
             self.moments.append(Moment(now, mark, self.attempt, index, where, note[:_NOTE], spent))
+
+
+class UnwatchedTimeline(RequestTimeline):
+    """The timeline of all requests that nobody watches: it notes nothing."""
+
+    __slots__ = ()
+
+    def fetched(self, mm_hashes: Iterable[str], seconds: float) -> None: ...
+
+    def submitted(self, attempt: int) -> None: ...
+
+    def ready(self, mm_hash: str, end: JobReady) -> None: ...
+
+    def finished(self, attempt: int, usage: Usage, spent: PDTimings) -> None: ...
+
+    def mark(
+        self,
+        mark: Mark,
+        mm_hash: str = "",
+        *,
+        attempt: int | None = None,
+        where: str = "",
+        note: str = "",
+        spent: tuple[float, ...] = (),
+    ) -> None: ...
+
+
+UNWATCHED = UnwatchedTimeline(time.monotonic)

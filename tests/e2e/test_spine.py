@@ -24,6 +24,8 @@ PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- spine: begin -->", "<!-- spine: end -->"
 REQUESTS = range(FIRST_REQUEST, FIRST_REQUEST + 3)
 IDLE_SECONDS = 8.0
+#: What a request is only shown to: it decides nothing of it, and is off with --no-page.
+WATCHING = "proxy/live/"
 #: Most files on the way of one request, by package and the process that it runs in.
 MOST_FILES = {
     ("proxy", "proxy"): 14,
@@ -75,7 +77,7 @@ def _merged(ways: Iterator[list[str]]) -> dict[str, int]:
     """Most entries that any of the requests makes into each file."""
     most: Counter[str] = Counter()
     for way in ways:
-        most |= Counter(way)
+        most |= Counter(file for file in way if not file.startswith(WATCHING))
     return dict(most)
 
 
