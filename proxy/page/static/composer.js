@@ -29,7 +29,7 @@ export class Composer {
     this.stop = h("button", { type: "button", class: "danger", hidden: true, onclick: actions.stop }, "Stop");
     this.options = new Options(actions.changed);
     this.node = h(
-      "form", { class: "composer", onsubmit: (event) => (event.preventDefault(), actions.send()) },
+      "form", { class: "composer", noValidate: true, onsubmit: (event) => (event.preventDefault(), actions.send()) },
       this.thumbs, this.text, this.notice,
       h("div", { class: "row" },
         h("button", { type: "button", class: "quiet", onclick: () => this.files.click() }, "Add files"), this.files, this.dial,

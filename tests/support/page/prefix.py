@@ -20,23 +20,25 @@ _DROPPED = {"host", "content-length", "transfer-encoding", "connection"}
 
 class _Gateway:
     def __init__(self, url: str) -> None:
-        self._client = httpx2.AsyncClient(base_url=url, timeout=PATIENCE)
+        self._url = url
 
     async def forward(self, request: Request) -> Response:
         headers = {name: value for name, value in request.headers.items() if name not in _DROPPED}
         path = "/" + request.path_params["path"]
-        sent = self._client.build_request(request.method, path, headers=headers, content=await request.body())
-        reply = await self._client.send(sent, stream=True)
+        client = httpx2.AsyncClient(base_url=self._url, timeout=PATIENCE)
+        sent = client.build_request(request.method, path, headers=headers, content=await request.body())
+        reply = await client.send(sent, stream=True)
         kept = {name: value for name, value in reply.headers.items() if name not in _DROPPED}
-        return StreamingResponse(_bytes(reply), status_code=reply.status_code, headers=kept)
+        return StreamingResponse(_bytes(client, reply), status_code=reply.status_code, headers=kept)
 
 
-async def _bytes(reply: httpx2.Response) -> AsyncIterator[bytes]:
+async def _bytes(client: httpx2.AsyncClient, reply: httpx2.Response) -> AsyncIterator[bytes]:
     try:
         async for chunk in reply.aiter_raw():
             yield chunk
     finally:
         await reply.aclose()
+        await client.aclose()
 
 
 @contextlib.contextmanager
@@ -54,7 +56,9 @@ def behind_prefix(url: str, prefix: str) -> Iterator[str]:
 @contextlib.contextmanager
 def serving(app: Starlette, port: int) -> Iterator[None]:
     """An application on a loopback port, in a thread of its own."""
-    config = uvicorn.Config(app, port=port, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        app, port=port, log_level="warning", lifespan="off", loop="asyncio", timeout_graceful_shutdown=1
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
