@@ -1,0 +1,126 @@
+"""A PD worker whose engine is an unmodified vLLM: proxy, encoder worker and store are ours."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from support.data.oracle import OracleResult, assert_exact
+from support.data.traffic import ask_all, expected, mixed_cases
+from support.processes.proxy_process import started_proxy, started_service
+from support.stores.server import StoreServer
+from support.vllm_engine.server import VllmServer
+from support.waiting import until
+from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+
+pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
+
+TOKENS = 24
+DTYPE = ("--dtype", "float32")
+ENCODER = ("--threads", "1")
+NATIVE = ("--threads", "1", "--kv-memory", "64MiB", "--encoder-cache-memory", "32MiB")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
+    server = StoreServer(tmp_path_factory.mktemp("pd") / "store")
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def vllm(
+    checkpoint: Path, store: StoreServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[VllmServer]:
+    command = [sys.executable, "-m", "triptych.cli", "namespace", str(checkpoint), *DTYPE]
+    namespace = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    options = {"store": store.url, "namespace": namespace, "wait_seconds": 2}
+    words = ("--enable-scale-out", "--enable-prompt-tokens-details")
+    log = tmp_path_factory.mktemp("vllm") / "vllm.log"
+    server = VllmServer(checkpoint, log, "ec_consumer", options, words)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+@asynccontextmanager
+async def cluster(
+    checkpoint: Path, store: StoreServer, vllm: VllmServer, folder: Path, *, native: bool = False
+) -> AsyncIterator[str]:
+    """The address of a proxy, once its encoder worker and its PD workers are registered."""
+    model = (str(checkpoint), *DTYPE)
+    services = {
+        "encoder": ("encoder", *model, *ENCODER),
+        "vllm-pd": ("pd", *model, "--engine", "vllm", "--engine-url", vllm.url),
+    }
+    if native:
+        services["native-pd"] = ("pd", *model, *NATIVE)
+    async with contextlib.AsyncExitStack() as stack:
+        for name, words in services.items():
+            await stack.enter_async_context(started_service(store.url, folder / f"{name}.log", *words))
+        _, port, _ = await stack.enter_async_context(started_proxy(store.url, folder / "proxy.log"))
+        client = await EmbeddingStore.connect(store.url)
+        stack.push_async_callback(client.close)
+        registered: list[object] = []
+        while len(registered) < len(services):
+            await asyncio.sleep(0.2)
+            registered = list(await Registry(client).workers())
+        yield f"http://127.0.0.1:{port}"
+
+
+async def test_mixed_requests_through_the_proxy_are_answered_as_generate_does(
+    checkpoint, store, vllm, tmp_path
+):
+    cases = mixed_cases(24, seed=3)
+    reference = await asyncio.to_thread(expected, checkpoint, cases, TOKENS)
+    async with asyncio.timeout(300), cluster(checkpoint, store, vllm, tmp_path) as url:
+        answers = await ask_all(url, cases, TOKENS)
+    assert_varied_and_exact(reference, [answer.token_ids for answer in answers])
+    assert vllm.is_alive()
+
+
+async def test_embeddings_that_are_deleted_beside_a_native_worker_change_no_answer(
+    checkpoint, store, vllm, tmp_path
+):
+    cases = mixed_cases(32, seed=4)
+    reference = await asyncio.to_thread(expected, checkpoint, cases, TOKENS)
+    async with asyncio.timeout(300), cluster(checkpoint, store, vllm, tmp_path, native=True) as url:
+        answers = asyncio.create_task(ask_all(url, cases, TOKENS))
+        deleted = 0
+        for _ in range(6):
+            await asyncio.sleep(0.25)
+            deleted += await delete_embeddings(store)
+        assert deleted
+        await until(answers.done, "the answers", 120)
+        outputs = [answer.token_ids for answer in answers.result()]
+    assert_varied_and_exact(reference, outputs)
+    assert vllm.is_alive()
+
+
+def assert_varied_and_exact(references: Sequence[OracleResult], outputs: Sequence[list[int]]) -> None:
+    """This checkpoint repeats itself within answers, so it is between answers that tokens must vary."""
+    assert_exact(references, outputs, min_distinct=1)
+    assert len({tuple(output) for output in outputs}) > len(outputs) // 2
+
+
+async def delete_embeddings(store: StoreServer) -> int:
+    """How many there were."""
+    client = await EmbeddingStore.connect(store.url)
+    try:
+        found = [key for key in await client.control.execute("KEYS", "ec:*") if b"{" in key]
+        if found:
+            await client.control.execute("DEL", *found)
+        return len(found)
+    finally:
+        await client.close()
