@@ -39,5 +39,5 @@ class LoadReports:
 
 
 def _share(value: float) -> float:
-    """Between 0 and 1, whatever a worker sends; 0 for what is no number."""
+    """Between 0 and 1, whatever a worker sends; 0 for NaN."""
     return min(max(value, 0.0), 1.0) if value == value else 0.0
