@@ -62,6 +62,8 @@ class WebServer:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
+        # A connection that was accepted last begins with the loop's next turn.
+        await asyncio.sleep(0)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -278,7 +278,11 @@ async def test_calls_that_wait_for_one_challenge_fail_together():
     asked = []
 
     async def silent(reader, writer):
-        asked.append(writer)
+        asked.append(asyncio.current_task())
+        try:
+            await reader.read()
+        finally:
+            writer.close()
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     info = WorkerInfo(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "pd", "i", "k", "m")
@@ -296,8 +300,10 @@ async def test_calls_that_wait_for_one_challenge_fail_together():
             stub = pd_pb2_grpc.PDServiceStub(channel)
             calls = [stub.Cancel(pd_pb2.CancelRequest(), timeout=10) for _ in range(16)]
             assert {await _code(call) for call in calls} == {"UNAVAILABLE"}
-        for writer in asked:
-            writer.close()
+        server.close()
+        # A connection that was accepted last begins with the loop's next turn, and ends as its client is gone.
+        await asyncio.sleep(0.1)
+        await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
     assert len(attempts) == 1
 
 
