@@ -301,7 +301,7 @@ async def test_calls_that_wait_for_one_challenge_fail_together():
             calls = [stub.Cancel(pd_pb2.CancelRequest(), timeout=10) for _ in range(16)]
             assert {await _code(call) for call in calls} == {"UNAVAILABLE"}
         server.close()
-        # A connection that was accepted last begins with the loop's next turn, and ends as its client is gone.
+        # A connection that was accepted last begins with the next turn of the loop, and ends with its client.
         await asyncio.sleep(0.1)
         await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
     assert len(attempts) == 1
