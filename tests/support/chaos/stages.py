@@ -27,8 +27,9 @@ from triptych.ec_connector.store import keys
 UNFINISHED = 25
 #: Streams that must have shown a token, and not their last one, when a stream is broken.
 IN_THE_MIDDLE = 5
-#: Seconds that a pool runs between two looks at it: a few steps of an engine, one item of a tower.
-MOMENT = 0.005
+#: Seconds that a pool runs between two looks at it: a few steps of an engine; part of an item of a tower, as
+#: longer moments find all towers between two items too often.
+MOMENTS = {"pd": 0.005, "colocated": 0.005, "encoder": 0.001}
 
 
 async def hold(what: str, holds: Callable[[], Any], streams: Streams | None = None) -> None:
@@ -86,7 +87,7 @@ async def caught(
 ) -> AsyncIterator[None]:
     """Opens the gate, and stops the pool once `holds`.
 
-    Until then its processes run for moments of MOMENT seconds, between which they stand still and are looked
+    Until then its processes run for moments of MOMENTS seconds, between which they stand still and are looked
     at: they cannot be far beyond the stage by the time that a slow test process sees it. `holds` asks none
     of them.
     """
@@ -98,7 +99,7 @@ async def caught(
             streams.assert_under_way(what)
             assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s for: {what}"
             _signal(cluster, pool, signal.SIGCONT)
-            await asyncio.sleep(MOMENT)
+            await asyncio.sleep(MOMENTS[pool])
             _signal(cluster, pool, signal.SIGSTOP)
             # What they have said reaches the others, which get ahead of them.
             await asyncio.sleep(0.1)
