@@ -21,8 +21,8 @@ _INDEX = "model.safetensors.index.json"
 _ITEM_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4}
 _ITEM_BYTES |= {"BF16": 2, "F16": 2, "I16": 2, "U16": 2}
 
-#: Read pages count as this process's memory while they are mapped. A file is mapped anew after so many, or the
-#: weights would be in memory twice at the end of loading: as pages of the file and as their copies.
+#: Read pages count as this process's memory while they are mapped. A file is mapped anew after so many, or
+#: the weights would be in memory twice at the end of loading: as pages of the file and as their copies.
 MAPPED_BYTES = 64 << 20
 
 
