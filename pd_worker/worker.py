@@ -29,7 +29,6 @@ from triptych.pd_worker.model_loading import LoadedModel
 from triptych.pd_worker.ranks.share import decoder_threads_of_rank
 from triptych.pd_worker.server import MAX_WAITING, PDServicer
 from triptych.pd_worker.upkeep import StreamUpkeep
-from triptych.tracing.producers import Producers
 from triptych.tracing.tracer import Tracer
 from triptych.types import WorkerInfo
 
@@ -54,20 +53,15 @@ class PDWorker:
         tracer: Tracer | None = None,
         incarnation: str = "",
     ) -> None:
-        config = replace(
-            config,
-            kv_memory=config.kv_memory or model.kv_memory,
-            encoder_cache_memory=config.encoder_cache_memory or model.encoder_cache_memory,
-        )
-        self._config = config
+        self._config = config = _with_memory(config, model)
         self._model = model
         self._pool = ThreadPoolExecutor(_INPUT_THREADS, thread_name_prefix="input")
         self._queries = ThreadPoolExecutor(1, thread_name_prefix="query")
         texts = TokenTexts(model.tokenizer)
         self.streams = EventStreams(self._cancel, texts=texts)
         transfer = transfer or transfer_config(config, model.identity)
-        if tracer is not None and transfer.producers is None:
-            transfer = replace(transfer, producers=Producers())
+        if tracer is not None:
+            transfer = transfer.traced()
         self.engine = build_engine(
             config,
             model.decoder,
@@ -161,6 +155,15 @@ class PDWorker:
         # An engine that is stopping ends all its requests anyway.
         with contextlib.suppress(Unavailable):
             self.engine.cancel(request_ids, proxy_id)
+
+
+def _with_memory(config: PDConfig, model: LoadedModel) -> PDConfig:
+    """`config` with the sizes that were measured at the start, where its flags leave them open."""
+    return replace(
+        config,
+        kv_memory=config.kv_memory or model.kv_memory,
+        encoder_cache_memory=config.encoder_cache_memory or model.encoder_cache_memory,
+    )
 
 
 def transfer_config(config: PDConfig, model: ModelIdentity) -> ECTransferConfig:
