@@ -88,21 +88,23 @@ async def _serve(pipe: Connection, pd_port: int, mode: Mode, collector: str) -> 
     sample = {} if mode.sample is None else {"otlp_endpoint": collector, "trace_sample": mode.sample}
     config = ProxyConfig(**sample)  # type: ignore[arg-type]
     metrics, store = ProxyMetrics(), NoStore()
-    pool = WorkerPool(FixedRegistry(f"127.0.0.1:{pd_port}", ""), "bench")
+    # The PD worker tells its proxies apart by this id.
+    proxy_id = f"proxy-{MODES.index(mode)}"
+    pool = WorkerPool(FixedRegistry(f"127.0.0.1:{pd_port}", ""), proxy_id)
     live = LiveData(config, pool) if mode.live else None
     dispatcher = Dispatcher(
         pool,
         store,
         metrics,
-        GrpcTransport(pool, "bench"),
-        proxy_id="bench",
+        GrpcTransport(pool, proxy_id),
+        proxy_id=proxy_id,
         max_queue=4096,
         observer=None if live is None else live.calls,
     )
     listener = bind("127.0.0.1", 0)
     await pool.start()
-    routes = () if live is None else live.start(dispatcher, metrics, "proxy-bench")
-    tracer = start_tracer(config, "proxy", "bench")
+    routes = () if live is None else live.start(dispatcher, metrics, proxy_id)
+    tracer = start_tracer(config, "proxy", proxy_id)
     app = make_app(dispatcher, pool, metrics.registry, page=mode.live, live=routes, tracer=tracer)
     await HttpServer(app, listener).start()
     calm_gc()
