@@ -51,16 +51,8 @@ class VllmServer:
 
     def start(self) -> None:
         """Starts the process and waits until it answers."""
-        openmp = HOME / "venv" / "lib" / "libiomp5.so"
         command, environment = supervised(self._command)
-        environment |= {
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{HOME / 'packages'}",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "DO_NOT_TRACK": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "LD_PRELOAD": str(openmp) if openmp.exists() else "",
-        }
+        environment |= vllm_environment()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
@@ -122,6 +114,19 @@ class VllmServer:
             self._process.kill()
             self._process.wait()
         self._process = None
+
+
+def vllm_environment() -> dict[str, str]:
+    """The variables of a process in vLLM's environment, with this project on its path."""
+    openmp = HOME / "venv" / "lib" / "libiomp5.so"
+    return {
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{HOME / 'packages'}",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "LD_PRELOAD": str(openmp) if openmp.exists() else "",
+    }
 
 
 def vllm_checkpoint(checkpoint: Path) -> Path:
