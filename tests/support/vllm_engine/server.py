@@ -64,16 +64,8 @@ class VllmServer:
 
     def start(self) -> None:
         """Starts the process and waits until it answers."""
-        openmp = HOME / "venv" / "lib" / "libiomp5.so"
         command, environment = supervised(self._command)
-        environment |= {
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{HOME / 'packages'}",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "DO_NOT_TRACK": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "LD_PRELOAD": str(openmp) if openmp.exists() else "",
-        }
+        environment |= vllm_environment()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
@@ -151,3 +143,16 @@ def descendants(pid: int) -> list[int]:
     """Process ids below a process."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [each for child in children for each in (int(child), *descendants(int(child)))]
+
+
+def vllm_environment() -> dict[str, str]:
+    """The variables of a process in vLLM's environment, with this project on its path."""
+    openmp = HOME / "venv" / "lib" / "libiomp5.so"
+    return {
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{HOME / 'packages'}",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "LD_PRELOAD": str(openmp) if openmp.exists() else "",
+    }
