@@ -86,8 +86,6 @@ async def _in_process(config: PDConfig, stop: asyncio.Event) -> AsyncIterator[En
             info = await health.begin()
         except EngineError as error:
             raise ConfigError(f"vLLM has started, but generates nothing ({error})") from error
-        yield EngineConnection(
-            client, health, info, identity, end_without_engine, lambda: client.step_state
-        )
+        yield EngineConnection(client, health, info, identity, end_without_engine, lambda: client.step_state)
     finally:
         await client.close()

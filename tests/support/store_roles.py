@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -127,6 +128,10 @@ async def _proxy_uses(store: EmbeddingStore) -> None:
     await board.withdraw("proxy-1", "encoder")
 
 
+def _body(plan: ItemPlan) -> memoryview:
+    return memoryview(make_body(plan))
+
+
 async def use_as_vllm(url: str) -> None:
     """What the connector that vLLM loads does: it saves, loads, and deletes what is damaged."""
     options = ConnectorOptions(store=url, namespaces=(NAMESPACE,))
@@ -135,7 +140,7 @@ async def use_as_vllm(url: str) -> None:
         for name, rows in (("of vLLM", 45), ("of vLLM, split", 90)):
             plan = make_plan(name, rows=rows)
             while await _loaded(loader, plan) is LoadOutcome.ABSENT:
-                saver.save(plan, lambda plan=plan: memoryview(make_body(plan)))
+                saver.save(plan, partial(_body, plan))
         async with _connected(url) as store:
             plan = make_plan("of vLLM", rows=45)
             value = codec.encode_head(plan, make_body(plan), write_id="0" * 16, ttl=60)

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from support.data.oracle import OracleResult, assert_exact
@@ -68,7 +69,7 @@ class FrontDoor:
         pools = [name for name in self._words if not name.startswith("proxy")]
         wait_for("all workers to register", lambda: len(self.workers()) >= len(pools))
         for url in self.urls:
-            wait_for("a proxy that answers", lambda url=url: _answers(f"{url}/ready"))
+            wait_for("a proxy that answers", partial(_answers, f"{url}/ready"))
 
     def _launch(self, name: str) -> None:
         words = [sys.executable, "-m", "triptych.cli", *self._words[name], "--store", self.store.url]
