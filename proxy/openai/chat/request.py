@@ -39,7 +39,7 @@ _decoder = msgspec.json.Decoder(ChatBody)
 
 @dataclass(frozen=True, slots=True)
 class ChatReplyOptions:
-    """What of a request concerns only the form of the reply."""
+    """The options of a request that only shape its reply."""
 
     stream: bool
     include_usage: bool

@@ -78,7 +78,7 @@ _decoder = msgspec.json.Decoder(CompletionBody)
 
 @dataclass(frozen=True, slots=True)
 class CompletionReplyOptions:
-    """What of a request concerns only the form of the reply; `n` choices for each of `prompts`.
+    """The options of a request that only shape its reply; `n` choices for each of `prompts`.
 
     A prompt is None where an encoder-decoder model's decoder begins by itself.
     """

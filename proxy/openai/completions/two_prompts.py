@@ -21,7 +21,7 @@ _HEAD = 256
 
 
 class TwoPromptsBody(Protocol):
-    """The fields of a body that say them."""
+    """The body fields that hold the two prompts."""
 
     prompt: Any
     encoder_prompt: Any

@@ -1,4 +1,4 @@
-"""A body of OpenAI's Responses API turned into a ChatCall: what is said twice is said by the chat API."""
+"""A body of OpenAI's Responses API turned into a ChatCall, by way of the chat API's body."""
 
 from __future__ import annotations
 
