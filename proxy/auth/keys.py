@@ -128,6 +128,6 @@ def parse_plain_keys(text: str, limits: KeyLimits) -> list[KeyEntry]:
 def new_key(name: str) -> tuple[str, str]:
     """A new key, and the line of a key file that lets it in. ConfigError for what cannot be a name."""
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{name[:80]!r} is no name: use 1 to 64 letters, digits, '.', '_' or '-'")
+        raise ConfigError(f"{name[:80]!r} is not a valid name: use 1 to 64 letters, digits, '.', '_' or '-'")
     key = f"tk-{secrets.token_urlsafe(32)}"
     return key, f"{name} sha256:{hashlib.sha256(key.encode()).hexdigest()}"

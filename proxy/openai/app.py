@@ -169,7 +169,8 @@ class StateEndpoints:
 class MetricsPage:
     """The text of /metrics, generated in a thread, one at a time.
 
-    Requests that arrive meanwhile share the next one: a text is never older than the request for it, and no number of clients makes more than one at once.
+    Requests that arrive meanwhile share the next one: a text is never older than the request for it, and no
+    number of clients makes more than one at once.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
