@@ -35,7 +35,7 @@ while all sequences decode and none is prefilled; `CPU` is that of all of a syst
 | `triptych` | our proxy, store, encoder worker (one thread) and PD worker, before one vLLM |
 | `vllm-epd` | vLLM's own EPD, an encoder and a PD instance of a core each, files in memory between them |
 | `vllm` | one vLLM on both cores |
-| `replicas-triptych` | our proxy, store and encoder worker, a PD worker before each of two vLLMs of a core each |
+| `replicas-triptych` | our proxy, store, encoder worker, and a PD worker before each of two vLLMs of a core |
 | `replicas-store` | two vLLMs of a core each that share our store (`ec_both`), requests in turn |
 | `replicas` | two vLLMs of a core each, requests in turn |
 """

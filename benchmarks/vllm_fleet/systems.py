@@ -25,6 +25,8 @@ _START_SECONDS = 600.0
 _DTYPES = {"tiny": "float32", "small": "bfloat16"}
 _STORE = "unix://${SCRATCH}/store.sock"
 _NAMESPACE_SECONDS = 300.0
+#: Of every server's KV cache: all systems are up at once.
+_MEMORY, _GIB = "VLLM_CPU_KVCACHE_SPACE", "1"
 #: Two servers: the name of each one's port, and its core.
 _REPLICA_CORES = (("FIRST", "0"), ("SECOND", "1"))
 #: Without the second one the folder that this runs in would come before the tree.
@@ -40,12 +42,9 @@ class Parts:
         self._packages = packages
         self._namespace = namespace
 
-    def vllm(self, port: str, cores: str, role: str = "", memory: int = 2) -> tuple[str, ...]:
+    def vllm(self, port: str, cores: str, role: str = "") -> tuple[str, ...]:
         """A server of vLLM on `cores`; a `role` loads our connector, and opens what our PD worker needs."""
-        environment = self._vllm.env | {
-            "VLLM_CPU_KVCACHE_SPACE": str(memory),
-            "VLLM_CPU_OMP_THREADS_BIND": cores,
-        }
+        environment = self._vllm.env | {_MEMORY: _GIB, "VLLM_CPU_OMP_THREADS_BIND": cores}
         words = [word.replace("${PORT}", f"${{{port}}}") for word in self._vllm.commands[0]]
         if role:
             environment["PYTHONPATH"] = f"{ROOT}:{self._packages}"
@@ -88,18 +87,28 @@ class Parts:
 
 def systems_of(matrix: Matrix, parts: Parts) -> dict[str, System]:
     """All systems by name. Two cores, 0 and 1, are shared by all processes of a system."""
-    found = {name: structs.replace(matrix.named(name), timeout=_START_SECONDS) for name in PEER_SYSTEMS}
+    found = {name: _with_memory(matrix.named(name)) for name in PEER_SYSTEMS}
     ours = [parts.store(), parts.proxy(), parts.encoder()]
     single = [*ours, parts.vllm("FIRST", "0-1", "ec_consumer"), parts.pd("FIRST")]
-    both = [parts.vllm(port, core, "ec_consumer", 1) for port, core in _REPLICA_CORES]
+    both = [parts.vllm(port, core, "ec_consumer") for port, core in _REPLICA_CORES]
     fronts = [parts.pd(port) for port, _ in _REPLICA_CORES]
     found["triptych"] = _ours("triptych", single, ("FIRST",))
     found["replicas-triptych"] = _ours("replicas-triptych", [*ours, *both, *fronts], ("FIRST", "SECOND"))
-    found["replicas"] = _replicas("replicas", [parts.vllm(p, core, "", 1) for p, core in _REPLICA_CORES])
-    sharing = [parts.vllm(port, core, "ec_both", 1) for port, core in _REPLICA_CORES]
+    found["replicas"] = _replicas("replicas", [parts.vllm(p, core) for p, core in _REPLICA_CORES])
+    sharing = [parts.vllm(port, core, "ec_both") for port, core in _REPLICA_CORES]
     shared = _replicas("replicas-store", [parts.store(), *sharing])
     found["replicas-store"] = structs.replace(shared, env=_OF_THIS_TREE)
     return found
+
+
+def _with_memory(system: System) -> System:
+    """A system of the baselines with as much memory for its KV caches as all others here."""
+    commands = tuple(
+        tuple(f"{_MEMORY}={_GIB}" if word.startswith(f"{_MEMORY}=") else word for word in command)
+        for command in system.commands
+    )
+    environment = system.env | ({_MEMORY: _GIB} if _MEMORY in system.env else {})
+    return structs.replace(system, commands=commands, env=environment, timeout=_START_SECONDS)
 
 
 def _ours(name: str, commands: Sequence[tuple[str, ...]], servers: Sequence[str]) -> System:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 
-from triptych.ec_connector.access.uses import ROLES, Grant, grants_of
+from triptych.ec_connector.access.uses import ROLES, VLLM, Grant, granted, grants_of
 
 #: The key patterns of a selector.
 _Keys = frozenset[str]
@@ -27,11 +27,17 @@ def acl_lines(hashes: Mapping[str, str]) -> list[str]:
     A role without one cannot log in. Redis 7 or Valkey is needed: permissions are selectors, each one some
     commands on some keys.
     """
-    users = (
-        f"user {user_name(role)} reset on {login(hashes.get(role, ''))}{' '.join(rules(grants_of(role)))}"
-        for role in ROLES
-    )
+    users = (_user(role, hashes.get(role, ""), grants_of(role)) for role in ROLES)
     return ["user default off", *users]
+
+
+def vllm_line(hashed: str) -> str:
+    """The user of the connector that vLLM loads, a line for fleets that have it."""
+    return _user("vllm", hashed, granted(VLLM))
+
+
+def _user(role: str, hashed: str, grants: Iterable[Grant]) -> str:
+    return f"user {user_name(role)} reset on {login(hashed)}{' '.join(rules(grants))}"
 
 
 def login(hashed: str) -> str:

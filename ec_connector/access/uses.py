@@ -89,7 +89,7 @@ ROLES: dict[str, tuple[Use, ...]] = {
     ),
 }
 
-#: The uses of the connector that vLLM loads, consumer and producer; its user is in docs/vllm.md.
+#: The uses of the connector that vLLM loads, consumer and producer.
 VLLM: tuple[Use, ...] = (
     *_CONNECT,
     _LOOK_UP,

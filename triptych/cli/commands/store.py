@@ -26,6 +26,9 @@ class AclOptions(CommandOptions):
     proxy_password_file: str = flag("", "file that holds the password of the user triptych-proxy")
     encoder_password_file: str = flag("", "file that holds the password of the user triptych-encoder")
     pd_password_file: str = flag("", "file that holds the password of the user triptych-pd")
+    vllm_password_file: str = flag(
+        "", "file that holds the password of triptych-vllm, the user of vLLM's connector; none without it"
+    )
 
 
 @store.command(
@@ -35,7 +38,7 @@ class AclOptions(CommandOptions):
 )
 @configured(AclOptions)
 def acl(given: AclOptions) -> None:
-    from triptych.ec_connector.access.acl import acl_lines, password_hash
+    from triptych.ec_connector.access.acl import acl_lines, password_hash, vllm_line
     from triptych.launch.secrets.credentials import password_in
 
     files = {
@@ -48,7 +51,10 @@ def acl(given: AclOptions) -> None:
         for role, path in files.items()
         if path
     }
-    click.echo("\n".join(acl_lines(hashes)))
+    lines = acl_lines(hashes)
+    if path := given.vllm_password_file:
+        lines.append(vllm_line(password_hash(password_in(path, "--vllm-password-file"))))
+    click.echo("\n".join(lines))
 
 
 @dataclass(frozen=True, slots=True)

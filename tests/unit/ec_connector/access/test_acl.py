@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from triptych.ec_connector.access.acl import acl_lines, password_hash, rules
+from triptych.ec_connector.access.acl import acl_lines, password_hash, rules, vllm_line
 from triptych.ec_connector.access.uses import ROLES
 
 CHART = Path(__file__).parents[4] / "deploy" / "helm" / "triptych"
@@ -34,3 +34,5 @@ def test_the_charts_users_are_those_that_the_code_needs() -> None:
     expected = acl_lines({role: f"HASH-{role}" for role in ROLES})
     found = (CHART / "files" / "users.acl").read_text().splitlines()
     assert found == expected, "write `acl_lines` into it anew"
+    of_vllm = (CHART / "files" / "user-vllm.acl").read_text()
+    assert of_vllm == vllm_line("HASH-vllm") + "\n", "write `vllm_line` into it anew"
