@@ -85,6 +85,10 @@ def long_step() -> str:
     return "decode step of 16 at context 480, by vLLM's"
 
 
+def request_alone() -> str:
+    return "EPD by one replica, a request alone"
+
+
 def _from_the_peer() -> Iterable[Target]:
     faster = (Bound("req/s", "≥", 1.1), Bound("TTFT", "≤", 1.0), Bound("TPOT", "≤", 1.0))
     alone = (Bound("req/s", "≥", 1.0), Bound("TPOT", "≤", 1.0))
@@ -127,9 +131,9 @@ def _of_ours() -> Iterable[Target]:
         yield Target(f"EPD by two replicas, {load}", (Bound("req/s", "≥", 1.0),), _BASELINES)
     yield Target("EPD by two replicas, text streams in the mix", (Bound("P99 TPOT", "≤", 0.5),), _BASELINES)
     yield Target(
-        "EPD by one replica, a request alone",
+        request_alone(),
         (Bound("TTFT", "≤", 1.05),),
-        f"{_PEER} --only image@1 --systems colocated,triptych",
+        f"{_PEER} --model small --only image@1 --systems colocated,triptych",
     )
     yield Target("load and inject, of prefill", (Bound("share", "≤", 0.03),), stages)
     yield Target("proxy, of gRPC receive alone", (Bound("tokens/s", "≥", 0.75),), "benchmarks proxy_relay")

@@ -9,7 +9,7 @@ from benchmarks.against_peer.figures import FIGURES, Turn, quiet, ratios
 from benchmarks.against_peer.loads import LOADS
 from benchmarks.against_peer.systems import MODELS
 from benchmarks.against_peer.turn_tables import figure_table, loads_of, machine_lines, of, ratio_table
-from benchmarks.targets import against_epd, against_vllm, engine_alone, long_step
+from benchmarks.targets import against_epd, against_vllm, engine_alone, long_step, request_alone
 
 _COMMAND = "python -m benchmarks against_peer PEER --results DIR"
 _PAIRS = (
@@ -53,6 +53,9 @@ def reached(turns: Sequence[Turn]) -> dict[str, dict[str, float]]:
             found[against_vllm(model, load)] = _named(vllm, ("req/s", "TTFT", "TPOT"))
             found[against_epd(model, load)] = _named(epd, ("req/s",))
             if model == "small":
+                if load == "image@1":
+                    alone = _medians(ours, of(of_model, "colocated", load))
+                    found[request_alone()] = _named(alone, ("TTFT",))
                 found[engine_alone(load)] = _named(vllm, ("req/s", "TPOT"))
                 if load == "text-450@16":
                     found[long_step()] = _named(vllm, ("step",))

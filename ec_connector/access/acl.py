@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 
-from triptych.ec_connector.access.uses import ROLES, VLLM, Grant, granted, grants_of
+from triptych.ec_connector.access.uses import OPTIONAL_ROLES, ROLES, Grant, grants_of
 
 #: The key patterns of a selector.
 _Keys = frozenset[str]
@@ -24,20 +24,15 @@ def password_hash(password: str) -> str:
 def acl_lines(hashes: Mapping[str, str]) -> list[str]:
     """The lines of an ACL file: no default user, and a user for each role with its password's SHA-256.
 
-    A role without one cannot log in. Redis 7 or Valkey is needed: permissions are selectors, each one some
-    commands on some keys.
+    A role without one cannot log in; an optional role without one has no user. Redis 7 or Valkey is needed:
+    permissions are selectors, each one some commands on some keys.
     """
-    users = (_user(role, hashes.get(role, ""), grants_of(role)) for role in ROLES)
+    roles = (*ROLES, *(role for role in OPTIONAL_ROLES if role in hashes))
+    users = (
+        f"user {user_name(role)} reset on {login(hashes.get(role, ''))}{' '.join(rules(grants_of(role)))}"
+        for role in roles
+    )
     return ["user default off", *users]
-
-
-def vllm_line(hashed: str) -> str:
-    """The user of the connector that vLLM loads, a line for fleets that have it."""
-    return _user("vllm", hashed, granted(VLLM))
-
-
-def _user(role: str, hashed: str, grants: Iterable[Grant]) -> str:
-    return f"user {user_name(role)} reset on {login(hashed)}{' '.join(rules(grants))}"
 
 
 def login(hashed: str) -> str:

@@ -27,7 +27,8 @@ class AclOptions(CommandOptions):
     encoder_password_file: str = flag("", "file that holds the password of the user triptych-encoder")
     pd_password_file: str = flag("", "file that holds the password of the user triptych-pd")
     vllm_password_file: str = flag(
-        "", "file that holds the password of triptych-vllm, the user of vLLM's connector; none without it"
+        "",
+        "password file of triptych-vllm, the user of vLLM's connector; without it there is none",
     )
 
 
@@ -38,23 +39,21 @@ class AclOptions(CommandOptions):
 )
 @configured(AclOptions)
 def acl(given: AclOptions) -> None:
-    from triptych.ec_connector.access.acl import acl_lines, password_hash, vllm_line
+    from triptych.ec_connector.access.acl import acl_lines, password_hash
     from triptych.launch.secrets.credentials import password_in
 
     files = {
         "proxy": given.proxy_password_file,
         "encoder": given.encoder_password_file,
         "pd": given.pd_password_file,
+        "vllm": given.vllm_password_file,
     }
     hashes = {
         role: password_hash(password_in(path, f"--{role}-password-file"))
         for role, path in files.items()
         if path
     }
-    lines = acl_lines(hashes)
-    if path := given.vllm_password_file:
-        lines.append(vllm_line(password_hash(password_in(path, "--vllm-password-file"))))
-    click.echo("\n".join(lines))
+    click.echo("\n".join(acl_lines(hashes)))
 
 
 @dataclass(frozen=True, slots=True)
