@@ -126,8 +126,8 @@ class LiveFeed:
             )
         if tenant and sum(one.tenant == tenant for one in self._listeners) >= MOST_OF_A_TENANT:
             raise Unavailable(
-                f"{MOST_OF_A_TENANT} listeners of this API key follow /cluster/events already; ask /cluster now "
-                "and then instead",
+                f"{MOST_OF_A_TENANT} listeners of this API key follow /cluster/events already; ask /cluster "
+                "now and then instead",
                 retry_after=_RETRY_AFTER,
             )
         listener = Listener(tenant)

@@ -40,12 +40,8 @@ class MadeUp:
     def snapshot(self) -> dict[str, Any]:
         now = time.time() + self.skew
         wave = 0.5 + 0.4 * math.sin(now / 7)
-        encoders = [
-            _encoder(
-                index, self.text, self.encoder_state if index == 1 else "serving", wave / (1 + index % 2)
-            )
-            for index in range(self.encoders)
-        ]
+        states = ["serving", self.encoder_state, *["serving"] * self.encoders]
+        encoders = [_encoder(at, self.text, states[at], wave / (1 + at % 2)) for at in range(self.encoders)]
         live = sum(encoder["state"] == "serving" for encoder in encoders)
         return {
             "time": now,
