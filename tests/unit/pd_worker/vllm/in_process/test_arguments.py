@@ -60,7 +60,7 @@ def test_more_arguments_are_handed_through_and_replace_our_defaults():
     given = {"gpu_memory_utilization": 0.8, "limit_mm_per_prompt": {"image": 4}}
     arguments = made(engine_args=json.dumps(given))
     assert {name: arguments[name] for name in given} == given
-    assert made()["limit_mm_per_prompt"] == {"image": 0, "video": 0}
+    assert made()["limit_mm_per_prompt"] == {"video": 0}
 
 
 @pytest.mark.parametrize(
