@@ -75,8 +75,9 @@ def engine_arguments(config: PDConfig, namespace: str) -> JsonObject:
     native = PDConfig()
     arguments: JsonObject = {
         # What a user may replace.
-        # Embeddings alone: vLLM does not load the tower.
-        "limit_mm_per_prompt": {"image": 0, "video": 0},
+        # Its tower never runs. Without images at all vLLM would not load it, but drop Qwen3-VL's deepstack rows.
+        "limit_mm_per_prompt": {"video": 0},
+        "skip_mm_profiling": True,
         # Else there is no bound on blanks in JSON.
         "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
         **parse_engine_args(config.engine_args),
