@@ -59,9 +59,7 @@ async def _server(config: PDConfig, stop: asyncio.Event) -> AsyncIterator[Engine
         await client.close()
 
 
-async def _unless_stopped(
-    answer: Coroutine[Any, Any, EngineInfo], stop: asyncio.Event
-) -> EngineInfo | None:
+async def _unless_stopped(answer: Coroutine[Any, Any, EngineInfo], stop: asyncio.Event) -> EngineInfo | None:
     """What the engine says once it can be used; None where this process is to end before."""
     stopped = asyncio.create_task(stop.wait())
     answering = asyncio.create_task(answer)

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, Unavailable
-from triptych.log import log_fields
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.admission import distinct_bytes
 from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
@@ -189,7 +188,7 @@ class RequestRun:
 
     @property
     def _log_extra(self) -> dict[str, object]:
-        return log_fields(request_id=self.request.request_id, label=self.request.label)
+        return self.request.log_extra
 
 
 def _refusal(refusal: EngineRejected) -> RequestError:

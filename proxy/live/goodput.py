@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from triptych.proxy.live.objects import ClusterGoodput
 
@@ -21,8 +22,7 @@ class Slo:
     tpot: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(NamedTuple):
     at: float
     ttft: float
     #: None with fewer than two tokens.

@@ -34,7 +34,7 @@ _CODE = (
     *("trust_remote_code", "scheduler_cls", "worker_cls", "worker_extension_cls", "logits_processors"),
     *("reasoning_parser_plugin", "io_processor_plugin"),
 )
-_EXAMPLE = '--engine-args \'{"gpu_memory_utilization": 0.85}\''
+_EXAMPLE = "--engine-args '{\"gpu_memory_utilization\": 0.85}'"
 #: Seconds that vLLM waits for an embedding, which this worker has seen in the store before.
 _WAIT_SECONDS = 2
 _LEAST_HOST_BYTES = 1 << 20

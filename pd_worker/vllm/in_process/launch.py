@@ -45,9 +45,7 @@ def check_vllm() -> None:
         ) from error
 
 
-async def started_engine(
-    config: PDConfig, namespace: str, stop: asyncio.Event
-) -> AsyncLLMClient | None:
+async def started_engine(config: PDConfig, namespace: str, stop: asyncio.Event) -> AsyncLLMClient | None:
     """The engine, once it can serve; None where `stop` is set before. ConfigError where it cannot start."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -46,8 +47,7 @@ class Checkpoint:
             for name in names:
                 if read >= MAPPED_BYTES:
                     tensors, read = _open(file), 0
-                cut = (cuts or {}).get(name)
-                tensor = tensors.get_tensor(name) if cut is None else self._part(tensors, name, cut)
+                tensor = self._tensor(tensors, name, (cuts or {}).get(name))
                 read += tensor.nbytes
                 yield name, tensor
 
@@ -69,7 +69,9 @@ class Checkpoint:
             found.setdefault(self.files[key], []).append(key)
         return found
 
-    def _part(self, tensors: safe_open, name: str, cut: Cut) -> torch.Tensor:
+    def _tensor(self, tensors: safe_open, name: str, cut: Cut | None) -> torch.Tensor:
+        if cut is None:
+            return cast(torch.Tensor, tensors.get_tensor(name))  # type: ignore[no-untyped-call]
         whole = tensors.get_slice(name)  # type: ignore[no-untyped-call]
         shape = whole.get_shape()
         if not cut.fits(shape):
