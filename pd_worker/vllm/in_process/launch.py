@@ -76,7 +76,7 @@ async def started_engine(config: PDConfig, namespace: str, stop: asyncio.Event) 
 
 @contextmanager
 def sigint_blocked() -> Iterator[None]:
-    """Processes that this thread starts do not hear Ctrl-C, which would end requests before this one drains."""
+    """Processes that this thread starts do not hear Ctrl-C: they would end requests that this one drains."""
     # Its start would unblock the signal.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
