@@ -69,7 +69,7 @@ class AsyncLLMClient:
         return EngineInfo(vllm_version, model.served_model_name, model.model, model.max_model_len)
 
     async def check_health(self) -> None:
-        if self._llm.errored or self._llm.engine_core.resources.engine_dead:
+        if self._llm.errored:
             raise _dead()
 
     async def steps(self) -> bytes:

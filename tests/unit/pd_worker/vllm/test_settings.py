@@ -23,6 +23,7 @@ def test_an_address_with_host_and_port_is_taken(url):
     [
         ({"engine_url": "", "engine_key_file": "key"}, "--engine-key-file is for --engine-url"),
         ({"engine_url": "", "threads": 2}, "VLLM_CPU_OMP_THREADS_BIND"),
+        ({"engine_url": "", "device": "cuda:1"}, "CUDA_VISIBLE_DEVICES"),
         ({"engine_url": "", "device_memory": 2}, "gpu_memory_utilization"),
         ({"engine_url": "", "engine_args": "7"}, "--engine-args"),
         ({"engine_args": '{"seed": 1}'}, "--engine-args has no effect on a server"),

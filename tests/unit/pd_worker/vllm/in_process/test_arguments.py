@@ -74,6 +74,8 @@ def test_more_arguments_are_handed_through_and_replace_our_defaults():
         ('{"kv_cache_memory_bytes": 4}', "use --kv-memory"),
         ('{"ec_transfer_config": {}}', "depends on it"),
         ('{"tokenizer": "other"}', "depends on it"),
+        ('{"limit_mm_per_prompt": {"image": 0}}', "allow an image or more"),
+        ('{"language_model_only": true}', "allow an image or more"),
         ('{"trust_remote_code": true}', "no foreign code"),
         ('{"_api_process_count": 2}', "no foreign code"),
         ('{"--enforce-eager": true}', "write 'enforce_eager'"),
