@@ -23,6 +23,7 @@ from triptych.goodput.report.machine import chip, commit
 
 FILE = RESULTS / "targets.json"
 _PEER = "benchmarks against_peer PEER --results DIR"
+_FLEET = "benchmarks vllm_fleet PEER --packages PACKAGES --results DIR"
 _BASELINES = "benchmarks baselines benchmarks/baselines/tiny.toml --results DIR"
 
 
@@ -72,6 +73,14 @@ def engine_alone(load: str) -> str:
     return f"engine alone, small, {load}"
 
 
+def fleet_by_epd(model: str, load: str) -> str:
+    return f"our encoders before vLLM by vLLM's EPD, {model}, {load}"
+
+
+def replicas_by_replicas(model: str, load: str) -> str:
+    return f"two vLLM on our store by the two alone, {model}, {load}"
+
+
 def long_step() -> str:
     return "decode step of 16 at context 480, by vLLM's"
 
@@ -98,6 +107,20 @@ def _from_the_peer() -> Iterable[Target]:
     yield Target(
         "goodput, half of the pictures seen before, by vLLM's", (Bound("goodput", "≥", 2.0),), _BASELINES
     )
+
+
+def _before_vllm() -> Iterable[Target]:
+    for pictures in ("image", "images-4"):
+        for reuse in (0, 50, 90):
+            load = f"{pictures}-{reuse}@8"
+            bound = Bound("req/s", "≥", 1.5)
+            yield Target(fleet_by_epd("tiny", load), (bound,), f"{_FLEET} --only {load}")
+    for pictures in ("image", "images-4"):
+        load, systems = f"{pictures}-50@8", "replicas-triptych,replicas"
+        bound = Bound("req/s", "≥", 1.2)
+        yield Target(
+            replicas_by_replicas("tiny", load), (bound,), f"{_FLEET} --only {load} --systems {systems}"
+        )
 
 
 def _of_ours() -> Iterable[Target]:
@@ -133,7 +156,7 @@ def _of_ours() -> Iterable[Target]:
     )
 
 
-TARGETS = (*_from_the_peer(), *_of_ours())
+TARGETS = (*_from_the_peer(), *_before_vllm(), *_of_ours())
 _NAMED = {target.name: target for target in TARGETS}
 
 

@@ -40,3 +40,5 @@ def test_the_charts_users_are_those_that_the_code_needs() -> None:
     expected = acl_lines({role: f"HASH-{role}" for role in ROLES})
     found = (CHART / "files" / "users.acl").read_text().splitlines()
     assert found == expected, "write `acl_lines` into it anew"
+    (of_vllm,) = (CHART / "files" / "user-vllm.acl").read_text().splitlines()
+    assert of_vllm == acl_lines({"vllm": "HASH-vllm"})[-1], "write its line of `acl_lines` into it anew"
