@@ -22,7 +22,7 @@ def test_a_file_that_is_no_picture_is_named(tmp_path: Path):
     notes.write_text("hello")
     result = CliRunner().invoke(app, ["ask", "why?", "--image", str(notes)])
     assert result.exit_code == 1
-    assert "notes.txt: no picture" in result.output
+    assert "notes.txt: not an image" in result.output
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "not a url", ""])

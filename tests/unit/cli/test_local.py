@@ -60,7 +60,7 @@ def test_a_made_key_goes_to_the_file_and_is_shown_beside_it():
     made = triptych("key", "alice")
     assert re.fullmatch(r"alice sha256:[0-9a-f]{64}\n", made.stdout)
     assert re.search(r"tk-[A-Za-z0-9_-]{43}\n", made.stderr)
-    assert_refused(triptych("key", "al ice"), "no name")
+    assert_refused(triptych("key", "al ice"), "not a valid name")
 
 
 def test_certificates_are_made_and_the_flags_that_name_them_are_said(tmp_path):
