@@ -132,7 +132,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 class StateEndpoints:
-    """What is served about the proxy itself."""
+    """Endpoints about the proxy itself: models, health, readiness, metrics."""
 
     def __init__(self, dispatcher: Dispatcher, pool: WorkerPool, registry: CollectorRegistry) -> None:
         self._dispatcher = dispatcher
@@ -167,9 +167,10 @@ class StateEndpoints:
 
 
 class MetricsPage:
-    """Made beside the event loop, once at a time. Requests that come meanwhile share the next one.
+    """The text of /metrics, generated in a thread, one at a time.
 
-    So a text is never older than the request for it, and no number of clients makes more than one at once.
+    Requests that arrive meanwhile share the next one: a text is never older than the request for it, and no
+    number of clients makes more than one at once.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

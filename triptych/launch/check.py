@@ -1,4 +1,4 @@
-"""`triptych check`: what a model is, how large its two sides are, and whether it would fit."""
+"""`triptych check`: family, sizes of both sides, and whether a model fits."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class WhisperPrompts:
         if not given:
             return ()
         if self._before is None:
-            raise InvalidRequest("prompt: this model has no token for text that went before", param="prompt")
+            raise InvalidRequest("prompt: this model has no token for previous text", param="prompt")
         return (int(self._before), *given[-self._most_before :])
 
     def _first_time(self) -> int:
