@@ -107,7 +107,7 @@ def _operations(document: Mapping[str, Any]) -> Iterator[str]:
             yield f"<p>{escape(operation['summary'])}.</p>"
             if "requestBody" in operation:
                 yield from _body(document, path, operation["requestBody"]["content"])
-            elif path not in _NOT_RUN:
+            elif path not in _NOT_RUN and "parameters" not in operation:
                 yield f'<div class="example" data-method="get" data-path="{escape(path.lstrip("/"))}"></div>'
             answers = ", ".join(
                 f"{status} ({escape(reply['description'].split(':')[0].lower())})"

@@ -101,7 +101,11 @@ class WhisperPrompts:
 
     def _check_multilingual(self, param: str) -> None:
         if not self.multilingual:
-            raise InvalidRequest(f"{param}: this model knows English only", param=param)
+            raise InvalidRequest(
+                f"{param}: this model knows English only: use POST /v1/audio/transcriptions, and leave "
+                "language out or send en",
+                param=param,
+            )
 
 
 def _code(language: str) -> str:
