@@ -39,7 +39,7 @@ def test_messages_go_as_they_are():
 
 
 def test_files_beside_a_list_of_messages_are_refused():
-    with pytest.raises(InvalidRequest, match="files go with a question"):
+    with pytest.raises(InvalidRequest, match="files can only be given with a question"):
         conversation([{"role": "user", "content": "x"}], [PNG])
 
 
