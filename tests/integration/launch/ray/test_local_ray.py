@@ -58,7 +58,7 @@ async def test_an_address_at_which_something_else_answers_is_refused(token_file)
         address = f"127.0.0.1:{server.port}"
         words = (*_RAY, *_SHARED, token_file, "--address", address)
         result = await asyncio.to_thread(triptych, *words)
-    assert_refused(result, f"--address {address}", "is no Ray")
+    assert_refused(result, f"--address {address}", "is not Ray")
 
 
 def test_auto_without_ray_is_refused(token_file, tmp_path, monkeypatch):
