@@ -16,6 +16,7 @@ COMMAND = "python -m benchmarks vllm_fleet PEER --packages PACKAGES --results DI
 _PAIRS = (
     ("triptych", "vllm-epd"),
     ("triptych", "vllm"),
+    ("triptych-pinned", "vllm-epd"),
     ("vllm-epd", "vllm"),
     ("replicas-triptych", "replicas"),
     ("replicas-store", "replicas"),
@@ -33,6 +34,7 @@ while all sequences decode and none is prefilled; `CPU` is that of all of a syst
 | system | processes |
 | --- | --- |
 | `triptych` | our proxy, store, encoder worker (one thread, `nice -n 19`) and PD worker, before one vLLM |
+| `triptych-pinned` | the same, the encoder worker and vLLM on a core each, as `vllm-epd` has them |
 | `vllm-epd` | vLLM's own EPD, an encoder and a PD instance of a core each, files in memory between them |
 | `vllm` | one vLLM on both cores |
 | `replicas-triptych` | our proxy, store, encoder worker, and a PD worker before each of two vLLMs of a core |
