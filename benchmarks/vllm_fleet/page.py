@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.against_peer.figures import Turn, quiet, ratios
 from benchmarks.against_peer.systems import MODELS
-from benchmarks.against_peer.turn_tables import figure_table, loads_of, machine_lines, of, ratio_table
+from benchmarks.against_peer.turn_tables import figure_table, machine_lines, of, ratio_table
 from benchmarks.baselines.tables import spread, table
 from benchmarks.targets import fleet_by_epd, replicas_by_replicas
-from benchmarks.vllm_fleet.loads import LOADS
+from benchmarks.vllm_fleet.loads import AT_ONCE, LOADS, SHARED
 
 COMMAND = "python -m benchmarks vllm_fleet PEER --packages PACKAGES --results DIR"
 _PAIRS = (
@@ -62,28 +62,20 @@ def _targets(turns: Sequence[Turn]) -> list[str]:
     rows = []
     for model, load, (ours, theirs, wanted) in _asked(turns):
         found = _ratios(turns, model, load, ours, theirs)
+        verdict = "not measured"
         if found:
             verdict = "met" if statistics.median(found) >= wanted else "missed"
-            rows.append(
-                [
-                    f"{model}, {load}: {ours} / {theirs}",
-                    f"≥ {wanted:g}",
-                    spread(found),
-                    verdict,
-                    str(len(found)),
-                ]
-            )
-    return table(["requests/s", "wanted", "measured", "", "rounds"], rows, texts=(0, 3)) if rows else []
+        name = f"{model}, {load}: {ours} / {theirs}"
+        rows.append([name, f"≥ {wanted:g}", spread(found), verdict, str(len(found))])
+    return table(["requests/s", "wanted", "measured", "", "rounds"], rows, texts=(0, 3))
 
 
 def _asked(turns: Sequence[Turn]) -> list[tuple[str, str, tuple[str, str, float]]]:
-    """Model, load and target of everything that these turns may answer."""
-    found = []
-    for pair in (_BY_EPD, _BY_REPLICAS):
-        for model in MODELS:
-            of_model = [turn for turn in turns if turn.model == model]
-            found += [(model, load, pair) for load in loads_of(of_model, LOADS)]
-    return found
+    """Model, load and target of everything that is asked of the models that were measured."""
+    models = [model for model in MODELS if any(turn.model == model for turn in turns)]
+    shared = [f"{name}@{AT_ONCE}" for name in SHARED]
+    found = [(model, load.name, _BY_EPD) for model in models for load in LOADS]
+    return found + [(model, load, _BY_REPLICAS) for model in models for load in shared]
 
 
 def _ratios(turns: Sequence[Turn], model: str, load: str, ours: str, theirs: str) -> list[float]:
