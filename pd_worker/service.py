@@ -6,7 +6,7 @@ import asyncio
 import logging
 import uuid
 
-from triptych.config import PDConfig, check_advertise, check_bind, check_drain_timeout
+from triptych.config import PDConfig
 from triptych.cpu.step_pacer import StepPacer, step_pacer
 from triptych.cpu.threads import in_short_lived_thread
 from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
@@ -20,21 +20,15 @@ from triptych.pd_worker.vllm.service import serve_vllm
 from triptych.pd_worker.worker import PDWorker
 from triptych.status.service_status import ServiceStatus
 from triptych.status.status_server import StatusServer, status_server
-from triptych.tracing.start import check_tracing, start_tracer
-from triptych.watchdog import check_stall_timeout
-from triptych.worker_process import ProcessWatch, stop_signal
+from triptych.tracing.start import start_tracer
+from triptych.worker_process import ProcessWatch, check_worker, stop_signal
 
 logger = logging.getLogger(__name__)
 
 
 async def run(config: PDConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
-    check_bind(config.host, config.internal_token)
-    check_stall_timeout(config.stall_timeout)
-    check_drain_timeout(config.drain_timeout)
-    check_tracing(config)
-    if config.advertise:
-        check_advertise(config.advertise)
+    check_worker(config)
     if config.engine == "vllm":
         await serve_vllm(config)
         return

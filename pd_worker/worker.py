@@ -22,7 +22,6 @@ from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import GrammarCompiler
 from triptych.pd_worker.model_loading import LoadedModel
 from triptych.pd_worker.ranks.share import decoder_threads_of_rank
-from triptych.tracing.producers import Producers
 from triptych.tracing.tracer import Tracer
 from triptych.types import WorkerInfo
 
@@ -45,18 +44,13 @@ class PDWorker:
         tracer: Tracer | None = None,
         incarnation: str = "",
     ) -> None:
-        config = replace(
-            config,
-            kv_memory=config.kv_memory or model.kv_memory,
-            encoder_cache_memory=config.encoder_cache_memory or model.encoder_cache_memory,
-        )
-        self._config = config
+        self._config = config = _with_memory(config, model)
         self._model = model
         self.front = PDFront(config, model, self._cancel, incarnation)
         self.streams = self.front.streams
         transfer = transfer or transfer_config(config, model.identity)
-        if tracer is not None and transfer.producers is None:
-            transfer = replace(transfer, producers=Producers())
+        if tracer is not None:
+            transfer = transfer.traced()
         self.engine = build_engine(
             config,
             model.decoder,
@@ -117,6 +111,15 @@ class PDWorker:
         # An engine that is stopping ends all its requests anyway.
         with contextlib.suppress(Unavailable):
             self.engine.cancel(request_ids, proxy_id)
+
+
+def _with_memory(config: PDConfig, model: LoadedModel) -> PDConfig:
+    """`config` with the sizes that were measured at the start, where its flags leave them open."""
+    return replace(
+        config,
+        kv_memory=config.kv_memory or model.kv_memory,
+        encoder_cache_memory=config.encoder_cache_memory or model.encoder_cache_memory,
+    )
 
 
 def transfer_config(config: PDConfig, model: ModelIdentity) -> ECTransferConfig:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from triptych.config import PDConfig
 from triptych.cpu.threads import in_short_lived_thread
@@ -52,23 +53,23 @@ async def _server(config: PDConfig, stop: asyncio.Event) -> AsyncIterator[Engine
     client = VLLMClient(config.engine_url, read_key(config.engine_key_file))
     try:
         health = EngineHealth(client, config.stall_timeout)
-        info = await _first_answer(health, stop)
+        info = await _unless_stopped(health.first_answer(), stop)
         yield None if info is None else EngineConnection(client, health, info)
     finally:
         await client.close()
 
 
-async def _first_answer(health: EngineHealth, stop: asyncio.Event) -> EngineInfo | None:
-    """What the server says once it can be used; None where this process is to end before."""
+async def _unless_stopped(answer: Coroutine[Any, Any, EngineInfo], stop: asyncio.Event) -> EngineInfo | None:
+    """What the engine says once it can be used; None where this process is to end before."""
     stopped = asyncio.create_task(stop.wait())
-    answer = asyncio.create_task(health.first_answer())
-    await asyncio.wait((stopped, answer), return_when=asyncio.FIRST_COMPLETED)
+    answering = asyncio.create_task(answer)
+    await asyncio.wait((stopped, answering), return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
-    if answer.done():
-        return answer.result()
-    answer.cancel()
+    if answering.done():
+        return answering.result()
+    answering.cancel()
     with contextlib.suppress(asyncio.CancelledError):
-        await answer
+        await answering
     return None
 
 
@@ -83,9 +84,12 @@ async def _in_process(config: PDConfig, stop: asyncio.Event) -> AsyncIterator[En
     try:
         health = EngineHealth(client, config.stall_timeout)
         try:
-            info = await health.begin()
+            info = await _unless_stopped(health.begin(), stop)
         except EngineError as error:
             raise ConfigError(f"vLLM has started, but generates nothing ({error})") from error
+        if info is None:
+            yield None
+            return
         yield EngineConnection(client, health, info, identity, end_without_engine, lambda: client.step_state)
     finally:
         await client.close()

@@ -17,8 +17,11 @@ _NATIVE = {
     "attention_backend": 'give {"attention_backend": "..."}',
     "decode_graphs": 'give {"enforce_eager": true} or nothing',
     "preemption": "vLLM computes again",
+    "device": "vLLM's build is for one kind, and CUDA_VISIBLE_DEVICES chooses",
     "threads": "set VLLM_CPU_OMP_THREADS_BIND",
 }
+#: Those that a worker in front of a server may be given, as all others.
+_HARMLESS = ("device", "threads")
 #: Those that have a meaning for vLLM in this process, and the option of a server's instead.
 _IN_PROCESS = {
     "tensor_parallel": "--tensor-parallel-size",
@@ -42,7 +45,7 @@ def check_engine(config: PDConfig) -> None:
             "encoders and other PD workers of the model are given, too"
         )
     for name, remedy in _NATIVE.items():
-        if _given(config, name) and not (config.engine_url and name == "threads"):
+        if _given(config, name) and not (config.engine_url and name in _HARMLESS):
             where = "" if config.engine_url else " by --engine-args" * remedy.startswith("give")
             raise ConfigError(
                 f"{_option(name)} is for --engine native: {remedy}{where}, and leave {_option(name)} out here"

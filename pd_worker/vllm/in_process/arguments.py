@@ -52,6 +52,10 @@ def parse_engine_args(text: str) -> JsonObject:
         raise ConfigError(f"--engine-args must be a JSON object, like {_EXAMPLE}")
     for name in given:
         _check_name(name)
+    limits = given.get("limit_mm_per_prompt")
+    if given.get("language_model_only") or (isinstance(limits, dict) and limits.get("image") == 0):
+        # vLLM then leaves out deepstack with the tower, and its engine ends at the first image.
+        raise ConfigError("--engine-args: vLLM cannot take images without its tower: allow an image or more")
     return given
 
 
@@ -75,8 +79,9 @@ def engine_arguments(config: PDConfig, namespace: str) -> JsonObject:
     native = PDConfig()
     arguments: JsonObject = {
         # What a user may replace.
-        # Embeddings alone: vLLM does not load the tower.
-        "limit_mm_per_prompt": {"image": 0, "video": 0},
+        # The tower never runs.
+        "limit_mm_per_prompt": {"video": 0},
+        "skip_mm_profiling": True,
         # Else there is no bound on blanks in JSON.
         "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
         **parse_engine_args(config.engine_args),

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import multiprocessing
 import os
+import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING
 
 from triptych.config import PDConfig
@@ -52,7 +57,8 @@ async def started_engine(config: PDConfig, namespace: str, stop: asyncio.Event) 
         from triptych.pd_worker.vllm.in_process.start import engine_config, start_engine
 
         vllm_config = engine_config(arguments)
-        return None if given_up.is_set() else start_engine(vllm_config)
+        with sigint_blocked():
+            return None if given_up.is_set() else start_engine(vllm_config)
 
     with step("start vLLM"):
         starting = asyncio.create_task(asyncio.to_thread(start))
@@ -68,6 +74,18 @@ async def started_engine(config: PDConfig, namespace: str, stop: asyncio.Event) 
         return None
 
 
+@contextmanager
+def sigint_blocked() -> Iterator[None]:
+    """Processes that this thread starts do not hear Ctrl-C: they would end requests that this one drains."""
+    # Its start would unblock the signal.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 async def _give_up(starting: asyncio.Task[AsyncLLMClient | None]) -> None:
     """Ends a start: without its processes it fails."""
     logger.info("stopped while vLLM was starting")
@@ -78,10 +96,9 @@ async def _give_up(starting: asyncio.Task[AsyncLLMClient | None]) -> None:
         if asyncio.get_running_loop().time() > deadline:
             logger.error("vLLM's start does not end: this process ends without it")
             os._exit(ENGINE_EXIT)
-    if (client := starting.exception() or starting.result()) is not None and not isinstance(
-        client, BaseException
-    ):
-        await client.close()
+    with contextlib.suppress(ConfigError):
+        if (client := await starting) is not None:
+            await client.close()
 
 
 def kill_engine() -> None:
