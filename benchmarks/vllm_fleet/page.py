@@ -32,7 +32,7 @@ while all sequences decode and none is prefilled; `CPU` is that of all of a syst
 
 | system | processes |
 | --- | --- |
-| `triptych` | our proxy, store, encoder worker (one thread) and PD worker, before one vLLM |
+| `triptych` | our proxy, store, encoder worker (one thread, `nice -n 19`) and PD worker, before one vLLM |
 | `vllm-epd` | vLLM's own EPD, an encoder and a PD instance of a core each, files in memory between them |
 | `vllm` | one vLLM on both cores |
 | `replicas-triptych` | our proxy, store, encoder worker, and a PD worker before each of two vLLMs of a core |

@@ -68,8 +68,9 @@ class Parts:
             "volatile-lru",
         )
 
-    def encoder(self, *words: str) -> tuple[str, ...]:
-        return self._service("encoder", "${MODEL}", *self._dtype, "--threads", "1", *words)
+    def encoder(self) -> tuple[str, ...]:
+        """It takes what vLLM leaves: each thread of vLLM's that it delayed would keep the others waiting."""
+        return ("nice", "-n", "19", *self._service("encoder", "${MODEL}", *self._dtype, "--threads", "1"))
 
     def pd(self, port: str) -> tuple[str, ...]:
         """Our PD worker in front of the server at `port`."""

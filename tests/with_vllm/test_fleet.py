@@ -9,6 +9,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -78,6 +79,12 @@ def generated(door: FrontDoor) -> list[float]:
     return [server.metrics()["vllm:generation_tokens_total"] for server in door.servers]
 
 
+def all_wait(url: str, requests: int, items: int) -> bool:
+    """Whether the proxy has so many requests, and at least so many of their items wait for an encoder."""
+    samples = scrape(f"{url}/metrics")
+    return samples["triptych_requests_in_flight"] == requests and samples["triptych_waiting_items"] >= items
+
+
 async def test_mixed_requests_are_answered_as_generate_does_by_both_servers(door, reference):
     before = generated(door)
     async with load(door, "plain") as halves:
@@ -97,9 +104,7 @@ async def test_a_picture_that_both_proxies_ask_for_is_encoded_once(door, checkpo
     try:
         asked = [asyncio.create_task(ask(url, case, 16)) for case in cases for url in door.urls]
         for url in door.urls:
-            await holds(
-                "waiting items", lambda url=url: scrape(f"{url}/metrics")["triptych_requests_in_flight"] >= 5
-            )
+            await holds("all requests to wait", partial(all_wait, url, len(cases), len(pictures)))
     finally:
         for name in ("encoder-0", "encoder-1"):
             door.signal(name, signal.SIGCONT)

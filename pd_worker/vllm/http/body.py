@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgpack
 
-from triptych.pd_worker.vllm.port.call import EngineCall, probe_call
+from triptych.pd_worker.vllm.port.call import EngineCall, probe_call, size_of
 from triptych.types import ItemPlan, JsonObject, MMFeature
 
 #: msgpack's extension type for the bytes of a small tensor, as vLLM encodes them.
@@ -56,11 +56,13 @@ def _features(by_modality: Mapping[str, Sequence[MMFeature]]) -> JsonObject:
 
 
 def _metadata(plan: ItemPlan) -> str:
-    """The item as vLLM's processor would give it, without pixels: its grid, which decides positions."""
-    item = {}
-    if plan.grid_thw:
-        grid = struct.pack(f"<{len(plan.grid_thw)}q", *plan.grid_thw)
-        tensor = ["int64", [len(plan.grid_thw)], msgpack.ExtType(_RAW_TENSOR, grid)]
-        item["image_grid_thw"] = {"data": tensor, "field": ["batched", {"keep_on_cpu": True}]}
+    """The item without pixels, in vLLM's encoding."""
+    name, numbers = size_of(plan)
+    tensor = [
+        "int64",
+        [len(numbers)],
+        msgpack.ExtType(_RAW_TENSOR, struct.pack(f"<{len(numbers)}q", *numbers)),
+    ]
+    item = {name: {"data": tensor, "field": ["batched", {"keep_on_cpu": True}]}}
     packed: bytes = msgpack.packb(item)
     return base64.b64encode(packed).decode()

@@ -26,7 +26,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from triptych.pd_worker.vllm.in_process.step_log import StepLog
-from triptych.pd_worker.vllm.port.call import EngineCall, probe_call
+from triptych.pd_worker.vllm.port.call import EngineCall, probe_call, size_of
 from triptych.pd_worker.vllm.port.chunks import (
     ChosenToken,
     PromptDetails,
@@ -145,12 +145,11 @@ def engine_input(call: EngineCall) -> Any:
 
 
 def _item(plan: ItemPlan) -> MultiModalKwargsItem:
-    """The item's grid, which decides positions."""
-    if not plan.grid_thw:
-        return MultiModalKwargsItem({})
-    grid = torch.tensor(plan.grid_thw, dtype=torch.int64)
+    """The item without pixels."""
+    name, numbers = size_of(plan)
+    data = torch.tensor(numbers, dtype=torch.int64)
     return MultiModalKwargsItem(
-        {"image_grid_thw": MultiModalFieldElem(data=grid, field=MultiModalBatchedField(keep_on_cpu=True))}
+        {name: MultiModalFieldElem(data=data, field=MultiModalBatchedField(keep_on_cpu=True))}
     )
 
 

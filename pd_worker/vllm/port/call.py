@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from triptych.types import JsonObject, MMFeature
+from triptych.types import ItemPlan, JsonObject, MMFeature
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,14 @@ class EngineCall:
     def ec_transfer_params(self) -> JsonObject:
         """What vLLM's EC connector is given of each item."""
         return {feature.mm_hash: {"namespace": feature.plan.namespace} for feature in self.features}
+
+
+def size_of(plan: ItemPlan) -> tuple[str, tuple[int, ...]]:
+    """The field that stands for an item without media: its grid, which decides positions, else its rows.
+
+    vLLM 0.32 ends its engine on an item without fields. The connector knows that neither is media.
+    """
+    return ("image_grid_thw", tuple(plan.grid_thw)) if plan.grid_thw else ("rows", (plan.rows,))
 
 
 def probe_call() -> EngineCall:

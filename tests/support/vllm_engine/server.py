@@ -141,8 +141,9 @@ class VllmServer:
 
 def descendants(pid: int) -> list[int]:
     """Process ids below a process."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [each for child in children for each in (int(child), *descendants(int(child)))]
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [int(child) for file in files for child in file.read_text().split()]
+    return [each for child in children for each in (child, *descendants(child))]
 
 
 def vllm_environment() -> dict[str, str]:

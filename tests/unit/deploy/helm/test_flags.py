@@ -161,7 +161,7 @@ def test_every_file_that_a_flag_names_is_mounted(name: str) -> None:
         volumes = {one["name"]: one for one in pod(manifest)["volumes"]}
         mounted = set()
         for container in containers(manifest):
-            files = files_of(container)
+            files = files_of(manifest, container)
             assert files
             mounts = [one["mountPath"] for one in container["volumeMounts"]]
             for file in files:
@@ -174,9 +174,15 @@ def test_every_file_that_a_flag_names_is_mounted(name: str) -> None:
         assert mounted == set(volumes)
 
 
-def files_of(container: Manifest) -> set[str]:
-    """The files that a container's words, scripts and variables name."""
-    texts = [*container["args"], *(str(one.get("value", "")) for one in container["env"])]
+def files_of(manifest: Manifest, container: dict[str, Any]) -> set[str]:
+    """The files that a container's words, scripts and variables name.
+
+    The connector's configuration is written by an init container, and read by vLLM.
+    """
+    variables = [one for each in containers(manifest) for one in each["env"] if one["name"] == "EC_TRANSFER"]
+    own = [one for one in container["env"] if one not in variables]
+    read = [*own, *variables] if container["name"] == "vllm" else own
+    texts = [*container["args"], *(str(one.get("value", "")) for one in read)]
     return {file for text in texts for file in re.findall(r"(?<![\w:/@])/[\w./-]+", text)}
 
 
