@@ -30,13 +30,14 @@ from benchmarks.proxy_relay.processes import counting_process, pin
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.config import ProxyConfig
 from triptych.goodput.report.machine import chip, commit
+from triptych.machine.heap import collect_rarely
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.http.listener import bind
 from triptych.proxy.http.server import HttpServer
 from triptych.proxy.live.service import LiveData
-from triptych.proxy.openai.app import make_app
+from triptych.proxy.openai.app import ApiLimits, make_app
 from triptych.proxy.pool import WorkerPool
-from triptych.proxy.service import bind, calm_gc
 from triptych.proxy.transport import GrpcTransport
 from triptych.simulator.profile.proxy import children
 from triptych.simulator.profile.scripted_workers import FixedRegistry, NoStore
@@ -105,9 +106,11 @@ async def _serve(pipe: Connection, pd_port: int, mode: Mode, collector: str) -> 
     await pool.start()
     routes = () if live is None else live.start(dispatcher, metrics, proxy_id)
     tracer = start_tracer(config, "proxy", proxy_id)
-    app = make_app(dispatcher, pool, metrics.registry, page=mode.live, live=routes, tracer=tracer)
+    app = make_app(
+        dispatcher, pool, metrics.registry, ApiLimits(), page=mode.live, live=routes, tracer=tracer
+    )
     await HttpServer(app, listener).start()
-    calm_gc()
+    collect_rarely()
     pipe.send(listener.getsockname()[1])
     while True:
         await asyncio.to_thread(pipe.recv)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -16,9 +17,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from triptych.config import MIB
-from triptych.errors import NotFound
+from triptych.errors import NotFound, RequestError
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.http.errors import error_body
+from triptych.proxy.http.errors import error_body, retry_after
 from triptych.proxy.http.traced import OPERATIONS, TracedEndpoint
 from triptych.proxy.openai.audio.endpoint import AudioEndpoint
 from triptych.proxy.openai.chat.endpoint import ChatEndpoint
@@ -32,15 +33,22 @@ from triptych.proxy.pool import WorkerPool
 from triptych.tracing.tracer import Tracer
 
 
+@dataclass(frozen=True, slots=True)
+class ApiLimits:
+    """The limits of one request: images, choices, bytes of its body, and seconds."""
+
+    max_images: int = 16
+    max_choices: int = 16
+    max_body: int = 64 * MIB
+    request_timeout: float = 300.0
+
+
 def make_app(
     dispatcher: Dispatcher,
     pool: WorkerPool,
     registry: CollectorRegistry,
+    limits: ApiLimits,
     *,
-    max_images: int = 16,
-    max_body: int = 64 * MIB,
-    request_timeout: float = 300.0,
-    max_choices: int = 16,
     metrics: bool = True,
     page: bool = True,
     live: Sequence[Route] = (),
@@ -50,42 +58,14 @@ def make_app(
 
     `metrics`, `page`: whether /metrics and the page are part of it; `live`: the routes of its live data.
     """
-    chat = ChatEndpoint(
-        dispatcher,
-        max_images=max_images,
-        max_choices=max_choices,
-        max_body=max_body,
-        timeout=request_timeout,
-    )
-    queries, admission = PDQueries(pool), dispatcher.admission
-    completions = CompletionsEndpoint(
-        dispatcher, queries, max_choices=max_choices, max_body=max_body, timeout=request_timeout
-    )
-    responses = ResponsesEndpoint(
-        dispatcher, max_images=max_images, max_body=max_body, timeout=request_timeout
-    )
-    transcriptions, translations = (
-        AudioEndpoint(dispatcher, queries, translates=translates, max_body=max_body, timeout=request_timeout)
-        for translates in (False, True)
-    )
-    tokenize = TokenizeEndpoint(dispatcher, queries, admission, max_images=max_images, max_body=max_body)
-    detokenize = DetokenizeEndpoint(dispatcher, queries, admission, max_body=max_body)
-    pages = DocsEndpoints(max_choices=max_choices, page=page)
-    posts: dict[str, ASGIApp] = {
-        "/v1/chat/completions": chat,
-        "/v1/completions": completions,
-        "/v1/responses": responses,
-        "/v1/audio/transcriptions": transcriptions,
-        "/v1/audio/translations": translations,
-        "/tokenize": tokenize,
-        "/detokenize": detokenize,
-    }
+    posts = _post_endpoints(dispatcher, pool, limits)
+    docs = DocsEndpoints(max_choices=limits.max_choices, page=page)
     rest = Starlette(
         routes=[
             *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()),
-            Route("/version", pages.version),
-            Route("/openapi.json", pages.document),
-            Route("/docs", pages.page),
+            Route("/version", docs.version),
+            Route("/openapi.json", docs.document),
+            Route("/docs", docs.page),
             *_state_routes(StateEndpoints(dispatcher, pool, registry), metrics=metrics),
             *(PageEndpoints().routes() if page else ()),
             *live,
@@ -95,6 +75,30 @@ def make_app(
     if tracer is not None:
         posts |= {path: TracedEndpoint(posts[path], path, tracer) for path in OPERATIONS}
     return FrontDoor(posts, rest)
+
+
+def _post_endpoints(dispatcher: Dispatcher, pool: WorkerPool, limits: ApiLimits) -> dict[str, ASGIApp]:
+    """The endpoints of POST requests by path."""
+    queries, admission = PDQueries(pool), dispatcher.admission
+    images, choices = limits.max_images, limits.max_choices
+    body, timeout = limits.max_body, limits.request_timeout
+    transcriptions, translations = (
+        AudioEndpoint(dispatcher, queries, translates=translates, max_body=body, timeout=timeout)
+        for translates in (False, True)
+    )
+    return {
+        "/v1/chat/completions": ChatEndpoint(
+            dispatcher, max_images=images, max_choices=choices, max_body=body, timeout=timeout
+        ),
+        "/v1/completions": CompletionsEndpoint(
+            dispatcher, queries, max_choices=choices, max_body=body, timeout=timeout
+        ),
+        "/v1/responses": ResponsesEndpoint(dispatcher, max_images=images, max_body=body, timeout=timeout),
+        "/v1/audio/transcriptions": transcriptions,
+        "/v1/audio/translations": translations,
+        "/tokenize": TokenizeEndpoint(dispatcher, queries, admission, max_images=images, max_body=body),
+        "/detokenize": DetokenizeEndpoint(dispatcher, queries, admission, max_body=body),
+    }
 
 
 class FrontDoor:
@@ -115,6 +119,8 @@ class FrontDoor:
 def _state_routes(state: StateEndpoints, *, metrics: bool) -> list[Route]:
     routes = [
         Route("/v1/models", state.models),
+        # A name may have slashes.
+        Route("/v1/models/{model:path}", state.model),
         Route("/health", state.health),
         Route("/ready", state.ready),
     ]
@@ -128,7 +134,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 class StateEndpoints:
-    """What is served about the proxy itself."""
+    """Endpoints about the proxy itself: models, health, readiness, metrics."""
 
     def __init__(self, dispatcher: Dispatcher, pool: WorkerPool, registry: CollectorRegistry) -> None:
         self._dispatcher = dispatcher
@@ -138,6 +144,15 @@ class StateEndpoints:
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model(name) for name in self._pool.models()]})
+
+    async def model(self, request: Request) -> Response:
+        try:
+            name = self._pool.resolve_model(request.path_params["model"])
+        except RequestError as error:
+            wait = retry_after(error)
+            headers = {} if wait is None else {"Retry-After": wait}
+            return JSONResponse(error_body(error), status_code=error.status, headers=headers)
+        return JSONResponse(self._model(name))
 
     def _model(self, name: str) -> dict[str, Any]:
         takes = self._pool.kind(name).input_modalities
@@ -163,9 +178,10 @@ class StateEndpoints:
 
 
 class MetricsPage:
-    """Made beside the event loop, once at a time. Requests that come meanwhile share the next one.
+    """The text of /metrics, generated in a thread, one at a time.
 
-    So a text is never older than the request for it, and no number of clients makes more than one at once.
+    Requests that arrive meanwhile share the next one: a text is never older than the request for it, and no
+    number of clients makes more than one at once.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -14,10 +14,20 @@ from triptych.proxy.call.chat import ChatCall, RawPrompt
 from triptych.proxy.call.encoder_prompt import EncoderPrompt
 from triptych.proxy.call.validation import check_options, check_salt, check_text, check_token_count, in_range
 from triptych.proxy.http.json_body import decode_body
-from triptych.proxy.openai.chat.types import StreamOptions
 from triptych.proxy.openai.completions.two_prompts import two_prompts
 from triptych.proxy.openai.fields import schemas
-from triptych.proxy.openai.fields.sampling import CacheSalt, SamplingBody, sampling_of
+from triptych.proxy.openai.fields.body_fields import (
+    ChoiceCount,
+    ModelName,
+    ProcessorOptions,
+    ReturnTokenIds,
+    Salt,
+    SpecialTokens,
+    Stream,
+    StreamUsage,
+    TimingsWanted,
+)
+from triptych.proxy.openai.fields.sampling import SamplingBody, sampling_of
 from triptych.proxy.openai.fields.unserved import refuse_unserved
 from triptych.request.limits import MAX_TOKEN_ID, Logprobs
 
@@ -42,21 +52,12 @@ class CompletionBody(SamplingBody, kw_only=True):
         schemas.MultiModalData,
         Meta(description="Audio or a picture for the encoder of an encoder-decoder model."),
     ] = None
-    mm_processor_kwargs: Annotated[
-        dict[str, object] | None,
-        Meta(description="Options of the image processor; they change embeddings and their keys."),
-    ] = None
-    model: Annotated[
-        str | None, Meta(description="A name of GET /v1/models; may be left out where only one is served.")
-    ] = None
+    mm_processor_kwargs: ProcessorOptions = None
+    model: ModelName = None
     suffix: str | None = None
-    stream: Annotated[
-        bool | None, Meta(description="Send the answer as server-sent events while it is made.")
-    ] = None
-    stream_options: Annotated[
-        StreamOptions | None, Meta(description="include_usage: a last event with the usage.")
-    ] = None
-    n: Annotated[int | None, Meta(description="Number of answers; at most what --max-choices says.")] = None
+    stream: Stream = None
+    stream_options: StreamUsage = None
+    n: ChoiceCount = None
     best_of: int | None = None
     echo: Annotated[
         bool | None, Meta(description="Put the prompt in front of the text; not with logprobs.")
@@ -64,20 +65,10 @@ class CompletionBody(SamplingBody, kw_only=True):
     logprobs: Annotated[
         Logprobs | None, Meta(description="Report log-probabilities of so many likeliest tokens.")
     ] = None
-    add_special_tokens: Annotated[
-        schemas.OnlyTrue,
-        Meta(description="Only true is served: the tokenizer's own special tokens go around a text."),
-    ] = None
-    return_token_ids: Annotated[bool | None, Meta(description="Report token ids of prompt and output.")] = (
-        None
-    )
-    cache_salt: Annotated[
-        CacheSalt | None,
-        Meta(
-            description="Keeps caches apart: requests with other salts share no embeddings and no KV blocks."
-        ),
-    ] = None
-    triptych_timings: Annotated[bool | None, Meta(description="Report where the request's time went.")] = None
+    add_special_tokens: SpecialTokens = None
+    return_token_ids: ReturnTokenIds = None
+    cache_salt: Salt = None
+    triptych_timings: TimingsWanted = None
     user: Annotated[str | None, Meta(description="Ignored.")] = None
 
 
@@ -87,7 +78,7 @@ _decoder = msgspec.json.Decoder(CompletionBody)
 
 @dataclass(frozen=True, slots=True)
 class CompletionReplyOptions:
-    """What of a request concerns only the form of the reply; `n` choices for each of `prompts`.
+    """The options of a request that only shape its reply; `n` choices for each of `prompts`.
 
     A prompt is None where an encoder-decoder model's decoder begins by itself.
     """
@@ -127,7 +118,7 @@ def parse_completion(
     if encoder is None or body.prompt is not None:
         prompts = _prompts(body.prompt)
     if encoder is not None and body.echo:
-        raise InvalidRequest("echo is not served beside encoder_prompt", param="echo")
+        raise InvalidRequest("echo is not supported with encoder_prompt", param="echo")
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     first = ChatCall(
         label=request_id,
@@ -165,7 +156,7 @@ def _processor_options(body: CompletionBody, encoder: EncoderPrompt | None) -> M
     options = check_options(body.mm_processor_kwargs or {})
     if options and (encoder is None or encoder.modality != "image"):
         raise InvalidRequest(
-            "mm_processor_kwargs goes with multi_modal_data.image", param="mm_processor_kwargs"
+            "mm_processor_kwargs is only allowed with multi_modal_data.image", param="mm_processor_kwargs"
         )
     return options
 
@@ -173,15 +164,15 @@ def _processor_options(body: CompletionBody, encoder: EncoderPrompt | None) -> M
 def _refuse(body: CompletionBody) -> None:
     refuse_unserved(body, _SERVED)
     if body.suffix:
-        raise InvalidRequest("suffix is not served: put the text into prompt", param="suffix")
+        raise InvalidRequest("suffix is not supported: put the text into prompt", param="suffix")
     if body.add_special_tokens is False:
         raise InvalidRequest(
-            "add_special_tokens: false is not served: send the prompt as token ids",
+            "add_special_tokens: false is not supported: send the prompt as token ids",
             param="add_special_tokens",
         )
     if body.echo and body.logprobs is not None:
         raise InvalidRequest(
-            "echo with logprobs is not served: only output tokens have logprobs", param="echo"
+            "echo with logprobs is not supported: only output tokens have logprobs", param="echo"
         )
 
 

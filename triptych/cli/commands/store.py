@@ -16,7 +16,7 @@ from triptych.errors import ConfigError
 
 @click.group()
 def store() -> None:
-    """Prints the store's users, and checks a store."""
+    """Prints ACL users for the store, and checks a store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,16 @@ class AclOptions(CommandOptions):
     proxy_password_file: str = flag("", "file that holds the password of the user triptych-proxy")
     encoder_password_file: str = flag("", "file that holds the password of the user triptych-encoder")
     pd_password_file: str = flag("", "file that holds the password of the user triptych-pd")
+    vllm_password_file: str = flag(
+        "",
+        "password file of triptych-vllm, the user of vLLM's connector; without it there is none",
+    )
 
 
 @store.command(
-    help="Prints an ACL file for Valkey or Redis 7 (`aclfile`): a user for each role, who may do what that "
-    "role does and nothing else, with the SHA-256 of its password. Without its password's file a user cannot "
-    "log in. Add a user for yourself: the default one is switched off."
+    help="Prints an ACL file for Valkey or Redis 7 (`aclfile`): one user per role, limited to what "
+    "that role does, with the SHA-256 of its password. A user without a password file cannot log in. Add a "
+    "user for yourself, because the default user is disabled."
 )
 @configured(AclOptions)
 def acl(given: AclOptions) -> None:
@@ -42,6 +46,7 @@ def acl(given: AclOptions) -> None:
         "proxy": given.proxy_password_file,
         "encoder": given.encoder_password_file,
         "pd": given.pd_password_file,
+        "vllm": given.vllm_password_file,
     }
     hashes = {
         role: password_hash(password_in(path, f"--{role}-password-file"))
