@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput
 from triptych.errors import RequestError
 from triptych.pd_worker.core.kv_cache.swap import BlockCopy
@@ -23,12 +25,10 @@ class GatheredRows:
     at: int
 
 
-@dataclass(slots=True)
-class ScheduledChunk:
+class ScheduledChunk(msgspec.Struct, frozen=True, eq=False):
     """One request's share of a step: tokens [start, start + count) of prompt plus output.
 
-    Never changed after construction. Not frozen: a frozen dataclass takes five times as long to construct,
-    and a step makes one per request.
+    A Struct, since a step makes one per request, and a dataclass takes three times as long to construct.
     """
 
     state: RequestState

@@ -190,7 +190,8 @@ class Scheduler:
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput, now: float) -> list[EngineEvent]:
         """Applies the step's result; all events since the last call, in order."""
-        self._events += self._item_stage.update(result.ec_connector_output)
+        if result.moved_items:
+            self._events += self._item_stage.update(result.ec_connector_output)
         if output.swap_out or output.swap_in:
             self._end_swaps(output, result)
         if result.error is not None:
@@ -258,11 +259,15 @@ class Scheduler:
 
     def _decode(self, output: SchedulerOutput) -> Budget:
         budget = Budget(self.limits.max_num_batched_tokens, self.limits.max_num_batched_tokens)
+        block_size = self.kv.block_size
         for state in list(self._running):
             if budget.tokens == 0:
                 break
-            if state.status is RequestStatus.RUNNING and state.is_decoding and self._grow(state, output):
+            if state.status is RequestStatus.RUNNING and state.is_decoding:
                 start = state.num_computed_tokens
+                # Else the previous token's block has room.
+                if start % block_size == 0 and not self._grow(state, output):
+                    continue
                 budget.spend(self._chunks.add(output, state, start, start + 1))
         if output.chunks:
             budget.prefill = self.limits.prefill_cap
@@ -270,8 +275,6 @@ class Scheduler:
 
     def _grow(self, state: RequestState, output: SchedulerOutput) -> bool:
         """A block for the newest token, preempting the latest requests when none is free."""
-        if state.num_computed_tokens % self.kv.block_size:
-            return True  # The previous token's block has room.
         while not self.kv.grow(state.request_id, state.num_tokens):
             victim = self._running[-1]
             if victim is state:

@@ -225,6 +225,8 @@ class Choices:
         self._log(seconds)
 
     def _log(self, seconds: float) -> None:
+        if not logger.isEnabledFor(logging.INFO):
+            return
         first = self.first
         items = len(first.split.items) if first.split is not None else 0
         logger.info(

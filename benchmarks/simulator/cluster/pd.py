@@ -24,7 +24,7 @@ from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.limits import SchedulerLimits
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest, RequestState
-from triptych.pd_worker.core.request_events import EngineEvent, NewTokens
+from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.pd_worker.frontend.wire import in_state
 from triptych.protos import pd_pb2
@@ -49,7 +49,7 @@ class TokenStream(Protocol):
     """The stream of a worker's steps to the proxy, written to at the worker's own moment."""
 
     def step(self, events: list[EngineEvent], tokens: int) -> None: ...
-    def run(self, tokens: list[NewTokens], ends: Sequence[float]) -> None: ...
+    def run(self, request_ids: Sequence[str], ends: Sequence[float]) -> None: ...
 
 
 @dataclass(slots=True)

@@ -68,7 +68,8 @@ class BlockPool:
             end = self._blank.end_of(after + 1)
             if end is not None:
                 blocks += self._blank.take(after + 1, after + 1, min(end, after + 1 + count))
-        self._make_room(count - len(blocks))
+        if len(blocks) < count:
+            self._make_room(count - len(blocks))
         while len(blocks) < count:
             first, last = self._blank.longest()
             size = min(count - len(blocks), last - first)
@@ -82,9 +83,8 @@ class BlockPool:
 
     def _make_room(self, count: int) -> None:
         """Evicts until `count` blocks are blank, and further until they are a run with room behind it."""
-        if not count:
-            return
-        self._evict(count - len(self._blank))
+        if (short := count - len(self._blank)) > 0:
+            self._evict(short)
         while self._cached and len(self._blank) < count + self._early:
             first, last = self._blank.longest() if len(self._blank) else (0, 0)
             if last - first >= count + _ROOM:
