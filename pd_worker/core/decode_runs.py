@@ -77,8 +77,8 @@ class DecodeRuns:
     def advance(self, steps: int, now: float) -> list[str]:
         """What `steps` times `schedule` and `update` would do, the last at `now`; the ids of the requests.
 
-        Each has `steps` tokens more. The ends of requests come with the next `update`. The first step may have
-        been scheduled already.
+        Each has `steps` tokens more. The ends of requests come with the next `update`. The first step may
+        have been scheduled already.
         """
         advanced: list[str] = []
         ended: list[RequestState] = []

@@ -197,9 +197,10 @@ class Scheduler:
         if result.error is not None:
             self._fail_step(output)
             return self._drain_events()
-        for state in self.items.end_projections(output, self._running, result.unprojected):
-            error = InternalError("an item's cross-attention keys and values are NaN or infinity")
-            self._finish(state, FinishReason.ERROR, error)
+        if output.projections or output.restored:
+            for state in self.items.end_projections(output, self._running, result.unprojected):
+                error = InternalError("an item's cross-attention keys and values are NaN or infinity")
+                self._finish(state, FinishReason.ERROR, error)
         index = 0
         for place, chunk in enumerate(output.computable(swapped_in=result.swapped_in)):
             if place in result.non_finite:
@@ -268,7 +269,8 @@ class Scheduler:
                 # Else the previous token's block has room.
                 if start % block_size == 0 and not self._grow(state, output):
                     continue
-                budget.spend(self._chunks.add(output, state, start, start + 1))
+                self._chunks.add(output, state, start, start + 1)
+                budget.tokens -= 1
         if output.chunks:
             budget.prefill = self.limits.prefill_cap
         return budget

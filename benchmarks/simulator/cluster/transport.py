@@ -206,7 +206,7 @@ class SimulatedLink:
             self._loop.call_later(self._rpc, self._deliver, left)
 
     def run(self, request_ids: Sequence[str], ends: Sequence[float]) -> None:
-        """Sent by the worker: a token for each of these requests in every step of a run; steps end at `ends`."""
+        """Sent by the worker: a token for each of the requests in each step of a run; steps end at `ends`."""
         later = self._rpc + self._token_seconds * len(request_ids)
         self._counters.tokens += len(request_ids) * len(ends)
         moments = [end + later for end in ends]
