@@ -23,6 +23,7 @@ from triptych.goodput.report.machine import chip, commit
 
 FILE = RESULTS / "targets.json"
 _PEER = "benchmarks against_peer PEER --results DIR"
+_FLEET = "benchmarks vllm_fleet PEER --packages PACKAGES --results DIR"
 _BASELINES = "benchmarks baselines benchmarks/baselines/tiny.toml --results DIR"
 
 
@@ -72,8 +73,20 @@ def engine_alone(load: str) -> str:
     return f"engine alone, small, {load}"
 
 
+def fleet_by_epd(model: str, load: str) -> str:
+    return f"our encoders before vLLM by vLLM's EPD, {model}, {load}"
+
+
+def replicas_by_replicas(model: str, load: str) -> str:
+    return f"two vLLM on our store by the two alone, {model}, {load}"
+
+
 def long_step() -> str:
     return "decode step of 16 at context 480, by vLLM's"
+
+
+def request_alone() -> str:
+    return "EPD by one replica, a request alone"
 
 
 def _from_the_peer() -> Iterable[Target]:
@@ -96,6 +109,20 @@ def _from_the_peer() -> Iterable[Target]:
     )
 
 
+def _before_vllm() -> Iterable[Target]:
+    for pictures in ("image", "images-4"):
+        for reuse in (0, 50, 90):
+            load = f"{pictures}-{reuse}@8"
+            bound = Bound("req/s", "≥", 1.5)
+            yield Target(fleet_by_epd("tiny", load), (bound,), f"{_FLEET} --only {load}")
+    for pictures in ("image", "images-4"):
+        load, systems = f"{pictures}-50@8", "replicas-triptych,replicas"
+        bound = Bound("req/s", "≥", 1.2)
+        yield Target(
+            replicas_by_replicas("tiny", load), (bound,), f"{_FLEET} --only {load} --systems {systems}"
+        )
+
+
 def _of_ours() -> Iterable[Target]:
     stages = "benchmarks stages PEER/models/small"
     yield Target("decode step of 1, small", (Bound("of bandwidth", "≥", 0.75),), stages)
@@ -104,9 +131,9 @@ def _of_ours() -> Iterable[Target]:
         yield Target(f"EPD by two replicas, {load}", (Bound("req/s", "≥", 1.0),), _BASELINES)
     yield Target("EPD by two replicas, text streams in the mix", (Bound("P99 TPOT", "≤", 0.5),), _BASELINES)
     yield Target(
-        "EPD by one replica, a request alone",
+        request_alone(),
         (Bound("TTFT", "≤", 1.05),),
-        f"{_PEER} --only image@1 --systems colocated,triptych",
+        f"{_PEER} --model small --only image@1 --systems colocated,triptych",
     )
     yield Target("load and inject, of prefill", (Bound("share", "≤", 0.03),), stages)
     yield Target("proxy, of gRPC receive alone", (Bound("tokens/s", "≥", 0.75),), "benchmarks proxy_relay")
@@ -129,7 +156,7 @@ def _of_ours() -> Iterable[Target]:
     )
 
 
-TARGETS = (*_from_the_peer(), *_of_ours())
+TARGETS = (*_from_the_peer(), *_before_vllm(), *_of_ours())
 _NAMED = {target.name: target for target in TARGETS}
 
 

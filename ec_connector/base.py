@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, Self
 
 from triptych.tracing.producers import Producers
@@ -158,6 +158,10 @@ class ECTransferConfig:
     def is_consumer(self) -> bool:
         """Whether embeddings may be loaded."""
         return self.ec_role != "producer"
+
+    def traced(self) -> ECTransferConfig:
+        """The same, with a table of producing spans; this one where it has one already."""
+        return self if self.producers is not None else replace(self, producers=Producers())
 
 
 class ECConnectorBase(ABC):

@@ -21,6 +21,7 @@ from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
 from triptych.encoder_worker.host_copier import HostCopier
 from triptych.engine_beat import EngineBeat
 from triptych.errors import InternalError, InvalidRequest
+from triptych.log import log_fields
 from triptych.machine.device_fault import check_device
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.types import ItemPlan
@@ -44,6 +45,13 @@ class TowerItem:
     output: EncoderOutput | None
     damaged_digest: str
     wanted: Callable[[], bool]
+    #: The trace that it is recorded in, for logs; empty where it is in none.
+    trace_id: str = ""
+
+    @property
+    def log_extra(self) -> dict[str, object]:
+        """The fields of log records about the item."""
+        return log_fields(mm_hash=self.plan.mm_hash, trace_id=self.trace_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +208,9 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
         try:
             self._emit(event)
         except Exception:
-            logger.exception("an event of the engine was not handled")
+            logger.exception(
+                "an event of the engine was not handled", extra=log_fields(mm_hash=event.mm_hash)
+            )
 
     def _step(self, batch: Sequence[TowerItem]) -> BatchDone:
         start = self._busy_since = time.monotonic()
@@ -215,7 +225,7 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
                 work = seconds * _patches(item) / patches if item.output is None else 0.0
                 self._finish(item, results.get(item.plan.mm_hash, item.output), seconds, work)
             except Exception:
-                logger.exception("the output of an item could not be reported")
+                logger.exception("the output of an item could not be reported", extra=item.log_extra)
                 self._report(Encoded(item.plan.mm_hash, seconds, error=InternalError("the encoder failed")))
         return BatchDone(len(fresh), self._calls, seconds)
 
@@ -226,7 +236,7 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
         except Exception as error:
             check_device(error, self._encoder.device)
             if len(items) == 1:
-                logger.warning("the tower failed on an item", exc_info=True)
+                logger.warning("the tower failed on an item", exc_info=True, extra=items[0].log_extra)
                 return [error]
             logger.warning("the tower failed on a batch of %d: encoding them one by one", len(items))
         self._free_after_failure()
@@ -248,7 +258,7 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
             rows = self._to_host(self._encoder.encode(prepared))
         if len(rows) != len(items):
             raise InternalError(f"the tower gave {len(rows)} outputs for {len(items)} items")
-        return [_checked(item.plan, data) for item, data in zip(items, rows, strict=True)]
+        return [_checked(item, data) for item, data in zip(items, rows, strict=True)]
 
     def _free_after_failure(self) -> None:
         if self._encoder.device.type == "cuda":
@@ -274,7 +284,7 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
             self._outputs[key] = output
             self.maybe_save_ec_to_connector(self._outputs, key, damaged_digest)
         except Exception as error:
-            logger.warning("a save could not begin", exc_info=True)
+            logger.warning("a save could not begin", exc_info=True, extra=log_fields(mm_hash=key))
             self._landed(Unsaved(key, type(error).__name__))
 
     def _collect(self) -> None:
@@ -293,11 +303,12 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
         self._report(event)
 
 
-def _checked(plan: ItemPlan, data: torch.Tensor) -> EncoderOutput | Exception:
+def _checked(item: TowerItem, data: torch.Tensor) -> EncoderOutput | Exception:
     """The output; an error where it has NaN or infinity, which would spread to other requests.
 
     A KV block is not zeroed before its next use, and an attention weight of zero times NaN is NaN.
     """
+    plan = item.plan
     if tuple(data.shape) != (plan.rows, plan.width):
         raise InternalError(f"the tower gave {tuple(data.shape)} for {plan.rows}x{plan.width} planned")
     # A sum is cheaper than a mask of all elements; the elements are checked only if the sum is not finite.
@@ -305,6 +316,7 @@ def _checked(plan: ItemPlan, data: torch.Tensor) -> EncoderOutput | Exception:
         logger.warning(
             "an item is refused: its embedding has NaN or infinity; if %s often overflows, change --dtype",
             plan.dtype,
+            extra=item.log_extra,
         )
         return InvalidRequest(
             f"{plan.modality}: the model cannot compute with it, its values overflow; send another one",

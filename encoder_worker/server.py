@@ -100,6 +100,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                 "job %.64r of request %.128r (%.64r) could not be read",
                 *(spec.job_id, spec.label, spec.request_id),
                 exc_info=True,
+                extra=waiter.log_extra,
             )
             error = InternalError("the job's stream could not be read")
             self._streams.fail(waiter, error, retryable=True)

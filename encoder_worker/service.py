@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from triptych.config import EncoderConfig, check_advertise, check_bind, check_drain_timeout
-from triptych.cpu.step_pacer import step_pacer
+from triptych.config import EncoderConfig
+from triptych.cpu.step_pacer import StepPacer, step_pacer
 from triptych.cpu.threads import threads_of_rank, tower_threads, use_threads
 from triptych.ec_connector.registry.heartbeat import Heartbeat
 from triptych.ec_connector.registry.matching import ROW_WIDTH, PDModels, described
@@ -30,13 +30,12 @@ from triptych.progress.progress import ready
 from triptych.protos import encoder_pb2_grpc
 from triptych.rpc.channels import make_server
 from triptych.rpc.server_auth import WorkerAuth
-from triptych.rpc.tls.certificates import internal_certificates
+from triptych.rpc.tls.certificates import Certificates, internal_certificates
 from triptych.status.service_status import ServiceStatus
 from triptych.status.status_server import StatusServer, status_server
-from triptych.tracing.start import check_tracing, start_tracer
+from triptych.tracing.start import start_tracer
 from triptych.types import WorkerInfo
-from triptych.watchdog import check_stall_timeout
-from triptych.worker_process import Health, ProcessWatch, bind, stop_signal
+from triptych.worker_process import Health, ProcessWatch, bind, check_worker, stop_signal
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +45,7 @@ UNREAD_STREAMS = [("grpc.http2.bdp_probe", 0)]
 
 async def run(config: EncoderConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
-    check_bind(config.host, config.internal_token)
-    check_stall_timeout(config.stall_timeout)
-    check_drain_timeout(config.drain_timeout)
-    check_tracing(config)
-    if config.advertise:
-        check_advertise(config.advertise)
+    check_worker(config)
     stop = stop_signal()
     use_threads(threads_of_rank(tower_threads(config.threads, config.cpus), config.encoder_data_parallel))
     with status_server(config.host, config.metrics_port, ServiceStatus()) as page:
@@ -80,14 +74,8 @@ async def _serve(
     certificates = internal_certificates(config)
     address = bind(server, config, certificates)
     identity = worker_identity(config, model, address)
-    metrics = EncoderMetrics(identity.model_name)
-    show_expiry(metrics.registry, internal=certificates)
-    metrics.parameter_bytes.set(parameter_bytes(encoder))
-    ranks = config.encoder_data_parallel
-    threads = ranks * threads_of_rank(tower_threads(config.threads, config.cpus), ranks)
-    # Ranks are processes with threads of their own.
-    most = threads_of_one_worker() if config.spare_cores and ranks == 1 else threads
-    pacer = step_pacer(config.core_page, config.core_slot, threads, most=most)
+    metrics = _metrics(identity, encoder, certificates)
+    pacer = _step_pacer(config)
     tracer = start_tracer(config, "encoder", identity.incarnation)
     worker = EncoderWorker(config, identity, encoder, store, metrics=metrics, pacer=pacer, tracer=tracer)
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(worker.servicer, server)
@@ -121,6 +109,23 @@ async def _serve(
             await worker.stop()
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
+
+
+def _metrics(
+    identity: WorkerIdentity, encoder: EncoderSide, certificates: Certificates | None
+) -> EncoderMetrics:
+    metrics = EncoderMetrics(identity.model_name)
+    show_expiry(metrics.registry, internal=certificates)
+    metrics.parameter_bytes.set(parameter_bytes(encoder))
+    return metrics
+
+
+def _step_pacer(config: EncoderConfig) -> StepPacer:
+    ranks = config.encoder_data_parallel
+    threads = ranks * threads_of_rank(tower_threads(config.threads, config.cpus), ranks)
+    # Ranks are processes with threads of their own.
+    most = threads_of_one_worker() if config.spare_cores and ranks == 1 else threads
+    return step_pacer(config.core_page, config.core_slot, threads, most=most)
 
 
 def _watched(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from triptych.config import MIB, EncoderConfig
@@ -34,7 +34,6 @@ from triptych.engine_beat import EngineBeat
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity
-from triptych.tracing.producers import Producers
 from triptych.tracing.tracer import Tracer
 
 #: Bytes of the latest encoder outputs kept in host memory.
@@ -84,24 +83,18 @@ class EncoderWorker:
         tracer: Tracer | None = None,
     ) -> None:
         transfer = transfer or transfer_config(config, identity)
-        if tracer is not None and transfer.producers is None:
-            transfer = replace(transfer, producers=Producers())
+        if tracer is not None:
+            transfer = transfer.traced()
         memory = transfer.store if isinstance(transfer.store, MemoryStore) else None
         outputs = OutputCache(OUTPUT_CACHE_BYTES) if memory is None else memory
-        self._preparer = Preparer(
-            encoder,
-            max_pixels=config.max_image_pixels,
-            audio=AudioLimits(config.max_audio_seconds),
-            threads=max(1, config.decode_threads),
-        )
+        self._preparer = _preparer(config, encoder)
         self._engine = EncoderEngine(encoder, transfer, outputs, pacer, thread_per_batch=thread_per_batch)
         self._leases = _lease_keeper(store, identity, self._engine, lease_term)
         metrics.leases_held.set_function(lambda: self._leases.held)
         count_graphs(encoder, metrics, identity.model_name)
-        scheduler, format = _scheduler(config), _item_format(identity, encoder)
-        changed, job_metrics = asyncio.Event(), JobMetrics(metrics, identity.model_name)
-        bounds = JobBounds(unplanned_jobs=CREDIT_SLACK * config.plan_credit)
-        self.jobs = EncodeJobs(bounds, scheduler, self._leases, job_metrics, changed)
+        scheduler, format, changed = _scheduler(config), _item_format(identity, encoder), asyncio.Event()
+        job_metrics = JobMetrics(metrics, identity.model_name)
+        self.jobs = EncodeJobs(_job_bounds(config), scheduler, self._leases, job_metrics, changed)
         streams = JobStreams(self.jobs, scheduler, self._preparer, job_metrics, changed)
         self._saves = JobSaves(self.jobs, self._engine, job_metrics)
         self._loop = JobLoop(
@@ -150,6 +143,15 @@ class EncoderWorker:
         self._preparer.close()
 
 
+def _preparer(config: EncoderConfig, encoder: EncoderSide) -> Preparer:
+    return Preparer(
+        encoder,
+        max_pixels=config.max_image_pixels,
+        audio=AudioLimits(config.max_audio_seconds),
+        threads=max(1, config.decode_threads),
+    )
+
+
 def _lease_keeper(
     store: EmbeddingStore, identity: WorkerIdentity, engine: EncoderEngine, term: float
 ) -> LeaseKeeper:
@@ -160,6 +162,10 @@ def _lease_keeper(
         last_progress=engine.last_progress,
         term=term,
     )
+
+
+def _job_bounds(config: EncoderConfig) -> JobBounds:
+    return JobBounds(unplanned_jobs=CREDIT_SLACK * config.plan_credit)
 
 
 def _scheduler(config: EncoderConfig) -> EncoderScheduler[EncodeJob]:

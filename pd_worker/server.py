@@ -15,7 +15,7 @@ from triptych.errors import InternalError, InvalidRequest, Overloaded, RequestEr
 from triptych.hashing import check_mm_hash
 from triptych.log import log_fields
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.events.attempt_trace import PDTraces
+from triptych.pd_worker.events.attempt_trace import AttemptTrace, PDTraces
 from triptych.pd_worker.events.streams import MAX_NAMED, EventStreams
 from triptych.pd_worker.frontend.wire import MAX_KEYS, MAX_REQUESTS, check_count, check_name
 from triptych.pd_worker.isolation import Isolation
@@ -111,19 +111,22 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         request: pd_pb2.SubmitRequest,
         context: _Context,
     ) -> pd_pb2.SubmitReply:
+        trace = None if self._traces is None else self._traces.begin(request)
         try:
-            await self._submit(request)
+            await self._submit(request, trace)
         except RequestError as error:
             logger.info(
                 "request %s refused: %s %s",
                 _name(request),
                 error.code,
                 error.param or "",
-                extra=_log_extra(request),
+                extra=_log_extra(request, trace),
             )
             return _refused(error)
         except Exception:
-            logger.exception("request %s could not be submitted", _name(request), extra=_log_extra(request))
+            logger.exception(
+                "request %s could not be submitted", _name(request), extra=_log_extra(request, trace)
+            )
             return _refused(InternalError("an unexpected error in the PD worker"))
         return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_QUEUED)
 
@@ -244,13 +247,12 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         finally:
             self._open_queries -= 1
 
-    async def _submit(self, message: pd_pb2.SubmitRequest) -> None:
+    async def _submit(self, message: pd_pb2.SubmitRequest, trace: AttemptTrace | None) -> None:
         arrival = time.monotonic()
         check_name("request_id", message.request_id)
         check_name("proxy_id", message.proxy_id)
         self._check_room(message)
         names = (message.proxy_id, message.request_id, message.attempt)
-        trace = None if self._traces is None else self._traces.begin(message)
         if not self._streams.open(*names, len(message.resume.output_token_ids), trace):
             raise InvalidRequest(
                 f"request_id: attempt {message.attempt} or a later one of this request has been submitted "
@@ -264,6 +266,8 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
             request = await loop.run_in_executor(self._pool, self._input_processor.process, message, arrival)
             if not self._streams.holds(*names):
                 raise Unavailable("the request was cancelled before it began")
+            if trace is not None:
+                request.trace_id = trace.context.trace_id
             self._engine.submit(request)
         except BaseException:
             self._streams.close(*names)
@@ -305,8 +309,13 @@ def _name(message: pd_pb2.SubmitRequest) -> str:
     return f"{message.label[:128]!r} ({message.request_id[:64]!r})"
 
 
-def _log_extra(message: pd_pb2.SubmitRequest) -> dict[str, object]:
-    return log_fields(request_id=message.request_id[:64], label=message.label[:128], attempt=message.attempt)
+def _log_extra(message: pd_pb2.SubmitRequest, trace: AttemptTrace | None) -> dict[str, object]:
+    return log_fields(
+        request_id=message.request_id[:64],
+        label=message.label[:128],
+        attempt=message.attempt,
+        trace_id="" if trace is None else trace.context.trace_id,
+    )
 
 
 def _refused(error: RequestError) -> pd_pb2.SubmitReply:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import gc
 import logging
 import socket
 import uuid
@@ -18,7 +16,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from triptych.config import (
-    MIB,
     ProxyConfig,
     check_drain_timeout,
     check_front_door,
@@ -30,6 +27,7 @@ from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import ConfigError
+from triptych.machine.heap import bound_heap, collect_rarely
 from triptych.metrics import ProxyMetrics
 from triptych.protos import proxy_pb2_grpc
 from triptych.proxy.auth.key_ring import KeyRing
@@ -42,10 +40,11 @@ from triptych.proxy.grpc.server import ProxyServicer
 from triptych.proxy.http.body_budget import BodyBudget
 from triptych.proxy.http.connections import ConnectionLimits, limits_for, raise_file_limit
 from triptych.proxy.http.endpoint import BodyBudgetMiddleware
+from triptych.proxy.http.listener import bind, port_error
 from triptych.proxy.http.server import HttpServer
 from triptych.proxy.live.service import LiveData
 from triptych.proxy.media.loader import make_loader
-from triptych.proxy.openai.app import make_app
+from triptych.proxy.openai.app import ApiLimits, make_app
 from triptych.proxy.pd.readiness import PDReadiness
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.scaling.autoscaler import Autoscaler
@@ -66,9 +65,6 @@ from triptych.worker_process import Health, ProcessWatch, stop_signal
 logger = logging.getLogger(__name__)
 
 STORE_SECONDS = 30.0
-_M_MMAP_THRESHOLD = -3
-_M_ARENA_MAX = -8
-_ARENAS = 2
 
 
 async def run(config: ProxyConfig) -> None:
@@ -79,7 +75,7 @@ async def run(config: ProxyConfig) -> None:
     check_scaling(config.scaling)
     check_page(config)
     check_tracing(config)
-    set_malloc_options()
+    bound_heap()
     keys = _key_ring(config)
     certificates = ProxyCertificates.of(config)
     limits = limits_for(raise_file_limit())
@@ -93,7 +89,7 @@ async def run(config: ProxyConfig) -> None:
             return
         stack.push_async_callback(store.close)
         serving = await _serve(config, store, keys, listener, limits, certificates, stack, page)
-        calm_gc()
+        collect_rarely()
         await _until_stopped(serving.task, stop)
         await _drain(serving, config.drain_timeout)
         await serving.parts.dispatcher.close()
@@ -278,10 +274,7 @@ async def _serve_http(
         parts.dispatcher,
         parts.pool,
         metrics.registry,
-        max_images=config.max_images,
-        max_choices=config.max_choices,
-        max_body=config.max_body,
-        request_timeout=config.request_timeout,
+        ApiLimits(config.max_images, config.max_choices, config.max_body, config.request_timeout),
         metrics=not config.metrics_port,
         page=config.page,
         live=live,
@@ -294,49 +287,6 @@ async def _serve_http(
     task = await http.start()
     parts.stack.push_async_callback(http.stop, task)
     return http, task
-
-
-def set_malloc_options() -> None:
-    """Makes glibc return the memory of large bodies when it is freed, and share what is free among threads.
-
-    It otherwise keeps blocks of up to 32 MiB for each of its arenas once one such block was freed, and gives
-    each of gRPC's threads an arena of its own, whose free memory no other thread uses.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, MIB)
-        libc.mallopt(_M_ARENA_MAX, _ARENAS)
-
-
-def calm_gc() -> None:
-    """Collects less often and never looks at what the start has left: tokens make no cycles.
-
-    Requests do, by way of gRPC and HTTP: the oldest generation is collected every 40 000 objects, or what has
-    lived through two collections would stay for good.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 2, 2)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A TCP socket bound to the address. ConfigError when it is taken; port 0 picks a free one."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(_port_error("--port", host, port, error)) from None
-    listener.setblocking(False)
-    return listener
-
-
-def _port_error(flag: str, host: str, port: int, error: OSError | RuntimeError) -> str:
-    if isinstance(error, OSError) and error.errno not in (98, 48, 10048):
-        return f"cannot listen on {host}:{port}: {error.strerror}"
-    return f"port {port} is taken: {flag} N picks another"
 
 
 async def _connect(url: str, stop: asyncio.Event) -> EmbeddingStore | None:
@@ -369,7 +319,7 @@ async def _start_grpc(
     try:
         port = listen(server, f"{config.host}:{config.grpc_port}", certificates, mutual=False)
     except RuntimeError as error:
-        raise ConfigError(_port_error("--grpc-port", config.host, config.grpc_port, error)) from None
+        raise ConfigError(port_error("--grpc-port", config.host, config.grpc_port, error)) from None
     await server.start()
     return server, health, port
 

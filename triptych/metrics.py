@@ -97,10 +97,10 @@ class PDMetrics(_ModelMetrics):
         self._add_memory()
         self._add_transfers()
         self.engine_up = self._gauge(
-            "triptych_pd_engine_up", "1 while the server of --engine vllm generates, else 0"
+            "triptych_pd_engine_up", "1 while vLLM generates, with --engine vllm, else 0"
         )
         self.engine_losses = self._counter(
-            "triptych_pd_engine_losses", "times that the server of --engine vllm has gone"
+            "triptych_pd_engine_losses", "times that vLLM has gone, with --engine vllm"
         )
         self.parameter_bytes = parameter_bytes or self._gauge(
             "triptych_parameter_bytes", "bytes of this process's parameters"

@@ -11,12 +11,20 @@ from collections.abc import Callable, Sequence
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from triptych.config import WorkerConfig, check_advertise, check_worker_encryption, is_loopback
+from triptych.config import (
+    WorkerConfig,
+    check_advertise,
+    check_bind,
+    check_drain_timeout,
+    check_worker_encryption,
+    is_loopback,
+)
 from triptych.engine_beat import EngineBeat
 from triptych.errors import ConfigError
 from triptych.rpc.channels import listen
 from triptych.rpc.tls.certificates import Certificates
-from triptych.watchdog import Watchdog
+from triptych.tracing.start import check_tracing
+from triptych.watchdog import Watchdog, check_stall_timeout
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +36,16 @@ def stop_signal() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     return stop
+
+
+def check_worker(config: WorkerConfig) -> None:
+    """ConfigError, naming the flag, for a worker that cannot serve as configured; called before it starts."""
+    check_bind(config.host, config.internal_token)
+    check_stall_timeout(config.stall_timeout)
+    check_drain_timeout(config.drain_timeout)
+    check_tracing(config)
+    if config.advertise:
+        check_advertise(config.advertise)
 
 
 def bind(server: aio.Server, config: WorkerConfig, certificates: Certificates | None = None) -> str:

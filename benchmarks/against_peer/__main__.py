@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.against_peer.figures import quiet
-from benchmarks.against_peer.loads import chosen
+from benchmarks.against_peer.loads import LOADS, WORKLOADS, chosen
 from benchmarks.against_peer.page import page, reached
 from benchmarks.against_peer.rounds import Options, Rounds, read_turns
 from benchmarks.against_peer.systems import MODELS, matrix_of, systems_of
@@ -81,7 +81,9 @@ def measure(options: argparse.Namespace, display: Display) -> bool:
             raise ConfigError(f"--systems {name!r} is not known{hint}: use some of {', '.join(known)}")
     rounds = Options(options.rounds, options.first, options.waves, options.minutes, options.lock)
     systems = [known[name] for name in names]
-    return Rounds(matrix, systems, options.results, rounds, display).run(chosen(options.only))
+    return Rounds(matrix, systems, WORKLOADS, options.results, rounds, display).run(
+        chosen(options.only, LOADS)
+    )
 
 
 if __name__ == "__main__":

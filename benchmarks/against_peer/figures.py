@@ -43,8 +43,12 @@ class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step_ms: float | None = None
 
     def figure(self, name: str) -> float | None:
+        """A figure by its name; None where the turn has none.
+
+        A step of 0 is none: tokens of several steps came together.
+        """
         found = getattr(self, name)
-        return None if found is None else float(found)
+        return float(found) if found else None
 
 
 def decode_step(records: Sequence[RequestRecord], at_once: int) -> float | None:

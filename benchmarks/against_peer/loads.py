@@ -42,16 +42,16 @@ class Load:
 LOADS = tuple(Load(workload, at_once) for workload in WORKLOADS for at_once in CONCURRENCIES)
 
 
-def chosen(patterns: Sequence[str]) -> list[Load]:
-    """The loads that one of the patterns fits, such as `text*@16`, in the order of LOADS; all without one."""
+def chosen(patterns: Sequence[str], loads: Sequence[Load]) -> list[Load]:
+    """Those of `loads` that one of the patterns fits, such as `text*@16`; all without one."""
     for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(load.name, pattern) for load in LOADS):
+        if not any(fnmatch.fnmatchcase(load.name, pattern) for load in loads):
             raise ConfigError(
-                f"--only {pattern!r} fits no load: use {', '.join(load.name for load in LOADS)}"
+                f"--only {pattern!r} fits no load: use {', '.join(load.name for load in loads)}"
             )
     return [
         load
-        for load in LOADS
+        for load in loads
         if not patterns or any(fnmatch.fnmatchcase(load.name, pattern) for pattern in patterns)
     ]
 

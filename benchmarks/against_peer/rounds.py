@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,15 +11,15 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.against_peer.figures import Turn, decode_step
-from benchmarks.against_peer.loads import WORKLOADS, Load, seed_of, turn
+from benchmarks.against_peer.loads import Load, seed_of, turn
 from benchmarks.against_peer.systems import commit_of
 from benchmarks.baselines.machine_lock import machine_lock
 from benchmarks.baselines.matrix import Matrix, System
-from benchmarks.baselines.measure import warm_up
+from benchmarks.baselines.measure import target_of, warm_up
 from benchmarks.baselines.processes import machine_time, others_share, usages
 from benchmarks.baselines.servers import Server, ServerPool
 from triptych.errors import ConfigError
-from triptych.goodput.load.job import Target
+from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.settings import RunSettings
 from triptych.goodput.measure.slo import Slo
 from triptych.goodput.measure.window import MeasuredWindow
@@ -53,14 +53,24 @@ def read_turns(results: Path) -> list[Turn]:
 
 
 class Rounds:
-    """Measures loads in turns and appends every turn to the results as soon as it is done."""
+    """Measures loads in turns and appends every turn to the results as soon as it is done.
+
+    `workloads` are those that loads name.
+    """
 
     def __init__(
-        self, matrix: Matrix, systems: Sequence[System], results: Path, options: Options, display: Display
+        self,
+        matrix: Matrix,
+        systems: Sequence[System],
+        workloads: Mapping[str, Workload],
+        results: Path,
+        options: Options,
+        display: Display,
     ) -> None:
         self._matrix = matrix
         self._systems = {system.name: system for system in systems}
         self._commits = {system.name: commit_of(system) for system in systems}
+        self._workloads = workloads
         self._options = options
         self._display = display
         self._file = turns_file(results, matrix.name)
@@ -120,8 +130,8 @@ class Rounds:
     def _ready(self, load: Load, name: str, url: str, seed: int) -> RunSettings:
         """A system is asked once for its model and its tokenizer's words per token."""
         settings = RunSettings(
-            target=Target(url, ""),
-            workload=WORKLOADS[load.workload],
+            target=target_of(url),
+            workload=self._workloads[load.workload],
             workload_name=load.workload,
             slo=Slo(()),
             concurrency=load.at_once,

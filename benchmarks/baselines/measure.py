@@ -90,12 +90,18 @@ def rate_of(matrix: Matrix, cell: Cell, finished: Sequence[Found]) -> float | No
     return rate
 
 
+def target_of(url: str) -> Target:
+    """The server at `url`; several, joined by commas, take requests in turn."""
+    first, *others = url.split(",")
+    return Target(first, "", replicas=tuple(others))
+
+
 def warm_up(server: Server, display: Display) -> None:
     """A short closed loop with pictures, not measured."""
     load = "images-4"
     asked = ready(
         RunSettings(
-            target=Target(server.url, ""),
+            target=target_of(server.url),
             workload=preset(load).workload,
             workload_name=load,
             slo=preset(load).slo,

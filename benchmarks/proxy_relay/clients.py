@@ -70,11 +70,11 @@ async def _client(port: int, requests: int, tokens: int, *, stream: bool) -> Non
     writer.close()
 
 
-async def served(port: int, proxy: Any, *, stream: bool) -> float:
+async def served(port: int, proxy: Any, *, stream: bool, clients: int = CLIENTS, each: int = EACH) -> float:
     """CPU seconds of the proxy for one short text request, streamed or whole."""
     before = cpu_seconds(proxy)
-    await asyncio.gather(*(_client(port, EACH, SHORT, stream=stream) for _ in range(CLIENTS)))
-    return (cpu_seconds(proxy) - before) / (CLIENTS * EACH)
+    await asyncio.gather(*(_client(port, each, SHORT, stream=stream) for _ in range(clients)))
+    return (cpu_seconds(proxy) - before) / (clients * each)
 
 
 async def paced(port: int, proxy: Any, worker: Any) -> tuple[float, float]:

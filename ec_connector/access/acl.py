@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 
-from triptych.ec_connector.access.uses import ROLES, Grant, grants_of
+from triptych.ec_connector.access.uses import OPTIONAL_ROLES, ROLES, Grant, grants_of
 
 #: The key patterns of a selector.
 _Keys = frozenset[str]
@@ -24,12 +24,13 @@ def password_hash(password: str) -> str:
 def acl_lines(hashes: Mapping[str, str]) -> list[str]:
     """The lines of an ACL file: no default user, and a user for each role with its password's SHA-256.
 
-    A role without one cannot log in. Redis 7 or Valkey is needed: permissions are selectors, each one some
-    commands on some keys.
+    A role without one cannot log in; an optional role without one has no user. Redis 7 or Valkey is needed:
+    permissions are selectors, each one some commands on some keys.
     """
+    roles = (*ROLES, *(role for role in OPTIONAL_ROLES if role in hashes))
     users = (
         f"user {user_name(role)} reset on {login(hashes.get(role, ''))}{' '.join(rules(grants_of(role)))}"
-        for role in ROLES
+        for role in roles
     )
     return ["user default off", *users]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from triptych.ec_connector.registry import leases, registry, scaling
@@ -84,28 +84,27 @@ ROLES: dict[str, tuple[Use, ...]] = {
     "pd": (
         *_CONNECT,
         *_REGISTRATION,
+        # In front of vLLM, which loads the item after the look-up.
+        _LOOK_UP,
         _on_embeddings("get"),
         _on_embeddings("getrange"),
     ),
 }
 
-#: The uses of the connector that vLLM loads, consumer and producer; its user is in docs/vllm.md.
-VLLM: tuple[Use, ...] = (
-    *_CONNECT,
-    _LOOK_UP,
-    _on_embeddings("get"),
-    _on_embeddings("getrange"),
-    _on_embeddings("set"),
-    _script(scripts.DROP_DAMAGED, EMBEDDINGS),
-    _script(scripts.DELETE_PARTS, EMBEDDINGS),
-)
+#: Roles whose user only some stores have. "vllm": the connector that vLLM loads, consumer and producer.
+OPTIONAL_ROLES: dict[str, tuple[Use, ...]] = {
+    "vllm": (
+        *_CONNECT,
+        _LOOK_UP,
+        _on_embeddings("get"),
+        _on_embeddings("getrange"),
+        _on_embeddings("set"),
+        _script(scripts.DROP_DAMAGED, EMBEDDINGS),
+        _script(scripts.DELETE_PARTS, EMBEDDINGS),
+    ),
+}
 
 
 def grants_of(role: str) -> set[Grant]:
     """What the role must be allowed, and nothing else."""
-    return granted(ROLES[role])
-
-
-def granted(uses: Iterable[Use]) -> set[Grant]:
-    """What these uses must be allowed, and nothing else."""
-    return {grant for use in uses for grant in use.grants()}
+    return {grant for use in (ROLES | OPTIONAL_ROLES)[role] for grant in use.grants()}

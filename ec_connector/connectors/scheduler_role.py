@@ -75,7 +75,7 @@ class _State(enum.Enum):
 
 
 @dataclass(slots=True)
-class _Entry:
+class _HeldKey:
     plan: ItemPlan
     #: How often each request still needs the item: an image may occur twice in one prompt.
     holders: Counter[str] = field(default_factory=Counter)
@@ -95,7 +95,7 @@ class LoadTable:
     """The keys that requests hold, and their loads. A key without holders is removed with its load."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _HeldKey] = {}
         self._generation = 0
         self._fetches: dict[str, Fetch] = {}
         self._moves: dict[str, LoadId] = {}
@@ -108,7 +108,7 @@ class LoadTable:
         """Adds a request that holds these items, once per occurrence in its prompt. Idempotent."""
         by_key = {plan.mm_hash: plan for plan in reversed(plans)}
         for mm_hash, count in Counter(plan.mm_hash for plan in plans).items():
-            entry = self._entries.setdefault(mm_hash, _Entry(by_key[mm_hash]))
+            entry = self._entries.setdefault(mm_hash, _HeldKey(by_key[mm_hash]))
             entry.holders[request_id] = count
 
     def release(self, request_id: str, mm_hash: str, *, wholly: bool = False) -> None:
@@ -122,7 +122,7 @@ class LoadTable:
         if not entry.holders:
             self._forget(mm_hash, entry)
 
-    def _forget(self, mm_hash: str, entry: _Entry) -> None:
+    def _forget(self, mm_hash: str, entry: _HeldKey) -> None:
         del self._entries[mm_hash]
         self._moves.pop(mm_hash, None)
         queued = self._fetches.pop(mm_hash, None)
@@ -148,7 +148,7 @@ class LoadTable:
         else:
             self._begin(mm_hash, entry)
 
-    def _begin(self, mm_hash: str, entry: _Entry) -> None:
+    def _begin(self, mm_hash: str, entry: _HeldKey) -> None:
         self._generation += 1
         entry.state, entry.generation = _State.LOADING, self._generation
         entry.awaited = entry.marked_again = False
@@ -184,7 +184,7 @@ class LoadTable:
         else:
             entry.state = _State.MISS
 
-    def _current(self, mm_hash: str, generation: int | None) -> _Entry | None:
+    def _current(self, mm_hash: str, generation: int | None) -> _HeldKey | None:
         entry = self._entries.get(mm_hash)
         if entry is None or mm_hash in self._fetches or generation not in (None, entry.generation):
             return None

@@ -13,6 +13,7 @@ from triptych.encoder_worker.media.budget import MediaRoom
 from triptych.encoder_worker.media.preparer import VerifiedMedia
 from triptych.encoder_worker.scheduler import EncoderItem
 from triptych.errors import RequestError
+from triptych.log import log_fields
 from triptych.models.base import PreparedItem
 from triptych.types import ItemPlan
 
@@ -84,6 +85,17 @@ class Waiter:
     closed: bool = False
     ended: bool = False
     trace: StreamTrace | None = None
+
+    @property
+    def log_extra(self) -> dict[str, object]:
+        """The fields of log records about the stream."""
+        spec, trace = self.spec, self.trace
+        return log_fields(
+            request_id=spec.request_id[:64],
+            label=spec.label[:128],
+            mm_hash=spec.mm_hash,
+            trace_id="" if trace is None else trace.trace_id,
+        )
 
     def want_media(self) -> None:
         self.media_wanted = True
@@ -157,6 +169,16 @@ class EncodeJob(EncoderItem):
         """Token of a lease whose owner failed the item, as a waiter reported."""
         return next((w.spec.failed_lease_token for w in self.waiters if w.spec.failed_lease_token), "")
 
+    @property
+    def trace_id(self) -> str:
+        """The trace that its stages are recorded in; empty where no stream's is recorded."""
+        return "" if self.trace is None else self.trace.context.trace_id
+
+    @property
+    def log_extra(self) -> dict[str, object]:
+        """The fields of log records about the item."""
+        return log_fields(mm_hash=self.mm_hash, trace_id=self.trace_id)
+
     def pop_media(self) -> tuple[VerifiedMedia | None, MediaRoom | None]:
         """Hands the media and their room to the caller."""
         media, room = self.media, self.media_room
@@ -183,7 +205,12 @@ class EncodeJob(EncoderItem):
         """The engine's view of a planned job."""
         assert self.plan is not None
         return TowerItem(
-            self.plan, self.prepared, self.output, self.damaged_digest, lambda: bool(self.waiters)
+            self.plan,
+            self.prepared,
+            self.output,
+            self.damaged_digest,
+            lambda: bool(self.waiters),
+            self.trace_id,
         )
 
     def send_waits(self) -> None:

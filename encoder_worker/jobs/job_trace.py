@@ -23,6 +23,11 @@ class StreamTrace:
         self._parent = parent
         self._start = tracer.clock()
 
+    @property
+    def trace_id(self) -> str:
+        """For logs; empty where the trace is not recorded."""
+        return self.context.trace_id if self.context.sampled else ""
+
     def end(self, waiter: Waiter, outcome: str, *, already_stored: bool = False) -> None:
         """The stream has had its last event: `outcome` is "" or the error's code."""
         if not self.context.sampled:

@@ -20,7 +20,7 @@ from triptych.encoder_worker.jobs.tasks import BackgroundTasks
 from triptych.encoder_worker.media.preparer import Preparer
 from triptych.encoder_worker.scheduler import EncoderScheduler
 from triptych.errors import InternalError, RequestError
-from triptych.log import log_fields, short
+from triptych.log import short
 from triptych.tracing.producers import Producers
 
 logger = logging.getLogger(__name__)
@@ -133,12 +133,7 @@ class JobLoop:
     def _refused(self, job: EncodeJob, error: Exception) -> Failed:
         if isinstance(error, RequestError):
             return Failed(error, retryable=error.status >= 500)
-        logger.error(
-            "preprocessing of %s failed",
-            short(job.mm_hash),
-            exc_info=error,
-            extra=log_fields(mm_hash=job.mm_hash),
-        )
+        logger.error("preprocessing of %s failed", short(job.mm_hash), exc_info=error, extra=job.log_extra)
         modality = self._format.modality
         return Failed(InternalError(f"{modality}: preprocessing failed", param=modality), retryable=False)
 

@@ -11,7 +11,7 @@ from triptych.encoder_worker.jobs.job import EncodeJob, Failed, Ready
 from triptych.encoder_worker.jobs.metrics import JobMetrics
 from triptych.encoder_worker.jobs.table import EncodeJobs
 from triptych.errors import InternalError, RequestError
-from triptych.log import log_fields, short
+from triptych.log import short
 from triptych.types import ItemPlan
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class JobSaves:
                 "the save of %s failed (%s)",
                 short(job.mm_hash),
                 event.reason,
-                extra=log_fields(mm_hash=job.mm_hash),
+                extra=job.log_extra,
             )
             job.save_error = event.reason
             asyncio.get_running_loop().call_later(RETRY_SECONDS, self._save, job)

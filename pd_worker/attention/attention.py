@@ -61,7 +61,6 @@ def paged_attention(
     keys, values = cache.keys[layer], cache.values[layer]
     options = _Options(q.shape[-1] ** -0.5 if scaling is None else scaling, softcap, sliding_window)
     out = torch.empty(q.shape[1], q.shape[0], q.shape[2], dtype=q.dtype, device=q.device)
-    decodes = meta.num_decodes
     flex = None
     if meta.backend == "flex":
         flex = FlexBatch(module, q, keys, values, meta, options.scale, softcap, sliding_window)
@@ -79,16 +78,31 @@ def paged_attention(
         return flex.self_attention()[None], None
     if meta.backend == "flashinfer" and takes(meta, module):
         return paged_self_attention(q, keys, values, meta, options.scale, softcap, sliding_window)[None], None
-    if decodes:
+    if meta.num_decodes:
         _decode(module, q, layer, meta, options, out)
+    _prefills(module, q, key[0], value[0], layer, meta, options, out)
+    return out[None], None
+
+
+def _prefills(
+    module: torch.nn.Module,
+    q: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layer: int,
+    meta: AttentionMetadata,
+    options: _Options,
+    out: torch.Tensor,
+) -> None:
+    """Self-attention of prefill chunks: query [heads, T, dim], key and value [kv_heads, T, dim]."""
+    keys, values = meta.cache.keys[layer], meta.cache.values[layer]
     for index, span in enumerate(meta.prefills):
         rows = slice(span.first, span.last)
         if _in_runs(span, meta, options):
-            chunk = (q[:, rows], key[0, :, rows], value[0, :, rows])
+            chunk = (q[:, rows], key[:, rows], value[:, rows])
             out[rows] = attend_chunk(*chunk, _context(span, layer, meta), options.scale)
         else:
             out[rows] = _prefill(module, q[:, rows], keys, values, meta, index, options)
-    return out[None], None
 
 
 @dataclass(frozen=True, slots=True)

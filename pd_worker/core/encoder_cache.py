@@ -32,7 +32,7 @@ class Residency(enum.Enum):
 
 
 @dataclass(slots=True)
-class _Entry:
+class _CachedItem:
     plan: ItemPlan
     nbytes: int
     deadline: float
@@ -50,7 +50,7 @@ class EncoderCache:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._used = 0
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _CachedItem] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._idle_bytes = 0
         self._held: dict[str, dict[int, str]] = {}
@@ -103,7 +103,7 @@ class EncoderCache:
             self._evict(next(iter(self._idle)))
         # An earlier entry's eviction must not reach the worker role after the new bytes.
         self._evicted.pop(key, None)
-        entry = self._entries[key] = _Entry(item, item.nbytes, deadline)
+        entry = self._entries[key] = _CachedItem(item, item.nbytes, deadline)
         heapq.heappush(self._deadlines, (deadline, key))
         self._used += item.nbytes
         self._add_reference(holder, key, entry)
@@ -166,7 +166,7 @@ class EncoderCache:
     def _fits(self, nbytes: int) -> bool:
         return nbytes <= self.capacity - self._used + self._idle_bytes
 
-    def _add_reference(self, holder: Holder, key: str, entry: _Entry) -> None:
+    def _add_reference(self, holder: Holder, key: str, entry: _CachedItem) -> None:
         entry.holders.add(holder)
         held = self._held.setdefault(holder[0], {})
         self._references += holder[1] not in held
@@ -175,7 +175,7 @@ class EncoderCache:
             del self._idle[key]
             self._idle_bytes -= entry.nbytes
 
-    def _make_idle(self, key: str, entry: _Entry) -> None:
+    def _make_idle(self, key: str, entry: _CachedItem) -> None:
         if key not in self._idle:
             self._idle[key] = None
             self._idle_bytes += entry.nbytes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 from triptych.errors import InternalError, RequestError
-from triptych.log import log_fields
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.request import RequestState
@@ -40,7 +39,7 @@ class OutputProcessor:
             logger.exception(
                 "request %s: its output cannot be detokenized",
                 request.name,
-                extra=log_fields(request_id=request.request_id, label=request.label),
+                extra=request.log_extra,
             )
             return None, FinishReason.ERROR, InternalError("the output could not be turned into text")
         state.output_token_ids.append(token)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from triptych.errors import RequestError
+from triptych.log import log_fields
 from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
 from triptych.types import FinishReason, MMFeature, TimestampTokens
 
@@ -88,6 +89,8 @@ class EngineRequest:
     timestamps: TimestampTokens | None = None
     #: The client's own name of the request, not unique: for logs.
     label: str = ""
+    #: The trace that it is recorded in, for logs; empty where it is in none.
+    trace_id: str = ""
     _distinct: tuple[int, ...] | None = field(default=None, init=False, repr=False)
 
     @property
@@ -98,6 +101,13 @@ class EngineRequest:
     def name(self) -> str:
         """The client's label and the request id, as the logs of all processes show them."""
         return f"{self.label} ({self.request_id})" if self.label else self.request_id
+
+    @property
+    def log_extra(self) -> dict[str, object]:
+        """The fields of log records about the request."""
+        return log_fields(
+            request_id=self.request_id, label=self.label, attempt=self.attempt, trace_id=self.trace_id
+        )
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -6,6 +6,7 @@ import bisect
 from array import array
 
 from triptych.errors import RequestError
+from triptych.log import log_fields
 from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.request_events import (
     EngineEvent,
@@ -63,6 +64,12 @@ class RequestLog:
         self._sent_texts = 0
         self._sent_admitted = False
         self._unsent_items: dict[str, None] = {}
+
+    @property
+    def log_extra(self) -> dict[str, object]:
+        """The fields of log records about the attempt."""
+        trace_id = "" if self._trace is None else self._trace.context.trace_id
+        return log_fields(request_id=self.request_id, attempt=self.attempt, trace_id=trace_id)
 
     @property
     def position(self) -> int:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from triptych.errors import InternalError
-from triptych.log import log_fields
 from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.events.attempt_trace import AttemptTrace
 from triptych.pd_worker.events.request_log import RequestLog
@@ -121,7 +120,7 @@ class EventStream:
             logger.exception(
                 "request %s: its events cannot be sent",
                 log.request_id,
-                extra=log_fields(request_id=log.request_id, attempt=log.attempt),
+                extra=log.log_extra,
             )
             log.fail(InternalError("the request's output could not be sent"))
             message.events.extend(log.drain_end(self._clock()))
@@ -212,7 +211,7 @@ class EventStreams:
                 logger.exception(
                     "request %s: one of its events cannot be logged",
                     event.request_id,
-                    extra=log_fields(request_id=event.request_id, attempt=event.attempt),
+                    extra=log.log_extra,
                 )
                 log.fail(InternalError("the request's output could not be sent"))
                 self._cancel_in_engine([event.request_id], event.proxy_id)

@@ -88,6 +88,7 @@ class RequestMirror:
         request_id: str,
         attempt: int,
         label: str,
+        trace_id: str,
         prompt: bytes,
         positions: bytes,
         position_delta: int,
@@ -108,6 +109,7 @@ class RequestMirror:
             prefix_root=b"",
             output=_NoText(),
             label=label,
+            trace_id=trace_id,
         )
         if number in self._states:
             raise ValueError(f"request {number} is known already")

@@ -19,7 +19,7 @@ from triptych.ranks.channel import Message
 from triptych.types import MMFeature
 
 #: Version of the messages' fields; both sides are processes of one worker, and of one release.
-LAYOUT = 1
+LAYOUT = 2
 
 
 @dataclass(slots=True)
@@ -74,6 +74,7 @@ class StepEncoder:
             request.request_id,
             request.attempt,
             request.label,
+            request.trace_id,
             np.asarray(request.prompt_token_ids, dtype="<i4").tobytes(),
             _packed_positions(request),
             request.position_delta,

@@ -12,7 +12,6 @@ import torch
 from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
 from triptych.errors import InternalError
-from triptych.log import log_fields
 from triptych.machine.device_fault import check_device
 from triptych.machine.graphs import GraphBackend
 from triptych.models.base import DecoderSide
@@ -232,9 +231,11 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         """Clears these chunks in the KV cache, and in `hidden`, from which all are sampled."""
         slots = torch.split(batch.attention.slots, [chunk.count for chunk in ordered])
         for index in non_finite:
+            request = ordered[index].state.request
             logger.warning(
                 "request %s: the model's output is NaN or infinity: try a wider --dtype",
-                ordered[index].state.request.name,
+                request.name,
+                extra=request.log_extra,
             )
             self.kv_cache.clear(slots[index])
         return hidden.nan_to_num(0.0, 0.0, 0.0)
@@ -281,11 +282,8 @@ def _add_errors(
         if grammar is not None and grammar.error is not None:
             output.errors[place] = grammar.error
         elif token is None:
-            logger.warning(
-                "request %s: its logits leave no token",
-                chunk.state.request.request_id,
-                extra=log_fields(request_id=chunk.state.request.request_id),
-            )
+            request = chunk.state.request
+            logger.warning("request %s: its logits leave no token", request.name, extra=request.log_extra)
             output.errors[place] = InternalError(
                 "the model's logits for this request are NaN, infinite or all masked: no token can be chosen"
             )

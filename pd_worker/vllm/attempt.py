@@ -13,11 +13,11 @@ from triptych.pd_worker.core.output_processor import OutputProcessor
 from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.request import RequestState
 from triptych.pd_worker.core.request_events import EngineEvent
-from triptych.pd_worker.vllm.http.client import VLLMClient
-from triptych.pd_worker.vllm.http.errors import EngineError, EngineGarbage, EngineUnreachable
-from triptych.pd_worker.vllm.http.replies import StreamChoice, StreamChunk, check_tokens
+from triptych.pd_worker.vllm.calls import call_of
+from triptych.pd_worker.vllm.port.chunks import StreamChoice, StreamChunk, check_tokens
+from triptych.pd_worker.vllm.port.client import EngineClient
+from triptych.pd_worker.vllm.port.errors import EngineError, EngineGarbage, EngineUnreachable
 from triptych.pd_worker.vllm.replay import Replay
-from triptych.pd_worker.vllm.request_body import request_body
 from triptych.types import FinishReason
 
 #: How long the usage is waited for, after the last token.
@@ -28,7 +28,7 @@ _USAGE_SECONDS = 1.0
 class StreamPorts:
     """What an attempt uses; `progress` is called for every answer of vLLM."""
 
-    client: VLLMClient
+    client: EngineClient
     outputs: OutputProcessor
     emit: Callable[[list[EngineEvent]], None]
     progress: Callable[[], None]
@@ -47,7 +47,7 @@ class Attempt:
         self._state = state
         self._ports = ports
         self._on_first = on_first
-        self._body = request_body(state.request, replay=replay)
+        self._call = call_of(state.request, replay=replay)
         self._replay = Replay(tuple(state.output_token_ids) if replay else ())
         self._first = True
         self._engine_done = False
@@ -58,7 +58,7 @@ class Attempt:
         """Why the output has ended. EngineError where the call failed before, Diverged for another replay."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(None) as patience, self._ports.client.generate(self._body) as chunks:
+            async with asyncio.timeout(None) as patience, self._ports.client.generate(self._call) as chunks:
                 async for chunk in chunks:
                     self._take(chunk)
                     if self._ended is not None and not self._engine_done:

@@ -14,12 +14,12 @@ from triptych.pd_worker.core.output_processor import OutputProcessor
 from triptych.pd_worker.core.request import EngineRequest, RequestKey
 from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.vllm.attempt import StreamPorts
+from triptych.pd_worker.vllm.calls import check_request
 from triptych.pd_worker.vllm.embeddings import Embeddings
 from triptych.pd_worker.vllm.health import EngineHealth
-from triptych.pd_worker.vllm.http.client import VLLMClient
-from triptych.pd_worker.vllm.http.errors import EngineError
 from triptych.pd_worker.vllm.metrics import EngineMetrics
-from triptych.pd_worker.vllm.request_body import check_request, probe_body
+from triptych.pd_worker.vllm.port.client import EngineClient
+from triptych.pd_worker.vllm.port.errors import EngineError
 from triptych.pd_worker.vllm.room import BatchPlaces, EmbeddingRoom
 from triptych.pd_worker.vllm.run import RequestRun, RunPorts
 
@@ -38,7 +38,7 @@ class VLLMEngine:
     def __init__(
         self,
         config: PDConfig,
-        client: VLLMClient,
+        client: EngineClient,
         embeddings: Embeddings,
         health: EngineHealth,
         emit: Callable[[list[EngineEvent]], None],
@@ -126,7 +126,7 @@ class VLLMEngine:
         ending = [task for task in tasks if task.cancelling()]
         await asyncio.gather(*ending, return_exceptions=True)
         try:
-            await self._client.probe(probe_body(0), _STEP_SECONDS)
+            await self._client.probe(_STEP_SECONDS)
         except EngineError as error:
             logger.info("vLLM has made no step: %s", error)
             return

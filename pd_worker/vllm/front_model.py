@@ -29,22 +29,32 @@ class FrontModel:
     max_model_len: int
 
 
-def load_front_model(config: PDConfig, engine_max_model_len: int) -> FrontModel:
+def front_identity(config: PDConfig) -> ModelIdentity:
+    """Model key and namespace of `config.model`. ConfigError for a checkpoint that is not served."""
+    path = Path(config.model)
+    dtype = resolve_dtype(path, torch.device("cpu"), config.dtype)
+    family_of(path).decoder.without_weights(path, dtype=dtype)
+    return model_identity(path, dtype=dtype, revision=config.model_revision)
+
+
+def load_front_model(
+    config: PDConfig, engine_max_model_len: int, identity: ModelIdentity | None = None
+) -> FrontModel:
     """The checkpoint of `config.model`, in front of an engine that takes so many tokens."""
     path = Path(config.model)
     dtype = resolve_dtype(path, torch.device("cpu"), config.dtype)
     decoder = family_of(path).decoder.without_weights(path, dtype=dtype)
     if config.max_model_len > engine_max_model_len:
         raise ConfigError(
-            f"--max-model-len {config.max_model_len} is more than the {engine_max_model_len} tokens that the "
-            "server at --engine-url takes: lower it, or raise vLLM's --max-model-len"
+            f"--max-model-len {config.max_model_len} is more than the {engine_max_model_len} tokens that "
+            "vLLM takes: lower it, or raise vLLM's --max-model-len"
         )
     longest = config.max_model_len or engine_max_model_len
     prompts, tokenizer = open_checkpoint(path, decoder, longest)
     return FrontModel(
         config.served_model_name or path.resolve().name,
         decoder,
-        model_identity(path, dtype=dtype, revision=config.model_revision),
+        identity or model_identity(path, dtype=dtype, revision=config.model_revision),
         generation_defaults(path),
         prompts,
         tokenizer,

@@ -1,4 +1,4 @@
-"""Whether the vLLM server lives: asked regularly, and whenever a call of it fails."""
+"""Whether vLLM lives: asked regularly, and whenever a call of it fails."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable
 
 from triptych.errors import ConfigError
-from triptych.pd_worker.vllm.http.client import ServerInfo, VLLMClient
-from triptych.pd_worker.vllm.http.errors import EngineError, EngineRejected, EngineSilent, EngineUnreachable
-from triptych.pd_worker.vllm.request_body import probe_body
+from triptych.pd_worker.vllm.port.client import EngineClient, EngineInfo
+from triptych.pd_worker.vllm.port.errors import EngineError, EngineRejected, EngineSilent, EngineUnreachable
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +19,8 @@ _LOOK_WHILE_DOWN = 0.25
 _SILENT_LOOKS = 3
 #: For the token by which a server shows that its engine moves.
 _PROBE_SECONDS = 30.0
+#: The same, where it may compile first.
+_FIRST_PROBE_SECONDS = 300.0
 _LOG_SECONDS = 10.0
 
 
@@ -30,9 +31,9 @@ class EngineHealth:
     are at work in it, is not up either.
     """
 
-    def __init__(self, client: VLLMClient, stall_timeout: float) -> None:
+    def __init__(self, client: EngineClient, stall_timeout: float) -> None:
         self.up = False
-        self.info: ServerInfo | None = None
+        self.info: EngineInfo | None = None
         self._client = client
         self._stall_timeout = stall_timeout
         self._on_lost: Callable[[], None] = lambda: None
@@ -51,13 +52,20 @@ class EngineHealth:
         """The server has given a token."""
         self._progress_at = time.monotonic()
 
-    async def first_answer(self) -> ServerInfo:
+    async def begin(self) -> EngineInfo:
+        """What an engine says that has just started. EngineError where it does not generate."""
+        info = await self._client.info()
+        await self._client.probe(_FIRST_PROBE_SECONDS)
+        self.info, self.up = info, True
+        return info
+
+    async def first_answer(self) -> EngineInfo:
         """Waits for the server, however long that takes. ConfigError for one that cannot be used."""
         while True:
             try:
                 info = await self._client.info()
                 check_version(info.version)
-                await self._client.probe(probe_body(0), _PROBE_SECONDS)
+                await self._client.probe(_PROBE_SECONDS)
                 self.info, self.up = info, True
                 return info
             except EngineRejected as error:
@@ -124,7 +132,7 @@ class EngineHealth:
                 f"started for {known.root} and {known.max_model_len}: restart it, or vLLM"
             )
             return
-        await self._client.probe(probe_body(0), _PROBE_SECONDS)
+        await self._client.probe(_PROBE_SECONDS)
         logger.info("vLLM is back")
         self.note_progress()
         self.up = True

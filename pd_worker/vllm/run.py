@@ -9,17 +9,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, Unavailable
-from triptych.log import log_fields
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.admission import distinct_bytes
 from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
 from triptych.pd_worker.core.request import EngineRequest, RequestState
 from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.vllm.attempt import Attempt, StreamPorts
+from triptych.pd_worker.vllm.calls import output_format
 from triptych.pd_worker.vllm.embeddings import Embeddings
-from triptych.pd_worker.vllm.http.errors import EngineBusy, EngineError, EngineLost, EngineRejected
+from triptych.pd_worker.vllm.port.errors import EngineBusy, EngineError, EngineLost, EngineRejected
 from triptych.pd_worker.vllm.replay import Diverged
-from triptych.pd_worker.vllm.request_body import output_format
 from triptych.pd_worker.vllm.retries import Retries
 from triptych.pd_worker.vllm.room import BatchPlaces, EmbeddingRoom
 from triptych.pd_worker.vllm.sampling import replays
@@ -189,7 +188,7 @@ class RequestRun:
 
     @property
     def _log_extra(self) -> dict[str, object]:
-        return log_fields(request_id=self.request.request_id, label=self.request.label)
+        return self.request.log_extra
 
 
 def _refusal(refusal: EngineRejected) -> RequestError:

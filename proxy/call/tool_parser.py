@@ -43,7 +43,7 @@ def make_parser(form: CallForm, *, parallel: bool) -> ToolParser:
     return JsonCalls() if form is CallForm.JSON else TaggedCalls(most=None if parallel else 1)
 
 
-class _Call(msgspec.Struct):
+class _TaggedCall(msgspec.Struct):
     name: str
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
 
@@ -51,13 +51,13 @@ class _Call(msgspec.Struct):
 def read_call(text: str) -> CallText | None:
     """The call that `text` is as JSON: {"name": …, "arguments": {…}}; None when it is none."""
     try:
-        call = msgspec.json.decode(text, type=_Call)
+        call = msgspec.json.decode(text, type=_TaggedCall)
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
         return None
     return _call_text(call)
 
 
-def _call_text(call: _Call) -> CallText | None:
+def _call_text(call: _TaggedCall) -> CallText | None:
     arguments = bytes(call.arguments).decode().strip()
     return CallText(call.name, arguments) if call.name and arguments.startswith("{") else None
 
@@ -190,7 +190,7 @@ class JsonCalls:
         text = "".join(self._parts)
         self._parts = []
         try:
-            calls = msgspec.json.decode(text, type=list[_Call])
+            calls = msgspec.json.decode(text, type=list[_TaggedCall])
         except (msgspec.MsgspecError, RecursionError, UnicodeError):
             call = read_call(text)
             return [call] if call else [text] if text else []

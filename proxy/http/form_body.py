@@ -49,7 +49,7 @@ def parse_form(content_type: bytes, body: bytes) -> Form:
     boundary = options.get(b"boundary", b"")
     if kind.strip().lower() != b"multipart/form-data" or not boundary:
         raise InvalidRequest(f"the request body is no form: {_ASK}", param="body")
-    reader = _Reader()
+    reader = _FormReader()
     try:
         parser = MultipartParser(boundary, reader.callbacks())
         parser.write(body)
@@ -61,7 +61,7 @@ def parse_form(content_type: bytes, body: bytes) -> Form:
     return reader.form
 
 
-class _Reader:
+class _FormReader:
     """Takes the parser's callbacks."""
 
     def __init__(self) -> None:

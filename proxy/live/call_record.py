@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from triptych.proxy.requests.request import Choices
 from triptych.proxy.requests.timeline import RequestTimeline
 
 
-@dataclass(frozen=True, slots=True)
-class CallRecord:
-    """`row` names it to everybody, `label` to its tenant alone. `started` and `ended` are moments of the
-    proxy's clock, `started_at` is the time of day; without `ended` and `status` it is in flight."""
+class CallRecord(msgspec.Struct, frozen=True):
+    """`row` names it to everybody, and is empty until a snapshot has shown it; `label` names it to its tenant
+    alone. `started` and `ended` are moments of the proxy's clock, `started_at` is the time of day; without
+    `ended` and `status` it is in flight."""
 
     row: str
     label: str

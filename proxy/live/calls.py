@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
 
 from triptych.errors import RequestError
@@ -27,15 +26,11 @@ _SERVER_ERROR = 500
 _OK = 200
 
 
-@dataclass(frozen=True, slots=True)
-class _Open:
-    row: str
-    started_at: float
-    choices: Choices
-
-
 class CallLog:
-    """Constant work at a call's beginning and end. `clock` is the dispatcher's, `wall` the time of day."""
+    """Constant work at a call's beginning and end. `clock` is the dispatcher's, `wall` the time of day.
+
+    Every call pays for it, whether anybody looks or not: what only a reader needs is made for the reader.
+    """
 
     def __init__(
         self,
@@ -51,28 +46,25 @@ class CallLog:
         self._clock = clock
         self._wall = wall
         #: By order of arrival.
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, Choices] = {}
         #: Of those by tenant, and label or row: the newest of equal labels.
         self._names: dict[tuple[str, str], int] = {}
+        #: Names of the calls that a snapshot has shown.
+        self._rows: dict[int, str] = {}
         self._ended: OrderedDict[int, CallRecord] = OrderedDict()
 
     def opened(self, choices: Choices) -> None:
         first = choices.first
         first.timeline = RequestTimeline(self._clock)
-        row = draw_row()
-        self._open[first.order] = _Open(row, self._wall() - (self._clock() - choices.started), choices)
-        for name in (first.call.label, row):
-            self._names[first.call.tenant, name] = first.order
+        self._open[first.order] = choices
+        self._names[first.call.tenant, first.call.label] = first.order
 
     def closed(self, choices: Choices, failure: RequestError | None) -> None:
-        first, now = choices.first, self._clock()
-        opened = self._open.pop(first.order)
-        self._ended[first.order] = self._record(opened, now)
-        while len(self._ended) > MOST_RECORDS:
-            order, oldest = self._ended.popitem(last=False)
-            for name in ((oldest.tenant, oldest.label), (oldest.tenant, oldest.row)):
-                if self._names.get(name) == order:
-                    del self._names[name]
+        order, now = choices.first.order, self._clock()
+        del self._open[order]
+        self._ended[order] = self._record(order, choices, now)
+        if len(self._ended) > MOST_RECORDS:
+            self._forget(*self._ended.popitem(last=False))
         if choices.status == _OK:
             tokens = [request.first_token for request in choices.requests if request.first_token is not None]
             ttft = (min(tokens) if tokens else now) - choices.started
@@ -83,29 +75,44 @@ class CallLog:
             if failure is not None:
                 self._failures.add_request(self._wall(), failure)
 
+    def _forget(self, order: int, record: CallRecord) -> None:
+        self._rows.pop(order, None)
+        for name in (record.label, record.row):
+            if self._names.get((record.tenant, name)) == order:
+                del self._names[record.tenant, name]
+
     def find(self, tenant: str, name: str) -> CallRecord | None:
         """The tenant's own call of that label or row, the newest one; None for any other's."""
         order = self._names.get((tenant, name))
         if order is None:
             return None
-        opened = self._open.get(order)
-        return self._record(opened) if opened is not None else self._ended.get(order)
+        choices = self._open.get(order)
+        return self._ended.get(order) if choices is None else self._record(order, choices)
 
     def rows(self) -> list[RequestRow]:
         """The newest calls in flight, newest first."""
         now = self._clock()
-        return [self._row(opened, now) for opened in islice(reversed(self._open.values()), MOST_ROWS)]
+        newest = islice(reversed(self._open.values()), MOST_ROWS)
+        return [self._row(choices, now) for choices in newest]
 
-    def _record(self, opened: _Open, ended: float | None = None) -> CallRecord:
-        model = self._model_name(opened.choices.first.call.model)
-        return record_of(opened.choices, opened.row, model, opened.started_at, ended)
+    def _record(self, order: int, choices: Choices, ended: float | None = None) -> CallRecord:
+        model = self._model_name(choices.first.call.model)
+        started_at = self._wall() - (self._clock() - choices.started)
+        return record_of(choices, self._rows.get(order, ""), model, started_at, ended)
 
-    def _row(self, opened: _Open, now: float) -> RequestRow:
-        choices = opened.choices
+    def _row_name(self, first: InFlightRequest) -> str:
+        """A name that a snapshot may show, drawn when one first does."""
+        row = self._rows.get(first.order)
+        if row is None:
+            row = self._rows[first.order] = draw_row()
+            self._names[first.call.tenant, row] = first.order
+        return row
+
+    def _row(self, choices: Choices, now: float) -> RequestRow:
         first, timeline = choices.first, choices.first.timeline
         machine = first.lifecycle
         return RequestRow(
-            id=opened.row,
+            id=self._row_name(first),
             model=self._model_name(first.call.model),
             age=round(now - choices.started, 3),
             stage=stage_of(first),

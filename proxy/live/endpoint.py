@@ -74,7 +74,7 @@ class EventsEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with self._feed.listen() as listener:
+            with self._feed.listen(principal_of(scope)) as listener:
                 if scope["method"] == "HEAD":
                     listener.close()
                 await self._serve(listener, receive, send)

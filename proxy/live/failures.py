@@ -44,7 +44,7 @@ _OTHER = ("an error", "search the proxy's log for errors at this time")
 
 
 @dataclass(slots=True)
-class _Entry:
+class _Failure:
     time: float
     remedy: str
     count: int = 1
@@ -54,11 +54,11 @@ class FailureLog:
     """The failures, newest last; equal ones are one entry with a count."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[str, str], _Entry] = {}
+        self._entries: dict[tuple[str, str], _Failure] = {}
 
     def add(self, time: float, what: str, remedy: str, where: str = "") -> None:
         before = self._entries.pop((what, where), None)
-        self._entries[what, where] = _Entry(time, remedy, before.count + 1 if before else 1)
+        self._entries[what, where] = _Failure(time, remedy, before.count + 1 if before else 1)
         while len(self._entries) > MOST_FAILURES:
             del self._entries[next(iter(self._entries))]
 

@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 MOST_LISTENERS = 32
+#: Of one tenant, where API keys are in use: none can take all places.
+MOST_OF_A_TENANT = 16
 #: Snapshots in a row that a listener may miss, of which it gets the newest; then it is dropped.
 MOST_MISSED = 10
 _RETRY_AFTER = 5.0
@@ -35,7 +37,8 @@ class LookedAt(Protocol):
 class Listener:
     """One reader of the feed. Holds at most the newest event that it has not read."""
 
-    def __init__(self) -> None:
+    def __init__(self, tenant: str = "") -> None:
+        self.tenant = tenant
         self._newest: bytes | None = None
         self._missed = 0
         self._wake = asyncio.Event()
@@ -109,8 +112,11 @@ class LiveFeed:
         return self._history[1]
 
     @contextmanager
-    def listen(self) -> Iterator[Listener]:
-        """A listener for as long as the context lasts. Unavailable when there are too many."""
+    def listen(self, tenant: str = "") -> Iterator[Listener]:
+        """A listener for as long as the context lasts. Unavailable when there are too many.
+
+        `tenant` is empty where no API keys are in use.
+        """
         if self._draining:
             raise Unavailable("this proxy is stopping", retry_after=_RETRY_AFTER)
         if len(self._listeners) >= self._most:
@@ -118,7 +124,13 @@ class LiveFeed:
                 f"{self._most} listeners follow /cluster/events already; ask /cluster now and then instead",
                 retry_after=_RETRY_AFTER,
             )
-        listener = Listener()
+        if tenant and sum(one.tenant == tenant for one in self._listeners) >= MOST_OF_A_TENANT:
+            raise Unavailable(
+                f"{MOST_OF_A_TENANT} listeners of this API key follow /cluster/events already; ask /cluster "
+                "now and then instead",
+                retry_after=_RETRY_AFTER,
+            )
+        listener = Listener(tenant)
         self._listeners.add(listener)
         try:
             listener.offer(event("snapshot", self.snapshot()))

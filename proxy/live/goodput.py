@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from triptych.proxy.live.objects import ClusterGoodput
 
@@ -21,8 +22,7 @@ class Slo:
     tpot: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _EndedCall(NamedTuple):
     at: float
     ttft: float
     #: None with fewer than two tokens.
@@ -34,14 +34,14 @@ class GoodputWindow:
 
     def __init__(self, slo: Slo) -> None:
         self._slo = slo
-        self._calls: deque[_Call] = deque(maxlen=MOST_CALLS)
+        self._calls: deque[_EndedCall] = deque(maxlen=MOST_CALLS)
         self.met = 0
         self.measured = 0
 
     def answered(self, at: float, ttft: float, seconds: float, tokens: int) -> None:
         """A call was answered with so many tokens, `seconds` after its arrival."""
         tpot = (seconds - ttft) / (tokens - 1) if tokens > 1 else None
-        self._calls.append(_Call(at, ttft, tpot))
+        self._calls.append(_EndedCall(at, ttft, tpot))
         self.measured += 1
         self.met += ttft <= self._slo.ttft and (tpot is None or tpot <= self._slo.tpot)
 

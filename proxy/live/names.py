@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 
 #: Longest short address.
 _MOST = 32
@@ -21,4 +21,4 @@ def short_address(address: str) -> str:
 
 def draw_row() -> str:
     """A name for a row, drawn for it alone: it is part of no id, and cannot be guessed."""
-    return secrets.token_hex(4)
+    return os.urandom(4).hex()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -32,15 +33,22 @@ from triptych.proxy.pool import WorkerPool
 from triptych.tracing.tracer import Tracer
 
 
+@dataclass(frozen=True, slots=True)
+class ApiLimits:
+    """The limits of one request: images, choices, bytes of its body, and seconds."""
+
+    max_images: int = 16
+    max_choices: int = 16
+    max_body: int = 64 * MIB
+    request_timeout: float = 300.0
+
+
 def make_app(
     dispatcher: Dispatcher,
     pool: WorkerPool,
     registry: CollectorRegistry,
+    limits: ApiLimits,
     *,
-    max_images: int = 16,
-    max_body: int = 64 * MIB,
-    request_timeout: float = 300.0,
-    max_choices: int = 16,
     metrics: bool = True,
     page: bool = True,
     live: Sequence[Route] = (),
@@ -50,42 +58,14 @@ def make_app(
 
     `metrics`, `page`: whether /metrics and the page are part of it; `live`: the routes of its live data.
     """
-    chat = ChatEndpoint(
-        dispatcher,
-        max_images=max_images,
-        max_choices=max_choices,
-        max_body=max_body,
-        timeout=request_timeout,
-    )
-    queries, admission = PDQueries(pool), dispatcher.admission
-    completions = CompletionsEndpoint(
-        dispatcher, queries, max_choices=max_choices, max_body=max_body, timeout=request_timeout
-    )
-    responses = ResponsesEndpoint(
-        dispatcher, max_images=max_images, max_body=max_body, timeout=request_timeout
-    )
-    transcriptions, translations = (
-        AudioEndpoint(dispatcher, queries, translates=translates, max_body=max_body, timeout=request_timeout)
-        for translates in (False, True)
-    )
-    tokenize = TokenizeEndpoint(dispatcher, queries, admission, max_images=max_images, max_body=max_body)
-    detokenize = DetokenizeEndpoint(dispatcher, queries, admission, max_body=max_body)
-    pages = DocsEndpoints(max_choices=max_choices, page=page)
-    posts: dict[str, ASGIApp] = {
-        "/v1/chat/completions": chat,
-        "/v1/completions": completions,
-        "/v1/responses": responses,
-        "/v1/audio/transcriptions": transcriptions,
-        "/v1/audio/translations": translations,
-        "/tokenize": tokenize,
-        "/detokenize": detokenize,
-    }
+    posts = _post_endpoints(dispatcher, pool, limits)
+    docs = DocsEndpoints(max_choices=limits.max_choices, page=page)
     rest = Starlette(
         routes=[
             *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()),
-            Route("/version", pages.version),
-            Route("/openapi.json", pages.document),
-            Route("/docs", pages.page),
+            Route("/version", docs.version),
+            Route("/openapi.json", docs.document),
+            Route("/docs", docs.page),
             *_state_routes(StateEndpoints(dispatcher, pool, registry), metrics=metrics),
             *(PageEndpoints().routes() if page else ()),
             *live,
@@ -95,6 +75,30 @@ def make_app(
     if tracer is not None:
         posts |= {path: TracedEndpoint(posts[path], path, tracer) for path in OPERATIONS}
     return FrontDoor(posts, rest)
+
+
+def _post_endpoints(dispatcher: Dispatcher, pool: WorkerPool, limits: ApiLimits) -> dict[str, ASGIApp]:
+    """The endpoints of POST requests by path."""
+    queries, admission = PDQueries(pool), dispatcher.admission
+    images, choices = limits.max_images, limits.max_choices
+    body, timeout = limits.max_body, limits.request_timeout
+    transcriptions, translations = (
+        AudioEndpoint(dispatcher, queries, translates=translates, max_body=body, timeout=timeout)
+        for translates in (False, True)
+    )
+    return {
+        "/v1/chat/completions": ChatEndpoint(
+            dispatcher, max_images=images, max_choices=choices, max_body=body, timeout=timeout
+        ),
+        "/v1/completions": CompletionsEndpoint(
+            dispatcher, queries, max_choices=choices, max_body=body, timeout=timeout
+        ),
+        "/v1/responses": ResponsesEndpoint(dispatcher, max_images=images, max_body=body, timeout=timeout),
+        "/v1/audio/transcriptions": transcriptions,
+        "/v1/audio/translations": translations,
+        "/tokenize": TokenizeEndpoint(dispatcher, queries, admission, max_images=images, max_body=body),
+        "/detokenize": DetokenizeEndpoint(dispatcher, queries, admission, max_body=body),
+    }
 
 
 class FrontDoor:

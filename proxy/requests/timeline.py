@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from triptych.proxy.ports import JobReady
 from triptych.types import PDTimings, Usage
@@ -60,15 +60,21 @@ class Moment(NamedTuple):
     spent: tuple[float, ...] = ()
 
 
+_FIELDS = len(Moment._fields)
+_MOST_NOTED = MOST_MOMENTS * _FIELDS
+
+
 class RequestTimeline:
     """The moments of one request in order; bounded. `clock` is the proxy's."""
 
-    __slots__ = ("_clock", "_indices", "attempt", "cached_tokens", "items", "loaded", "moments", "rest")
+    __slots__ = ("_clock", "_indices", "_noted", "attempt", "cached_tokens", "items", "loaded", "rest")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._indices: dict[str, int] = {}
-        self.moments: list[Moment] = []
+        #: The fields of all moments one after another: most timelines are never read, and a tuple for each
+        #: moment would cost every request its making, and the garbage collector its visits.
+        self._noted: list[Any] = []
         #: Distinct items.
         self.items = 0
         #: The first and the last moment of items that are not kept one by one.
@@ -77,6 +83,12 @@ class RequestTimeline:
         #: Items that the attempt's PD worker has.
         self.loaded = 0
         self.cached_tokens = 0
+
+    @property
+    def moments(self) -> list[Moment]:
+        """What has been noted, in order."""
+        noted = self._noted
+        return [Moment(*noted[first : first + _FIELDS]) for first in range(0, len(noted), _FIELDS)]
 
     def fetched(self, mm_hashes: Iterable[str], seconds: float) -> None:
         """The request is split; `mm_hashes` are its items in order."""
@@ -114,14 +126,16 @@ class RequestTimeline:
         """Notes what happens now, to one item or to the request; an `attempt` that is over is ignored."""
         if attempt is not None and attempt != self.attempt:
             return
-        now = self._clock()
-        if mark in (Mark.LOADED, Mark.HELD):
-            self.loaded += 1
-        index = self._indices.get(mm_hash) if mm_hash else None
-        if mm_hash and index is None:
-            self.rest = (self.rest[0] if self.rest else now, now)
-        elif len(self.moments) < MOST_MOMENTS:
-            self.moments.append(Moment(now, mark, self.attempt, index, where, note[:_NOTE], spent))
+        now, index = self._clock(), None
+        if mm_hash:
+            if mark is Mark.LOADED or mark is Mark.HELD:
+                self.loaded += 1
+            index = self._indices.get(mm_hash)
+            if index is None:
+                self.rest = (self.rest[0] if self.rest else now, now)
+                return
+        if len(self._noted) < _MOST_NOTED:
+            self._noted += (now, mark, self.attempt, index, where, note[:_NOTE] if note else "", spent)
 
 
 class UnwatchedTimeline(RequestTimeline):

@@ -3,92 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import secrets
-import urllib.request
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
-from PIL import Image
 
-from support.processes.cluster import Cluster, data_url, free_port, running_cluster, wait_for
-from support.tracing.collector import Collector, Received, running_collector
-from triptych.launch.model_path import DEMO_MODEL
-
-#: Spans of a request whose one picture is encoded, in one trace.
-WHOLE = {
-    "chat demo": "",
-    "fetch": "chat demo",
-    "look up": "chat demo",
-    "encode item": "chat demo",
-    "encoder job": "encode item",
-    "preprocess": "encoder job",
-    "wait for tower": "encoder job",
-    "tower": "encoder job",
-    "save": "encoder job",
-    "PD attempt": "chat demo",
-    "PD request": "PD attempt",
-    "wait for items": "PD request",
-    "load item": "PD request",
-    "prefill": "PD request",
-    "decode": "PD request",
-}
-SECRET = "a question that is nobody's business"
-
-
-@contextlib.contextmanager
-def traced(folder: Path, collector: Collector, *words: str) -> Iterator[Cluster]:
-    """A demo cluster whose spans go to the collector."""
-    with running_cluster(
-        DEMO_MODEL,
-        folder,
-        *("--otlp-endpoint", collector.url, "--served-model-name", "demo", "--threads", "1", *words),
-    ) as cluster:
-        yield cluster
-
-
-def picture_url(colour: tuple[int, int, int]) -> str:
-    return data_url(Image.new("RGB", (64, 64), colour))
-
-
-def parent_of_a_trace() -> tuple[str, dict[str, str]]:
-    """A trace id, and the headers of a caller in that trace."""
-    trace_id = secrets.token_hex(16)
-    return trace_id, {"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01", "tracestate": "rojo=1"}
-
-
-def ask(cluster: Cluster, url: str, headers: dict[str, str], **fields: Any) -> dict[str, Any]:
-    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": SECRET}]
-    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 4, **fields}
-    request = urllib.request.Request(
-        f"{cluster.url}/v1/chat/completions",
-        data=json.dumps(body).encode(),
-        headers={"Content-Type": "application/json", **headers},
-    )
-    with urllib.request.urlopen(request, timeout=120) as reply:
-        answer: dict[str, Any] = json.loads(reply.read())
-        return answer
-
-
-def spans_of(
-    collector: Collector, trace_id: str, complete: Callable[[list[Received]], bool]
-) -> list[Received]:
-    """The spans of a trace once they are complete: each process sends its own every second."""
-    wait_for("the spans of the trace", lambda: complete(collector.spans(trace_id)))
-    return collector.spans(trace_id)
-
-
-def named(spans: list[Received], name: str) -> Received:
-    [span] = [span for span in spans if span.name == name]
-    return span
-
-
-def has(*names: str) -> Callable[[list[Received]], bool]:
-    return lambda spans: set(names) <= {span.name for span in spans}
+from support.processes.cluster import Cluster, free_port, wait_for
+from support.tracing.collector import Collector, running_collector
+from support.tracing.requests import (
+    SECRET,
+    WHOLE,
+    ask,
+    has,
+    named,
+    parent_of_a_trace,
+    parents,
+    picture_url,
+    services,
+    spans_of,
+    traced,
+)
 
 
 def restart_pd_worker(cluster: Cluster) -> None:
@@ -120,18 +55,14 @@ def test_one_trace_leads_from_the_client_through_all_processes(tmp_path: Path) -
         trace_id, headers = parent_of_a_trace()
         ask(cluster, picture_url((200, 30, 30)), headers)
         spans = spans_of(collector, trace_id, has(*WHOLE))
-        by_id = {span.span_id: span for span in spans}
-        # "queue" is there twice: before a PD worker, and in it.
-        parents = {span.name: by_id.get(span.parent_id) for span in spans if span.name != "queue"}
-        assert {name: parent.name if parent else "" for name, parent in parents.items()} == WHOLE
+        assert parents(spans) == WHOLE
         server = named(spans, "chat demo")
         assert server.parent_id == headers["traceparent"].split("-")[2]
         assert {span.state for span in spans} == {"rojo=1"}
         assert not any(span.failed for span in spans)
-        services = {span.name: span.service for span in spans}
-        assert services["encode item"] == services["PD attempt"] == "triptych-proxy"
-        assert services["tower"] == "triptych-encoder"
-        assert services["decode"] == "triptych-pd"
+        made_by = services(spans)
+        assert made_by["encode item"] == made_by["PD attempt"] == "proxy"
+        assert (made_by["tower"], made_by["decode"]) == ("encoder", "pd")
         for span in spans:
             assert server.start - 0.05 <= span.start <= span.end <= server.end + 0.05, span
         # The prefill begins once the item is there, and the load once it is saved.

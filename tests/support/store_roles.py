@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 
 import pytest
 
 from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
 from support.stores.server import ADMIN, StoreServer
+from support.waiting import until
 from triptych.ec_connector.registry.leases import Lease, Leases, OwnedBy
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.registry.scaling import ScalingBoard
@@ -19,8 +22,13 @@ from triptych.ec_connector.store import codec, keys
 from triptych.ec_connector.store.address import command
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.ec_connector.store.results import Loaded, Missing, SaveResult
+from triptych.integrations.vllm.copy_loader import CopyLoader
+from triptych.integrations.vllm.host_copies import HostCopies
+from triptych.integrations.vllm.options import ConnectorOptions
+from triptych.integrations.vllm.park_table import LoadOutcome, LoadReport
+from triptych.integrations.vllm.row_saver import RowSaver
 from triptych.scaling import PoolDemand, ScalingDecision
-from triptych.types import WorkerInfo
+from triptych.types import ItemPlan, WorkerInfo
 
 #: Parts of so many bytes make an item of some KiB a split one.
 PART_BYTES = 6000
@@ -36,8 +44,22 @@ async def _as_worker(store: EmbeddingStore, pool: str) -> None:
     await registry.register(WorkerInfo("10.0.0.3:1", pool, "dead", "model-key", "model"), term=0.0)
 
 
-async def use_as_encoder(store: EmbeddingStore) -> None:
+@contextlib.asynccontextmanager
+async def _connected(url: str) -> AsyncIterator[EmbeddingStore]:
+    store = await EmbeddingStore.connect(url)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def use_as_encoder(url: str) -> None:
     """What an encoder worker does."""
+    async with _connected(url) as store:
+        await _encoder_uses(store)
+
+
+async def _encoder_uses(store: EmbeddingStore) -> None:
     await _as_worker(store, "encoder")
     await Registry(store).workers()
     for name, rows in (("whole", 45), ("split", 90)):
@@ -59,8 +81,13 @@ async def use_as_encoder(store: EmbeddingStore) -> None:
     await leases.acquire(whole.mm_hash, term=0, **place)
 
 
-async def use_as_pd(store: EmbeddingStore) -> None:
+async def use_as_pd(url: str) -> None:
     """What a PD worker does."""
+    async with _connected(url) as store:
+        await _pd_uses(store)
+
+
+async def _pd_uses(store: EmbeddingStore) -> None:
     await _as_worker(store, "pd")
     for name, rows in (("whole", 45), ("split", 90)):
         plan = make_plan(name, rows=rows)
@@ -71,10 +98,18 @@ async def use_as_pd(store: EmbeddingStore) -> None:
     found = await store.load(small, fresh_buffer)
     assert isinstance(found, Missing)
     assert found.damaged_digest
+    # In front of vLLM.
+    whole = make_plan("whole", rows=45)
+    assert await store.look_up([(whole.mm_hash, NAMESPACE)]) == [whole]
 
 
-async def use_as_proxy(store: EmbeddingStore) -> None:
+async def use_as_proxy(url: str) -> None:
     """What a proxy does."""
+    async with _connected(url) as store:
+        await _proxy_uses(store)
+
+
+async def _proxy_uses(store: EmbeddingStore) -> None:
     registry, board = Registry(store), ScalingBoard(store)
     seen = await registry.poll("proxy-1")
     assert (await registry.poll("proxy-1", mark=seen.mark)).workers is None
@@ -93,11 +128,48 @@ async def use_as_proxy(store: EmbeddingStore) -> None:
     await board.withdraw("proxy-1", "encoder")
 
 
-#: In this order: PD workers and proxies find what encoders have saved.
-USES: dict[str, Callable[[EmbeddingStore], Awaitable[None]]] = {
+def _body(plan: ItemPlan) -> memoryview:
+    return memoryview(make_body(plan))
+
+
+async def use_as_vllm(url: str) -> None:
+    """What the connector that vLLM loads does: it saves, loads, and deletes what is damaged."""
+    options = ConnectorOptions(store=url, namespaces=(NAMESPACE,))
+    saver, loader = RowSaver(options), CopyLoader(options, HostCopies(1 << 20, None), row_width=32)
+    try:
+        for name, rows in (("of vLLM", 45), ("of vLLM, split", 90)):
+            plan = make_plan(name, rows=rows)
+            while await _loaded(loader, plan) is LoadOutcome.ABSENT:
+                saver.save(plan, partial(_body, plan))
+        async with _connected(url) as store:
+            plan = make_plan("of vLLM", rows=45)
+            value = codec.encode_head(plan, make_body(plan), write_id="0" * 16, ttl=60)
+            await store.control.execute("SET", keys.embedding(plan.mm_hash), value + bytes(plan.nbytes))
+        # The digest of a value that is larger than its header says is read alone.
+        assert await _loaded(loader, plan) is LoadOutcome.ABSENT
+    finally:
+        await asyncio.to_thread(loader.close)
+        await asyncio.to_thread(saver.close)
+
+
+async def _loaded(loader: CopyLoader, plan: ItemPlan) -> LoadOutcome:
+    loader.start(plan.mm_hash)
+    reports: list[LoadReport] = []
+
+    def reported() -> bool:
+        reports.extend(loader.reports())
+        return bool(reports)
+
+    await until(reported, "the load's report")
+    return reports[0].outcome
+
+
+#: By role, with the address of its user. In this order: PD workers and proxies find what encoders have saved.
+USES: dict[str, Callable[[str], Awaitable[None]]] = {
     "encoder": use_as_encoder,
     "pd": use_as_pd,
     "proxy": use_as_proxy,
+    "vllm": use_as_vllm,
 }
 
 

@@ -17,6 +17,7 @@ ELSEWHERE = {service: service for service in SERVICES} | {
     "benchmarks": "benchmarks",
     "baselines": "benchmarks/baselines",
     "against_peer": "benchmarks/against_peer",
+    "vllm_fleet": "benchmarks/vllm_fleet",
     "stages": "benchmarks/stages",
     "store_eviction": "benchmarks/store_eviction",
     "micro": "benchmarks/micro",

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from support.data.checkpoints import build_checkpoint
 from support.stores.server import StoreServer
+from support.vllm_engine.checkpoints import vllm_checkpoint
 from support.vllm_engine.encoders import EncoderProcess
+from support.vllm_engine.engines import Engines
 from support.vllm_engine.fleet import Fleet
-from support.vllm_engine.server import HOME, VllmServer, vllm_checkpoint
+from support.vllm_engine.server import HOME, VllmServer
 
 #: Seconds that a request waits for an embedding: long enough for a store that is down for five.
 WAIT_SECONDS = 12
@@ -21,8 +22,7 @@ WAIT_SECONDS = 12
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not (HOME / "venv" / "bin" / "vllm").exists():
         raise FileNotFoundError(f"vLLM is not installed in {HOME}: use `make test-vllm`")
-    folder = tmp_path_factory.mktemp("checkpoint") / "qwen3_vl"
-    return vllm_checkpoint(build_checkpoint("qwen3_vl", folder, variant="wide"))
+    return vllm_checkpoint("qwen3_vl", tmp_path_factory.mktemp("checkpoint") / "qwen3_vl")
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +45,17 @@ def fleet(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             vllm.stop()
         encoder.stop()
         store.kill()
+
+
+@pytest.fixture(scope="session")
+def engines(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """Two servers for PD workers, with their prefix caches and a store of their own."""
+    engines = Engines.of(checkpoint, tmp_path_factory.mktemp("engines"), 2)
+    try:
+        engines.start()
+        yield engines
+    finally:
+        engines.stop()
 
 
 @pytest.fixture(scope="session")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from support.data.oracle import OracleResult, assert_exact
 from support.data.traffic import ask_all, expected, mixed_cases
 from support.processes.proxy_process import started_proxy, started_service
 from support.stores.server import StoreServer
+from support.vllm_engine.engines import Engines
+from support.vllm_engine.front_door import DTYPE, assert_varied_and_exact
 from support.vllm_engine.server import VllmServer
 from support.waiting import until
 from triptych.ec_connector.registry.registry import Registry
@@ -24,34 +23,18 @@ from triptych.ec_connector.store.embedding_store import EmbeddingStore
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 
 TOKENS = 24
-DTYPE = ("--dtype", "float32")
 ENCODER = ("--threads", "1")
 NATIVE = ("--threads", "1", "--kv-memory", "64MiB", "--encoder-cache-memory", "32MiB")
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
-    server = StoreServer(tmp_path_factory.mktemp("pd") / "store")
-    server.start()
-    yield server
-    server.kill()
+@pytest.fixture
+def store(engines: Engines) -> StoreServer:
+    return engines.store
 
 
-@pytest.fixture(scope="module")
-def vllm(
-    checkpoint: Path, store: StoreServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[VllmServer]:
-    command = [sys.executable, "-m", "triptych.cli", "namespace", str(checkpoint), *DTYPE]
-    namespace = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-    options = {"store": store.url, "namespace": namespace, "wait_seconds": 2}
-    words = ("--enable-scale-out", "--enable-prompt-tokens-details")
-    log = tmp_path_factory.mktemp("vllm") / "vllm.log"
-    server = VllmServer(checkpoint, log, "ec_consumer", options, words)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()
+@pytest.fixture
+def vllm(engines: Engines) -> VllmServer:
+    return engines.servers[0]
 
 
 @asynccontextmanager
@@ -106,12 +89,6 @@ async def test_embeddings_that_are_deleted_beside_a_native_worker_change_no_answ
         outputs = [answer.token_ids for answer in answers.result()]
     assert_varied_and_exact(reference, outputs)
     assert vllm.is_alive()
-
-
-def assert_varied_and_exact(references: Sequence[OracleResult], outputs: Sequence[list[int]]) -> None:
-    """This checkpoint repeats itself within answers, so it is between answers that tokens must vary."""
-    assert_exact(references, outputs, min_distinct=1)
-    assert len({tuple(output) for output in outputs}) > len(outputs) // 2
 
 
 async def delete_embeddings(store: StoreServer) -> int:

@@ -8,7 +8,7 @@ import uuid
 from dataclasses import dataclass, replace
 
 from triptych.colocated.device_lock import DeviceLock
-from triptych.config import ColocatedConfig, check_advertise, check_bind, check_drain_timeout
+from triptych.config import ColocatedConfig
 from triptych.cpu.threads import decoder_threads, in_short_lived_thread, use_threads
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.connectors.memory_store import MemoryStore
@@ -34,11 +34,10 @@ from triptych.rpc.tls.certificates import internal_certificates
 from triptych.status.service_status import ServiceStatus
 from triptych.status.status_server import StatusServer, status_server
 from triptych.tracing.producers import Producers
-from triptych.tracing.start import check_tracing, start_tracer
+from triptych.tracing.start import start_tracer
 from triptych.tracing.tracer import Tracer
 from triptych.types import WorkerInfo
-from triptych.watchdog import check_stall_timeout
-from triptych.worker_process import Health, ProcessWatch, bind, stop_signal
+from triptych.worker_process import Health, ProcessWatch, bind, check_worker, stop_signal
 
 logger = logging.getLogger(__name__)
 
@@ -54,12 +53,7 @@ class LoadedReplica:
 
 async def run(config: ColocatedConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
-    check_bind(config.pd.host, config.pd.internal_token)
-    check_stall_timeout(config.pd.stall_timeout)
-    check_drain_timeout(config.pd.drain_timeout)
-    check_tracing(config.pd)
-    if config.pd.advertise:
-        check_advertise(config.pd.advertise)
+    check_worker(config.pd)
     stop = stop_signal()
     with status_server(config.pd.host, config.pd.metrics_port, ServiceStatus()) as page:
         store = await connect_configured(config.pd.store)

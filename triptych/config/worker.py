@@ -119,11 +119,14 @@ class PDConfig(WorkerConfig):
 
     engine: str = flag(
         "native",
-        "what computes: native, this process; vllm, the vLLM server at --engine-url, which loads embeddings "
-        "by an EC connector",
+        "what computes: native, this project's engine; vllm, the vLLM server at --engine-url or, without "
+        "one, vLLM in this process; either loads embeddings by an EC connector",
         choices=("native", "vllm"),
     )
     engine_url: str = flag("", "address of the server of --engine vllm, like http://10.0.0.7:8000")
+    engine_args: str = flag(
+        "", 'more arguments of vLLM in this process, as JSON, named as in its Python API: {"seed": 1}'
+    )
     engine_key_file: str = flag("", "file that holds the key of that server's --api-key")
     tensor_parallel: int = flag(
         1,
@@ -192,7 +195,7 @@ class PDConfig(WorkerConfig):
 
 
 #: Of PD workers alone: a cluster on one machine and replicas compute themselves.
-ENGINE_FLAGS = ("engine", "engine_url", "engine_key_file")
+ENGINE_FLAGS = ("engine", "engine_url", "engine_args", "engine_key_file")
 #: How encoders and PD workers share cores, by flag; a replica's sides take turns instead.
 SHARING_FLAGS = ("core_page", "core_slot", "spare_cores", "step_interval", "keep_core")
 

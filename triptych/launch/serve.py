@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import shutil
 import sys
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 from triptych.config import (
     ServeConfig,
@@ -24,6 +21,7 @@ from triptych.launch.plan.cluster import plan_cluster
 from triptych.launch.plan.cores import share_cores
 from triptych.launch.plan.devices import Share
 from triptych.launch.plan.placement import check_memory, place_on_gpus
+from triptych.launch.run_folder import run_folder
 from triptych.launch.secrets.credentials import forget_variables, store_url, without_store_files
 from triptych.launch.supervisor import Supervisor, check_port
 from triptych.log import setup_logging
@@ -38,14 +36,9 @@ def serve_cluster(config: ServeConfig) -> None:
     setup_logging("serve", config.proxy.log_level, config.proxy.log_format)
     forget_variables()
     config, shares = share_machine(_checked(config))
-    run_dir = Path(config.run_dir or tempfile.mkdtemp(prefix="triptych-")).absolute()
-    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    try:
+    with run_folder(config.run_dir) as run_dir:
         plan = plan_cluster(config, run_dir, shares)
         code = asyncio.run(Supervisor(plan, lambda: _say(greeting(config))).run())
-    finally:
-        if not config.run_dir:
-            shutil.rmtree(run_dir, ignore_errors=True)
     if code:
         sys.exit(code)
 

@@ -45,7 +45,7 @@ class LoadClient:
     ) -> None:
         self._session = session
         self._target = target
-        self._url = f"{target.url.rstrip('/')}/v1/chat/completions"
+        self._urls = [f"{url.rstrip('/')}/v1/chat/completions" for url in target.urls]
         self._start = start
         self._timeout = timeout
 
@@ -58,7 +58,7 @@ class LoadClient:
         error = ""
         try:
             async with asyncio.timeout(self._timeout):
-                error = await self._exchange(body, reply)
+                error = await self._exchange(self._urls[index % len(self._urls)], body, reply)
         except TimeoutError:
             error = f"timeout after {self._timeout:g} s"
         except (aiohttp.ClientError, OSError) as problem:
@@ -84,9 +84,9 @@ class LoadClient:
             warm_up=warm_up,
         )
 
-    async def _exchange(self, body: bytes, reply: StreamedReply) -> str:
+    async def _exchange(self, url: str, body: bytes, reply: StreamedReply) -> str:
         headers = {"Content-Length": str(len(body))}
-        async with self._session.post(self._url, data=_pieces(body), headers=headers) as response:
+        async with self._session.post(url, data=_pieces(body), headers=headers) as response:
             if response.status != 200:
                 return f"HTTP {response.status}: {(await response.text())[:200]}"
             async for data in response.content.iter_any():

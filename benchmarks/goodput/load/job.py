@@ -13,6 +13,8 @@ from triptych.types import JsonObject
 class Target:
     """An OpenAI-compatible server. `url` is without /v1. `extra` is added to every body.
 
+    `replicas` are further servers like it: requests go to all of them in turn.
+
     `first_token`: "chunk" takes the first chunk with a choice, as `vllm bench serve` does; "text" the first
     with text, for servers that send the role before they have a token.
     """
@@ -24,6 +26,11 @@ class Target:
     timings: bool = True
     first_token: str = "chunk"
     extra: JsonObject = field(default_factory=dict)
+    replicas: tuple[str, ...] = ()
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return (self.url, *self.replicas)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from triptych.config import TlsFiles
 from triptych.goodput.load.pictures import data_url, jpeg
 from triptych.goodput.load.workload import Picture
+from triptych.machine.heap import collect_rarely
 from triptych.metrics import ProxyMetrics
 from triptych.progress.progress import Progress, step
 from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.http.listener import bind
 from triptych.proxy.http.server import HttpServer
-from triptych.proxy.openai.app import make_app
+from triptych.proxy.openai.app import ApiLimits, make_app
 from triptych.proxy.pool import WorkerPool
-from triptych.proxy.service import bind, calm_gc
 from triptych.proxy.transport import GrpcTransport
 from triptych.rpc.channels import make_channel
 from triptych.rpc.tls.certificates import Certificates
@@ -70,11 +71,11 @@ def proxy_process(
             pool, view, metrics, GrpcTransport(pool, "bench"), proxy_id="bench", max_queue=4096
         )
         listener = bind("127.0.0.1", 0)
-        app = make_app(dispatcher, pool, metrics.registry)
+        app = make_app(dispatcher, pool, metrics.registry, ApiLimits())
         http = HttpServer(app, listener, certificates=certificates)
         await http.start()
         await pool.start()
-        calm_gc()
+        collect_rarely()
         pipe.send(listener.getsockname()[1])
         while True:
             await asyncio.to_thread(pipe.recv)

@@ -123,6 +123,14 @@ async def lacking(server: Server, role: str) -> list[str] | None:
     return lacks
 
 
+async def has_user(server: Server, role: str) -> bool:
+    """Whether the role's user is there, as far as we may ask."""
+    try:
+        return await _dry_run(server, role, "ping", "") is not None
+    except (LookupError, StoreUnavailable):
+        return False
+
+
 async def may_forge(server: Server, role: str) -> bool:
     """Whether the role's user may write embeddings although it has no need to."""
     if ("set", EMBEDDINGS) in grants_of(role):

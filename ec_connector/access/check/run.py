@@ -9,7 +9,7 @@ from triptych.ec_connector.access.acl import user_name
 from triptych.ec_connector.access.check import findings as judge
 from triptych.ec_connector.access.check import measures
 from triptych.ec_connector.access.check.findings import Finding, Judgement, Verdict
-from triptych.ec_connector.access.uses import ROLES
+from triptych.ec_connector.access.uses import OPTIONAL_ROLES, ROLES
 from triptych.ec_connector.store.bulk import BulkError
 from triptych.ec_connector.store.control import StoreRefused, StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
@@ -76,7 +76,8 @@ class _ShardCheck:
         if not address.path:
             await self._try(label, "TLS", self._tls(server))
         await self._try(label, "login", self._login(server))
-        for role in ROLES:
+        optional = [role for role in OPTIONAL_ROLES if await measures.has_user(server, role)]
+        for role in (*ROLES, *optional):
             await self._try(label, f"user {role}", self._user(server, role))
 
     async def _try(self, label: str, subject: str, work: Awaitable[Judgement]) -> None:

@@ -32,7 +32,7 @@ class TableState(enum.Enum):
 
 
 @dataclass(slots=True)
-class _Table:
+class _CrossTable:
     plan: ItemPlan
     blocks: tuple[int, ...]
     ready: bool
@@ -54,7 +54,7 @@ class CrossKVManager:
         self._pool = pool
         self._swap = swap or SwapManager(0)
         self._block_size = block_size
-        self._tables: dict[str, _Table] = {}
+        self._tables: dict[str, _CrossTable] = {}
         self._held: dict[str, str] = {}
 
     def reset(self) -> None:
@@ -101,7 +101,7 @@ class CrossKVManager:
                 return False
             for block in blocks:
                 self._pool.add_reference(block)
-            table = self._tables[plan.mm_hash] = _Table(plan, blocks, ready=True, labelled=True)
+            table = self._tables[plan.mm_hash] = _CrossTable(plan, blocks, ready=True, labelled=True)
         table.holders.add(request_id)
         self._held[request_id] = plan.mm_hash
         return True
@@ -110,7 +110,7 @@ class CrossKVManager:
         """ABSENT to PENDING: the blocks to project into. The caller has made sure that there are enough."""
         assert plan.mm_hash not in self._tables, "a table is projected once"
         blocks = tuple(self._pool.allocate(self.blocks_for(plan)))
-        self._tables[plan.mm_hash] = _Table(plan, blocks, ready=False, holders={request_id})
+        self._tables[plan.mm_hash] = _CrossTable(plan, blocks, ready=False, holders={request_id})
         self._held[request_id] = plan.mm_hash
         return blocks
 

@@ -9,7 +9,7 @@ from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
 
 
 @dataclass(slots=True)
-class _Table:
+class _BlockTable:
     blocks: list[int] = field(default_factory=list)
     #: Blocks at the front of the table that are in the prefix cache.
     registered: int = 0
@@ -26,7 +26,7 @@ class KVCacheManager:
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self.pool = BlockPool(num_blocks, evict_early=evict_early)
-        self._tables: dict[str, _Table] = {}
+        self._tables: dict[str, _BlockTable] = {}
 
     @property
     def num_free(self) -> int:
@@ -79,7 +79,7 @@ class KVCacheManager:
         for block in prefix:
             self.pool.add_reference(block)
         added = self.pool.allocate(new, after=prefix[-1] if prefix else None, grows=True)
-        self._tables[request_id] = _Table(prefix + added, registered=len(prefix))
+        self._tables[request_id] = _BlockTable(prefix + added, registered=len(prefix))
         return True
 
     def grow(self, request_id: str, num_tokens: int) -> bool:

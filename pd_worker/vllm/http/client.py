@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import msgspec
 
-from triptych.pd_worker.vllm.http.errors import EngineGarbage, EngineSilent, EngineUnreachable
+from triptych.pd_worker.vllm.http.body import body_of, probe_body
 from triptych.pd_worker.vllm.http.replies import (
     ModelList,
     ServerVersion,
-    StreamChunk,
+    StreamEvent,
     decode,
     error_of_body,
     error_of_event,
 )
 from triptych.pd_worker.vllm.http.sse import EventParser
+from triptych.pd_worker.vllm.port.call import EngineCall
+from triptych.pd_worker.vllm.port.chunks import StreamChunk
+from triptych.pd_worker.vllm.port.client import EngineInfo
+from triptych.pd_worker.vllm.port.errors import EngineGarbage, EngineSilent, EngineUnreachable
 
 #: Tokens in, tokens out: there with `vllm serve --enable-scale-out`.
 GENERATE = "/inference/v1/generate"
@@ -32,16 +35,6 @@ MAX_METRICS_BYTES = 16 << 20
 #: What the engine's steps increase, in vLLM's metrics.
 _STEPS = b"vllm:iteration_tokens_total_count"
 _DONE = b"[DONE]"
-
-
-@dataclass(frozen=True, slots=True)
-class ServerInfo:
-    """What the server says of itself."""
-
-    version: str
-    model: str
-    root: str
-    max_model_len: int
 
 
 class VLLMClient:
@@ -65,28 +58,28 @@ class VLLMClient:
         """Returns where the server says that its engine lives."""
         await self._get("/health", ANSWER_SECONDS)
 
-    async def info(self) -> ServerInfo:
-        """ServerVersion and model of the server."""
+    async def info(self) -> EngineInfo:
+        """Version and model of the server."""
         version = decode(await self._get("/version", ANSWER_SECONDS), ServerVersion)
         models = decode(await self._get("/v1/models", ANSWER_SECONDS), ModelList)
         if not models.data or not models.data[0].max_model_len:
             raise EngineGarbage("the server names no model")
         first = models.data[0]
-        return ServerInfo(version.version, first.id, first.root or first.id, first.max_model_len or 0)
+        return EngineInfo(version.version, first.id, first.root or first.id, first.max_model_len or 0)
 
     async def steps(self) -> bytes:
         """A word that changes with every step of the engine; empty where the server keeps no metrics."""
         page = await self._get("/metrics", ANSWER_SECONDS, MAX_METRICS_BYTES)
         return b"\n".join(line for line in page.split(b"\n") if line.startswith(_STEPS))
 
-    async def probe(self, body: Mapping[str, Any], timeout: float) -> None:
-        """Generates what `body` asks for, without reading it."""
-        await self._answer("POST", GENERATE, timeout, MAX_REPLY_BYTES, dict(body))
+    async def probe(self, timeout: float) -> None:
+        """Has the engine generate one token."""
+        await self._answer("POST", GENERATE, timeout, MAX_REPLY_BYTES, probe_body())
 
     @asynccontextmanager
-    async def generate(self, body: Mapping[str, Any]) -> AsyncIterator[AsyncIterator[StreamChunk]]:
+    async def generate(self, call: EngineCall) -> AsyncIterator[AsyncIterator[StreamChunk]]:
         """The chunks of a streamed answer. Leaving the context ends the request in vLLM, too."""
-        response = await self._open("POST", GENERATE, dict(body))
+        response = await self._open("POST", GENERATE, body_of(call))
         chunks = _chunks(response)
         try:
             if response.status != 200:
@@ -137,7 +130,7 @@ async def _chunks(response: aiohttp.ClientResponse) -> AsyncGenerator[StreamChun
             for data in parser.feed(piece):
                 if data == _DONE:
                     return
-                chunk = decode(data, StreamChunk)
+                chunk = decode(data, StreamEvent)
                 if chunk.error is not None:
                     raise error_of_event(chunk.error)
                 yield chunk

@@ -6,59 +6,15 @@ from typing import TypeVar
 
 import msgspec
 
-from triptych.pd_worker.core.outputs import RawLogprobs
-from triptych.pd_worker.vllm.http.errors import (
-    EngineBusy,
+from triptych.pd_worker.vllm.port.chunks import StreamChunk
+from triptych.pd_worker.vllm.port.errors import (
+    MOST_CHARS,
     EngineError,
-    EngineFailed,
     EngineGarbage,
-    EngineRejected,
+    error_of_status,
 )
 
 T = TypeVar("T", bound=msgspec.Struct)
-
-#: Characters of a message of vLLM that go into ours.
-_MOST_CHARS = 500
-
-
-class RankedToken(msgspec.Struct):
-    """A token of one position; `rank` 1 is the likeliest."""
-
-    token_id: int
-    logprob: float
-    rank: int | None = None
-
-
-class ChosenToken(RankedToken):
-    """The chosen token of one position, and the likeliest ones."""
-
-    top_logprobs: list[RankedToken] = []
-
-    def raw(self, most: int) -> RawLogprobs:
-        """As the native sampler reports them, with the `most` likeliest tokens."""
-        ranked = sorted((one for one in self.top_logprobs if one.rank), key=lambda one: one.rank or 0)
-        top = tuple((one.token_id, one.logprob) for one in ranked[:most])
-        return RawLogprobs((self.token_id, self.logprob), top)
-
-
-class TokenLogprobs(msgspec.Struct):
-    content: list[ChosenToken] | None = None
-
-
-class StreamChoice(msgspec.Struct):
-    """New tokens of the request; `finish_reason` comes with the last ones."""
-
-    token_ids: list[int] | None = None
-    finish_reason: str | None = None
-    logprobs: TokenLogprobs | None = None
-
-
-class PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class StreamUsage(msgspec.Struct):
-    prompt_tokens_details: PromptDetails | None = None
 
 
 class EngineErrorBody(msgspec.Struct):
@@ -69,17 +25,10 @@ class EngineErrorBody(msgspec.Struct):
     param: str | None = None
 
 
-class StreamChunk(msgspec.Struct):
+class StreamEvent(StreamChunk):
     """One event of a stream."""
 
-    choices: list[StreamChoice] = []
-    usage: StreamUsage | None = None
     error: EngineErrorBody | None = None
-
-    @property
-    def cached_tokens(self) -> int:
-        details = self.usage and self.usage.prompt_tokens_details
-        return (details and details.cached_tokens) or 0
 
 
 class ModelCard(msgspec.Struct):
@@ -112,33 +61,10 @@ def decode(raw: bytes, kind: type[T]) -> T:
         raise EngineGarbage(f"no {kind.__name__}: {error}") from error
 
 
-def check_tokens(chunk: StreamChunk, vocab_size: int) -> None:
-    """EngineGarbage for token ids that the model lacks, or log-probabilities that are not theirs."""
-    for choice in chunk.choices:
-        token_ids = choice.token_ids or []
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
-            raise EngineGarbage(f"token ids beyond {vocab_size - 1}")
-        logprobs = choice.logprobs and choice.logprobs.content
-        if logprobs and [one.token_id for one in logprobs] != token_ids:
-            raise EngineGarbage("log-probabilities of other tokens")
-
-
 def error_of_event(error: EngineErrorBody) -> EngineError:
     """The failure that an error event of a stream names."""
     status = error.code if isinstance(error.code, int) else 500
     return error_of_status(status, error.message, error.param or "")
-
-
-def error_of_status(status: int, message: str, param: str = "") -> EngineError:
-    """The failure that an HTTP status names."""
-    message = printable(message)
-    if status in (429, 503):
-        return EngineBusy(f"{status}: {message}")
-    if 400 <= status < 500:
-        return EngineRejected(status, message, param)
-    if status >= 500:
-        return EngineFailed(f"{status}: {message}")
-    return EngineGarbage(f"status {status}")
 
 
 def error_of_body(status: int, raw: bytes) -> EngineError:
@@ -146,13 +72,7 @@ def error_of_body(status: int, raw: bytes) -> EngineError:
     try:
         reply = msgspec.json.decode(raw, type=FailureReply)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return error_of_status(status, raw[:_MOST_CHARS].decode(errors="replace"))
+        return error_of_status(status, raw[:MOST_CHARS].decode(errors="replace"))
     if reply.error is not None:
         return error_of_status(status, reply.error.message, reply.error.param or "")
     return error_of_status(status, reply.message or reply.detail or "")
-
-
-def printable(text: str) -> str:
-    """One line of a foreign text."""
-    line = " ".join(text.split())[:_MOST_CHARS]
-    return "".join(char if char.isprintable() else "?" for char in line)

@@ -8,70 +8,55 @@ import msgspec
 from msgspec import Meta
 
 from triptych.proxy.openai.fields import schemas
-from triptych.proxy.openai.fields.sampling import CacheSalt, SamplingBody
+from triptych.proxy.openai.fields.body_fields import (
+    ChatMessages,
+    ChatTools,
+    ChoiceCount,
+    ContinueFinal,
+    GenerationPrompt,
+    ModelName,
+    ParallelCalls,
+    ProcessorOptions,
+    ReturnTokenIds,
+    Salt,
+    Stream,
+    StreamUsage,
+    TemplateVariables,
+    TimingsWanted,
+    TopLogprobs,
+)
+from triptych.proxy.openai.fields.sampling import SamplingBody
 from triptych.request.chat import MessageToolCall
-from triptych.request.limits import Logprobs, OutputTokens
-
-
-class StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
+from triptych.request.limits import OutputTokens
 
 
 class ChatBody(SamplingBody, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[
-        schemas.Messages, Meta(description="The conversation. Pictures are parts of a message's content.")
-    ]
-    model: Annotated[
-        str | None, Meta(description="A name of GET /v1/models; may be left out where only one is served.")
-    ] = None
-    stream: Annotated[
-        bool | None, Meta(description="Send the answer as server-sent events while it is made.")
-    ] = None
-    stream_options: Annotated[
-        StreamOptions | None, Meta(description="include_usage: a last event with the usage.")
-    ] = None
+    messages: ChatMessages
+    model: ModelName = None
+    stream: Stream = None
+    stream_options: StreamUsage = None
     max_completion_tokens: Annotated[
         OutputTokens | None, Meta(description="Most output tokens; goes before max_tokens.")
     ] = None
-    n: Annotated[int | None, Meta(description="Number of answers; at most what --max-choices says.")] = None
+    n: ChoiceCount = None
     logprobs: Annotated[bool | None, Meta(description="Report log-probabilities of the output tokens.")] = (
         None
     )
-    top_logprobs: Annotated[
-        Logprobs | None, Meta(description="Likeliest tokens reported beside each chosen one.")
-    ] = None
-    tools: Annotated[schemas.Tools | None, Meta(description="Functions that the model may call.")] = None
+    top_logprobs: TopLogprobs = None
+    tools: ChatTools = None
     tool_choice: Annotated[
         schemas.ToolChoice, Meta(description="none, auto, required, or the function that has to be called.")
     ] = None
-    parallel_tool_calls: Annotated[
-        bool | None, Meta(description="Whether an answer may hold several calls; true by default.")
-    ] = None
-    chat_template_kwargs: Annotated[
-        dict[str, object] | None, Meta(description="Further variables of the chat template.")
-    ] = None
-    add_generation_prompt: Annotated[
-        bool | None, Meta(description="Open the assistant's turn at the prompt's end; true by default.")
-    ] = None
-    continue_final_message: Annotated[
-        bool | None, Meta(description="The last message is the beginning of the answer.")
-    ] = None
-    return_token_ids: Annotated[bool | None, Meta(description="Report token ids of prompt and output.")] = (
-        None
-    )
-    mm_processor_kwargs: Annotated[
-        dict[str, object] | None,
-        Meta(description="Options of the image processor; they change embeddings and their keys."),
-    ] = None
-    cache_salt: Annotated[
-        CacheSalt | None,
-        Meta(
-            description="Keeps caches apart: requests with other salts share no embeddings and no KV blocks."
-        ),
-    ] = None
-    triptych_timings: Annotated[bool | None, Meta(description="Report where the request's time went.")] = None
+    parallel_tool_calls: ParallelCalls = None
+    chat_template_kwargs: TemplateVariables = None
+    add_generation_prompt: GenerationPrompt = None
+    continue_final_message: ContinueFinal = None
+    return_token_ids: ReturnTokenIds = None
+    mm_processor_kwargs: ProcessorOptions = None
+    cache_salt: Salt = None
+    triptych_timings: TimingsWanted = None
 
 
 class MessageBody(msgspec.Struct):

@@ -14,10 +14,20 @@ from triptych.proxy.call.chat import ChatCall, RawPrompt
 from triptych.proxy.call.encoder_prompt import EncoderPrompt
 from triptych.proxy.call.validation import check_options, check_salt, check_text, check_token_count, in_range
 from triptych.proxy.http.json_body import decode_body
-from triptych.proxy.openai.chat.types import StreamOptions
 from triptych.proxy.openai.completions.two_prompts import two_prompts
 from triptych.proxy.openai.fields import schemas
-from triptych.proxy.openai.fields.sampling import CacheSalt, SamplingBody, sampling_of
+from triptych.proxy.openai.fields.body_fields import (
+    ChoiceCount,
+    ModelName,
+    ProcessorOptions,
+    ReturnTokenIds,
+    Salt,
+    SpecialTokens,
+    Stream,
+    StreamUsage,
+    TimingsWanted,
+)
+from triptych.proxy.openai.fields.sampling import SamplingBody, sampling_of
 from triptych.proxy.openai.fields.unserved import refuse_unserved
 from triptych.request.limits import MAX_TOKEN_ID, Logprobs
 
@@ -42,21 +52,12 @@ class CompletionBody(SamplingBody, kw_only=True):
         schemas.MultiModalData,
         Meta(description="Audio or a picture for the encoder of an encoder-decoder model."),
     ] = None
-    mm_processor_kwargs: Annotated[
-        dict[str, object] | None,
-        Meta(description="Options of the image processor; they change embeddings and their keys."),
-    ] = None
-    model: Annotated[
-        str | None, Meta(description="A name of GET /v1/models; may be left out where only one is served.")
-    ] = None
+    mm_processor_kwargs: ProcessorOptions = None
+    model: ModelName = None
     suffix: str | None = None
-    stream: Annotated[
-        bool | None, Meta(description="Send the answer as server-sent events while it is made.")
-    ] = None
-    stream_options: Annotated[
-        StreamOptions | None, Meta(description="include_usage: a last event with the usage.")
-    ] = None
-    n: Annotated[int | None, Meta(description="Number of answers; at most what --max-choices says.")] = None
+    stream: Stream = None
+    stream_options: StreamUsage = None
+    n: ChoiceCount = None
     best_of: int | None = None
     echo: Annotated[
         bool | None, Meta(description="Put the prompt in front of the text; not with logprobs.")
@@ -64,20 +65,10 @@ class CompletionBody(SamplingBody, kw_only=True):
     logprobs: Annotated[
         Logprobs | None, Meta(description="Report log-probabilities of so many likeliest tokens.")
     ] = None
-    add_special_tokens: Annotated[
-        schemas.OnlyTrue,
-        Meta(description="Only true is served: the tokenizer's own special tokens go around a text."),
-    ] = None
-    return_token_ids: Annotated[bool | None, Meta(description="Report token ids of prompt and output.")] = (
-        None
-    )
-    cache_salt: Annotated[
-        CacheSalt | None,
-        Meta(
-            description="Keeps caches apart: requests with other salts share no embeddings and no KV blocks."
-        ),
-    ] = None
-    triptych_timings: Annotated[bool | None, Meta(description="Report where the request's time went.")] = None
+    add_special_tokens: SpecialTokens = None
+    return_token_ids: ReturnTokenIds = None
+    cache_salt: Salt = None
+    triptych_timings: TimingsWanted = None
     user: Annotated[str | None, Meta(description="Ignored.")] = None
 
 

@@ -29,10 +29,13 @@ def _text(description: str, **limits: Any) -> dict[str, Any]:
 
 _COMMON: dict[str, Any] = {
     "file": _text("An audio file: WAV, FLAC, MP3 or Ogg.", format="binary"),
-    "model": _text("A name of GET /v1/models; may be left out where only one is served."),
+    "model": _text("A name from GET /v1/models; optional when only one model is served."),
     "prompt": _text("Text that the model takes as said before."),
     "response_format": _text("The form of the reply; json by default.", enum=list(FORMATS)),
-    "stream": {"type": "boolean", "description": "Send the text as server-sent events while it is made."},
+    "stream": {
+        "type": "boolean",
+        "description": "Send the text as server-sent events while it is generated.",
+    },
     "temperature": {
         **msgspec.json.schema(Temperature),
         "description": "0 takes the likeliest token; the checkpoint's own default where none is given.",

@@ -15,9 +15,19 @@ from triptych.proxy.http.json_body import decode_body
 from triptych.proxy.openai.chat.request import ChatReplyOptions, call_of
 from triptych.proxy.openai.chat.types import ChatBody
 from triptych.proxy.openai.fields import schemas
-from triptych.proxy.openai.fields.sampling import CacheSalt, SamplingBody
+from triptych.proxy.openai.fields.body_fields import (
+    ModelName,
+    ParallelCalls,
+    ProcessorOptions,
+    Salt,
+    Stream,
+    TemplateVariables,
+    TimingsWanted,
+    TopLogprobs,
+)
+from triptych.proxy.openai.fields.sampling import SamplingBody
 from triptych.proxy.openai.responses.input import Conversation, FieldNames
-from triptych.request.limits import Logprobs, OutputTokens
+from triptych.request.limits import OutputTokens
 
 LOGPROBS = "message.output_text.logprobs"
 #: Fields that would need memory between requests, or that have another name here.
@@ -38,13 +48,9 @@ class ResponsesBody(SamplingBody, kw_only=True):
         str | schemas.InputItems,
         Meta(description="A text, or items: messages, function calls and their outputs."),
     ]
-    model: Annotated[
-        str | None, Meta(description="A name of GET /v1/models; may be left out where only one is served.")
-    ] = None
+    model: ModelName = None
     instructions: Annotated[str | None, Meta(description="A system message in front of the input.")] = None
-    stream: Annotated[
-        bool | None, Meta(description="Send the answer as server-sent events while it is made.")
-    ] = None
+    stream: Stream = None
     max_output_tokens: Annotated[OutputTokens | None, Meta(description="Most output tokens.")] = None
     text: Annotated[
         schemas.TextConfig | None, Meta(description="format: the form that the answer has to have.")
@@ -54,12 +60,8 @@ class ResponsesBody(SamplingBody, kw_only=True):
         schemas.FlatToolChoice,
         Meta(description="none, auto, required, or the function that has to be called."),
     ] = None
-    parallel_tool_calls: Annotated[
-        bool | None, Meta(description="Whether an answer may hold several calls; true by default.")
-    ] = None
-    top_logprobs: Annotated[
-        Logprobs | None, Meta(description="Likeliest tokens reported beside each chosen one.")
-    ] = None
+    parallel_tool_calls: ParallelCalls = None
+    top_logprobs: TopLogprobs = None
     include: Annotated[
         list[str] | None,
         Meta(
@@ -77,20 +79,10 @@ class ResponsesBody(SamplingBody, kw_only=True):
     max_tokens: int | None = None
     response_format: dict[str, object] | None = None
     user: Annotated[str | None, Meta(description="Ignored.")] = None
-    cache_salt: Annotated[
-        CacheSalt | None,
-        Meta(
-            description="Keeps caches apart: requests with other salts share no embeddings and no KV blocks."
-        ),
-    ] = None
-    mm_processor_kwargs: Annotated[
-        dict[str, object] | None,
-        Meta(description="Options of the image processor; they change embeddings and their keys."),
-    ] = None
-    chat_template_kwargs: Annotated[
-        dict[str, object] | None, Meta(description="Further variables of the chat template.")
-    ] = None
-    triptych_timings: Annotated[bool | None, Meta(description="Report where the request's time went.")] = None
+    cache_salt: Salt = None
+    mm_processor_kwargs: ProcessorOptions = None
+    chat_template_kwargs: TemplateVariables = None
+    triptych_timings: TimingsWanted = None
 
 
 _decoder = msgspec.json.Decoder(ResponsesBody)

@@ -15,6 +15,14 @@ from triptych.proxy.http.json_body import decode_body
 from triptych.proxy.openai.chat.request import call_of
 from triptych.proxy.openai.chat.types import ChatBody
 from triptych.proxy.openai.fields import schemas
+from triptych.proxy.openai.fields.body_fields import (
+    ChatTools,
+    ContinueFinal,
+    GenerationPrompt,
+    ModelName,
+    SpecialTokens,
+    TemplateVariables,
+)
 from triptych.proxy.pd.wire import prompt_to_proto, template_to_proto
 from triptych.proxy.splitter import pd_messages
 from triptych.request.limits import TokenId
@@ -26,25 +34,14 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     prompt: Annotated[str | None, Meta(description="A text.")] = None
     messages: Annotated[
         schemas.Messages | None,
-        Meta(description="The conversation. Pictures are parts of a message's content."),
+        Meta(description="The conversation. Images are parts of a message's content."),
     ] = None
-    model: Annotated[
-        str | None, Meta(description="A name of GET /v1/models; may be left out where only one is served.")
-    ] = None
-    add_generation_prompt: Annotated[
-        bool | None, Meta(description="Open the assistant's turn at the prompt's end; true by default.")
-    ] = None
-    continue_final_message: Annotated[
-        bool | None, Meta(description="The last message is the beginning of the answer.")
-    ] = None
-    add_special_tokens: Annotated[
-        schemas.OnlyTrue,
-        Meta(description="Only true is served: the tokenizer's own special tokens go around a text."),
-    ] = None
-    chat_template_kwargs: Annotated[
-        dict[str, object] | None, Meta(description="Further variables of the chat template.")
-    ] = None
-    tools: Annotated[schemas.Tools | None, Meta(description="Functions that the model may call.")] = None
+    model: ModelName = None
+    add_generation_prompt: GenerationPrompt = None
+    continue_final_message: ContinueFinal = None
+    add_special_tokens: SpecialTokens = None
+    chat_template_kwargs: TemplateVariables = None
+    tools: ChatTools = None
     return_token_strs: bool | None = None
 
 
@@ -55,9 +52,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
         Annotated[list[TokenId], Meta(extra_json_schema={"maxItems": MAX_TOKEN_IDS})],
         Meta(description="Token ids."),
     ]
-    model: Annotated[
-        str | None, Meta(description="A name of GET /v1/models; may be left out where only one is served.")
-    ] = None
+    model: ModelName = None
 
 
 @dataclass(frozen=True, slots=True)

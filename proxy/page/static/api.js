@@ -76,14 +76,18 @@ async function refusal(reply) {
   return new ApiError(reply.status, message, Number.isFinite(wait) ? wait : null, type);
 }
 
-/** The events of a text/event-stream as {event, data}. Ends with the stream; what is over MOST characters is an error. */
-export async function* events(reply, most = 8 << 20) {
+/**
+ * The events of a text/event-stream as {event, data}. Ends with the stream; what is over MOST characters is an
+ * error. `heard` is called whenever bytes arrive: on a slow line an event takes its time.
+ */
+export async function* events(reply, { most = 8 << 20, heard = () => {} } = {}) {
   const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
     for (;;) {
       const { value, done } = await reader.read();
       if (done) return;
+      heard();
       rest += value;
       if (rest.length > most) throw new ApiError(0, "The server sent an event that is too large.");
       const blocks = rest.split(/\r?\n\r?\n/);

@@ -2,7 +2,7 @@
 
 import { ApiError, call, events, onKeyChange } from "./api.js";
 
-/** Snapshots come once a second: after so long without one the connection is taken for dead. */
+/** Snapshots come once a second: after so long without a byte the connection is taken for dead. */
 const SILENCE_MS = 8000;
 const FIRST_DELAY = 0.5;
 const LONGEST_DELAY = 20;
@@ -63,10 +63,12 @@ export class Feed {
     let failure = new ApiError(0, "The connection ended.");
     try {
       const reply = await call("cluster/events", { signal: abort.signal, headers: { Accept: "text/event-stream" } });
-      for await (const { event, data } of events(reply)) {
-        if (!current()) return;
+      const heard = () => {
         clearTimeout(silence);
         silence = setTimeout(() => abort.abort(), SILENCE_MS);
+      };
+      for await (const { event, data } of events(reply, { heard })) {
+        if (!current()) return;
         this.#take(event, data);
       }
     } catch (error) {

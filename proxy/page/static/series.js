@@ -43,6 +43,8 @@ export class Series {
   /** Means of the snapshots of each step; a gap in time is a gap in the line. */
   add(snapshot) {
     this.end ??= snapshot.time;
+    // The server's clock was set back: the line goes on from there.
+    if (snapshot.time < this.end - STEP) this.end = snapshot.time;
     if (snapshot.time - this.end > LENGTH * STEP) this.end = snapshot.time - LENGTH * STEP;
     while (snapshot.time - this.end >= STEP) this.#shift();
     for (const [name, read] of Object.entries(READ)) {

@@ -61,9 +61,10 @@ export class WatchView {
   #strip() {
     this.pill = h("span", { class: "pill", role: "status" }, "Connecting …");
     this.about = h("span", { class: "soft small" });
+    this.newer = h("button", { type: "button", class: "quiet small", hidden: true, onclick: () => location.reload() }, "This page is of another version: reload it");
     this.words = h("p", { class: "notice", hidden: true });
     this.give = h("button", { type: "button", class: "primary", hidden: true, onclick: () => askForKey(this.words.textContent) }, "Give an API key");
-    return h("div", { class: "strip" }, h("h1", {}, "The cluster, live"), this.pill, this.about, this.words, this.give);
+    return h("div", { class: "strip" }, h("h1", {}, "The cluster, live"), this.pill, this.about, this.newer, this.words, this.give);
   }
 
   #state(name, words) {
@@ -86,6 +87,8 @@ export class WatchView {
     if (!now) return;
     this.root.classList.remove("no-data");
     setText(this.about, upWords(now));
+    this.version ??= now.version;
+    this.newer.hidden = this.version === now.version;
     setAttr(this.root, "data-time", Math.floor(now.time));
     reconcile(this.tiles, tilesOf(now), ([name]) => name, tileRow);
     this.pools.update(now);

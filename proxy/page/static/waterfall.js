@@ -11,6 +11,8 @@ const MOST_LANES = 8;
 const MOST_ROWS = 80;
 
 const isItem = (span) => span.item !== null && span.item !== undefined;
+/** The one span of all items that are not told apart. */
+const isSummed = (span) => isItem(span) && /further items, summed/.test(span.note ?? "");
 const word = (name) => (Object.hasOwn(WORDS, name) ? WORDS[name] : String(name));
 
 /** A class name that is one of ours, whatever the server calls a span. */
@@ -57,13 +59,16 @@ export function waterfall(record) {
 
 function facts(record, spans, total) {
   const hits = new Set(spans.filter((span) => isItem(span) && isHit(span.note)).map((span) => span.item)).size;
-  const items = new Set(spans.filter(isItem).map((span) => span.item)).size;
+  const shown = new Set(spans.filter((span) => isItem(span) && !isSummed(span)).map((span) => span.item)).size;
+  const items = Math.max(shown, record.items ?? 0);
+  // Of a request with very many items the first ones alone are told apart.
+  const of = items > shown ? `${hits} of the first ${shown}, of ${count(items)}` : `${hits} of ${items}`;
   const pairs = [
     ["Total", record.seconds === null ? `${seconds(total)} …` : seconds(total)],
     ["Prompt", `${count(record.prompt_tokens)} tokens`],
     ["Answer", `${count(record.completion_tokens)} tokens`],
     ["From the KV cache", `${count(record.cached_tokens)} tokens`],
-    ["Items reused", items ? `${hits} of ${items}` : "none sent"],
+    ["Items reused", items ? of : "none sent"],
   ];
   return h("dl", { class: "facts" }, pairs.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 }
@@ -75,7 +80,7 @@ function lanes(spans, total) {
     const own = spans.filter((span) => span.item === item);
     const hit = own.some((span) => isHit(span.note));
     const time = seconds(Math.max(...own.map((span) => span.end)) - Math.min(...own.map((span) => span.start)));
-    return lane(`Item ${item + 1}`, own, total, hit ? h("span", { class: "good" }, "✓ reused") : time);
+    return lane(own.some(isSummed) ? "Others" : `Item ${item + 1}`, own, total, hit ? h("span", { class: "good" }, "✓ reused") : time);
   });
   const left = items.length - rows.length;
   return h(
@@ -119,13 +124,18 @@ function table(spans, total) {
   );
 }
 
+function itemWord(span) {
+  if (!isItem(span)) return "";
+  return isSummed(span) ? " (others)" : ` ${span.item + 1}`;
+}
+
 function spanRow(span) {
   const where = (span.where ?? "") + (span.attempt > 1 ? ` (attempt ${span.attempt})` : "");
   const item = isItem(span);
   return h(
     "tr", { class: item ? "item" : "" },
     h("th", { scope: "row" },
-      h("span", { class: `swatch stage-${stage(span.name)}` }), word(span.name) + (item ? ` ${span.item + 1}` : ""),
+      h("span", { class: `swatch stage-${stage(span.name)}` }), word(span.name) + itemWord(span),
       span.note ? h("span", { class: isHit(span.note) ? "note good" : "note" }, span.note) : null,
       h("span", { class: "narrow-only", "aria-hidden": "true" }, where)),
     h("td", { class: "where" }, where),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -42,6 +43,18 @@ async def test_every_request_is_sent_once_in_order_and_counted_by_usage():
     assert [record.warm_up for record in report.records] == [True] * 4 + [False] * 20
     assert report.cpu_share > 0
     assert seen[0].total == 24
+
+
+async def test_replicas_take_requests_in_turn():
+    runner, url = await start(Behaviour(ttft=0.001, tpot=0.001))
+    try:
+        job = job_for(url, count=6)
+        # Nothing listens at port 1.
+        job = replace(job, target=replace(job.target, replicas=("http://127.0.0.1:1",)))
+        report = await generate(job, [].append)
+    finally:
+        await runner.cleanup()
+    assert [bool(record.error) for record in report.records] == [False, True] * 3
 
 
 async def test_times_of_a_record_hang_together():

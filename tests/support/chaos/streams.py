@@ -57,6 +57,11 @@ class Streams:
             for (case, _), answer in zip(self._asked, self.answers, strict=True)
         )
 
+    @property
+    def ended(self) -> bool:
+        """Whether every request has ended."""
+        return all(task.done() for task in self._tasks)
+
     def assert_under_way(self, what: str) -> None:
         """What is waited for can still come: no request has failed, and not all have ended."""
         ended = [task for task in self._tasks if task.done()]

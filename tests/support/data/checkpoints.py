@@ -12,7 +12,7 @@ scaled      token embeddings times the root of their width (BART)
 summary     generation_config as summarisers have it: no trigram twice, a least length, beams (BART)
 even        four attention heads, which two ranks can share, not five (T5)
 six         six attention heads and three KV heads, which three ranks can share (Qwen3-VL)
-wide        attention heads of 64 elements, a size that other engines' kernels have (Qwen3-VL)
+wide        attention heads of 64 elements, a size that other engines' kernels have (decoder-only families)
 """
 
 from __future__ import annotations
@@ -298,9 +298,14 @@ def _qwen3_vl(traits: frozenset[str]) -> Parts:
 
 def _qwen2_5_vl(traits: frozenset[str]) -> Parts:
     tokenizer = styles.qwen_tokenizer(VOCAB_SIZE, default_system=True)
-    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
+    # Its heads are as wide as its hidden size allows.
+    wide = (
+        {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1} if "wide" in traits else {}
+    )
+    sections = [8, 12, 12] if wide else [2, 3, 3]
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
     config = Qwen2_5_VLConfig(
-        text_config=_text_config(tokenizer, rope_parameters=rope),
+        text_config=_text_config(tokenizer, rope_parameters=rope, **wide),
         vision_config={
             "depth": 3,
             "hidden_size": 64,
@@ -311,7 +316,7 @@ def _qwen2_5_vl(traits: frozenset[str]) -> Parts:
             "temporal_patch_size": 2,
             "window_size": 32,
             "fullatt_block_indexes": [2],
-            "out_hidden_size": _HIDDEN,
+            "out_hidden_size": wide.get("hidden_size", _HIDDEN),
         },
         tie_word_embeddings="tied" in traits,
         dtype="float32",
@@ -330,6 +335,7 @@ def _llava(traits: frozenset[str]) -> Parts:
             model_type="llama",
             rope_parameters={"rope_type": "default", "rope_theta": 1e4},
             tie_word_embeddings="tied" in traits,
+            **({"head_dim": 64} if "wide" in traits else {}),
         ),
         vision_config={
             "model_type": "clip_vision_model",

@@ -32,12 +32,12 @@ from triptych.proxy.grpc.server import ProxyServicer
 from triptych.proxy.http.body_budget import BodyBudget
 from triptych.proxy.http.connections import ConnectionLimits
 from triptych.proxy.http.endpoint import BodyBudgetMiddleware
+from triptych.proxy.http.listener import bind
 from triptych.proxy.http.server import HttpServer
 from triptych.proxy.live.service import LiveData
 from triptych.proxy.media.loader import make_loader
-from triptych.proxy.openai.app import make_app
+from triptych.proxy.openai.app import ApiLimits, make_app
 from triptych.proxy.pool import WorkerPool
-from triptych.proxy.service import bind
 from triptych.proxy.transport import GrpcTransport
 from triptych.rpc.channels import listen, make_server
 from triptych.rpc.tls.certificates import Certificates
@@ -123,9 +123,7 @@ class FakeCluster:
             self.dispatcher,
             self.pool,
             self.metrics.registry,
-            max_images=8,
-            max_body=max_body,
-            request_timeout=timeout,
+            ApiLimits(max_images=8, max_body=max_body, request_timeout=timeout),
             live=() if live is None else live.start(self.dispatcher, self.metrics, "proxy-test"),
             tracer=tracer,
         )

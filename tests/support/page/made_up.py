@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,23 +25,27 @@ class MadeUp:
     in_flight: int = 3
     encoder_state: str = "serving"
     store_up: bool = True
+    encoders: int = 3
+    pd_workers: int = 2
+    version: str = "0.9"
+    #: Seconds by which the server's clock is ahead of the browser's.
+    skew: float = 0.0
+    #: Items of the request that is asked, of which 16 are told apart.
+    items: int = 0
     text: str = ""
     #: Connections of /cluster/events so far, and requests that were asked.
     connections: int = 0
     asked: list[dict[str, Any]] = field(default_factory=list)
 
     def snapshot(self) -> dict[str, Any]:
-        now = time.time()
+        now = time.time() + self.skew
         wave = 0.5 + 0.4 * math.sin(now / 7)
-        encoders = [
-            _encoder(0, self.text, "serving", wave),
-            _encoder(1, self.text, self.encoder_state, 1 - wave),
-            _encoder(2, self.text, "serving", wave / 2),
-        ]
+        states = ["serving", self.encoder_state, *["serving"] * self.encoders]
+        encoders = [_encoder(at, self.text, states[at], wave / (1 + at % 2)) for at in range(self.encoders)]
         live = sum(encoder["state"] == "serving" for encoder in encoders)
         return {
             "time": now,
-            "version": "0.9",
+            "version": self.version,
             "uptime": 5025.0,
             "proxies": 2,
             "proxy": {
@@ -59,17 +64,14 @@ class MadeUp:
             },
             "models": [model["id"] for model in self.models],
             "encoders": encoders,
-            "pd_workers": [
-                _pd(0, self.text, wave, self.in_flight),
-                _pd(1, self.text, 1 - wave, self.in_flight),
-            ],
+            "pd_workers": [_pd(i, self.text, wave, self.in_flight) for i in range(self.pd_workers)],
             "scaling": {
                 "encoder": {
                     "live": live,
                     "desired": 3,
                     "reason": f"2.1 s of work wait, 0.7 a worker {self.text}",
                 },
-                "pd": {"live": 2, "desired": None, "reason": ""},
+                "pd": {"live": self.pd_workers, "desired": None, "reason": ""},
             },
             "rates": {
                 "requests": 6.2 * wave,
@@ -120,7 +122,7 @@ class MadeUp:
             "desired_encoders": [*levels[6:], *[3.0] * 6],
             "pd_workers": [None] * 30 + [2.0] * 150,
         }
-        return {"step": 5, "end": time.time(), "series": series}
+        return {"step": 5, "end": time.time() + self.skew, "series": series}
 
     def record(self, name: str) -> dict[str, Any]:
         def span(
@@ -155,8 +157,15 @@ class MadeUp:
             "prompt_tokens": 152,
             "completion_tokens": 17,
             "cached_tokens": 64,
-            "spans": spans,
+            "items": self.items or 3,
+            "spans": spans if not self.items else [*spans[:1], *_many(self.items, span), *spans[-2:]],
         }
+
+
+def _many(items: int, span: Callable[..., dict[str, Any]]) -> list[dict[str, Any]]:
+    """Encodes of very many items: the first 16 one by one, the others in one span."""
+    told = [span("encode", 0.03, 0.1 + at / 100, "10.0.0.7:50051", at) for at in range(16)]
+    return [*told, span("encode", 0.2, 0.31, "", 16, f"{items - 16} further items, summed")]
 
 
 def _encoder(index: int, text: str, state: str, wave: float) -> dict[str, Any]:
@@ -166,8 +175,8 @@ def _encoder(index: int, text: str, state: str, wave: float) -> dict[str, Any]:
         else f"no heartbeat for 6 s: its jobs went elsewhere; is the process alive? {text}"
     )
     return {
-        "name": f"10.0.0.{7 + index}:50051{text}",
-        "address": f"10.0.0.{7 + index}:50051",
+        "name": f"10.0.{index // 200}.{7 + index % 200}:50051{text}",
+        "address": f"10.0.{index // 200}.{7 + index % 200}:50051",
         "model": f"demo{text}",
         "kind": "cpu",
         "state": state,

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from support.stores.server import ADMIN, StoreServer
 from triptych.ec_connector.access.acl import acl_lines, password_hash, user_name
-from triptych.ec_connector.access.uses import ROLES
+from triptych.ec_connector.access.uses import OPTIONAL_ROLES, ROLES
 
 
 def role_password(role: str) -> str:
@@ -30,7 +30,7 @@ def admin_url(url: str) -> str:
 
 def write_users(path: Path) -> Path:
     """Writes the ACL file."""
-    lines = acl_lines({role: password_hash(role_password(role)) for role in ROLES})
+    lines = acl_lines({role: password_hash(role_password(role)) for role in (*ROLES, *OPTIONAL_ROLES)})
     admin = f"user {ADMIN[0]} on #{password_hash(ADMIN[1])} ~* &* +@all"
     path.write_text("\n".join([*lines, admin, ""]))
     return path

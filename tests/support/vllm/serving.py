@@ -13,6 +13,7 @@ from support.vllm.scripted_server import ScriptedServer
 from triptych.config import PDConfig
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.metrics import PDMetrics
+from triptych.pd_worker.vllm.connection import EngineConnection
 from triptych.pd_worker.vllm.front_model import FrontModel, load_front_model
 from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import VLLMClient
@@ -73,8 +74,8 @@ async def fronting(
     model = front_model(family)
     vllm, metrics = VLLMClient(server.url), PDMetrics("tiny")
     health = EngineHealth(vllm, config.stall_timeout)
-    await health.first_answer()
-    worker = VLLMWorker(config, model, vllm, health, store, metrics)
+    connection = EngineConnection(vllm, health, await health.first_answer())
+    worker = VLLMWorker(config, model, connection, store, metrics)
     grpc_server = make_server()
     port = grpc_server.add_insecure_port("127.0.0.1:0")
     pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, grpc_server)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from support.processes.cluster import free_port, scrape, wait_for
@@ -23,24 +26,34 @@ _REPLY = 300.0
 
 
 class VllmServer:
-    """One `vllm serve` of a checkpoint, named "model", with TriptychECConnector in the given role."""
+    """One `vllm serve` of a checkpoint, named "model", with TriptychECConnector in the given role.
+
+    `limits` are the most items of each modality in a request.
+    """
 
     def __init__(
-        self, model: Path, log: Path, role: str, extra: Mapping[str, object], words: Sequence[str] = ()
+        self,
+        model: Path,
+        log: Path,
+        role: str,
+        extra: Mapping[str, object],
+        words: Sequence[str] = (),
+        limits: Mapping[str, int] = MappingProxyType({"image": 8, "video": 0}),
     ) -> None:
         self.port = free_port()
         self.log = log
+        self.extra = dict(extra)
         transfer = {
             "ec_connector": "TriptychECConnector",
             "ec_connector_module_path": "triptych.integrations.vllm",
             "ec_role": role,
-            "ec_connector_extra_config": dict(extra),
+            "ec_connector_extra_config": self.extra,
         }
         self._command = [
             *(str(HOME / "venv" / "bin" / "vllm"), "serve", str(model), "--served-model-name", "model"),
             *("--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32", "--enforce-eager"),
             *("--max-model-len", "2048", "--max-num-seqs", "16", "--enable-mm-embeds"),
-            *("--limit-mm-per-prompt", '{"image": 8, "video": 0}'),
+            *("--limit-mm-per-prompt", json.dumps(dict(limits))),
             *("--ec-transfer-config", json.dumps(transfer), *words),
         ]
         self._process: subprocess.Popen[bytes] | None = None
@@ -51,16 +64,8 @@ class VllmServer:
 
     def start(self) -> None:
         """Starts the process and waits until it answers."""
-        openmp = HOME / "venv" / "lib" / "libiomp5.so"
         command, environment = supervised(self._command)
-        environment |= {
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{HOME / 'packages'}",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "DO_NOT_TRACK": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "LD_PRELOAD": str(openmp) if openmp.exists() else "",
-        }
+        environment |= vllm_environment()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
@@ -111,6 +116,16 @@ class VllmServer:
         """Samples of its /metrics page."""
         return scrape(f"{self.url}/metrics")
 
+    def kill(self) -> None:
+        """SIGKILL to the server and to its engine, as if their container ended."""
+        assert self._process is not None
+        pids = [self._process.pid, *descendants(self._process.pid)]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+
     def stop(self) -> None:
         """SIGTERM, and SIGKILL to what has not ended after a minute."""
         if self._process is None:
@@ -124,14 +139,21 @@ class VllmServer:
         self._process = None
 
 
-def vllm_checkpoint(checkpoint: Path) -> Path:
-    """The checkpoint with the processor's configuration in the one file that vLLM reads."""
-    image = json.loads((checkpoint / "preprocessor_config.json").read_text())
-    video = {name: value for name, value in image.items() if name != "image_processor_type"}
-    processor = {
-        "processor_class": "Qwen3VLProcessor",
-        "image_processor": image,
-        "video_processor": video | {"video_processor_type": "Qwen3VLVideoProcessor"},
+def descendants(pid: int) -> list[int]:
+    """Process ids below a process."""
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [int(child) for file in files for child in file.read_text().split()]
+    return [each for child in children for each in (child, *descendants(child))]
+
+
+def vllm_environment() -> dict[str, str]:
+    """The variables of a process in vLLM's environment, with this project on its path."""
+    openmp = HOME / "venv" / "lib" / "libiomp5.so"
+    return {
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{HOME / 'packages'}",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "LD_PRELOAD": str(openmp) if openmp.exists() else "",
     }
-    (checkpoint / "processor_config.json").write_text(json.dumps(processor))
-    return checkpoint

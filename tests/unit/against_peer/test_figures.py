@@ -28,6 +28,10 @@ def test_gaps_of_a_prefill_and_of_a_smaller_batch_are_no_steps() -> None:
     assert decode_step([first, second], 2) == pytest.approx(0.2)
 
 
+def test_a_step_of_0_of_tokens_that_came_together_is_no_figure() -> None:
+    assert ratios([a_turn("triptych", 0, step_ms=0.0)], [a_turn("vllm", 0, step_ms=2.0)], "step_ms") == []
+
+
 def test_there_is_no_step_where_never_all_decode_or_a_request_failed() -> None:
     assert decode_step([record(0.0, 1.0, [0.1]), record(5.0, 1.0, [0.1])], 2) is None
     failed = record(0.0, 1.0, [0.1, 0.1], error="gone")

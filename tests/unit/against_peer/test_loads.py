@@ -9,10 +9,14 @@ from triptych.errors import ConfigError
 
 
 def test_patterns_choose_loads_and_none_chooses_all() -> None:
-    assert [load.name for load in chosen(["text*@16", "image@1"])] == ["text@16", "text-450@16", "image@1"]
-    assert chosen([]) == list(LOADS)
+    assert [load.name for load in chosen(["text*@16", "image@1"], LOADS)] == [
+        "text@16",
+        "text-450@16",
+        "image@1",
+    ]
+    assert chosen([], LOADS) == list(LOADS)
     with pytest.raises(ConfigError, match=r"images-4@16"):
-        chosen(["video@1"])
+        chosen(["video@1"], LOADS)
 
 
 def test_a_round_has_some_requests_even_one_at_a_time() -> None:

@@ -13,13 +13,13 @@ from triptych.cli.app import app
 
 def test_store_acl_prints_the_users_with_hashes_of_the_passwords_in_files(tmp_path: Path) -> None:
     words = []
-    for role in ("proxy", "encoder", "pd"):
+    for role in ("proxy", "encoder", "pd", "vllm"):
         (tmp_path / role).write_text(f"{role} hush\n")
         words += [f"--{role}-password-file", str(tmp_path / role)]
     found = CliRunner().invoke(app, ["store", "acl", *words])
     assert found.exit_code == 0
     assert "hush" not in found.output
-    for role in ("proxy", "encoder", "pd"):
+    for role in ("proxy", "encoder", "pd", "vllm"):
         hashed = hashlib.sha256(f"{role} hush".encode()).hexdigest()
         assert f"user triptych-{role} reset on #{hashed} " in found.output
 

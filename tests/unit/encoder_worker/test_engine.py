@@ -373,3 +373,11 @@ def test_an_engine_at_rest_beats(b: Bench) -> None:
     while b.engine.beat.count == before:
         assert time.monotonic() < deadline, "no beat"
         time.sleep(0.01)
+
+
+def test_an_item_that_is_refused_is_logged_with_its_trace(b: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    traced = replace(item("bad", value=float("inf")), trace_id="f" * 32)
+    b.encode([traced])
+    b.take(2)
+    [record] = [record for record in caplog.records if "NaN" in record.message]
+    assert (record.trace_id, record.mm_hash) == ("f" * 32, "bad")  # type: ignore[attr-defined]

@@ -26,6 +26,10 @@ class AclOptions(CommandOptions):
     proxy_password_file: str = flag("", "file that holds the password of the user triptych-proxy")
     encoder_password_file: str = flag("", "file that holds the password of the user triptych-encoder")
     pd_password_file: str = flag("", "file that holds the password of the user triptych-pd")
+    vllm_password_file: str = flag(
+        "",
+        "password file of triptych-vllm, the user of vLLM's connector; without it there is none",
+    )
 
 
 @store.command(
@@ -42,6 +46,7 @@ def acl(given: AclOptions) -> None:
         "proxy": given.proxy_password_file,
         "encoder": given.encoder_password_file,
         "pd": given.pd_password_file,
+        "vllm": given.vllm_password_file,
     }
     hashes = {
         role: password_hash(password_in(path, f"--{role}-password-file"))

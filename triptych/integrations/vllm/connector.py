@@ -28,6 +28,7 @@ from triptych.integrations.vllm.copy_loader import CopyLoader
 from triptych.integrations.vllm.engine import adopt_logging, check_engine, row_width, shares_a_process
 from triptych.integrations.vllm.host_copies import CopyFolder, HostCopies
 from triptych.integrations.vllm.options import ConnectorOptions, parse_options
+from triptych.integrations.vllm.parent import end_with_parent
 from triptych.integrations.vllm.park_table import ParkLimits, ParkTable
 from triptych.integrations.vllm.requests import RequestItems, SaveOrder, save_order
 from triptych.integrations.vllm.row_saver import RowSaver
@@ -69,6 +70,8 @@ class TriptychECConnector(ECConnectorBase):  # type: ignore[misc]
         self._scheduler: _SchedulerSide | None = None
         self._worker: _WorkerSide | None = None
         if role is ECConnectorRole.SCHEDULER:
+            if self._options.ends_with_parent:
+                end_with_parent()
             self._scheduler = _SchedulerSide(
                 vllm_config, self._options, is_consumer=self.is_consumer, is_producer=self.is_producer
             )

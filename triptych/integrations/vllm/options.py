@@ -27,6 +27,7 @@ class ConnectorOptions:
     `media_wait_seconds` where it carries the media and vLLM can encode it instead. `host_memory_bytes` bounds
     host copies of a consumer, and saves under way of a producer. `host_folder` is where host copies are that
     worker processes read. `row_width` is the number of elements in a row; 0: by the model's configuration.
+    `ends_with_parent`: the engine's process ends with the one that started it, even one that was killed.
     """
 
     store: str = field(repr=False)
@@ -37,6 +38,7 @@ class ConnectorOptions:
     host_folder: str = "/dev/shm"
     ttl_seconds: float = EMBEDDING_TTL
     row_width: int = 0
+    ends_with_parent: bool = False
 
 
 _TLS_FILES = ("ca_file", "cert_file", "key_file")
@@ -61,6 +63,7 @@ def parse_options(extra: Mapping[str, object]) -> ConnectorOptions:
         host_folder=_text(extra, "host_folder", "/dev/shm"),
         ttl_seconds=_number(extra, "ttl_seconds", EMBEDDING_TTL, least=1.0, most=7 * _DAY),
         row_width=int(_number(extra, "row_width", 0, most=1 << 24)),
+        ends_with_parent=_switch(extra, "ends_with_parent"),
     )
 
 
@@ -109,6 +112,13 @@ def _text(extra: Mapping[str, object], name: str, default: str) -> str:
     value = extra.get(name, default)
     if not isinstance(value, str):
         raise ConfigError(f"{_WHERE}: {name} must be a text, not {value!r}")
+    return value
+
+
+def _switch(extra: Mapping[str, object], name: str) -> bool:
+    value = extra.get(name, False)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{_WHERE}: {name} must be true or false, not {value!r}")
     return value
 
 

@@ -104,7 +104,7 @@ class _Verdict(enum.Enum):
 
 
 @dataclass(slots=True)
-class _Entry:
+class _Copy:
     """A copy, and the first step in which it may be freed."""
 
     copy: HostCopy
@@ -136,7 +136,7 @@ class ParkTable:
         self._limits = limits
         self._clock = clock
         #: Copies, the longest unused first.
-        self._copies: OrderedDict[str, _Entry] = OrderedDict()
+        self._copies: OrderedDict[str, _Copy] = OrderedDict()
         self._loading: set[str] = set()
         self._misses: dict[str, _Miss] = {}
         #: Live requests, the oldest first, and the ids of those that hold each item.
@@ -251,7 +251,7 @@ class ParkTable:
             self._loading.discard(report.identifier)
             if report.copy is not None:
                 self._misses.pop(report.identifier, None)
-                self._copies[report.identifier] = _Entry(report.copy)
+                self._copies[report.identifier] = _Copy(report.copy)
             elif report.identifier in self._holders:
                 before = self._misses.get(report.identifier)
                 pause = _FIRST_PAUSE if before is None else min(2 * before.pause, _LONGEST_PAUSE)

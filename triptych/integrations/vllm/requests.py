@@ -14,6 +14,8 @@ from triptych.types import runs_of
 
 #: Processed fields that hold an item's patch grid.
 _GRIDS = ("image_grid_thw", "video_grid_thw")
+#: The field of an item without media and grid: vLLM 0.32 ends its engine on an item without fields.
+ROWS = "rows"
 
 
 class VllmRange(Protocol):
@@ -58,13 +60,13 @@ class SaveOrder:
 
 
 def needed_item(feature: VllmFeature, placeholder_fields: set[str]) -> NeededItem:
-    """The item; it has media if it has a field besides those that only size its placeholder."""
+    """The item; it has media if it has a field besides those that only say its size."""
     data = feature.data.get_data() if feature.data is not None else {}
     given = {name for name, value in data.items() if value is not None}
     return NeededItem(
         identifier=feature.identifier,
         rows=feature.mm_position.get_num_embeds(),
-        has_media=bool(given - placeholder_fields),
+        has_media=bool(given - placeholder_fields - {*_GRIDS, ROWS}),
         grid=grid_of(data),
     )
 

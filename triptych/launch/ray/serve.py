@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +20,7 @@ from triptych.launch.ray.connection import check_installed, connect, disconnect
 from triptych.launch.ray.loop import ServeLoop
 from triptych.launch.ray.plan import ActorPool, check_cluster_name, plan_actors
 from triptych.launch.ray.supervisor import ActorSupervisor
+from triptych.launch.run_folder import run_folder
 from triptych.launch.secrets.credentials import forget_variables, store_url
 from triptych.log import setup_logging
 from triptych.machine.resources import usable_cpus
@@ -36,13 +35,8 @@ def serve_on_ray(config: ServeConfig) -> None:
     check_installed()
     check_cluster_name(config.ray.cluster_name)
     check_scaled(config)
-    run_dir = Path(config.run_dir or tempfile.mkdtemp(prefix="triptych-")).absolute()
-    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    try:
+    with run_folder(config.run_dir) as run_dir:
         code = _serve(config, run_dir)
-    finally:
-        if not config.run_dir:
-            shutil.rmtree(run_dir, ignore_errors=True)
     if code:
         sys.exit(code)
 

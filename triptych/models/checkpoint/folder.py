@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,6 +21,10 @@ _INDEX = "model.safetensors.index.json"
 #: Of an element, by safetensors' names of dtypes; the others have one byte.
 _ITEM_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4}
 _ITEM_BYTES |= {"BF16": 2, "F16": 2, "I16": 2, "U16": 2}
+
+#: Read pages count as this process's memory while they are mapped. A file is mapped anew after so many, or
+#: the weights would be in memory twice at the end of loading: as pages of the file and as their copies.
+MAPPED_BYTES = 64 << 20
 
 
 class Checkpoint:
@@ -38,10 +43,13 @@ class Checkpoint:
         Of a key in `cuts` only that part is read; ConfigError for a tensor that it was not made for.
         """
         for file, names in self._by_file(keys).items():
-            with _open(file) as tensors:
-                for name in names:
-                    cut = (cuts or {}).get(name)
-                    yield name, tensors.get_tensor(name) if cut is None else self._part(tensors, name, cut)
+            tensors, read = _open(file), 0
+            for name in names:
+                if read >= MAPPED_BYTES:
+                    tensors, read = _open(file), 0
+                tensor = self._tensor(tensors, name, (cuts or {}).get(name))
+                read += tensor.nbytes
+                yield name, tensor
 
     def nbytes(self, keys: Iterable[str], cuts: Mapping[str, Cut] | None = None) -> int:
         """Bytes that `read` of the same reads, by the files' headers."""
@@ -61,7 +69,9 @@ class Checkpoint:
             found.setdefault(self.files[key], []).append(key)
         return found
 
-    def _part(self, tensors: safe_open, name: str, cut: Cut) -> torch.Tensor:
+    def _tensor(self, tensors: safe_open, name: str, cut: Cut | None) -> torch.Tensor:
+        if cut is None:
+            return cast(torch.Tensor, tensors.get_tensor(name))  # type: ignore[no-untyped-call]
         whole = tensors.get_slice(name)  # type: ignore[no-untyped-call]
         shape = whole.get_shape()
         if not cut.fits(shape):

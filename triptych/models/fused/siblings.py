@@ -34,7 +34,7 @@ def _read(kind: type[nn.Module]) -> _Groups:
         return ()
     if not isinstance(body, ast.FunctionDef):
         return ()
-    reader = _Reader(body.args)
+    reader = _CallReader(body.args)
     reader.visit_all(body.body)
     groups, taken = [], set[str]()
     for names in sorted(reader.calls.values(), key=len, reverse=True):
@@ -45,7 +45,7 @@ def _read(kind: type[nn.Module]) -> _Groups:
     return tuple(groups)
 
 
-class _Reader(ast.NodeVisitor):
+class _CallReader(ast.NodeVisitor):
     """Follows which values the names of a function may have, and notes calls `self.NAME(value)`.
 
     A value is a number; an assignment of anything but a name makes a new one.

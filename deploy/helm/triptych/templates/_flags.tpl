@@ -13,6 +13,12 @@
 - --log-format
 - {{ $values.logFormat }}
 {{- end }}
+{{- with $values.tracing.endpoint }}
+- --otlp-endpoint
+- {{ . | quote }}
+- --trace-sample
+- {{ $values.tracing.sample | quote }}
+{{- end }}
 - --drain-timeout
 - {{ include "triptych.drainSeconds" .spec | quote }}
 - --internal-token-file

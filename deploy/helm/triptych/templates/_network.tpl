@@ -40,6 +40,19 @@
 {{- end -}}
 {{- end }}
 
+{{/* The collector of spans, at the port of its URL. */}}
+{{- define "triptych.toCollector" -}}
+{{- with .root.Values.tracing.endpoint -}}
+{{- $port := regexFind ":[0-9]+$" (urlParse .).host | trimPrefix ":" -}}
+- ports:
+    - {port: {{ default (ternary "443" "80" (hasPrefix "https:" .)) $port }}, protocol: TCP}
+  {{- with $.root.Values.networkPolicy.collector }}
+  to:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end -}}
+{{- end }}
+
 {{/* Every public address: nothing of the cluster, of private networks, or of the cloud's metadata. */}}
 {{- define "triptych.toInternet" -}}
 {{- $internet := .root.Values.networkPolicy.internet -}}

@@ -3,6 +3,7 @@
 {{- $p := .spec }}
 {{- $cuda := hasPrefix "cuda" $p.device }}
 {{- $ranks := include "triptych.ranks" . | int }}
+{{- $vllm := include "triptych.onVllm" . }}
 apiVersion: apps/v1
 kind: Deployment
 metadata:
@@ -34,13 +35,15 @@ spec:
     spec:
       {{- include "triptych.pod" . | nindent 6 }}
       terminationGracePeriodSeconds: {{ $p.terminationGracePeriodSeconds }}
-      {{- with include "triptych.modelInit" . | trim }}
+      {{- $init := list (include "triptych.modelInit" . | trim) }}
+      {{- if $vllm }}{{ $init = append $init (include "triptych.vllmInit" .) }}{{ end }}
+      {{- with compact $init | join "\n" }}
       initContainers:
         {{- . | nindent 8 }}
       {{- end }}
       containers:
         - name: {{ .component }}
-          image: {{ include "triptych.image" (dict "root" .root "kind" (ternary "cuda" "cpu" $cuda) "given" $p.image) }}
+          image: {{ include "triptych.image" (dict "root" .root "kind" (ternary "cuda" "cpu" (and $cuda (not $vllm))) "given" $p.image) }}
           imagePullPolicy: {{ .root.Values.image.pullPolicy }}
           command: [triptych]
           args:
@@ -53,9 +56,13 @@ spec:
             - "50051"
             - --advertise
             - {{ include "triptych.podAddress" . | quote }}
+            {{- if $vllm }}
+            {{- include "triptych.vllmFlags" . | nindent 12 }}
+            {{- else }}
             - --device
             - {{ $p.device }}
-            {{- if gt $ranks 1 }}
+            {{- end }}
+            {{- if and (gt $ranks 1) (not $vllm) }}
             - {{ ternary "--encoder-data-parallel" "--tensor-parallel" (eq .component "encoder") }}
             - {{ $ranks | quote }}
             {{- end }}
@@ -90,6 +97,9 @@ spec:
       volumes:
         {{- include "triptych.secretVolumes" . | nindent 8 }}
         {{- include "triptych.modelVolume" . | nindent 8 }}
+        {{- if $vllm }}
+        {{- include "triptych.vllmVolume" . | nindent 8 }}
+        {{- end }}
         - name: tmp
           emptyDir: {sizeLimit: {{ $p.scratchSize }}}
         - name: shm
@@ -103,16 +113,31 @@ spec:
 
 {{/* The size of /dev/shm. NCCL keeps its buffers between ranks there: 64 MiB are too few for it. */}}
 {{- define "triptych.shmSize" -}}
+{{- $own := include "triptych.bytes" .spec.shmSize | int64 -}}
+{{- if include "triptych.onVllm" . -}}
+{{- /* Both containers'. The connector's host copies are there, which vLLM's processes share; NCCL's buffers too. */ -}}
+{{- add (max $own 1073741824) (include "triptych.bytes" .spec.vllm.hostMemory | int64) -}}
+{{- else -}}
 {{- $least := and (hasPrefix "cuda" .spec.device) (gt (include "triptych.ranks" . | int) 1) -}}
-{{- if and $least (lt (include "triptych.bytes" .spec.shmSize | int64) 1073741824) }}1Gi{{ else }}{{ .spec.shmSize }}{{ end -}}
+{{- if and $least (lt $own 1073741824) }}1Gi{{ else }}{{ .spec.shmSize }}{{ end -}}
+{{- end -}}
 {{- end }}
 
-{{/* A worker's resources, with a GPU for each rank unless they name some already. */}}
+{{/* A worker's resources; those of one in front of vLLM have no GPU. */}}
 {{- define "triptych.workerResources" -}}
-{{- $resources := deepCopy .spec.resources -}}
+{{- if include "triptych.onVllm" . -}}
+{{- toYaml .spec.resources -}}
+{{- else -}}
+{{- include "triptych.gpuResources" (dict "spec" .spec "resources" .spec.resources "ranks" (include "triptych.ranks" . | int)) -}}
+{{- end -}}
+{{- end }}
+
+{{/* `resources`, with a GPU for each of `ranks` where the device is one, unless they name some already. */}}
+{{- define "triptych.gpuResources" -}}
+{{- $resources := deepCopy .resources -}}
 {{- if hasPrefix "cuda" .spec.device -}}
 {{- $limits := default dict $resources.limits -}}
-{{- if not (hasKey $limits .spec.gpuResource) }}{{ $_ := set $limits .spec.gpuResource (include "triptych.ranks" .) }}{{ end -}}
+{{- if not (hasKey $limits .spec.gpuResource) }}{{ $_ := set $limits .spec.gpuResource (toString .ranks) }}{{ end -}}
 {{- $_ := set $resources "limits" $limits -}}
 {{- end -}}
 {{- toYaml $resources -}}

@@ -51,6 +51,8 @@ async def test_a_user_that_lacks_a_permission_or_has_one_too_many_is_found(serve
         Verdict.WARNING,
         "triptych-pd may write embeddings and has no need to",
     )
+    server.call("ACL", "SETUSER", "triptych-vllm", "clearselectors")
+    assert (await verdicts(admin_url(server.url)))["user vllm"][0] is Verdict.FAILURE
     assert found["user proxy"] == (Verdict.UNKNOWN, "there is no user triptych-proxy")
 
 

@@ -13,7 +13,6 @@ from support.stores.users import role_password, role_url
 from triptych.ec_connector.access.acl import password_hash, rules, user_name
 from triptych.ec_connector.access.uses import grants_of
 from triptych.ec_connector.store import keys
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.ec_connector.store.topology.slots import slot_of
 
 __all__ = ["small_parts"]
@@ -31,9 +30,7 @@ async def test_every_role_may_follow_its_items_to_another_node(tmp_path: Path) -
                 node.call("ACL", "SETUSER", user_name(role), "on", password, *rules(grants_of(role)))
         servers.begin_move(slot, source, target)
         for role, use in USES.items():
-            store = await EmbeddingStore.connect(role_url(servers.url, role).removesuffix("/0"))
-            await use(store)
-            await store.close()
+            await use(role_url(servers.url, role).removesuffix("/0"))
         assert target.call("DBSIZE")
         refused = [entry for node in servers.nodes for entry in node.call("ACL", "LOG")]
         assert not refused

@@ -11,7 +11,7 @@ from support.data.items import make_plan
 from support.store_roles import USES, recorded_commands, small_parts
 from support.stores.server import StoreServer
 from support.stores.users import guarded_server, role_url
-from triptych.ec_connector.access.uses import IN_CLUSTERS, ROLES, grants_of
+from triptych.ec_connector.access.uses import IN_CLUSTERS, OPTIONAL_ROLES, ROLES, grants_of
 from triptych.ec_connector.store import keys
 from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
@@ -36,9 +36,7 @@ async def test_every_role_runs_all_that_it_is_allowed_and_nothing_beside(server:
     server.call("FLUSHALL")
     for role, use in USES.items():
         with recorded_commands(server) as record:
-            store = await EmbeddingStore.connect(role_url(server.url, role, db=1))
-            await use(store)
-            await store.close()
+            await use(role_url(server.url, role, db=1))
         asked = {(name, key) for name, key in record.asked if name not in ("auth", "monitor")}
         granted = grants_of(role)
         # What a Redis Cluster alone is asked: tests/integration/ec_connector/access/test_cluster_roles.py.
@@ -72,6 +70,14 @@ REFUSED = {
         ("SET", keys.EPOCH, "forged"),
         ("SET", "other", "x"),
     ],
+    "vllm": [
+        ("HGETALL", keys.LEASES),
+        ("HSET", keys.WORKERS, "pd 10.0.0.1:1", "forged"),
+        ("EVAL", "return redis.call('HSET', KEYS[1], 'pd x', 'forged')", "1", keys.WORKERS),
+        ("SET", keys.EPOCH, "forged"),
+        ("SET", "other", "x"),
+        ("UNLINK", keys.SHARDS),
+    ],
 }
 ALL = [
     *(("FLUSHALL",), ("FLUSHDB",), ("KEYS", "*"), ("SCAN", "0"), ("CONFIG", "SET", "maxmemory", "1")),
@@ -86,7 +92,7 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", [*ROLES, *OPTIONAL_ROLES])
 async def test_no_role_may_do_what_another_does_nor_what_an_operator_does(
     server: StoreServer, role: str
 ) -> None:

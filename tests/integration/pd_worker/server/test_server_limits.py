@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,16 +15,21 @@ import pytest
 
 from support.engine.engine_requests import make_request
 from support.fakes.pd_client import PDClient
+from support.tracing.spans import kept_tracer
 from support.waiting import until
 from triptych.errors import InvalidRequest, Unavailable
 from triptych.pd_worker import server as pd_server
+from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import NewTokens, RequestFinished
+from triptych.pd_worker.events.attempt_trace import PDTraces
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.pd_worker.server import PDServicer
 from triptych.protos import pd_pb2, pd_pb2_grpc
 from triptych.rpc.channels import make_channel, make_server
 from triptych.rpc.client_auth import WorkerSession
 from triptych.rpc.server_auth import WorkerAuth
+from triptych.tracing.context import new_context
+from triptych.tracing.producers import Producers
 from triptych.types import FinishReason, PDTimings, Usage, WorkerInfo
 
 QUEUED, REFUSED = pd_pb2.SubmitReply.STATUS_QUEUED, pd_pb2.SubmitReply.STATUS_REFUSED
@@ -34,6 +40,7 @@ class Engine:
     """Notes what it is told."""
 
     submitted: list[str] = field(default_factory=list)
+    requests: list[EngineRequest] = field(default_factory=list)
     ready: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     fault: Exception | None = None
@@ -42,6 +49,7 @@ class Engine:
         if self.fault:
             raise self.fault
         self.submitted.append(request.request_id)
+        self.requests.append(request)
 
     def items_ready(self, mm_hashes):
         if self.fault:
@@ -259,3 +267,18 @@ async def test_a_worker_that_demands_the_token_refuses_others():
             await client.submit(client.message("r1", "x"))
         await server.stop(0)
     assert engine.submitted == ["r1"]
+
+
+async def test_a_refusal_is_logged_with_the_requests_trace_and_the_engine_gets_it_too(caplog):
+    tracer, _ = kept_tracer()
+    async with service(max_requests=1, traces=PDTraces(tracer, Producers())) as s:
+        traced = new_context(sampled=True)
+        for name in ("r1", "r2"):
+            message = s.client.message(name, "x")
+            message.traceparent = traced.traceparent
+            with caplog.at_level(logging.INFO):
+                await s.client.submit(message)
+        [record] = [record for record in caplog.records if "refused" in record.message]
+        assert (record.request_id, record.trace_id) == ("r2", traced.trace_id)
+        [submitted] = s.engine.requests
+        assert submitted.trace_id == traced.trace_id

@@ -158,18 +158,32 @@ def test_a_service_says_that_it_is_insecure_only_where_it_is() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_every_file_that_a_flag_names_is_mounted(name: str) -> None:
     for manifest in services(case(name)):
-        container = main_container(manifest)
-        mounts = [one["mountPath"] for one in container["volumeMounts"]]
-        files = [word for word in words(manifest) if word.startswith("/")]
-        assert files
-        for file in files:
-            assert any(file == mount or file.startswith(f"{mount}/") for mount in mounts), file
         volumes = {one["name"]: one for one in pod(manifest)["volumes"]}
-        for mount in container["volumeMounts"]:
-            keys = [one["path"] for one in volumes[mount["name"]].get("secret", {}).get("items", [])]
-            for key in keys:
-                assert f"{mount['mountPath']}/{key}" in files
-        assert {one["name"] for one in container["volumeMounts"]} == set(volumes)
+        mounted = set()
+        for container in containers(manifest):
+            files = files_of(manifest, container)
+            assert files
+            mounts = [one["mountPath"] for one in container["volumeMounts"]]
+            for file in files:
+                assert any(file == mount or file.startswith(f"{mount}/") for mount in mounts), file
+            for mount in container["volumeMounts"]:
+                keys = [one["path"] for one in volumes[mount["name"]].get("secret", {}).get("items", [])]
+                for key in keys:
+                    assert f"{mount['mountPath']}/{key}" in files
+                mounted.add(mount["name"])
+        assert mounted == set(volumes)
+
+
+def files_of(manifest: Manifest, container: dict[str, Any]) -> set[str]:
+    """The files that a container's words, scripts and variables name.
+
+    The connector's configuration is written by an init container, and read by vLLM.
+    """
+    variables = [one for each in containers(manifest) for one in each["env"] if one["name"] == "EC_TRANSFER"]
+    own = [one for one in container["env"] if one not in variables]
+    read = [*own, *variables] if container["name"] == "vllm" else own
+    texts = [*container["args"], *(str(one.get("value", "")) for one in read)]
+    return {file for text in texts for file in re.findall(r"(?<![\w:/@])/[\w./-]+", text)}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -294,3 +308,15 @@ def test_containers_run_what_an_image_of_ours_or_the_store_has(name: str) -> Non
     for manifest in workloads(case(name)):
         for container in containers(manifest):
             assert container["command"][0] in ("triptych", "valkey-server", "sh", "python")
+
+
+def test_every_service_sends_its_spans_to_the_collector() -> None:
+    values = {"tracing": {"endpoint": "https://collector.example:4318", "sample": 0.25}}
+    manifests = render(values)
+    for manifest in services(manifests):
+        config = config_of(manifest)
+        assert (config.otlp_endpoint, config.trace_sample) == ("https://collector.example:4318", 0.25)
+    for policy in (one for one in manifests if one["kind"] == "NetworkPolicy"):
+        ports = [port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]]
+        assert (4318 in ports) is (component(policy) != "store")
+    assert "--otlp-endpoint" not in str(render())

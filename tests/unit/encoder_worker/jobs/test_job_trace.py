@@ -143,3 +143,18 @@ async def test_an_output_that_is_kept_keeps_its_producer() -> None:
     assert waiter.job.trace is not None
     waiter.job.trace.encoding(waiter.job, t.producers)
     assert t.producers.links(waiter.spec.mm_hash) == (earlier,)
+
+
+async def test_log_records_about_a_job_have_the_trace_that_its_stages_are_recorded_in() -> None:
+    t = Traced()
+    unrecorded = t.join(new_context(sampled=False))
+    assert "trace_id" not in unrecorded.log_extra and "trace_id" not in unrecorded.job.log_extra
+    parent = new_context(sampled=True)
+    recorded = t.join(parent)
+    assert recorded.log_extra["trace_id"] == recorded.job.log_extra["trace_id"] == parent.trace_id
+    assert recorded.log_extra["request_id"] == recorded.spec.request_id
+    recorded.job.set_plan(plan(recorded.job.mm_hash))
+    assert recorded.job.tower_item().log_extra == recorded.job.log_extra
+    # A stream without traces joins the same job, and says nothing of somebody else's trace.
+    plain = t.streams.join(spec("a"), lambda event: None)
+    assert "trace_id" not in plain.log_extra

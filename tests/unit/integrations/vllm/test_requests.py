@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from triptych.integrations.vllm.requests import RequestItems, grid_of, needed_item, save_order
+from triptych.integrations.vllm.requests import ROWS, RequestItems, grid_of, needed_item, save_order
 
 KEY = "a" * 64
 SIZES = {"image_grid_thw"}
@@ -52,6 +52,11 @@ def grid(*sizes: int) -> Data:
 def test_an_item_that_only_sizes_its_placeholder_has_no_media():
     item = needed_item(Feature(Place(3, 4), grid(1, 4, 4)), SIZES)
     assert (item.identifier, item.rows, item.has_media, item.grid) == (KEY, 4, False, (1, 4, 4))
+
+
+def test_an_item_with_only_its_rows_or_a_grid_that_its_model_lacks_has_no_media():
+    assert not needed_item(Feature(Place(3, 4), Data({ROWS: torch.tensor([4])})), set()).has_media
+    assert not needed_item(Feature(Place(3, 4), grid(1, 4, 4)), set()).has_media
 
 
 def test_an_item_with_pixels_has_media():

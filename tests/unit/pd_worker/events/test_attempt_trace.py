@@ -24,6 +24,8 @@ from triptych.types import FinishReason, PDTimings, Placement, Usage
 KEY = "ab" * 32
 PARENT = SpanContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", True, "a=1")
 NAMES = {"request_id": "r1", "attempt": 1, "proxy_id": "p1"}
+#: An event that the streams fail on, and say so.
+UNSENDABLE = RequestAdmitted(prompt_token_ids=("no number",), placements=(), **NAMES)  # type: ignore[arg-type]
 
 
 class Box:
@@ -160,3 +162,22 @@ async def test_a_request_that_the_proxy_does_not_record_has_no_trace(box: Box) -
 async def test_requests_of_a_proxy_without_traces_are_sampled_here() -> None:
     assert Box(0.6).submit("", "") is not None
     assert Box(0.4).submit("", "") is None
+
+
+async def test_log_records_about_an_attempt_have_its_trace_where_it_is_recorded(
+    box: Box, caplog: pytest.LogCaptureFixture
+) -> None:
+    box.submit()
+    box.at(1.0, UNSENDABLE)
+    [record] = caplog.records
+    assert (record.request_id, record.trace_id) == ("r1", PARENT.trace_id)  # type: ignore[attr-defined]
+
+
+async def test_log_records_about_an_attempt_that_is_not_recorded_have_no_trace(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    box = Box(ratio=0.0)
+    box.submit()
+    box.at(1.0, UNSENDABLE)
+    [record] = caplog.records
+    assert record.request_id == "r1" and not hasattr(record, "trace_id")  # type: ignore[attr-defined]

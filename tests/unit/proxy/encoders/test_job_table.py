@@ -365,3 +365,15 @@ def test_an_idle_slow_encoder_gets_nothing_that_a_fast_one_does_sooner() -> None
     for index in range(5):
         jobs.want(f"{index:064x}", "r", SPACE)
     assert {action.job.address for action in jobs.pump(0.0)} == {"f"}
+
+
+def test_a_job_that_has_failed_for_an_hour_is_tried_again() -> None:
+    jobs = table()
+    now = 0.0
+    for request in range(2000):  # each comes before the last one's time is over: the job is never dropped
+        jobs.want("k", f"r{request}", SPACE)
+        (job,) = started(jobs, now)
+        assert jobs.failed(job.try_id, "k", now, retryable=True) is job
+        assert job.not_before <= now + 2.0
+        now = job.not_before
+    assert started(jobs, now) == [job]

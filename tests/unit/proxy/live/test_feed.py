@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
 from support.fakes.live_view import CountingView
 from triptych.errors import Unavailable
-from triptych.proxy.live.feed import MOST_MISSED, LiveFeed, event
+from triptych.proxy.live.feed import MOST_LISTENERS, MOST_MISSED, MOST_OF_A_TENANT, LiveFeed, event
 
 
 async def test_without_listeners_a_look_makes_no_snapshot() -> None:
@@ -104,3 +105,25 @@ async def test_a_look_that_fails_does_not_end_the_feed(caplog: pytest.LogCapture
 
 def test_an_event_is_one_line_of_data() -> None:
     assert event("snapshot", b"{}") == b"event: snapshot\ndata: {}\n\n"
+
+
+async def test_the_listeners_of_one_key_leave_places_for_those_of_others() -> None:
+    feed = LiveFeed(CountingView())
+    with contextlib.ExitStack() as stack:
+        for _ in range(MOST_OF_A_TENANT):
+            stack.enter_context(feed.listen("alice"))
+        with pytest.raises(Unavailable, match="of this API key"), feed.listen("alice"):
+            pass
+        for _ in range(MOST_LISTENERS - MOST_OF_A_TENANT):
+            stack.enter_context(feed.listen("bob"))
+        with pytest.raises(Unavailable, match=f"{MOST_LISTENERS} listeners"), feed.listen("carol"):
+            pass
+    assert feed.listeners == 0
+
+
+async def test_without_keys_one_client_may_take_all_places() -> None:
+    feed = LiveFeed(CountingView())
+    with contextlib.ExitStack() as stack:
+        for _ in range(MOST_LISTENERS):
+            stack.enter_context(feed.listen())
+        assert feed.listeners == MOST_LISTENERS

@@ -8,23 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.pd_worker.core.outputs import RawLogprobs
-from triptych.pd_worker.vllm.http.errors import EngineBusy, EngineFailed, EngineGarbage, EngineRejected
-from triptych.pd_worker.vllm.http.replies import (
-    ChosenToken,
-    RankedToken,
-    StreamChunk,
-    check_tokens,
-    decode,
-    error_of_body,
-    error_of_event,
-    error_of_status,
-    printable,
-)
+from triptych.pd_worker.vllm.http.replies import StreamEvent, decode, error_of_body, error_of_event
+from triptych.pd_worker.vllm.port.errors import EngineGarbage, EngineRejected
 
 
-def chunk(**choice: object) -> StreamChunk:
-    return decode(json.dumps({"choices": [choice]}).encode(), StreamChunk)
+def chunk(**choice: object) -> StreamEvent:
+    return decode(json.dumps({"choices": [choice]}).encode(), StreamEvent)
 
 
 def test_tokens_and_reason_are_read_and_all_else_is_ignored():
@@ -34,7 +23,7 @@ def test_tokens_and_reason_are_read_and_all_else_is_ignored():
 
 def test_the_last_chunk_says_how_much_of_the_prompt_was_cached():
     raw = b'{"choices": [], "usage": {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}}'
-    assert decode(raw, StreamChunk).cached_tokens == 4
+    assert decode(raw, StreamEvent).cached_tokens == 4
     assert chunk().cached_tokens == 0
 
 
@@ -44,54 +33,20 @@ def test_the_last_chunk_says_how_much_of_the_prompt_was_cached():
 )
 def test_what_is_no_chunk_is_garbage(raw):
     with pytest.raises(EngineGarbage):
-        decode(raw, StreamChunk)
+        decode(raw, StreamEvent)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_chunk_or_garbage(raw):
     try:
-        decode(raw, StreamChunk)
+        decode(raw, StreamEvent)
     except EngineGarbage:
         return
     json.loads(raw)
 
 
-@pytest.mark.parametrize("token_ids", [[10], [-1], [3, 10]])
-def test_tokens_that_the_model_lacks_are_garbage(token_ids):
-    with pytest.raises(EngineGarbage, match="beyond 9"):
-        check_tokens(chunk(token_ids=token_ids), 10)
-
-
-def test_logprobs_of_other_tokens_are_garbage():
-    content = {"content": [{"token_id": 4, "logprob": -1.0}]}
-    check_tokens(chunk(token_ids=[4], logprobs=content), 10)
-    with pytest.raises(EngineGarbage):
-        check_tokens(chunk(token_ids=[3], logprobs=content), 10)
-
-
-def test_the_likeliest_tokens_are_taken_by_rank():
-    top = [RankedToken(8, -5.0, 9), RankedToken(3, -1.0, 1), RankedToken(4, -2.0, 2)]
-    assert ChosenToken(8, -5.0, 9, top).raw(2) == RawLogprobs((8, -5.0), ((3, -1.0), (4, -2.0)))
-    assert ChosenToken(8, -5.0, 9, top).raw(0) == RawLogprobs((8, -5.0), ())
-
-
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [
-        (400, EngineRejected),
-        (404, EngineRejected),
-        (429, EngineBusy),
-        (503, EngineBusy),
-        (500, EngineFailed),
-        (302, EngineGarbage),
-    ],
-)
-def test_a_status_says_whether_to_try_again(status, kind):
-    assert type(error_of_status(status, "why")) is kind
-
-
 def test_an_error_event_names_field_and_reason():
-    made = decode(b'{"error": {"message": "too many", "param": "logprobs", "code": 400}}', StreamChunk)
+    made = decode(b'{"error": {"message": "too many", "param": "logprobs", "code": 400}}', StreamEvent)
     assert made.error is not None
     error = error_of_event(made.error)
     assert isinstance(error, EngineRejected)
@@ -111,7 +66,3 @@ def test_an_error_event_names_field_and_reason():
 def test_the_reason_of_a_refusal_is_found_in_each_form(body, message):
     error = error_of_body(400, body)
     assert isinstance(error, EngineRejected) and error.message == message
-
-
-def test_a_foreign_message_is_one_short_line():
-    assert printable("a\nb\x1b[31m" + "x" * 1000) == ("a b?[31m" + "x" * 1000)[:500]

@@ -1,0 +1,163 @@
+{{/* PD workers whose engine is vLLM: a server beside each, with our connector, as a sidecar. */}}
+
+{{/* "yes" for a pool in front of vLLM. */}}
+{{- define "triptych.onVllm" -}}
+{{- if and (eq .component "pd") (eq .spec.engine "vllm") }}yes{{ end -}}
+{{- end }}
+
+{{/* "yes" where any pool is in front of vLLM. */}}
+{{- define "triptych.anyVllm" -}}
+{{- $root := .root -}}
+{{- range $pool := $root.Values.pdPools -}}
+{{- if eq (default $root.Values.pd.engine $pool.engine) "vllm" }}yes{{ end -}}
+{{- end -}}
+{{- end }}
+
+{{/* The words of our PD worker. It has no weights and no device; vLLM's address is its own pod's. */}}
+{{- define "triptych.vllmFlags" -}}
+- --engine
+- vllm
+- --engine-url
+- http://127.0.0.1:8000
+- --dtype
+- {{ .spec.vllm.dtype }}
+{{- end }}
+
+{{/* The connector's configuration, with @NAMESPACE@ where the namespace belongs. */}}
+{{- define "triptych.vllmTransfer" -}}
+{{- $vllm := dict "root" .root "component" "vllm" "spec" .spec -}}
+{{- $options := dict "store" (include "triptych.storeUrl" $vllm) "wait_seconds" 2 -}}
+{{- $_ := set $options "namespace" (concat (list "@NAMESPACE@") .spec.vllm.namespaces) -}}
+{{- $_ := set $options "host_memory_bytes" (include "triptych.bytes" .spec.vllm.hostMemory | int64) -}}
+{{- if include "triptych.storeSecret" $vllm -}}
+{{- $_ := set $options "store_password_file" "/etc/triptych/store-vllm/password" -}}
+{{- end -}}
+{{- $words := include "triptych.storeTlsFlags" $vllm | fromYamlArray -}}
+{{- range $at, $word := $words -}}
+{{- if eq (mod $at 2) 0 -}}
+{{- $_ := set $options ($word | trimPrefix "--" | replace "-" "_") (index $words (add1 $at | int)) -}}
+{{- end -}}
+{{- end -}}
+{{- $all := dict "ec_connector" "TriptychECConnector" "ec_connector_module_path" "triptych.integrations.vllm" -}}
+{{- dict "ec_role" "ec_consumer" "ec_connector_extra_config" $options | merge $all | toJson -}}
+{{- end }}
+
+{{/* The init containers of a pool in front of vLLM: the namespace, by the workers' own image, then the server.
+     A sidecar starts before our worker and ends after it: streams are drained or handed over while vLLM lives. */}}
+{{- define "triptych.vllmInit" -}}
+- name: namespace
+  image: {{ include "triptych.image" (dict "root" .root "kind" "cpu" "given" .spec.image) }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  command: [sh, -c]
+  args:
+    - |
+      set -e
+      mkdir -p /tmp/vllm
+      namespace=$(triptych namespace "$@")
+      echo "$EC_TRANSFER" | sed "s/@NAMESPACE@/$namespace/" > /tmp/vllm/ec-transfer.json
+    - namespace
+    - {{ include "triptych.modelPath" . | quote }}
+    - --dtype
+    - {{ .spec.vllm.dtype }}
+    {{- with include "triptych.modelRevision" . }}
+    - --model-revision
+    - {{ . | quote }}
+    {{- end }}
+  env:
+    - name: EC_TRANSFER
+      value: {{ include "triptych.vllmTransfer" . | quote }}
+    - {name: HOME, value: /tmp}
+    - {name: HF_HUB_OFFLINE, value: "1"}
+  resources:
+    {{- toYaml .spec.resources | nindent 4 }}
+  securityContext:
+    {{- include "triptych.containerSecurity" .root | nindent 4 }}
+  volumeMounts:
+    - {name: model, mountPath: /model, readOnly: true}
+    - {name: tmp, mountPath: /tmp}
+- name: vllm
+  image: {{ include "triptych.image" (dict "root" .root "kind" "cpu" "given" .spec.vllm.image) }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  restartPolicy: Always
+  command: [sh, -c]
+  args:
+    - exec vllm serve "$@" --ec-transfer-config "`cat /tmp/vllm/ec-transfer.json`"
+    - vllm
+    - {{ include "triptych.modelPath" . | quote }}
+    # Who reaches this port names any embedding: only our worker does.
+    - --host
+    - 127.0.0.1
+    - --port
+    - "8000"
+    - --dtype
+    - {{ .spec.vllm.dtype }}
+    - --enable-scale-out
+    - --enable-mm-embeds
+    - --enable-prompt-tokens-details
+    {{- if gt (int .spec.tensorParallel) 1 }}
+    - --tensor-parallel-size
+    - {{ .spec.tensorParallel | quote }}
+    {{- end }}
+    {{- with .root.Values.model.name }}
+    - --served-model-name
+    - {{ . | quote }}
+    {{- end }}
+    {{- range .spec.vllm.args }}
+    - {{ . | quote }}
+    {{- end }}
+  env:
+    # Libraries ask for the name of the user, which the image does not have.
+    - {name: USER, value: triptych}
+    - {name: HOME, value: /tmp}
+    - {name: XDG_CACHE_HOME, value: /tmp/cache}
+    - {name: HF_HUB_OFFLINE, value: "1"}
+    - {name: VLLM_NO_USAGE_STATS, value: "1"}
+    {{- with .root.Values.extraEnv }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- with .spec.vllm.env }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  startupProbe:
+    exec: {command: [python3, -c, {{ include "triptych.vllmHealth" . | quote }}]}
+    periodSeconds: 10
+    timeoutSeconds: 10
+    failureThreshold: {{ max 1 (ceil (divf .spec.startupSeconds 10)) }}
+  # Our worker sees a server that hangs, and proxies resume its requests; this restarts one whose engine has died.
+  livenessProbe:
+    exec: {command: [python3, -c, {{ include "triptych.vllmHealth" . | quote }}]}
+    periodSeconds: 15
+    timeoutSeconds: 10
+    failureThreshold: 4
+  resources:
+    {{- include "triptych.gpuResources" (dict "spec" .spec "resources" .spec.vllm.resources "ranks" (int .spec.tensorParallel)) | nindent 4 }}
+  securityContext:
+    {{- include "triptych.containerSecurity" .root | nindent 4 }}
+  volumeMounts:
+    - {name: model, mountPath: /model, readOnly: true}
+    - {name: tmp, mountPath: /tmp}
+    - {name: shm, mountPath: /dev/shm}
+    {{- range include "triptych.secretMounts" . | fromYamlArray }}
+    {{- if and (ne .name "internal-token") (ne .name "store-password") }}
+    - {name: {{ .name }}, mountPath: {{ .mountPath }}, readOnly: true}
+    {{- end }}
+    {{- end }}
+    {{- if include "triptych.storeSecret" . }}
+    - {name: store-password-vllm, mountPath: /etc/triptych/store-vllm, readOnly: true}
+    {{- end }}
+{{- end }}
+
+{{- define "triptych.vllmHealth" -}}
+from urllib.request import urlopen; urlopen("http://127.0.0.1:8000/health", timeout=8)
+{{- end }}
+
+{{/* The volume with the password of vLLM's user. */}}
+{{- define "triptych.vllmVolume" -}}
+{{- with include "triptych.storeSecret" . -}}
+- name: store-password-vllm
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+    items: [{key: {{ include "triptych.storeKey" (dict "root" $.root "component" "vllm") }}, path: password}]
+{{- end -}}
+{{- end }}

@@ -1,0 +1,207 @@
+"""Traces where a cluster is not one encoder and one PD worker: replicas, ranks, two proxies, TLS, Ray."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from openai import OpenAI
+
+from support.certificates import NAME, CertificateFolder, issue, pem_of
+from support.data.checkpoints import build_checkpoint
+from support.data.pictures import picture
+from support.data.sounds import audio_file, sound
+from support.processes.cluster import Cluster, data_url, free_port, running_cluster, scrape, wait_for
+from support.processes.ray_nodes import ENVIRONMENT
+from support.tracing.collector import Collector, running_collector
+from support.tracing.requests import (
+    SECRET,
+    WHOLE,
+    ask,
+    has,
+    named,
+    parent_of_a_trace,
+    parents,
+    picture_url,
+    post,
+    services,
+    spans_of,
+    traced,
+)
+from triptych.launch.model_path import AUDIO_DEMO_MODEL
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+#: An encoder-decoder model's request has no chat, and its item is always loaded into cross-attention.
+ENCODED = WHOLE.keys() - {"chat demo"}
+
+
+def whole_trace(collector: Collector, cluster: Cluster, colour: tuple[int, int, int]) -> dict[str, str]:
+    """Asks about a new picture and checks the shape of its trace; the service of each span."""
+    trace_id, headers = parent_of_a_trace()
+    ask(cluster, picture_url(colour), headers)
+    spans = spans_of(collector, trace_id, has(*WHOLE))
+    assert parents(spans) == WHOLE
+    assert named(spans, "load item").links == ((trace_id, named(spans, "tower").span_id),)
+    assert not any(span.failed for span in spans)
+    server = named(spans, "chat demo")
+    assert all(server.start - 0.05 <= span.start <= span.end <= server.end + 0.05 for span in spans)
+    return services(spans)
+
+
+@pytest.mark.parametrize("replicas", ["1", "2"])  # one keeps embeddings in its memory, two share the store
+def test_a_replica_hands_in_the_spans_of_both_its_sides(tmp_path: Path, replicas: str) -> None:
+    words = ("--topology", "colocated", "--replicas", replicas)
+    with running_collector() as collector, traced(tmp_path / "run", collector, *words) as cluster:
+        for colour in range(4):
+            made_by = whole_trace(collector, cluster, (colour * 60, 30, 30))
+            assert made_by["tower"] == made_by["decode"] == "colocated"
+        instances = {s.instance for s in collector.spans() if s.service == "triptych-colocated"}
+        assert 1 <= len(instances) <= int(replicas)
+
+
+def test_ranks_of_decoder_and_tower_leave_each_span_once(tmp_path: Path) -> None:
+    words = ("--tensor-parallel", "2", "--encoder-data-parallel", "2")
+    with running_collector() as collector, traced(tmp_path / "run", collector, *words) as cluster:
+        made_by = whole_trace(collector, cluster, (30, 30, 200))
+        assert (made_by["tower"], made_by["decode"]) == ("encoder", "pd")
+        # Only the leaders of ranks send: one process of each service.
+        assert len({(span.service, span.instance) for span in collector.spans()}) == 3
+
+
+@pytest.mark.parametrize("family", ["bart", "t5", "whisper", "trocr"])
+def test_an_encoder_decoder_models_text_sound_or_picture_is_traced_as_an_item(
+    family: str, tmp_path: Path
+) -> None:
+    sources: dict[str, dict[str, Any]] = {
+        "bart": {"prompt": SECRET},
+        "t5": {"prompt": SECRET},
+        "whisper": {"multi_modal_data": {"audio": {"data": spoken()}}},
+        "trocr": {"multi_modal_data": {"image": {"url": data_url(picture(3, 70, 40))}}},
+    }
+    path = build_checkpoint(family, tmp_path / family)
+    words = ("--threads", "1", "--served-model-name", "demo")
+    with (
+        running_collector() as collector,
+        running_cluster(path, tmp_path / "run", "--otlp-endpoint", collector.url, *words) as cluster,
+    ):
+        body = {"model": "demo", "max_tokens": 4, "ignore_eos": True, **sources[family]}
+        traces = []
+        for _ in range(2):
+            trace_id, headers = parent_of_a_trace()
+            post(f"{cluster.url}/v1/completions", body, headers)
+            traces.append(spans_of(collector, trace_id, has("text_completion demo", "PD request", "decode")))
+        first, second = traces
+        assert parents(first).keys() >= ENCODED
+        tower = named(first, "tower")
+        assert named(first, "load item").links == ((tower.trace_id, tower.span_id),)
+        modality = {"whisper": "audio", "trocr": "image"}.get(family, "text")
+        assert named(first, "encode item").attributes["triptych.item.modality"] == modality
+        # The cross-attention table of the item is resident: nothing is encoded or loaded from the store.
+        assert "tower" not in services(second)
+        assert named(second, "load item").links == ((tower.trace_id, tower.span_id),)
+        assert named(second, "load item").attributes["triptych.item.source"] == "resident"
+        assert SECRET not in repr(collector.spans())
+
+
+def spoken() -> str:
+    return base64.b64encode(audio_file(sound(2, seed=1), 16_000, "WAV")).decode()
+
+
+def test_a_transcription_is_one_trace_whatever_its_windows(tmp_path: Path) -> None:
+    words = ("--threads", "1", "--served-model-name", "demo")
+    with (
+        running_collector() as collector,
+        running_cluster(
+            AUDIO_DEMO_MODEL, tmp_path / "run", "--otlp-endpoint", collector.url, *words
+        ) as cluster,
+        OpenAI(base_url=f"{cluster.url}/v1", api_key="-", max_retries=0) as client,
+    ):
+        trace_id, headers = parent_of_a_trace()
+        file = ("a.wav", audio_file(sound(75, seed=5), 16_000, "WAV"))
+        client.audio.transcriptions.create(model="demo", file=file, language="en", extra_headers=headers)
+        spans = spans_of(collector, trace_id, has("generate_content demo", "PD request", "tower"))
+        names = [span.name for span in spans]
+        assert names.count("generate_content demo") == 1
+        assert names.count("encode item") >= 2
+        wait_for(
+            "a PD request of each window",
+            lambda: (
+                [s.name for s in collector.spans(trace_id)].count("PD request") == names.count("PD attempt")
+            ),
+        )
+        assert named(spans, "generate_content demo").attributes["http.response.status_code"] == 200
+
+
+def test_of_two_proxies_that_ask_for_one_picture_the_second_is_linked_to_the_firsts_tower(
+    tmp_path: Path,
+) -> None:
+    with running_collector() as collector, traced(tmp_path / "run", collector) as cluster:
+        port, grpc_port = free_port(), free_port()
+        words = ("--port", str(port), "--grpc-port", str(grpc_port), "--otlp-endpoint", collector.url)
+        cluster.add_worker("proxy", *words)
+        other = replace(cluster, url=f"http://127.0.0.1:{port}")
+        wait_for("the second proxy", lambda: is_ready(other.url))
+        for colour in range(6):
+            asked = [parent_of_a_trace() for _ in range(2)]
+            url = picture_url((colour * 40, 200, 30))
+            with ThreadPoolExecutor(2) as threads:
+                done = [
+                    threads.submit(ask, one, url, headers)
+                    for one, (_, headers) in zip((cluster, other), asked, strict=True)
+                ]
+                for one in done:
+                    one.result(120)
+            traces = [
+                spans_of(collector, trace_id, has("chat demo", "PD request", "load item"))
+                for trace_id, _ in asked
+            ]
+            # One of the two has had it encoded; the store or the encoder's single flight served the other.
+            [tower] = [span for spans in traces for span in spans if span.name == "tower"]
+            for spans in traces:
+                assert named(spans, "load item").links == ((tower.trace_id, tower.span_id),)
+                for job in spans:
+                    if job.name == "encoder job" and job.attributes["triptych.item.shared"]:
+                        assert job.links == ((tower.trace_id, tower.span_id),)
+        assert len({s.instance for s in collector.spans() if s.service == "triptych-proxy"}) == 2
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return bool(scrape(f"{url}/metrics"))
+    except OSError:
+        return False
+
+
+def test_a_trace_goes_through_a_cluster_with_tls_at_every_port(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    inside = CertificateFolder(tmp_path / "services").write(
+        issue(authority, NAME, "localhost"), pem_of(authority)
+    )
+    front = CertificateFolder(tmp_path / "front").write(issue(authority, "127.0.0.1"), pem_of(authority))
+    words = (*inside.flags, *front.front_flags, "--metrics-port", str(free_port()))
+    with running_collector() as collector, traced(tmp_path / "run", collector, *words) as cluster:
+        trace_id, headers = parent_of_a_trace()
+        content = [{"type": "image_url", "image_url": {"url": picture_url((9, 99, 9))}}]
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 4}
+        trust = ssl.create_default_context(cafile=str(front.ca))
+        post(f"{cluster.url}/v1/chat/completions", body, headers, trust)
+        spans = spans_of(collector, trace_id, has(*WHOLE))
+        assert parents(spans) == WHOLE
+
+
+def test_actors_of_ray_send_their_spans_too(tmp_path: Path) -> None:
+    environment = ENVIRONMENT | {"TRIPTYCH_INTERNAL_TOKEN": "", "HOME": str(tmp_path)}
+    words = ("--launcher", "ray", "--pd-workers", "1")
+    with (
+        running_collector() as collector,
+        traced(tmp_path / "run", collector, *words, environment=environment) as cluster,
+    ):
+        made_by = whole_trace(collector, cluster, (200, 200, 30))
+        assert (made_by["chat demo"], made_by["tower"], made_by["decode"]) == ("proxy", "encoder", "pd")

@@ -1,0 +1,43 @@
+"""Unmodified vLLM servers on one store, for PD workers to stand in front of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.stores.server import StoreServer
+from support.vllm_engine.front_door import namespace_of
+from support.vllm_engine.server import VllmServer
+
+#: What a PD worker needs of a server.
+WORDS = ("--enable-scale-out", "--enable-prompt-tokens-details")
+
+
+@dataclass
+class Engines:
+    """A store and the servers that load from it."""
+
+    store: StoreServer
+    servers: list[VllmServer]
+
+    @classmethod
+    def of(
+        cls, checkpoint: Path, folder: Path, count: int, role: str = "ec_consumer", **options: dict[str, int]
+    ) -> Engines:
+        """Not started yet."""
+        store = StoreServer(folder / "store")
+        extra = {"store": store.url, "namespace": namespace_of(checkpoint), "wait_seconds": 2}
+        logs = [folder / f"vllm-{number}.log" for number in range(count)]
+        return cls(store, [VllmServer(checkpoint, log, role, extra, WORDS, **options) for log in logs])
+
+    def start(self) -> None:
+        """Starts the store and one server after the other."""
+        self.store.start()
+        for server in self.servers:
+            server.start()
+
+    def stop(self) -> None:
+        """Ends all of them."""
+        for server in self.servers:
+            server.stop()
+        self.store.kill()

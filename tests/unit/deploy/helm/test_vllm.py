@@ -1,0 +1,184 @@
+"""PD pools in front of vLLM: the server beside each worker, and what both agree on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helm_python.errors import HelmError
+
+from support.kubernetes.chart import Manifest, example, render
+from support.kubernetes.manifests import called, component, containers, main_container, pod, workloads
+from triptych.integrations.vllm.options import parse_options
+
+EXAMPLE = example("vllm")
+TLS = {"enabled": True, "existingSecret": "internal"}
+EXTERNAL = {"url": "rediss://me@redis.example:6380/0", "caSecret": "ca", "clientSecret": "client"}
+NAMESPACE = "a1" * 32
+
+
+def merged(values: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The example with further values; those of an object beside the example's own."""
+    return values | {
+        key: values.get(key, {}) | value if isinstance(value, dict) else value for key, value in more.items()
+    }
+
+
+def worker(**more: Any) -> Manifest:
+    """The PD pool's Deployment of the example, with further values."""
+    return next(one for one in workloads(render(merged(EXAMPLE, **more))) if component(one) == "pd")
+
+
+def named(manifest: Manifest, name: str) -> dict[str, Any]:
+    (found,) = [one for one in containers(manifest) if one["name"] == name]
+    return found
+
+
+def transfer_of(manifest: Manifest, folder: Path) -> dict[str, Any]:
+    """The connector's configuration as the init container writes it, for an encoder with NAMESPACE."""
+    container = named(manifest, "namespace")
+    (folder / "triptych").write_text(f'#!/bin/sh\necho "$@" > {folder}/asked\necho {NAMESPACE}\n')
+    (folder / "triptych").chmod(0o755)
+    script, *words = container["args"]
+    script = script.replace("/tmp/vllm", str(folder))
+    variables = {one["name"]: one["value"] for one in container["env"]}
+    subprocess.run(
+        ["sh", "-c", script, *words],
+        env=variables | {"PATH": f"{folder}:{os.environ['PATH']}"},
+        check=True,
+        timeout=30,
+    )
+    written: dict[str, Any] = json.loads((folder / "ec-transfer.json").read_text())
+    return written
+
+
+@pytest.mark.parametrize(
+    ("more", "store"),
+    [
+        ({}, "redis://triptych-vllm@triptych-store-0.default.svc:6379/0"),
+        ({"tls": TLS}, "rediss://triptych-vllm@triptych-store-0.default.svc:6379/0"),
+        (
+            {"store": {"mode": "external", "acl": False, "existingSecret": "s", "external": EXTERNAL}},
+            "rediss://me@redis.example:6380/0",
+        ),
+    ],
+)
+def test_the_connector_takes_the_configuration_that_the_pod_writes(
+    more: dict[str, Any], store: str, tmp_path: Path
+) -> None:
+    manifest = worker(**more)
+    transfer = transfer_of(manifest, tmp_path)
+    assert transfer["ec_connector"] == "TriptychECConnector"
+    assert transfer["ec_role"] == "ec_consumer"
+    given = transfer["ec_connector_extra_config"]
+    assert given["store"] == store
+    mounts = {one["mountPath"] for one in named(manifest, "vllm")["volumeMounts"]}
+    files = {name: given.pop(name) for name in list(given) if name.endswith("_file")}
+    assert {str(Path(file).parent) for file in files.values()} <= mounts
+    assert ("store_ca_file" in files) is (store.startswith("rediss:"))
+    options = parse_options(given)
+    assert options.namespaces == (NAMESPACE,)
+    assert options.host_memory_bytes == 4 << 30
+
+
+def test_namespaces_of_an_upgrade_are_read_beside_the_own_one(tmp_path: Path) -> None:
+    other = "b2" * 32
+    vllm = EXAMPLE["pd"]["vllm"] | {"namespaces": [other]}
+    given = transfer_of(worker(pd={"vllm": vllm}), tmp_path)["ec_connector_extra_config"]
+    del given["store_password_file"]
+    assert parse_options(given).namespaces == (NAMESPACE, other)
+
+
+def test_worker_server_and_namespace_are_of_one_model_dtype_and_revision(tmp_path: Path) -> None:
+    manifest = worker(model={"revision": "v7"})
+    transfer_of(manifest, tmp_path)
+    path = "/model/Qwen3-VL-8B-Instruct"
+    asked = (tmp_path / "asked").read_text().split()
+    assert asked == ["namespace", path, "--dtype", "bfloat16", "--model-revision", "v7"]
+    for name in ("vllm", "pd"):
+        words = named(manifest, name)["args"]
+        assert path in words
+        assert words[words.index("--dtype") + 1] == "bfloat16"
+    ours = main_container(manifest)["args"]
+    assert ours[ours.index("--model-revision") + 1] == "v7"
+    server = named(manifest, "vllm")["args"]
+    url = f"http://{server[server.index('--host') + 1]}:{server[server.index('--port') + 1]}"
+    assert ours[ours.index("--engine-url") + 1] == url == "http://127.0.0.1:8000"
+
+
+def test_the_server_is_a_sidecar_that_starts_before_the_worker_and_ends_after_it() -> None:
+    started = pod(worker())["initContainers"]
+    assert [(one["name"], one.get("restartPolicy")) for one in started] == [
+        ("namespace", None),
+        ("vllm", "Always"),
+    ]
+    assert started[1]["startupProbe"] and started[1]["livenessProbe"]
+
+
+def test_the_model_is_there_before_its_namespace_is_asked_for() -> None:
+    download = {"source": "download", "download": {"id": "a/b", "revision": "f" * 40}, "path": ""}
+    started = pod(worker(model=download))["initContainers"]
+    assert [one["name"] for one in started] == ["wait-for-model", "namespace", "vllm"]
+
+
+def test_the_gpus_are_the_servers_and_the_ranks_too() -> None:
+    manifest = worker(pd={"tensorParallel": 2})
+    server = named(manifest, "vllm")
+    assert server["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert server["args"][server["args"].index("--tensor-parallel-size") + 1] == "2"
+    ours = main_container(manifest)
+    assert "nvidia.com/gpu" not in ours["resources"]["limits"]
+    assert not {"--device", "--tensor-parallel"} & set(ours["args"])
+    assert ours["image"].startswith("triptych-worker-cpu:")
+
+
+def test_shared_memory_has_room_for_the_host_copies() -> None:
+    (shm,) = [one for one in pod(worker())["volumes"] if one["name"] == "shm"]
+    assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": (4 << 30) + (1 << 30)}
+
+
+def test_the_servers_user_is_one_of_the_store_and_reads_no_other_password() -> None:
+    manifests = render(EXAMPLE)
+    users = called(manifests, "Secret", "triptych-store")["stringData"]["users.acl"]
+    assert "user triptych-vllm reset on #" in users and "HASH" not in users
+    mounted = {one["name"] for one in named(worker(), "vllm")["volumeMounts"]}
+    assert "store-password-vllm" in mounted and "store-password" not in mounted
+    without = called(render(), "Secret", "triptych-store")["stringData"]
+    assert "vllm" not in without and "triptych-vllm" not in without["users.acl"]
+
+
+def test_native_pools_stand_beside_pools_in_front_of_vllm() -> None:
+    pools = [
+        {"name": "vllm"},
+        {"name": "own", "engine": "native", "device": "cpu", "args": ["--dtype", "bfloat16"]},
+    ]
+    found = [one for one in workloads(render(merged(EXAMPLE, pdPools=pools))) if component(one) == "pd"]
+    assert ["initContainers" in pod(one) for one in found] == [True, False]
+    assert ["--engine" in main_container(one)["args"] for one in found] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (
+            {"pd": {"vllm": EXAMPLE["pd"]["vllm"] | {"image": ""}}},
+            "give an image of vLLM with triptych in it",
+        ),
+        ({"model": {"source": "demo"}}, "vLLM does not have the demo model"),
+        ({"encoder": {"args": []}}, "encoders save what vLLM reads"),
+        ({"encoder": {"args": ["--dtype", "float32"]}}, "encoders save what vLLM reads"),
+        (
+            {"store": {"mode": "external", "external": {"urlSecret": {"name": "s"}}}},
+            "give store.external.url without its password",
+        ),
+    ],
+)
+def test_what_a_server_cannot_work_with_ends_the_installation_with_the_remedy(
+    more: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(HelmError, match=words):
+        render(merged(EXAMPLE, **more))

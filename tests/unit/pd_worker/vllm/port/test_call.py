@@ -1,0 +1,17 @@
+"""What stands for an item without media in a call of vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from support.data.items import make_plan
+from triptych.integrations.vllm.requests import ROWS
+from triptych.pd_worker.vllm.port.call import size_of
+
+
+def test_an_items_size_is_its_grid():
+    assert size_of(make_plan()) == ("image_grid_thw", (1, 2, 14))
+
+
+def test_an_item_without_a_grid_still_has_a_field_which_the_connector_knows():
+    assert size_of(replace(make_plan(rows=7), grid_thw=())) == (ROWS, (7,))
