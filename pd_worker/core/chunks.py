@@ -22,7 +22,7 @@ class ChunkMaker:
         """Tokens [start, end) of the request, whose items in there are all READY."""
         samples = end == state.num_prompt_tokens + len(state.output_token_ids)
         if self._count_only:
-            chunk = ScheduledChunk(state, start, end - start, (), (), samples, overlap=overlap)
+            chunk = ScheduledChunk(state, start, end - start, (), (), samples, (), 0, overlap)
         else:
             chunk = self._with_tables(state, start, end, samples, overlap)
         output.chunks.append(chunk)
