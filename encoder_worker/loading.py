@@ -13,7 +13,7 @@ from PIL import Image
 
 from triptych.config import EncoderConfig, format_size
 from triptych.encoder_worker.graphs.graph_encoder import with_graphs
-from triptych.errors import ConfigError
+from triptych.errors import ConfigError, InvalidRequest
 from triptych.machine.device_memory import DeviceMemory, memory_of
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.models.checkpoint.support import check_supported, wanted_by_flags
@@ -51,7 +51,10 @@ def load_tower(config: EncoderConfig) -> EncoderSide:
     dtype = resolve_dtype(path, device, config.dtype)
     encoder = load_encoder(path, device=device, dtype=dtype, quantization=config.quantization)
     with step("warming up"):
-        warm_up(encoder)
+        try:
+            warm_up(encoder)
+        except InvalidRequest as error:
+            raise ConfigError(f"MODEL={path} cannot take its own sample: {error.message}") from error
     size = format_size(parameter_bytes(encoder))
     logger.info("loaded %s of encoder weights in %.1f s", size, time.monotonic() - start)
     return with_graphs(config, encoder)

@@ -1,4 +1,4 @@
-"""Regular work for a PD worker's event streams: beats to the proxies, removal of what nobody wants."""
+"""Regular work for a PD worker's event streams: beats to the proxies, removal of abandoned requests."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class RequestAdmission:
         except TimeoutError:
             if first.binding is not None:
                 raise DeadlineExceeded("the request's media did not arrive in its time") from None
-            raise Unavailable("no encoder worker came up in time", retry_after=RETRY_AFTER) from None
+            raise Unavailable("no encoder worker became available in time", retry_after=RETRY_AFTER) from None
         params: dict[str, str] = {}
         for item in first.split.items:
             params.setdefault(item.mm_hash, item.param)
@@ -138,7 +138,7 @@ class RequestAdmission:
         """
         self._check_draining()
         if self._queries >= self._max_queue:
-            raise Overloaded(f"{self._max_queue} such requests wait already", retry_after=RETRY_AFTER)
+            raise Overloaded(f"{self._max_queue} such requests are already waiting", retry_after=RETRY_AFTER)
         self._queries += 1
         try:
             await self._acquire_turn()
@@ -154,7 +154,7 @@ class RequestAdmission:
             async with asyncio.timeout(QUERY_WAIT_SECONDS):
                 await self._query_turns.acquire()
         except TimeoutError:
-            raise Overloaded("too many such requests wait", retry_after=RETRY_AFTER) from None
+            raise Overloaded("too many such requests are waiting", retry_after=RETRY_AFTER) from None
 
     def _check_draining(self) -> None:
         if self.draining:

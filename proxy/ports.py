@@ -20,7 +20,7 @@ from triptych.types import ItemPlan, PDTimings, PositionLogprobs, Usage
 
 @dataclass(frozen=True, slots=True)
 class JobReady:
-    """End of an encoder job: the embedding is in the store."""
+    """The success of an encoder job: the embedding is in the store."""
 
     plan: ItemPlan
     already_stored: bool

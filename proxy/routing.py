@@ -1,4 +1,4 @@
-"""Which worker takes what: pure choices from a snapshot."""
+"""Routing: pure functions that choose a worker from a snapshot."""
 
 from __future__ import annotations
 

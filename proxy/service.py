@@ -136,7 +136,7 @@ class _Parts:
 
 @dataclass(frozen=True, slots=True)
 class _Serving:
-    """What is drained and waited for."""
+    """The running servers of the proxy, for the drain."""
 
     parts: _Parts
     health: Health

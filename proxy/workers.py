@@ -147,7 +147,7 @@ class KnownWorkers:
         """
         models = self.models()
         if not models:
-            raise Unavailable("no PD worker has been seen yet", retry_after=RETRY_AFTER)
+            raise Unavailable("no PD worker has registered yet", retry_after=RETRY_AFTER)
         if not name and len(models) == 1:
             return models[0]
         if not name:

@@ -1,4 +1,4 @@
-"""Triptych: serving multimodal models with encode, prefill and decode taken apart."""
+"""Triptych: serving multimodal models with encode, prefill and decode disaggregated."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class TooLarge(InvalidRequest):
 
 
 class ContextTooLong(InvalidRequest):
-    """A worker that takes more tokens may serve it."""
+    """A request longer than this worker allows; a worker with a larger limit may serve it."""
 
     code = "context_length_exceeded"
 

@@ -1,4 +1,4 @@
-"""Whether an encoder worker's embeddings fit the PD workers of its model. Pure: from registrations alone.
+"""Check that an encoder worker's embeddings fit the PD workers of its model. Pure: from registrations alone.
 
 A PD worker takes the embeddings of its model key, in rows of its decoder's width. An encoder worker of
 another key is of no use to it, and is what a rolling update looks like before the new PD workers are there.

@@ -133,12 +133,12 @@ def _parts_of(url: str) -> SplitResult:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
-        raise ConfigError(f"--store is no address: {_REMEDY}") from None
+        raise ConfigError(f"--store is not a store address: {_REMEDY}") from None
     outside = parts.hostname if parts.scheme == "unix" else "@" in parts.path + parts.query
     if outside or parts.fragment:
         raise ConfigError(
-            f"--store is no address: {_REMEDY}; in a user or password, /, ?, #, @ and % are written %2F, "
-            "%3F, %23, %40 and %25"
+            f"--store is not a store address: {_REMEDY}; in a user or password, /, ?, #, @ and % are written "
+            "%2F, %3F, %23, %40 and %25"
         )
     return parts
 

@@ -43,7 +43,7 @@ class BulkRedirected(BulkRefused):
 
 
 class BulkNotServing(BulkRefused):
-    """The server cannot answer now, it or another one may soon: it loads, or has lost its role or slots."""
+    """The server cannot answer for now: it is loading, or has lost its role or slots. A retry may succeed."""
 
 
 def refusal(line: bytes) -> BulkRefused:

@@ -1,4 +1,4 @@
-"""What helps when the store refuses a connection, a login or a command: a sentence for each of its errors."""
+"""Remedies for errors of the store, one sentence for each: refused connections, logins and commands."""
 
 from __future__ import annotations
 

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+#: Of a reply of pcall: an error other than that the key holds no string is the script's, and that one leaves
+#: no bytes. Nobody but another program, or a slip, makes such keys; the item is encoded again.
+_OTHER_KIND = """
+if type(%(reply)s) == 'table' then
+  if not string.find(%(reply)s.err, 'WRONGTYPE', 1, true) then return %(reply)s end
+  %(reply)s = ''
+  other_kind = true
+end
+"""
+
 #: The head of a value and a new TTL for it and its parts, in one step. The TTL in it is not yet verified:
 #: at most a week.
-LOOK_UP = """
-local head = redis.call('GETRANGE', KEYS[1], 0, 4095)
+LOOK_UP = (
+    """
+local other_kind = false
+local head = redis.pcall('GETRANGE', KEYS[1], 0, 4095)
+"""
+    + _OTHER_KIND % {"reply": "head"}
+    + """
 if #head < 48 then return head end
 local a, b, c, d = string.byte(head, 9, 12)
 local ttl = math.min(a + 256 * (b + 256 * (c + 256 * d)), 604800)
@@ -23,24 +38,37 @@ end
 local size = string.byte(head, 7) + 256 * string.byte(head, 8)
 return string.sub(head, 1, 48 + size)
 """
+)
 
-#: Deletes a value whose first 4 KiB have this SHA-1.
-DROP_DAMAGED = """
-local head = redis.call('GETRANGE', KEYS[1], 0, 4095)
-if #head == 0 or redis.sha1hex(head) ~= ARGV[1] then return 0 end
+#: Deletes a value whose first 4 KiB have this SHA-1: that of no bytes names a key of another kind.
+DROP_DAMAGED = (
+    """
+local other_kind = false
+local head = redis.pcall('GETRANGE', KEYS[1], 0, 4095)
+"""
+    + _OTHER_KIND % {"reply": "head"}
+    + """
+if (#head == 0 and not other_kind) or redis.sha1hex(head) ~= ARGV[1] then return 0 end
 return redis.call('UNLINK', KEYS[1])
 """
+)
 
 #: Deletes the parts of a write whose header is not the stored one: another writer's header came first. The
 #: write's own header can be there although its SET said no, where the reply to an earlier try was lost.
-DELETE_PARTS = """
-local id = redis.call('GETRANGE', KEYS[1], 16, 23)
+DELETE_PARTS = (
+    """
+local other_kind = false
+local id = redis.pcall('GETRANGE', KEYS[1], 16, 23)
+"""
+    + _OTHER_KIND % {"reply": "id"}
+    + """
 local hex = {}
 for i = 1, #id do hex[#hex + 1] = string.format('%02x', string.byte(id, i)) end
 if table.concat(hex) == ARGV[1] then return 0 end
 for i = 2, #KEYS do redis.call('UNLINK', KEYS[i]) end
 return 1
 """
+)
 
 #: The store's epoch, made if there is none, and the server's time.
 EPOCH = """

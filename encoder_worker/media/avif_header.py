@@ -39,7 +39,7 @@ def coded_pixels(data: bytes) -> int:
     boxes = dict(_boxes(data, 0, len(data)))
     kind, meta = boxes.get(b"ftyp", b""), boxes.get(b"meta", b"")
     if kind[:4] != b"avif" or not meta:
-        raise ValueError("no still AVIF picture")
+        raise ValueError("not a still AVIF image")
     parts = dict(_boxes(meta, 4, len(meta)))
     coded = _av1_items(parts.get(b"iinf", b""))
     items = _items(parts.get(b"iloc", b""), data, parts.get(b"idat", b""))
@@ -151,7 +151,7 @@ def _sequence_pixels(bits: _Bits) -> int:
         bits.read(5)  # level
     else:
         if bits.read(1):  # timing information, of films only
-            raise ValueError("timing information in a picture")
+            raise ValueError("timing information in an image")
         delays = bits.read(1)
         for _ in range(bits.read(5) + 1):
             bits.read(12)  # operating point

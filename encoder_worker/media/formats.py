@@ -66,7 +66,7 @@ def _check_size(size: tuple[int, int], max_pixels: int) -> None:
         raise InvalidRequest("image: it has no pixels; send one with width and height above 0", param="image")
     if width * height > max_pixels:
         raise TooLarge(
-            f"image: {width}x{height} is more than the {max_pixels} pixels allowed; send a smaller picture",
+            f"image: {width}x{height} is more than the {max_pixels} pixels allowed; send a smaller image",
             param="image",
         )
 
@@ -82,7 +82,7 @@ def _check_avif(data: bytes, max_pixels: int) -> None:
         ) from None
     if pixels > 2 * max_pixels:
         raise TooLarge(
-            f"image: its frames have more than the {max_pixels} pixels allowed; send a smaller picture",
+            f"image: its frames have more than the {max_pixels} pixels allowed; send a smaller image",
             param="image",
         )
 

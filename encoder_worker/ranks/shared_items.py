@@ -76,7 +76,7 @@ def shared(descriptor: int, description: Message) -> SharedItems:
 
 
 class _Layout:
-    """Places one after the other, as (offset, dtype, shape)."""
+    """The layout of the shared memory: consecutive places as (offset, dtype, shape)."""
 
     def __init__(self) -> None:
         # At least one page: an empty file cannot be mapped.

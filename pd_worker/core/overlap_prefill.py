@@ -19,7 +19,7 @@ from triptych.pd_worker.core.waiting_requests import OrderedRequests
 
 @dataclass(slots=True)
 class _Begun:
-    """What is kept of a waiting request that has been prefilled in part."""
+    """The state of a waiting request that has been prefilled in part."""
 
     #: Prompt tokens that others had computed before.
     cached: int

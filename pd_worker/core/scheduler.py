@@ -26,8 +26,9 @@ from triptych.types import FinishReason
 
 
 class Scheduler:
-    """`schedule`, execute, `update`, in turn. Requests are served in order of arrival, resumed ones first.
+    """The scheduler of one engine; the caller alternates `schedule`, execution and `update`.
 
+    Requests are served in order of arrival, resumed ones first.
     A request waits for room for its items, then for the items, then for a slot and blocks. It gets the blocks
     of all its known tokens when it starts, and one more at a time while it decodes. When none is left, the
     latest request is preempted and computed again later: the earliest always goes on.

@@ -24,7 +24,7 @@ LAYOUT = 2
 
 @dataclass(slots=True)
 class _Known:
-    """What the ranks know of a request."""
+    """The state of a request that the ranks already have."""
 
     number: int
     num_output_tokens: int = 0

@@ -26,7 +26,7 @@ _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What the keys of one name may use together; 0 is no limit."""
+    """The limits that the keys of one name share; 0: no limit."""
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
@@ -35,7 +35,7 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Whom a key stands for. Keys of one name are one principal: a new key and the one that it replaces."""
+    """The client that a key identifies; keys with the same name, such as an old and a new one, share it."""
 
     id: str
     limits: KeyLimits
@@ -50,7 +50,7 @@ class KeyEntry:
 
 
 class KeyTable:
-    """All keys that open the door."""
+    """All valid keys."""
 
     def __init__(self, entries: Iterable[KeyEntry]) -> None:
         self._entries = tuple(entries)
@@ -128,6 +128,6 @@ def parse_plain_keys(text: str, limits: KeyLimits) -> list[KeyEntry]:
 def new_key(name: str) -> tuple[str, str]:
     """A new key, and the line of a key file that lets it in. ConfigError for what cannot be a name."""
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{name[:80]!r} is no name: use 1 to 64 letters, digits, '.', '_' or '-'")
+        raise ConfigError(f"{name[:80]!r} is not a valid name: use 1 to 64 letters, digits, '.', '_' or '-'")
     key = f"tk-{secrets.token_urlsafe(32)}"
     return key, f"{name} sha256:{hashlib.sha256(key.encode()).hexdigest()}"

@@ -1,4 +1,4 @@
-"""What each principal may use: requests and tokens of a minute, and requests at once."""
+"""Limits per principal: requests and tokens per minute, and concurrent requests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CURRENT: ContextVar[Session | None] = ContextVar("session", default=None)
 
 
 class PrincipalLimits:
-    """Counts in this process: with P proxies a principal has P times its limits.
+    """The limits of all principals in this process: with P proxies a principal has P times its limits.
 
     Requests count in a moving window; tokens, known only at a reply's end, in windows of a minute: a
     request is taken while the window has tokens left, and what it uses counts in full.

@@ -44,7 +44,9 @@ class EncoderPrompt:
         try:
             return self.source.encode()
         except UnicodeEncodeError:
-            raise InvalidRequest(f"{self.param} holds text that is no Unicode", param=self.param) from None
+            raise InvalidRequest(
+                f"{self.param} holds text that is not valid Unicode", param=self.param
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)

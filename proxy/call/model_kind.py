@@ -34,13 +34,13 @@ def fit(call: ChatCall, kind: ModelKind) -> ChatCall:
         if encoder is not None:
             remedy = "messages with the picture" if encoder.modality == "image" else "prompt or messages"
             raise InvalidRequest(
-                f"{encoder.param}: {_name(call)} is no encoder-decoder model; send {remedy}",
+                f"{encoder.param}: {_name(call)} is not an encoder-decoder model; send {remedy}",
                 param=encoder.param,
             )
         return call
     if call.messages:
         raise InvalidRequest(
-            f"messages: {_name(call)} is an encoder-decoder model, which knows no conversations: use "
+            f"messages: {_name(call)} is an encoder-decoder model, which does not support conversations: use "
             + _remedy(kind),
             param="messages",
         )

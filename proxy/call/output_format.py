@@ -80,7 +80,7 @@ def structured_outputs(body: Mapping[str, object], param: str = "structured_outp
     for key in ("grammar", "structural_tag"):
         if body.get(key):
             raise InvalidRequest(
-                f"{param}.{key} is not served: use json, regex or choice", param=f"{param}.{key}"
+                f"{param}.{key} is not supported: use json, regex or choice", param=f"{param}.{key}"
             )
     if not named:
         return None
@@ -100,7 +100,7 @@ def schema_format(schema: object, param: str) -> OutputFormat:
         try:
             schema = msgspec.json.decode(schema)
         except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-            raise InvalidRequest(f"{param} is no JSON: {error}", param=param) from None
+            raise InvalidRequest(f"{param} is not valid JSON: {error}", param=param) from None
     if not isinstance(schema, Mapping) and schema is not True:
         raise InvalidRequest(f"{param} must be a JSON schema: an object", param=param)
     check_depth(schema, param)

@@ -50,9 +50,7 @@ def tool_use(tools: Sequence[Any] | None, choice: object, parallel: bool | None)
             raise InvalidRequest(f"tool_choice: no function {name[:64]!r} in tools", param="tool_choice")
     if not by_name:
         if mode == "required":
-            raise InvalidRequest(
-                "tool_choice: tools is empty, so that none can be called", param="tool_choice"
-            )
+            raise InvalidRequest("tool_choice: tools is empty, so no tool can be called", param="tool_choice")
         return ToolUse()
     if mode == "none":
         return ToolUse()

@@ -39,8 +39,9 @@ from triptych.types import ItemPlan
 
 
 class EncoderJobTable:
-    """All jobs of one proxy. `share` is in bytes; `patches` of a plan and `model` say what its tower costs.
+    """All encoder jobs of one proxy.
 
+    `share` is in bytes; `patches` of a plan and `model` say what its tower costs.
     Without `flow_control` planned jobs run in order of arrival as soon as a tower takes them, whether or not
     a PD worker has room for the result: the baseline that the rules are measured against.
     """

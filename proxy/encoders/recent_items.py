@@ -12,7 +12,7 @@ KEPT_ITEMS = 4096
 
 
 class RecentItems:
-    """What look-ups that were under way then could not see; `now` never goes back."""
+    """The items published too recently for running look-ups to see them; `now` never goes back."""
 
     def __init__(self) -> None:
         self._landed: OrderedDict[str, tuple[float, JobReady]] = OrderedDict()

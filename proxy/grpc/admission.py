@@ -154,7 +154,7 @@ def _parsed(handler: Any, raw: bytes) -> Any:
     try:
         return handler.request_deserializer(raw)
     except Exception:
-        raise InvalidRequest("the call's message is none of this method's") from None
+        raise InvalidRequest("the call's message is not one of this method's types") from None
 
 
 async def _abort(context: Context, error: RequestError) -> NoReturn:

@@ -28,7 +28,9 @@ def generate_call(request: proxy_pb2.GenerateRequest, *, timeout: float, max_cho
     encoder = _encoder(request)
     options = processor_options(request.mm_processor_kwargs)
     if options and encoder.modality != "image":
-        raise InvalidRequest("mm_processor_kwargs goes with image or image_url", param="mm_processor_kwargs")
+        raise InvalidRequest(
+            "mm_processor_kwargs is only allowed with image or image_url", param="mm_processor_kwargs"
+        )
     return ChatCall(
         label=uuid.uuid4().hex,
         model=request.model,
@@ -85,6 +87,6 @@ def _transcription(request: proxy_pb2.GenerateRequest) -> Transcription | None:
     if not request.HasField("transcription"):
         return None
     if request.WhichOneof("encoder") != "audio":
-        raise InvalidRequest("transcription goes with audio", param="transcription")
+        raise InvalidRequest("transcription is only allowed with audio", param="transcription")
     task: common_pb2.Transcription = request.transcription
     return Transcription(task.language, task.task, task.prompt, task.timestamps, task.detect_language)

@@ -1,4 +1,4 @@
-"""What a client's connection may cost: time for heads, bodies and replies not taken, and their number."""
+"""Limits on client connections: time for heads, for bodies and for unread replies, and their number."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class LimitedConnection(HttpToolsProtocol):
 
 
 class Busy:
-    """Answers 503 in the place of the application, but for the probes."""
+    """An ASGI application that answers 503 to everything but the probes."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -206,7 +206,7 @@ class Busy:
 
 
 class Sweeper:
-    """Looks at all connections of one server now and then: cheaper than timers for each."""
+    """A periodic check of all connections of one server, which is cheaper than a timer for each."""
 
     def __init__(self, state: ServerState, limits: ConnectionLimits) -> None:
         self._state = state

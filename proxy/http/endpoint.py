@@ -161,7 +161,7 @@ class BodyBudgetMiddleware:
 
 
 class WritePacer:
-    """Gathers the tokens of a burst: a write costs more than a token.
+    """A pacer of writes that gathers the tokens of a burst: a write costs more than a token.
 
     Tokens that come no faster than every 10 ms are written as they come, and so are the first and the
     second write after a pause: an answer's first token and its end do not wait.

@@ -48,7 +48,7 @@ def parse_form(content_type: bytes, body: bytes) -> Form:
     kind, options = parse_options_header(content_type)
     boundary = options.get(b"boundary", b"")
     if kind.strip().lower() != b"multipart/form-data" or not boundary:
-        raise InvalidRequest(f"the request body is no form: {_ASK}", param="body")
+        raise InvalidRequest(f"the request body is not a form: {_ASK}", param="body")
     reader = _FormReader()
     try:
         parser = MultipartParser(boundary, reader.callbacks())
@@ -129,7 +129,7 @@ class _FormReader:
         try:
             text = data.decode()
         except UnicodeDecodeError:
-            raise InvalidRequest(f"{self._name[:80]} is no UTF-8 text", param=self._name[:80]) from None
+            raise InvalidRequest(f"{self._name[:80]} is not UTF-8 text", param=self._name[:80]) from None
         self.form.fields.setdefault(self._name, []).append(text)
 
     def _form_end(self) -> None:

@@ -29,7 +29,7 @@ def decode_body(decoder: msgspec.json.Decoder[T], raw: bytes) -> T:
         complaint = invalid_field(error, "")
         raise _out_of_limits(complaint, decoder.type) or complaint from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the request body is no JSON object: {error}", param="body") from None
+        raise InvalidRequest(f"the request body is not a JSON object: {error}", param="body") from None
 
 
 def check_values(raw: bytes) -> None:

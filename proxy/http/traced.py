@@ -1,4 +1,4 @@
-"""Server spans around the endpoints that generate: an ASGI application about others."""
+"""Server spans around the endpoints that generate, as an ASGI middleware."""
 
 from __future__ import annotations
 

@@ -27,7 +27,9 @@ _OK = 200
 
 
 class CallLog:
-    """Constant work at a call's beginning and end. `clock` is the dispatcher's, `wall` the time of day.
+    """The log of calls; a call costs constant work at its beginning and end.
+
+    `clock` is the dispatcher's, `wall` the time of day.
 
     Every call pays for it, whether anybody looks or not: what only a reader needs is made for the reader.
     """

@@ -63,7 +63,7 @@ class ClusterSources:
 
 
 class ClusterView:
-    """Counts, states and history. `clock` is the dispatcher's, `wall` the time of day."""
+    """The view: counts, states and history. `clock` is the dispatcher's, `wall` the time of day."""
 
     def __init__(
         self,

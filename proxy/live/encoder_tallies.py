@@ -20,7 +20,7 @@ class _Tally:
 
 
 class EncoderTallies:
-    """By address. `keep` drops those of workers that have gone."""
+    """The tallies by address. `keep` drops those of workers that have gone."""
 
     def __init__(self) -> None:
         self._tallies: dict[str, _Tally] = {}

@@ -72,11 +72,11 @@ class MediaFetcher:
             except TimeoutError:
                 result = "timeout"
                 words = f"did not send it within {self._limits.timeout:g} s"
-                raise InvalidRequest(f"{param}: the picture's server {words}", param=param) from None
+                raise InvalidRequest(f"{param}: the image's server {words}", param=param) from None
             except FetchFailed as error:
                 result = error.result
                 kind = TooLarge if isinstance(error, MediaTooLarge) else InvalidRequest
-                raise kind(f"{param}: the picture's server {error.words}", param=param) from None
+                raise kind(f"{param}: the image's server {error.words}", param=param) from None
             finally:
                 self._metrics.media_fetch_seconds.observe(time.monotonic() - started)
                 self._metrics.media_fetches.labels(result).inc()

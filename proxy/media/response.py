@@ -28,7 +28,7 @@ _RETRYABLE = frozenset({408, 425, 429})
 
 
 class FetchFailed(Exception):
-    """`words` complete "the picture's server …"; `result` names the outcome in metrics."""
+    """`words` complete "the image's server …"; `result` names the outcome in metrics."""
 
     def __init__(self, result: str, words: str, *, retryable: bool = False) -> None:
         super().__init__(words)

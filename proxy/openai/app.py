@@ -17,9 +17,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from triptych.config import MIB
-from triptych.errors import NotFound
+from triptych.errors import NotFound, RequestError
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.http.errors import error_body
+from triptych.proxy.http.errors import error_body, retry_after
 from triptych.proxy.http.traced import OPERATIONS, TracedEndpoint
 from triptych.proxy.openai.audio.endpoint import AudioEndpoint
 from triptych.proxy.openai.chat.endpoint import ChatEndpoint
@@ -119,6 +119,8 @@ class FrontDoor:
 def _state_routes(state: StateEndpoints, *, metrics: bool) -> list[Route]:
     routes = [
         Route("/v1/models", state.models),
+        # A name may have slashes.
+        Route("/v1/models/{model:path}", state.model),
         Route("/health", state.health),
         Route("/ready", state.ready),
     ]
@@ -132,7 +134,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 class StateEndpoints:
-    """What is served about the proxy itself."""
+    """Endpoints about the proxy itself: models, health, readiness, metrics."""
 
     def __init__(self, dispatcher: Dispatcher, pool: WorkerPool, registry: CollectorRegistry) -> None:
         self._dispatcher = dispatcher
@@ -142,6 +144,15 @@ class StateEndpoints:
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model(name) for name in self._pool.models()]})
+
+    async def model(self, request: Request) -> Response:
+        try:
+            name = self._pool.resolve_model(request.path_params["model"])
+        except RequestError as error:
+            wait = retry_after(error)
+            headers = {} if wait is None else {"Retry-After": wait}
+            return JSONResponse(error_body(error), status_code=error.status, headers=headers)
+        return JSONResponse(self._model(name))
 
     def _model(self, name: str) -> dict[str, Any]:
         takes = self._pool.kind(name).input_modalities
@@ -167,9 +178,10 @@ class StateEndpoints:
 
 
 class MetricsPage:
-    """Made beside the event loop, once at a time. Requests that come meanwhile share the next one.
+    """The text of /metrics, generated in a thread, one at a time.
 
-    So a text is never older than the request for it, and no number of clients makes more than one at once.
+    Requests that arrive meanwhile share the next one: a text is never older than the request for it, and no
+    number of clients makes more than one at once.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

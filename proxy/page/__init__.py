@@ -1,1 +1,1 @@
-"""The page at `/`: static files to try the models with and to watch the cluster by."""
+"""The page at `/`: static files to try the models and watch the cluster."""

@@ -10,7 +10,7 @@ FRESH_SECONDS = 10.0
 
 
 class LoadReports:
-    """Fed with every beat of one worker's stream; keeps the newest report alone."""
+    """The newest load report of one worker, updated at every beat of its stream."""
 
     def __init__(self) -> None:
         self._report: PDLoadReport | None = None

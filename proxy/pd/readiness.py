@@ -8,7 +8,7 @@ from triptych.status.service_status import ServiceStatus
 
 
 class PDReadiness:
-    """Makes a proxy ready with the first live PD worker; it stays ready when the last one goes.
+    """A listener that makes the proxy ready with the first live PD worker; it stays ready after the last one.
 
     Requests wait for a PD worker that comes back. A Service without any endpoint would refuse them.
     """

@@ -301,8 +301,10 @@ class PDRouter:
         return None if address is None else self._links[address]
 
     async def _hand_over(self, request: InFlightRequest, order: Submit, link: Link) -> None:
-        self._cancel_stale(request, link)
         machine = request.lifecycle
+        if machine.attempt != order.attempt:
+            return  # over before it began: nobody would ever cancel it at the worker
+        self._cancel_stale(request, link)
         try:
             timeout = max(request.deadline - self._clock(), 0.1)
             if KEEPS_ITEMS not in self._capacity(link):

@@ -1,4 +1,4 @@
-"""Whether a PD worker's engine still moves, as the proxy sees it on the worker's stream."""
+"""Detection of stalled PD workers, from the beats on their streams."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class _Trial:
 
 
 class Suspects:
-    """All requests of one proxy that were present at a loss.
+    """The requests of one proxy that were running on a PD worker when it died.
 
     `model_key`: of the request's model; workers with the same one can take each other's requests.
     """

@@ -1,4 +1,4 @@
-"""What a proxy does now and then: its share of the store, what dead processes have left, and its memory."""
+"""Periodic work of a proxy: its share of the store, cleanup after dead processes, and its heap."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def release_memory() -> None:
 
 
 class Upkeep:
-    """What is looked at now and then: the share of published bytes, and what the dead have left."""
+    """The periodic work: refreshes the share of published bytes, and removes what dead processes left."""
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import os
 from collections.abc import AsyncIterator, Callable
@@ -166,6 +167,33 @@ async def test_a_key_of_another_kind_is_missing(store: EmbeddingStore) -> None:
     missing = await store.load(PLAN, fresh_buffer)
     assert isinstance(missing, Missing)
     assert "WRONGTYPE" in missing.reason
+
+
+@pytest.mark.parametrize("nbytes", [1, 2], ids=["in one piece", "in parts"])
+async def test_a_key_of_another_kind_is_replaced_by_a_save_that_names_it_and_hides_no_other_item(
+    store: EmbeddingStore, nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if nbytes > 1:
+        monkeypatch.setattr(codec, "PART_BYTES", PLAN.nbytes // 2)
+    other = dataclasses.replace(PLAN, mm_hash="f" * 64)
+    await store.save(other, BODY, ttl=60)
+    await store.control.execute("RPUSH", KEY, "a")
+    wanted = [(PLAN.mm_hash, NAMESPACE), (other.mm_hash, NAMESPACE)]
+    assert await store.look_up(wanted) == [None, other]
+    assert await store.save(PLAN, BODY, ttl=60) is SaveResult.ALREADY  # nothing names it yet
+    missing = await store.load(PLAN, fresh_buffer)
+    assert isinstance(missing, Missing)
+    result = await store.save(PLAN, BODY, ttl=60, damaged_digest=missing.damaged_digest)
+    assert result is SaveResult.REPLACED
+    assert isinstance(await store.load(PLAN, fresh_buffer), Loaded)
+
+
+async def test_the_digest_of_no_bytes_deletes_no_value(store: EmbeddingStore) -> None:
+    await store.save(PLAN, BODY, ttl=60)
+    nothing = hashlib.sha1(b"").hexdigest()
+    assert await store.save(PLAN, BODY, ttl=60, damaged_digest=nothing) is SaveResult.ALREADY
+    await store.control.execute("DEL", KEY)
+    assert await store.save(PLAN, BODY, ttl=60, damaged_digest=nothing) is SaveResult.STORED
 
 
 async def test_a_save_that_names_another_damage_keeps_the_value_and_answers_already(

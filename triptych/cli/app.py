@@ -20,7 +20,7 @@ from triptych.cli.commands.top import top
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def app() -> None:
-    """Serves multimodal models with the encoder taken apart from prefill and decode."""
+    """Serves multimodal models with the encoder disaggregated from prefill and decode."""
 
 
 _COMMANDS = (

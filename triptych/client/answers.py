@@ -85,7 +85,7 @@ def completion_of(raw: JsonObject) -> Completion:
             raw=raw,
         )
     except (KeyError, IndexError, TypeError) as error:
-        raise InternalError(f"the server's reply is no completion: {error!r}") from None
+        raise InternalError(f"the server's reply is not a completion: {error!r}") from None
 
 
 def transcript_of(raw: JsonObject) -> Transcript:
@@ -99,7 +99,7 @@ def transcript_of(raw: JsonObject) -> Transcript:
             raw=raw,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise InternalError(f"the server's reply is no transcript: {error!r}") from None
+        raise InternalError(f"the server's reply is not a transcript: {error!r}") from None
 
 
 def answer_of(raw: JsonObject) -> Answer:
@@ -115,7 +115,7 @@ def answer_of(raw: JsonObject) -> Answer:
             raw=raw,
         )
     except (KeyError, IndexError, TypeError) as error:
-        raise InternalError(f"the server's reply is no chat completion: {error!r}") from None
+        raise InternalError(f"the server's reply is not a chat completion: {error!r}") from None
 
 
 def chunk_of(raw: JsonObject) -> Chunk:
@@ -126,7 +126,7 @@ def chunk_of(raw: JsonObject) -> Chunk:
         choice = raw["choices"][0]
         return Chunk(choice["delta"].get("content") or "", choice["finish_reason"], raw)
     except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise InternalError(f"the server's event is no piece of a chat completion: {error!r}") from None
+        raise InternalError(f"the server's event is not a chunk of a chat completion: {error!r}") from None
 
 
 def usage_of(raw: JsonObject) -> Usage:

@@ -22,7 +22,7 @@ class Endpoint:
 
     def __init__(self, url: str, api_key: str, timeout: float, ca_file: str = "") -> None:
         if not url.lower().startswith(("http://", "https://")):
-            raise InvalidRequest(f"{url!r} is no address of a cluster: write http://host:port", param="url")
+            raise InvalidRequest(f"{url!r} is not the URL of a cluster: write http://host:port", param="url")
         self.url = url.rstrip("/").removesuffix("/v1")
         #: The arguments of httpx's client.
         self.options: dict[str, Any] = {
@@ -72,7 +72,7 @@ def json_object(reply: httpx2.Response) -> JsonObject:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise InternalError("the server's reply is no JSON object")
+        raise InternalError("the server's reply is not a JSON object")
     return value
 
 

@@ -31,7 +31,8 @@ def conversation(messages: Messages, files: Iterable[File]) -> list[JsonObject]:
         return [{"role": "user", "content": content}]
     if pictures:
         raise InvalidRequest(
-            "files go with a question; in a list of messages a picture is a part of a message's content",
+            "files can only be given with a question; in a list of messages an image is a part of a "
+            "message's content",
             param="files",
         )
     return list(messages)
@@ -68,4 +69,4 @@ def media_type(data: bytes, name: str) -> str:
         return "image/webp"
     if data[4:12] in _AVIF:
         return "image/avif"
-    raise InvalidRequest(f"{name}: no picture of a known format (PNG, JPEG, WebP, GIF, BMP, AVIF)")
+    raise InvalidRequest(f"{name}: not an image of a known format (PNG, JPEG, WebP, GIF, BMP, AVIF)")

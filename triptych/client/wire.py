@@ -154,9 +154,9 @@ class EventLines:
         try:
             event = json.loads(data)
         except (ValueError, RecursionError):
-            raise InternalError("the server's stream holds an event that is no JSON") from None
+            raise InternalError("the server's stream holds an event that is not JSON") from None
         if not isinstance(event, dict):
-            raise InternalError("the server's stream holds an event that is no object")
+            raise InternalError("the server's stream holds an event that is not an object")
         if "error" in event:
             raise error_of(500, data.encode())
         return event

@@ -71,6 +71,6 @@ def check_advertise(advertise: str) -> None:
     """ConfigError for an advertised address that no other machine can reach."""
     if advertise.rsplit(":", 1)[0] in ("0.0.0.0", "[::]", "::", ""):
         raise ConfigError(
-            f"--advertise {advertise!r} is no address that proxies can reach: "
+            f"--advertise {advertise!r} is not an address that proxies can reach: "
             "name this host, like 10.0.0.7:50051"
         )

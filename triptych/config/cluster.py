@@ -64,23 +64,23 @@ class ClusterConfig(Config):
     pd: PDConfig = part(PDConfig, without=_GIVEN)
     encoders: WorkerRange = flag(
         WorkerRange.fixed(1),
-        "encoder workers; a range like 0..4 is scaled by the work that there is",
+        "encoder workers; a range like 0..4 is autoscaled",
         least=1,
         most=MOST_WORKERS,
         to_zero=True,
     )
     pd_workers: WorkerRange = flag(
         WorkerRange.fixed(1),
-        "PD workers; a range like 1..3 is scaled by the work that there is",
+        "PD workers; a range like 1..3 is autoscaled",
         least=1,
         most=MOST_WORKERS,
     )
     topology: str = flag(
         "epd",
-        "epd: encoders and PD workers; colocated: replicas that are both in one process",
+        "epd: separate encoder and PD workers; colocated: replicas that are both in one process",
         choices=("epd", "colocated"),
     )
-    replicas: int = flag(1, "replicas of --topology colocated", least=1, most=MOST_WORKERS)
+    replicas: int = flag(1, "number of replicas, with --topology colocated", least=1, most=MOST_WORKERS)
     store_memory: int = flag(512 * MIB, "memory of the store that --store auto starts", size=True)
 
     @property
@@ -138,52 +138,55 @@ class ServeConfig(ClusterConfig):
     )
     launcher: str = flag(
         "local",
-        "local: processes of this machine; ray: actors in Ray, on any number of machines",
+        "local: processes on this machine; ray: Ray actors on any number of machines",
         choices=("local", "ray"),
     )
     ray: RayConfig = part(RayConfig)
     demo: str = flag(
         "",
-        "bundled model to serve: images answers questions about drawn shapes, audio writes dialled digits",
+        "bundled model to serve: images answers questions about drawn shapes, audio transcribes dial tones",
         choices=("images", "audio"),
         shown="images, where no MODEL is given",
     )
     encoders: WorkerRange = flag(
         WorkerRange.fixed(0),
-        "encoder workers; a range like 0..4 is scaled by the work that there is",
+        "encoder workers; a range like 0..4 is autoscaled",
         least=0,
         most=MOST_WORKERS,
         to_zero=True,
         shown="1; with --cpu-sharing pace one per core, up to 4",
     )
-    cpus_per_worker: int = flag(0, "cores of its own for each worker; 0: all share all", least=0, most=1024)
+    cpus_per_worker: int = flag(
+        0, "cores reserved for each worker; 0: all workers share all cores", least=0, most=1024
+    )
     cpu_sharing: str = flag(
         "auto",
-        "free: every step begins at once; pace: PD workers make fewer steps, with more sequences in each, "
-        "while towers lack cores; auto: pace where encoders and PD workers share a CPU, else free",
+        "free: every step starts at once; pace: PD workers run fewer steps with more sequences each while"
+        " encoders lack cores; auto: pace if encoders and PD workers share CPUs, else free",
         choices=("auto", "free", "pace"),
     )
     step_interval: float = flag(
         0.02,
-        "seconds between the beginnings of two steps while towers lack cores, with --cpu-sharing pace",
+        "seconds between the starts of two steps while encoders lack cores, with --cpu-sharing pace",
         least=0,
         most=1,
     )
     encoder_threads: int = flag(
         0,
-        "torch threads of an encoder",
+        "torch threads of an encoder worker",
         least=0,
         most=1024,
         shown="--threads; with --cpu-sharing pace all cores over all encoders",
     )
     store: str = flag(
         "auto",
-        "auto starts one; else redis://host:port/0, rediss:// for TLS, or unix:///path/to/socket; one with a "
-        "password rather by the variable than by the flag",
+        "auto starts a store; otherwise redis://host:port/0, rediss:// for TLS, or "
+        "unix:///path/to/socket; if it contains a password, use the environment variable instead of the "
+        "flag",
         secret=True,
     )
     run_dir: str = flag(
         "",
-        "folder for the store's socket and cluster.json (names and process ids); made for you alone",
+        "folder for the store's socket and cluster.json (names and process ids), readable only by you",
         shown="a new temporary folder",
     )

@@ -22,7 +22,7 @@ def parse_size(text: str) -> int:
     """Bytes of "512MiB", "2g" or "1048576"; units are powers of 1024. ConfigError otherwise."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"{text!r} is no size: write it like 512MiB or 2GiB")
+        raise ConfigError(f"{text!r} is not a size: write it like 512MiB or 2GiB")
     return int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))
 
 

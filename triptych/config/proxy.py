@@ -19,50 +19,56 @@ class ProxyConfig(ServiceConfig):
     host: str = flag("127.0.0.1", "address to bind HTTP and gRPC to")
     port: int = flag(8000, "HTTP port")
     grpc_port: int = flag(8001, "gRPC port")
-    http_cert_file: str = flag("", "certificate (PEM, with its intermediates) of the HTTP and gRPC ports")
-    http_key_file: str = flag("", "the private key of --http-cert-file (PEM, without a password)")
-    max_images: int = flag(16, "images in one request")
-    max_choices: int = flag(16, "answers (n) to one request")
+    http_cert_file: str = flag("", "certificate chain (PEM) of the HTTP and gRPC ports")
+    http_key_file: str = flag("", "private key of --http-cert-file (PEM, unencrypted)")
+    max_images: int = flag(16, "most images in one request")
+    max_choices: int = flag(16, "most answers (n) to one request")
     max_body: int = flag(64 * MIB, "largest request body", size=True)
     body_memory: int = flag(GIB, "memory for the bodies of requests in flight", size=True)
-    media_urls: bool = flag(True, "fetch pictures from http(s) URLs")
-    media_timeout: float = flag(30.0, "seconds to fetch one picture, with redirects and retries")
-    media_fetches: int = flag(64, "pictures fetched at once")
-    max_media_bytes: int = flag(64 * MIB, "largest picture or audio file, at most 64MiB", size=True)
+    media_urls: bool = flag(True, "fetch images from http(s) URLs")
+    media_timeout: float = flag(30.0, "seconds to fetch one image, including redirects and retries")
+    media_fetches: int = flag(64, "most images fetched at once")
+    max_media_bytes: int = flag(64 * MIB, "largest image or audio file, at most 64MiB", size=True)
     media_memory: int = flag(GIB, "memory for the media of requests in flight", size=True)
-    media_disk: int = flag(4 * GIB, "disk for those above 1MiB", size=True)
-    spool_folder: str = flag("", "where those go; the system's temporary folder by default")
-    allow_media_hosts: str = flag("", "hosts, by comma, that pictures may come from at any address and port")
-    allow_media_networks: str = flag(
-        "", "networks, by comma, that pictures may come from though they are not public"
+    media_disk: int = flag(4 * GIB, "disk space for media above 1MiB of requests in flight", size=True)
+    spool_folder: str = flag("", "folder for media kept on disk; default: the system's temporary folder")
+    allow_media_hosts: str = flag(
+        "", "comma-separated hosts from which images may be fetched at any address and port"
     )
-    allowed_media_folder: str = flag("", "folder that file: URLs may name; none by default")
+    allow_media_networks: str = flag(
+        "", "comma-separated networks from which images may be fetched although they are not public"
+    )
+    allowed_media_folder: str = flag("", "folder below which file: URLs are allowed; default: none")
     max_queue: int = flag(256, "requests in flight before new ones get 429")
     flow_control: bool = flag(
-        True, "encode only what a PD worker has room for; --no-flow-control is for measurements of just that"
+        True,
+        "encode an item only when a PD worker has room for it; --no-flow-control exists only to measure "
+        "its effect",
     )
     skip_held_items: bool = flag(
         True,
-        "make no encoder job for what a PD worker's KV cache holds; --no-skip-held-items encodes what the "
-        "store has lost in any case",
+        "create no encoder job for an item that a PD worker's KV cache still covers; --no-skip-held-items"
+        " always encodes items that the store has lost",
     )
-    request_timeout: float = flag(300.0, "seconds that a request may take")
-    store_memory: int = flag(0, "the store's byte budget; 0: as the store says", size=True)
-    api_key: str = flag("", "key that clients must send; several with commas", secret=True, joined=True)
-    api_key_file: str = flag("", "file of hashed keys with names and limits; re-read when it changes")
-    auth: bool = flag(True, "a non-loopback --host needs API keys; --no-auth where a gateway asks for them")
-    key_requests_per_minute: int = flag(0, "requests of one key in a minute; 0: no limit")
-    key_tokens_per_minute: int = flag(0, "prompt and output tokens of one key in a minute; 0: no limit")
-    key_concurrent_requests: int = flag(0, "requests of one key at once; 0: no limit")
-    page: bool = flag(True, "serve the page at / with live data of the cluster; --no-page leaves both out")
-    page_ttft_slo: float = flag(4.0, "seconds to the first token that the page counts as good")
-    page_tpot_slo: float = flag(0.2, "seconds for each further token that the page counts as good")
+    request_timeout: float = flag(300.0, "deadline of a request in seconds")
+    store_memory: int = flag(0, "byte budget of the store; 0: its maxmemory", size=True)
+    api_key: str = flag(
+        "", "API key that clients must send; several separated by commas", secret=True, joined=True
+    )
+    api_key_file: str = flag("", "file with hashed API keys, names and limits; read again when it changes")
+    auth: bool = flag(True, "require API keys on a non-loopback --host; --no-auth if a gateway checks keys")
+    key_requests_per_minute: int = flag(0, "most requests per minute of one key; 0: no limit")
+    key_tokens_per_minute: int = flag(0, "most prompt and output tokens per minute of one key; 0: no limit")
+    key_concurrent_requests: int = flag(0, "most concurrent requests of one key; 0: no limit")
+    page: bool = flag(True, "serve the web page at / and live data of the cluster")
+    page_ttft_slo: float = flag(4.0, "TTFT limit in seconds that the web page counts as good")
+    page_tpot_slo: float = flag(0.2, "TPOT limit in seconds that the web page counts as good")
     metrics_port: int = flag(
         0,
-        "port of its own for /metrics, and for /health and /ready as a kubelet asks them; 0: none, and "
-        "/metrics is on the HTTP port, by key where keys are in use",
+        "separate port for /metrics and a kubelet's /health and /ready; 0: none, /metrics is then on the "
+        "HTTP port and needs an API key if keys are used",
     )
-    metrics_host: str = flag("", "address to bind --metrics-port to; --host's by default")
+    metrics_host: str = flag("", "address to bind --metrics-port to; default: --host")
     scaling: ScalingConfig = part(ScalingConfig)
 
 

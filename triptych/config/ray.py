@@ -14,19 +14,22 @@ class RayConfig(Config):
 
     address: str = flag(
         "",
-        "GCS of the Ray to run in, host:port, or auto for this machine's; without it a Ray of its own is "
-        "started on this machine, and ended",
+        "Ray cluster to use: GCS host:port, or auto for the one on this machine; default: start a new Ray"
+        " on this machine and stop it at the end",
     )
-    cluster_name: str = flag("triptych", "tells this cluster's actors from those of others in the same Ray")
+    cluster_name: str = flag(
+        "triptych", "name that distinguishes the actors of this cluster from those of others in the same Ray"
+    )
     proxies: int = flag(
-        1, "proxies; proxy-1 listens at --port and --grpc-port plus 10, and so on", least=1, most=16
+        1, "number of proxies; each further one uses --port and --grpc-port plus 10", least=1, most=16
     )
     ray_resources: str = flag(
         "",
-        "TOML file of what Ray reserves for a worker of each pool; by default one CPU, on CUDA one GPU",
+        "TOML file with the resources that Ray reserves per worker of each pool; default: one CPU, or one"
+        " GPU on CUDA",
     )
     start_timeout: float = flag(
-        600.0, "seconds until all workers that the cluster always has are placed and registered", least=1
+        600.0, "seconds until all workers that always run must be placed and registered", least=1
     )
 
 

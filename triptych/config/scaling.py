@@ -13,17 +13,17 @@ from triptych.errors import ConfigError
 class ScalingConfig(Config):
     """The flags of autoscaling. Proxies of one cluster have the same ones."""
 
-    min_encoders: int = flag(0, "encoder workers at least, where --max-encoders is given", least=0)
-    max_encoders: int = flag(0, "encoder workers at most; 0: no decisions are made for encoders", least=0)
-    min_pd_workers: int = flag(1, "PD workers at least, where --max-pd-workers is given", least=1)
-    max_pd_workers: int = flag(0, "PD workers at most; 0: no decisions are made for PD workers", least=0)
+    min_encoders: int = flag(0, "fewest encoder workers, with --max-encoders", least=0)
+    max_encoders: int = flag(0, "most encoder workers; 0: encoders are not scaled", least=0)
+    min_pd_workers: int = flag(1, "fewest PD workers, with --max-pd-workers", least=1)
+    max_pd_workers: int = flag(0, "most PD workers; 0: PD workers are not scaled", least=0)
     encoder_slo: float = flag(
-        2.0, "seconds that an item may take at the encoders, its wait included: their part of the TTFT"
+        2.0, "target seconds for an item at the encoders, queueing included: their share of the TTFT"
     )
     scale_window: float = flag(
-        60.0, "seconds for which fewer workers must have been enough before any is drained"
+        60.0, "seconds for which fewer workers must have sufficed before one is drained"
     )
-    scaler_port: int = flag(0, "port of KEDA's external scaler, without keys and TLS; 0: none", least=0)
+    scaler_port: int = flag(0, "port of KEDA's external scaler, without API keys and TLS; 0: none", least=0)
     scaler_host: str = flag("127.0.0.1", "address to bind --scaler-port to")
 
 

@@ -17,47 +17,49 @@ class ServiceConfig(Config):
 
     store: str = flag(
         "",
-        "store address: unix:///path/to/socket, redis://host:port/0, rediss:// for TLS; one with a password "
-        "rather by the variable than by the flag",
+        "store address: unix:///path/to/socket, redis://host:port/0, rediss:// for TLS; if it contains a "
+        "password, use the environment variable instead of the flag",
         secret=True,
     )
-    store_password_file: str = flag("", "file that holds the store's password, in place of one in --store")
-    store_ca_file: str = flag(
-        "", "CA certificates that verify a rediss:// store, as PEM; the system's by default"
-    )
-    store_cert_file: str = flag("", "client certificate for the store, as PEM; read again when it is renewed")
-    store_key_file: str = flag("", "key of --store-cert-file, as PEM, unencrypted")
+    store_password_file: str = flag("", "file with the store's password, instead of a password in --store")
+    store_ca_file: str = flag("", "CA certificates (PEM) to verify a rediss:// store; default: the system's")
+    store_cert_file: str = flag("", "client certificate (PEM) for the store; read again when it is renewed")
+    store_key_file: str = flag("", "private key of --store-cert-file (PEM, unencrypted)")
     internal_token: str = flag(
-        "", "shared secret of the cluster's gRPC; needed for non-loopback binds", secret=True
+        "",
+        "shared secret for gRPC between the services; required when binding to a non-loopback address",
+        secret=True,
     )
-    internal_token_file: str = flag("", "file that holds the internal token, in place of the flag")
-    tls_cert_file: str = flag("", "this service's certificate (PEM) for gRPC between services; mutual TLS")
-    tls_key_file: str = flag("", "the private key of --tls-cert-file (PEM, without a password)")
-    tls_ca_file: str = flag("", "CA certificates (PEM) that those of the other services come from")
+    internal_token_file: str = flag("", "file with the internal token, instead of the flag")
+    tls_cert_file: str = flag("", "certificate (PEM) of this service for mutual TLS between the services")
+    tls_key_file: str = flag("", "private key of --tls-cert-file (PEM, unencrypted)")
+    tls_ca_file: str = flag("", "CA certificates (PEM) that issued the certificates of the other services")
     tls_name: str = flag("triptych.internal", "DNS name in the certificates of all services")
-    insecure: bool = flag(False, "serve other machines without TLS, where a mesh or gateway encrypts")
+    insecure: bool = flag(
+        False, "serve other machines without TLS, for use behind a mesh or gateway that encrypts"
+    )
     stall_timeout: float = flag(
         60.0,
-        "seconds that an engine may stand still in one layer of a step; then its worker's process ends, and "
-        "proxies send its requests elsewhere; 0: for ever",
+        "seconds without progress in one layer of a step after which a worker's process exits and proxies"
+        " move its requests; 0: never",
     )
     drain_timeout: float = flag(
         30.0,
-        "seconds that the work in hand gets after SIGTERM; a supervisor's or kubelet's grace period is at "
-        "least 15 longer",
+        "seconds after SIGTERM to finish the work in progress; the supervisor's or kubelet's grace period"
+        " should be at least 15 s longer",
     )
-    log_level: str = flag("info", "least level to log", choices=("debug", "info", "warning", "error"))
+    log_level: str = flag("info", "lowest level to log", choices=("debug", "info", "warning", "error"))
     log_format: str = flag(
-        "text", "form of the log: lines of text, or one JSON object in each line", choices=("text", "json")
+        "text", "format of the log: lines of text, or one JSON object per line", choices=("text", "json")
     )
     otlp_endpoint: str = flag(
-        "", "OTLP/HTTP collector that spans of requests go to, like http://127.0.0.1:4318; none by default"
+        "", "OTLP/HTTP collector for the spans of requests, like http://127.0.0.1:4318; default: no tracing"
     )
     trace_sample: float = flag(
         1.0,
-        "part of the requests that are traced, 0 to 1, where their caller has not decided; 0 traces none",
+        "fraction of requests to trace, 0 to 1, if the caller has not decided; 0: none",
     )
-    metrics_port: int = flag(0, "port of /metrics, /health and /ready of this process; 0 picks a free one")
+    metrics_port: int = flag(0, "port of this process for /metrics, /health and /ready; 0 picks a free one")
     cpus: str = flag("", "cores to run on, like 0,1 or 2-3; all by default")
 
 

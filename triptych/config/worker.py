@@ -17,47 +17,53 @@ class WorkerConfig(ServiceConfig):
     """The flags that both kinds of worker have. `model` is a checkpoint folder."""
 
     model: str = ""
-    served_model_name: str = flag("", "model name that clients use; the folder's name by default")
-    model_revision: str = flag("", "names the weights in cache keys; their digest by default")
+    served_model_name: str = flag("", "model name that clients use; default: the folder's name")
+    model_revision: str = flag(
+        "", "name of the weights' version in cache keys; default: a digest of the weights"
+    )
     host: str = flag("127.0.0.1", "address to bind the worker's gRPC server to")
     port: int = flag(0, "port of the worker's gRPC server; 0 picks a free one")
-    advertise: str = flag("", "host:port that proxies reach this worker at; the bound one by default")
+    advertise: str = flag("", "host:port at which proxies reach this worker; default: the bound address")
     device: str = flag("cpu", "torch device: cpu, cuda or cuda:N")
     device_memory: int = flag(
         0,
-        "all memory that a worker may use of its device; auto: of what is free at the start 0.9 of a GPU's, "
-        "half of the machine's or cgroup's",
+        "memory of its device that a worker may use in all; auto: 0.9 of what is free on a GPU at "
+        "startup, half of the free memory of the machine or cgroup on a CPU",
         size=True,
         auto=True,
     )
     dtype: str = flag(
         "auto",
-        "dtype of weights and embeddings; auto: the checkpoint's on CUDA, float32 for 16-bit float "
-        "checkpoints on CPU unless bfloat16 is asked for",
+        "dtype of weights and embeddings; auto: the checkpoint's on CUDA, float32 on CPU (set bfloat16 to"
+        " keep 16 bits there)",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
-    pipeline_parallel: int = flag(1, "workers that share one model's layers; only 1 is served")
-    speculative_model: str = flag("", "a model that guesses ahead; not served")
+    pipeline_parallel: int = flag(1, "pipeline-parallel size; only 1 is supported")
+    speculative_model: str = flag("", "draft model for speculative decoding; not supported")
     kv_cache_dtype: str = flag(
-        "auto", "dtype of keys and values; auto: that of --dtype; fp8 is not served", choices=("auto", "fp8")
+        "auto", "dtype of the KV cache; auto: that of --dtype; fp8 is not supported", choices=("auto", "fp8")
     )
     quantization: str = flag(
         "none",
-        "linear layers in 8 bits, made when weights are loaded: int8 on both sides, int8-decoder on PD "
-        "workers only; w8a8 and w8a8-decoder round their inputs, too, on CPUs; all workers of a model are "
-        "given the same",
+        "8-bit linear layers, quantized while weights load: int8 for encoder and PD workers, int8-decoder"
+        " for PD workers only; w8a8 and w8a8-decoder also round activations to 8 bits, on CPUs; all "
+        "workers of a model need the same value",
         choices=("none", "int8", "int8-decoder", "w8a8", "w8a8-decoder"),
     )
-    threads: int = flag(0, "torch threads; 0 chooses")
+    threads: int = flag(0, "torch threads; 0: chosen automatically")
     worker_kind: str = flag(
         "",
-        "name of the machine or device; proxies learn what an item costs for each name apart",
+        "name of this kind of machine or device; proxies learn encoding costs separately for each name",
         shown="what the device says of itself, like cuda NVIDIA H200",
     )
-    core_page: str = flag("", "file in which the workers of one machine see whose threads compute")
-    core_slot: int = flag(0, "this worker's place in --core-page")
+    core_page: str = flag(
+        "", "shared file in which the workers of one machine publish whose threads are computing"
+    )
+    core_slot: int = flag(0, "slot of this worker in --core-page")
     spare_cores: bool = flag(
-        False, "threads follow what other workers on --core-page leave: a tower more, a decoder fewer"
+        False,
+        "adapt threads to the cores that other workers on --core-page leave idle: more for a tower, fewer"
+        " for a decoder",
     )
 
 
@@ -65,36 +71,40 @@ class WorkerConfig(ServiceConfig):
 class EncoderConfig(WorkerConfig):
     """The flags of an encoder worker."""
 
-    max_image_pixels: int = flag(40_000_000, "largest picture, width times height, before any resize")
-    max_audio_seconds: float = flag(1800.0, "longest audio file; a second takes 0.5 MiB while it is prepared")
+    max_image_pixels: int = flag(40_000_000, "largest image in pixels (width times height) before resizing")
+    max_audio_seconds: float = flag(
+        1800.0, "longest audio file; each second takes 0.5 MiB during preprocessing"
+    )
     encoder_batch_patches: int = flag(
-        0, "patches in one encoder batch, over all its items, for each rank; 0: 512 on a CPU, else 16384"
+        0, "patches per rank in one encoder batch, summed over its items; 0: 512 on a CPU, else 16384"
     )
     encoder_data_parallel: int = flag(
         1,
-        "ranks of one encoder worker: processes with all of the tower's weights, each on a GPU of its own or "
-        "on a part of --threads, that share every batch",
+        "data-parallel ranks of one encoder worker: processes that each hold the whole tower and share "
+        "every batch, with one GPU each or a part of --threads",
     )
     encoder_graphs: str = flag(
         "off",
-        "tower calls of a few fixed sizes, captured at the start: cuda, as CUDA graphs, which have never "
-        "been run yet; static, the same buffers without a graph, for tests; auto, cuda on a GPU, where it "
-        "can be captured",
+        "capture tower calls of a few fixed sizes at startup: cuda, as CUDA graphs (never run on a GPU "
+        "yet); static, the same buffers without a graph, for tests; auto, cuda on a GPU if capture "
+        "succeeds",
         choices=GRAPH_MODES,
     )
     encoder_graph_budgets: str = flag(
         "",
-        "output rows of those sizes, separated by commas",
+        "sizes of the encoder graphs in output rows, separated by commas",
         shown="from the smallest that pays, doubled up to --encoder-batch-patches",
     )
     encoder_graph_max_items: int = flag(
-        0, "items in one of those calls; 0: as many as the smallest size goes into the largest", least=0
+        0, "most items in one encoder graph; 0: the largest size divided by the smallest", least=0
     )
-    plan_credit: int = flag(16, "jobs that may be in preprocessing or waiting for it")
-    tower_credit: int = flag(8, "jobs that may wait for the tower or run in it, for each of its ranks")
+    plan_credit: int = flag(16, "jobs that may be in preprocessing or queued for it")
+    tower_credit: int = flag(8, "jobs per rank that may be queued for the tower or run in it")
     prepared_memory: int = flag(512 * MIB, "host memory for preprocessed media", size=True)
     encoder_media_memory: int = flag(
-        256 * MIB, "host memory for media that wait for preprocessing; a larger item has it alone", size=True
+        256 * MIB,
+        "host memory for media that are queued for preprocessing; a single larger item may exceed it",
+        size=True,
     )
     decode_threads: int = flag(2, "threads that decode media")
     embedding_ttl: float = flag(3600.0, "seconds that an unused embedding stays in the store")
@@ -119,72 +129,76 @@ class PDConfig(WorkerConfig):
 
     engine: str = flag(
         "native",
-        "what computes: native, this project's engine; vllm, the vLLM server at --engine-url or, without "
-        "one, vLLM in this process; either loads embeddings by an EC connector",
+        "inference engine: native, Triptych's own; vllm, the vLLM server at --engine-url or, without one,"
+        " vLLM in this process; both load embeddings through an EC connector",
         choices=("native", "vllm"),
     )
-    engine_url: str = flag("", "address of the server of --engine vllm, like http://10.0.0.7:8000")
+    engine_url: str = flag("", "URL of the vLLM server, with --engine vllm, like http://10.0.0.7:8000")
     engine_args: str = flag(
-        "", 'more arguments of vLLM in this process, as JSON, named as in its Python API: {"seed": 1}'
+        "",
+        "additional arguments for vLLM in this process, as JSON with the names of its Python API: "
+        '{"seed": 1}',
     )
-    engine_key_file: str = flag("", "file that holds the key of that server's --api-key")
+    engine_key_file: str = flag("", "file with the API key of that vLLM server (its --api-key)")
     tensor_parallel: int = flag(
         1,
-        "processes that share one PD worker's decoder, each with a part of every layer: one GPU each, or a "
-        "part of the cores",
+        "tensor-parallel size of a PD worker: processes that each hold a part of every layer, with one "
+        "GPU each or a part of the cores",
         least=1,
         most=64,
     )
     max_model_len: int = flag(
-        0, "longest prompt plus output, tokens; 0: the checkpoint's, at most 32768 and what --kv-memory holds"
+        0,
+        "most tokens of prompt plus output; 0: the checkpoint's limit, at most 32768 and what --kv-memory"
+        " holds",
     )
-    max_num_seqs: int = flag(64, "requests that run at once")
+    max_num_seqs: int = flag(64, "most requests that run at once")
     max_num_batched_tokens: int = flag(512, "token budget of one engine step")
-    block_size: int = flag(16, "tokens of one KV block")
+    block_size: int = flag(16, "tokens per KV block")
     kv_memory: int = flag(
         0,
-        "memory for the KV cache, over all ranks, on a CPU a quarter more; auto: what --device-memory "
-        "leaves, as measured at the start, and no more than --max-num-seqs requests can use",
+        "memory for the KV cache over all ranks (a CPU uses a quarter more); auto: what remains of "
+        "--device-memory at startup, at most what --max-num-seqs requests can use",
         size=True,
         auto=True,
     )
     encoder_cache_memory: int = flag(
         0,
-        "memory for embeddings in each rank of a PD worker, and as much again for copies in host memory; "
-        "auto: an eighth of what --device-memory leaves, and no more than --max-num-seqs requests can use; "
-        "256MiB where nothing is measured, as with --kv-memory on a CPU",
+        "memory for embeddings in each rank of a PD worker, and the same again for copies in host memory;"
+        " auto: an eighth of what --device-memory leaves, at most what --max-num-seqs requests can use; "
+        "256MiB if memory is not measured, as with --kv-memory on a CPU",
         size=True,
         auto=True,
     )
-    prefix_caching: bool = flag(True, "reuse KV blocks of equal prefixes")
+    prefix_caching: bool = flag(True, "reuse the KV blocks of equal prompt prefixes")
     overlap_prefill: bool = flag(
         True,
-        "prefill a prompt up to its first missing item while others of its items are still encoded; needs "
-        "--prefix-caching",
+        "prefill a prompt up to its first missing item while its other items are still being encoded; "
+        "needs --prefix-caching",
     )
     step_interval: float = flag(
-        0.02, "seconds between the beginnings of two steps, at least, while workers on --core-page lack cores"
+        0.02, "least seconds between the starts of two engine steps while workers on --core-page lack cores"
     )
     keep_core: bool = flag(
-        False, "a worker of one thread on --core-page keeps to a core of its own while no other computes"
+        False, "pin a single-threaded worker on --core-page to its own core while no other worker computes"
     )
     preemption: str = flag(
         "recompute",
-        "what becomes of a request whose KV blocks are needed: computed again, or swapped out to host memory",
+        "how preempted requests continue: recompute their KV blocks, or swap them to host memory",
         choices=("recompute", "swap"),
     )
     swap_memory: int = flag(256 * MIB, "host memory for swapped KV blocks, with --preemption swap", size=True)
     attention_backend: str = flag(
         "sdpa",
-        "sdpa, torch's attention kernel; blockwise, blocks of keys one by one, which keeps no mask or bias "
-        "as a whole; flex, FlexAttention, slow on a CPU, compiled on CUDA, where it has never been run yet; "
-        "flashinfer, for CUDA and 16 bits with the package flashinfer-python, never run yet either",
+        "sdpa: torch's attention kernel; blockwise: one block of keys at a time, without a full mask or "
+        "bias in memory; flex: FlexAttention, slow on a CPU, compiled on CUDA (never run there yet); "
+        "flashinfer: for CUDA and 16-bit dtypes, needs the package flashinfer-python (never run yet)",
         choices=("sdpa", "blockwise", "flex", "flashinfer"),
     )
     decode_graphs: str = flag(
         "off",
-        "how steps of decodes alone run: off, operator by operator; cuda, as CUDA graphs, which have never "
-        "been run yet; static, in their buffers but without a graph; auto, cuda on a GPU, else off",
+        "how decode-only steps run: off, operator by operator; cuda, as CUDA graphs (never run on a GPU "
+        "yet); static, in static buffers without a graph; auto, cuda on a GPU, else off",
         choices=GRAPH_MODES,
     )
 
@@ -208,10 +222,10 @@ class ColocatedConfig(Config):
     pd: PDConfig = part(PDConfig, without=(*SHARING_FLAGS, *ENGINE_FLAGS, "tensor_parallel"))
     connector: str = flag(
         "redis",
-        "where embeddings go from tower to decoder: redis, the store that replicas share; memory, this "
-        "process, where it is the only one",
+        "path of embeddings from tower to decoder: redis, the store that replicas share; memory, inside "
+        "this process, for a single replica",
         choices=("redis", "memory"),
     )
     store_memory: int = flag(
-        512 * MIB, "memory for embeddings in this process by --connector memory", size=True
+        512 * MIB, "memory for embeddings in this process, with --connector memory", size=True
     )

@@ -1,4 +1,4 @@
-"""The core page: a shared file in which the workers of one machine see whose threads compute right now."""
+"""The core page: a shared file in which the workers of one machine publish whose threads are computing."""
 
 from __future__ import annotations
 

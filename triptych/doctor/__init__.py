@@ -1,1 +1,1 @@
-"""`triptych doctor`: what of a machine, its store and a cluster is fit for the flags that are given."""
+"""`triptych doctor`: checks whether a machine, its store and a cluster fit the given flags."""

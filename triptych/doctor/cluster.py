@@ -1,4 +1,4 @@
-"""A running cluster at its front door: does it answer, is it ready, which models has it."""
+"""Checks of a running cluster over HTTP: whether it answers, is ready, and which models it serves."""
 
 from __future__ import annotations
 

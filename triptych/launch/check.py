@@ -1,17 +1,19 @@
-"""`triptych check`: what a model is, how large its two sides are, and whether it would fit."""
+"""`triptych check`: family, sizes of both sides, and whether a model fits."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from triptych.config import ClusterConfig, check_scaled, format_size
+from triptych.errors import ConfigError, InvalidRequest
 from triptych.launch.model_path import resolve_model
 from triptych.launch.plan.memory import check_fits, plan_memory
 from triptych.machine.resources import available_memory
 
 if TYPE_CHECKING:
-    from triptych.models.base import DecoderSide
+    from triptych.models.base import DecoderSide, EncoderSide
 
 
 def check_model(config: ClusterConfig) -> None:
@@ -22,7 +24,13 @@ def check_model(config: ClusterConfig) -> None:
 
     from triptych.models.checkpoint.support import check_supported, wanted_by_flags
     from triptych.models.parallel.plan import check_divides
-    from triptych.models.registry import family_of, load_decoder, load_encoder, resolve_dtype
+    from triptych.models.registry import (
+        family_of,
+        generation_defaults,
+        load_decoder,
+        load_encoder,
+        resolve_dtype,
+    )
     from triptych.models.weights.loading import parameter_bytes
 
     check_supported(path, wanted_by_flags(pd))
@@ -35,6 +43,8 @@ def check_model(config: ClusterConfig) -> None:
         path, device=device, dtype=dtype, attn_implementation="sdpa", quantization=pd.quantization
     )
     geometry = decoder.geometry
+    generation_defaults(path)
+    _check_inputs(path, encoder, decoder)
     check_divides(path, geometry.num_heads, geometry.num_kv_heads, pd.tensor_parallel)
     sides = {"encoder side": encoder.module, "decoder side": decoder.module}
     counts = {name: sum(p.numel() for p in module.parameters()) for name, module in sides.items()}
@@ -57,6 +67,17 @@ def check_model(config: ClusterConfig) -> None:
     sys.stdout.write("\n".join(lines) + "\n")
     check_fits(plan, available)
     sys.stdout.write("It fits.\n")
+
+
+def _check_inputs(path: Path, encoder: EncoderSide, decoder: DecoderSide) -> None:
+    """ConfigError where the workers could make no prompt, or no item, of what a request brings."""
+    from triptych.pd_worker.frontend.prompt import open_checkpoint
+
+    open_checkpoint(path, decoder, decoder.geometry.max_position_embeddings)
+    try:
+        encoder.preprocess(encoder.sample(), {})
+    except InvalidRequest as error:
+        raise ConfigError(f"MODEL={path} cannot take its own sample: {error.message}") from error
 
 
 def _tokens_held(kv_memory: int, kv_token: int) -> str:

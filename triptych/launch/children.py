@@ -30,7 +30,7 @@ def backoff(failures: int) -> float:
 
 
 class Child:
-    """A process that is meant to run for ever.
+    """A process that is restarted whenever it ends.
 
     `command` is interpreter, -m, module and the words for it; a fork server forks the process if it can.
     `secrets` are variables that only the process itself sees.

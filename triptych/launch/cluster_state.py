@@ -1,4 +1,4 @@
-"""How a cluster is: its registered workers, whether a proxy answers, and the file of its processes."""
+"""State of a cluster: its registered workers, whether a proxy answers, and the file of its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what the user calls a model to a folder on disk."""
+"""Resolves a model argument (a folder or a hub id) to a folder on disk."""
 
 from __future__ import annotations
 

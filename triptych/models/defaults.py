@@ -31,14 +31,23 @@ _KNOWN = frozenset(
 def generation_defaults(path: Path) -> GenerationDefaults:
     """generation_config.json, else config.json's eos. Without `do_sample` the checkpoint is greedy.
 
-    Only the file counts: transformers' own defaults, such as top_k 50, are not the model's.
+    Only the file counts: transformers' own defaults, such as top_k 50, are not the model's. ConfigError for
+    a value of another kind.
     """
-    path = Path(path)
+    try:
+        return _generation_defaults(Path(path))
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise ConfigError(
+            f"MODEL={path}: generation_config.json or config.json has a wrong value: {error}"
+        ) from error
+
+
+def _generation_defaults(path: Path) -> GenerationDefaults:
     values = read_json(path / "generation_config.json") or {}
     eos = values.get("eos_token_id")
     if eos is None:
         config = read_config(path)
-        eos = config.get("eos_token_id", config.get("text_config", {}).get("eos_token_id"))
+        eos = config.get("eos_token_id", (config.get("text_config") or {}).get("eos_token_id"))
     sampled = bool(values.get("do_sample"))
     return GenerationDefaults(
         eos_token_ids=_ids(eos),
@@ -47,7 +56,7 @@ def generation_defaults(path: Path) -> GenerationDefaults:
         top_k=int(_or(values.get("top_k"), 0)) if sampled else 0,
         min_p=float(_or(values.get("min_p"), 0.0)) if sampled else 0.0,
         repetition_penalty=float(_or(values.get("repetition_penalty"), 1.0)),
-        max_tokens=values.get("max_new_tokens"),
+        max_tokens=None if (most := values.get("max_new_tokens")) is None else int(most),
         extra={name: value for name, value in values.items() if name not in _KNOWN},
     )
 
@@ -84,7 +93,7 @@ def _dtype(name: str, what: str) -> torch.dtype:
 def _ids(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
+    return tuple(map(int, value)) if isinstance(value, list) else (int(value),)
 
 
 def _or(value: T | None, default: T) -> T:

@@ -1,4 +1,4 @@
-"""How long a step will still take, from what it has done so far. Pure."""
+"""Estimate of the time that a step still needs, from its progress so far. Pure."""
 
 from __future__ import annotations
 

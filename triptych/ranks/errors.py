@@ -1,4 +1,4 @@
-"""What becomes of a worker when one of its ranks fails."""
+"""Errors of a worker's ranks."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a process says of itself on --metrics-port: /metrics, /health and /ready."""
+"""The status pages of a process on --metrics-port: /metrics, /health and /ready."""

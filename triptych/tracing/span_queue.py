@@ -24,7 +24,7 @@ WARN_SECONDS = 60.0
 
 
 class SpanQueue:
-    """A `SpanSink`. `send` exports a batch in its thread: "" or why it failed; `stop` breaks that off."""
+    """A bounded `SpanSink`; `send` exports a batch in its thread: "" or why it failed; `stop` ends that."""
 
     def __init__(
         self,

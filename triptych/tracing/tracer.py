@@ -1,4 +1,4 @@
-"""Tracer: where a service hands in its spans. A service without traces has none, and does nothing."""
+"""Tracer: the entry point for a service's spans. A service without traces has none, and does nothing."""
 
 from __future__ import annotations
 

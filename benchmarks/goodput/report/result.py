@@ -186,7 +186,7 @@ def read_result(path: Path) -> JsonObject:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{path} is no JSON: {error}") from error
+        raise ConfigError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ConfigError(f"{path} is no result of `triptych bench goodput` ({FORMAT})")
     return found

@@ -209,10 +209,15 @@ class Shard:
             raise StoreUnavailable(f"store {self.label} is not reachable: {reason}") from error
 
     async def _digest_of(self, key: str) -> str:
-        """The digest of a value that was too large to read; empty when the key is not a string any more."""
+        """The digest of a value that could not be read; empty when it is gone or cannot be asked for.
+
+        A key of another kind has no bytes: its digest is that of none.
+        """
         try:
             raw = await self.control.execute("GETRANGE", key, 0, codec.HEAD_BYTES - 1)
         except StoreUnavailable as error:
+            if isinstance(error, StoreRefused) and "WRONGTYPE" in str(error):
+                return codec.damage_digest(b"")
             logger.warning("the digest of a damaged value cannot be read: %s", error)
             return ""
         return codec.damage_digest(raw) if raw else ""

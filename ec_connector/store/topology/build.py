@@ -1,4 +1,4 @@
-"""From a location to its topology."""
+"""Builds the topology of a store location."""
 
 from __future__ import annotations
 

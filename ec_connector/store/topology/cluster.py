@@ -106,7 +106,7 @@ class RedisCluster(Topology):
                 except (StoreUnavailable, ValueError) as error:
                     if "cluster support disabled" in str(error):
                         raise ConfigError(
-                            f"--store {self.label}: {server.address.label} is no node of a Redis Cluster; "
+                            f"--store {self.label}: {server.address.label} is not a node of a Redis Cluster; "
                             "for a single server write redis://host:port/0"
                         ) from None
                     reasons.append(str(error))

@@ -168,7 +168,7 @@ def _split(url: str) -> _Url | None:
     )
     if "#" in rest or "@" in path + query or "" in places.split(","):
         raise ConfigError(
-            f"--store is no address: {_FORMS}; in a password, /, ?, # and @ are percent-encoded"
+            f"--store is not a store address: {_FORMS}; in a password, /, ?, # and @ are percent-encoded"
         )
     service = ""
     if kind == "sentinel":

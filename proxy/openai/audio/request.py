@@ -42,10 +42,10 @@ def parse_transcription(
         raise InvalidRequest(f"response_format must be one of {', '.join(FORMATS)}", param="response_format")
     stream = _flag(form, "stream")
     if stream and response_format not in ("json", "text"):
-        raise InvalidRequest("stream goes with response_format json or text", param="stream")
+        raise InvalidRequest("stream is only allowed with response_format json or text", param="stream")
     _check_granularities(form, response_format)
     if form.all("include"):
-        raise InvalidRequest("include is not served: verbose_json has avg_logprob", param="include")
+        raise InvalidRequest("include is not supported: verbose_json has avg_logprob", param="include")
     language, prompt = form.one("language"), form.one("prompt")
     if translates and language:
         raise InvalidRequest("language: translations are English; leave it out", param="language")
@@ -93,7 +93,7 @@ def _check_granularities(form: Form, response_format: str) -> None:
         )
     if any(wanted) and response_format != "verbose_json":
         raise InvalidRequest(
-            "timestamp_granularities[] goes with response_format verbose_json",
+            "timestamp_granularities[] is only allowed with response_format verbose_json",
             param="timestamp_granularities",
         )
 

@@ -39,7 +39,7 @@ _decoder = msgspec.json.Decoder(ChatBody)
 
 @dataclass(frozen=True, slots=True)
 class ChatReplyOptions:
-    """What of a request concerns only the form of the reply."""
+    """The options of a request that only shape its reply."""
 
     stream: bool
     include_usage: bool
@@ -129,7 +129,7 @@ def _message(index: int, value: object) -> ChatMessage:
         raise InvalidRequest(f"{path}.role: {body.role[:40]!r} is none of {known}", param=f"{path}.role")
     for name, advice in (("function_call", "send tool_calls"), ("audio", "send its text as content")):
         if getattr(body, name) is not None:
-            raise InvalidRequest(f"{path}.{name} is not served: {advice}", param=f"{path}.{name}")
+            raise InvalidRequest(f"{path}.{name} is not supported: {advice}", param=f"{path}.{name}")
     calls = _tool_calls(body, path)
     content = _content(body, f"{path}.content", default=body.refusal or ("" if calls else None))
     return ChatMessage(role, content, body.name or None, calls, body.tool_call_id or None)

@@ -13,7 +13,7 @@ from triptych.types import PositionLogprobs, Usage
 
 
 class CompletionBook:
-    """What both kinds of reply keep: usage over all prompts, and each choice's place in its text.
+    """The state that both kinds of reply share: usage over all prompts, and each choice's place in its text.
 
     Choice `c` of prompt `p` has the index `p * n + c`.
     """

@@ -78,7 +78,7 @@ _decoder = msgspec.json.Decoder(CompletionBody)
 
 @dataclass(frozen=True, slots=True)
 class CompletionReplyOptions:
-    """What of a request concerns only the form of the reply; `n` choices for each of `prompts`.
+    """The options of a request that only shape its reply; `n` choices for each of `prompts`.
 
     A prompt is None where an encoder-decoder model's decoder begins by itself.
     """
@@ -118,7 +118,7 @@ def parse_completion(
     if encoder is None or body.prompt is not None:
         prompts = _prompts(body.prompt)
     if encoder is not None and body.echo:
-        raise InvalidRequest("echo is not served beside encoder_prompt", param="echo")
+        raise InvalidRequest("echo is not supported with encoder_prompt", param="echo")
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     first = ChatCall(
         label=request_id,
@@ -156,7 +156,7 @@ def _processor_options(body: CompletionBody, encoder: EncoderPrompt | None) -> M
     options = check_options(body.mm_processor_kwargs or {})
     if options and (encoder is None or encoder.modality != "image"):
         raise InvalidRequest(
-            "mm_processor_kwargs goes with multi_modal_data.image", param="mm_processor_kwargs"
+            "mm_processor_kwargs is only allowed with multi_modal_data.image", param="mm_processor_kwargs"
         )
     return options
 
@@ -164,15 +164,15 @@ def _processor_options(body: CompletionBody, encoder: EncoderPrompt | None) -> M
 def _refuse(body: CompletionBody) -> None:
     refuse_unserved(body, _SERVED)
     if body.suffix:
-        raise InvalidRequest("suffix is not served: put the text into prompt", param="suffix")
+        raise InvalidRequest("suffix is not supported: put the text into prompt", param="suffix")
     if body.add_special_tokens is False:
         raise InvalidRequest(
-            "add_special_tokens: false is not served: send the prompt as token ids",
+            "add_special_tokens: false is not supported: send the prompt as token ids",
             param="add_special_tokens",
         )
     if body.echo and body.logprobs is not None:
         raise InvalidRequest(
-            "echo with logprobs is not served: only output tokens have logprobs", param="echo"
+            "echo with logprobs is not supported: only output tokens have logprobs", param="echo"
         )
 
 

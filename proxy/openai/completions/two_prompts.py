@@ -21,7 +21,7 @@ _HEAD = 256
 
 
 class TwoPromptsBody(Protocol):
-    """The fields of a body that say them."""
+    """The body fields that hold the two prompts."""
 
     prompt: Any
     encoder_prompt: Any
@@ -66,7 +66,7 @@ def _encoder(body: TwoPromptsBody) -> EncoderPrompt | None:
     prompt, own = singleton(body.encoder_prompt, "encoder_prompt")
     if (media is not None) + (own is not None) + (prompt is not None) > 1:
         raise InvalidRequest(
-            "encoder_prompt: an encoder reads one thing, a text, audio or a picture; put text for the "
+            "encoder_prompt: an encoder takes a single input, a text, audio or an image; put text for the "
             "decoder into decoder_prompt",
             param="encoder_prompt",
         )

@@ -151,5 +151,5 @@ def _bias_of(bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
     """The (token id, bias) pairs of a JSON object, whose keys are strings."""
     for key in bias:
         if not (key.isascii() and key.isdecimal() and len(key) <= 10):
-            raise InvalidRequest(f"logit_bias: {key[:40]!r} is no token id", param="logit_bias")
+            raise InvalidRequest(f"logit_bias: {key[:40]!r} is not a token id", param="logit_bias")
     return tuple((int(key), value) for key, value in bias.items())

@@ -64,7 +64,7 @@ def refuse_unserved(body: UnservedBody, served: frozenset[str] = frozenset()) ->
     for name, advice in _ADVICE.items():
         value = getattr(body, name)
         if value and name not in served and not (name == "best_of" and value == 1):
-            raise InvalidRequest(f"{name} is not served: {advice}", param=name)
+            raise InvalidRequest(f"{name} is not supported: {advice}", param=name)
     if body.skip_special_tokens is False:
         raise InvalidRequest(
             "skip_special_tokens: special tokens are never part of the text; see return_token_ids",

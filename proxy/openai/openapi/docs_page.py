@@ -1,4 +1,4 @@
-"""What the server says of itself: its version, its OpenAPI document, and that document as one HTML page."""
+"""Pages about the server: its version, its OpenAPI document, and that document as one HTML page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from triptych.proxy.page.files import STYLE, page_files
 
 
 class DocsEndpoints:
-    """Everything is made at the first request for it. `page`: whether the page's files are served too."""
+    """Endpoints of the documentation, each generated once. `page`: whether the web page is served too."""
 
     def __init__(self, *, max_choices: int, page: bool = True) -> None:
         self._max_choices = max_choices
@@ -107,7 +107,7 @@ def _operations(document: Mapping[str, Any]) -> Iterator[str]:
             yield f"<p>{escape(operation['summary'])}.</p>"
             if "requestBody" in operation:
                 yield from _body(document, path, operation["requestBody"]["content"])
-            elif path not in _NOT_RUN:
+            elif path not in _NOT_RUN and "parameters" not in operation:
                 yield f'<div class="example" data-method="get" data-path="{escape(path.lstrip("/"))}"></div>'
             answers = ", ".join(
                 f"{status} ({escape(reply['description'].split(':')[0].lower())})"

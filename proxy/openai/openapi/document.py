@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +126,7 @@ OPERATIONS = (
         statuses=(400, 404, 413, 429, 503),
     ),
     Operation("get", "/v1/models", "Models that can be asked", replies.ModelsReply),
+    Operation("get", "/v1/models/{model}", "One model", replies.ModelReply, statuses=(404, 503)),
     Operation("get", "/version", "The server's version", replies.VersionReply),
     Operation("get", "/health", "Whether the process lives", replies.StatusReply, needs_key=False),
     Operation(
@@ -246,12 +248,19 @@ def _operation(op: Operation) -> dict[str, Any]:
         content = {"multipart/form-data": {"schema": {"$ref": REFERENCE + op.form}, "examples": examples}}
         body["requestBody"] = {"required": True, "content": content}
     return {
-        "operationId": op.path.strip("/").replace("/", "_").replace(".", "_"),
+        "operationId": re.sub(r"\W+", "_", op.path).strip("_"),
         "summary": op.summary,
+        **_path_parameters(op.path),
         **body,
         "responses": found,
         "security": [{"key": []}, {}] if op.needs_key else [],
     }
+
+
+def _path_parameters(path: str) -> dict[str, Any]:
+    names = re.findall(r"{(\w+)}", path)
+    shape = {"in": "path", "required": True, "schema": {"type": "string"}}
+    return {"parameters": [{"name": name, **shape} for name in names]} if names else {}
 
 
 def _content(op: Operation) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def _part(part: Any, place: str) -> dict[str, Any]:
     if kind == "input_image":
         if part.get("file_id") is not None:
             raise InvalidRequest(
-                f"{place}.file_id is not served: send the picture as image_url", param=f"{place}.file_id"
+                f"{place}.file_id is not supported: send the image as image_url", param=f"{place}.file_id"
             )
         url = _string(part, "image_url", place)
         return {"type": "image_url", "image_url": {"url": url, "detail": part.get("detail")}}

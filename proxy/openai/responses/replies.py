@@ -17,7 +17,7 @@ _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
 class ResponseBook:
-    """The response as it grows. Every change of it is an event; `sequence_number` counts them."""
+    """The response object while it grows. Every change is an event, numbered by `sequence_number`."""
 
     def __init__(self, request: ResponsesRequest, model: str) -> None:
         options, request_id = request.options, request.call.label

@@ -1,4 +1,4 @@
-"""A body of OpenAI's Responses API turned into a ChatCall: what is said twice is said by the chat API."""
+"""A body of OpenAI's Responses API turned into a ChatCall, by way of the chat API's body."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def parse_responses(raw: bytes, request_id: str, *, max_images: int, timeout: fl
     body = decode_body(_decoder, raw)
     for name, advice in _REFUSED.items():
         if getattr(body, name):
-            raise InvalidRequest(f"{name} is not served: {advice}", param=name)
+            raise InvalidRequest(f"{name} is not supported: {advice}", param=name)
     conversation = _conversation(body)
     names = FieldNames(conversation.places)
     chat = _chat_body(body, conversation)

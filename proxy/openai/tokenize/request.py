@@ -76,7 +76,7 @@ def parse_tokenize(raw: bytes, request_id: str, *, max_images: int) -> TokenizeQ
         raise InvalidRequest("add_special_tokens: false is not served", param="add_special_tokens")
     if body.return_token_strs:
         raise InvalidRequest(
-            "return_token_strs is not served: send the ids to /detokenize", param="return_token_strs"
+            "return_token_strs is not supported: send the ids to /detokenize", param="return_token_strs"
         )
     if body.prompt is not None:
         check_text(len(body.prompt), "prompt")

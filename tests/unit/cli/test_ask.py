@@ -29,7 +29,7 @@ def test_a_file_that_is_no_picture_is_named(tmp_path: Path):
 def test_an_invalid_address_is_a_clear_error(url: str):
     result = CliRunner().invoke(app, ["ask", "why?", "--url", url])
     assert result.exit_code == 1
-    assert "is no address" in result.output
+    assert "is not the URL of a cluster" in result.output
 
 
 def test_a_file_is_transcribed_or_the_error_is_shown(tmp_path: Path):

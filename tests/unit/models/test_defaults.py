@@ -82,3 +82,14 @@ def test_auto_is_the_checkpoints_dtype_on_cuda_and_float32_on_a_cpu(
 def test_an_unknown_dtype_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--dtype int4 is not supported: give --dtype float32, bfloat16"):
         resolve_dtype(tmp_path, "cpu", "int4")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"eos_token_id": "x"}, {"eos_token_id": [3, "x"]}, {"max_new_tokens": "many"}, {"top_p": {}}],
+)
+def test_a_generation_config_of_another_kind_is_named(tmp_path: Path, values: dict[str, object]) -> None:
+    path = build_checkpoint("qwen3_vl", tmp_path / "model")
+    (path / "generation_config.json").write_text(json.dumps({"do_sample": True, **values}))
+    with pytest.raises(ConfigError, match=r"MODEL=.*generation_config\.json"):
+        generation_defaults(path)

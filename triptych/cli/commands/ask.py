@@ -26,7 +26,7 @@ _TRANSCRIBE_TIMEOUT = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions(CommandOptions):
-    """Where the cluster answers."""
+    """The address of the cluster, and how to log in there."""
 
     url: str = flag("http://127.0.0.1:8000", "where the cluster answers", variable="TRIPTYCH_URL")
     api_key: str = flag("", "key to send", variable="TRIPTYCH_API_KEY")
@@ -48,8 +48,8 @@ class TranscribeOptions(ServerOptions):
 
     file: str = ""
     format: str = flag("text", "what to print; srt and vtt are subtitles", choices=FORMATS)
-    language: str = flag("", "what is spoken, a code such as en; heard where it is not said")
-    prompt: str = flag("", "what was said before, or names as they are spelled")
+    language: str = flag("", "spoken language as a code such as en; default: detected")
+    prompt: str = flag("", "text before the recording, or the spelling of names")
     translate: bool = flag(False, "write it down in English; goes without --language")
     model: str = flag("", "a name that the cluster serves, where it serves several")
 
@@ -58,7 +58,7 @@ class TranscribeOptions(ServerOptions):
 @click.argument("question")
 @configured(AskOptions)
 def ask(options: AskOptions) -> None:
-    """Asks a running cluster QUESTION and prints the answer as it comes."""
+    """Sends QUESTION to a running cluster and prints the answer as it streams in."""
     with _connected(options, timeout=300.0) as client:
         begun = False
         try:
@@ -78,7 +78,7 @@ def ask(options: AskOptions) -> None:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @configured(TranscribeOptions)
 def transcribe(options: TranscribeOptions) -> None:
-    """Writes the audio FILE (WAV, FLAC, MP3 or Ogg) down with a running cluster's speech model."""
+    """Transcribes the audio FILE (WAV, FLAC, MP3 or Ogg) with the speech model of a running cluster."""
     words: SpeechFields = {}
     if options.language:
         words["language"] = options.language

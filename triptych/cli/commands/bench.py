@@ -39,7 +39,7 @@ def workloads() -> None:
 @bench.command()
 @configured(GoodputOptions)
 def goodput(options: GoodputOptions) -> None:
-    """Measures one server, and shows and writes figures and plots."""
+    """Measures one server, prints the results, and writes them with plots."""
     check_extra()
     from triptych.goodput.launch import launched, parse_shape
     from triptych.goodput.report.machine import load_average
@@ -84,7 +84,7 @@ def _measure(
 @click.argument("second", metavar="B", type=click.Path(path_type=Path))
 @configured(CompareOptions)
 def compare(options: CompareOptions) -> None:
-    """Puts the results A.json and B.json side by side, with ratio and spread."""
+    """Compares the results A.json and B.json: ratio and spread."""
     check_extra()
     from triptych.goodput.report.display import Display
     from triptych.goodput.run import Output, run_compare
@@ -96,7 +96,7 @@ def compare(options: CompareOptions) -> None:
 @bench.command()
 @configured(AbOptions)
 def ab(options: AbOptions) -> None:
-    """Measures two servers in turns with the same requests: the ratio of medians with its range."""
+    """Measures two servers alternately with the same requests: ratio of medians, with its range."""
     check_extra()
     from triptych.goodput.report.display import Display
     from triptych.goodput.run import Bench, ready, run_ab

@@ -9,7 +9,7 @@ from triptych.config import ClusterConfig, ServeConfig
 from triptych.config.ray import check_no_ray
 
 
-@click.command(help=f"Starts a whole cluster, on this machine or in Ray, and watches over it. {MODEL_HELP}")
+@click.command(help=f"Starts and supervises a whole cluster, on this machine or in Ray. {MODEL_HELP}")
 @model_argument
 @configured(ServeConfig)
 def serve(config: ServeConfig) -> None:
@@ -24,7 +24,9 @@ def serve(config: ServeConfig) -> None:
     serve_cluster(config)
 
 
-@click.command(help=f"Says what MODEL is and whether it would fit. {MODEL_HELP}")
+@click.command(
+    help=f"Shows family, sizes and memory of MODEL, and whether it fits this machine. {MODEL_HELP}"
+)
 @model_argument
 @configured(ClusterConfig)
 def check(config: ClusterConfig) -> None:

@@ -12,8 +12,8 @@ from triptych.config import DoctorConfig
 
 
 @click.command(
-    help="Checks this machine, and the store and cluster that are named, for the flags of `triptych serve`. "
-    f"Exit code 1 where something fails; each failure has its remedy. {MODEL_HELP}"
+    help="Checks this machine, the given store and the given cluster for the flags of `triptych serve`. "
+    f"Exits with 1 if a check fails; each failure names its remedy. {MODEL_HELP}"
 )
 @model_argument
 @configured(DoctorConfig)

@@ -16,7 +16,7 @@ from triptych.errors import ConfigError
 @click.command()
 @click.argument("name")
 def key(name: str) -> None:
-    """Makes an API key for NAME: the key, and the line for --api-key-file, which holds only its hash."""
+    """Creates an API key for NAME; prints the key, and its line for --api-key-file with only the hash."""
     from triptych.proxy.auth.keys import new_key
 
     made, line = new_key(name)
@@ -39,7 +39,7 @@ class CertOptions(CommandOptions):
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @configured(CertOptions)
 def cert(options: CertOptions) -> None:
-    """Makes a CA in FOLDER, and a certificate for all services of a try-out; once more: a new certificate."""
+    """Creates a CA in FOLDER and a test certificate for all services; run again to renew the certificate."""
     try:
         from triptych.rpc.tls.own_ca import CA, CERT, KEY, write_certificates
     except ImportError:
@@ -100,7 +100,7 @@ class TonesOptions(CommandOptions):
 @click.argument("digits")
 @configured(TonesOptions)
 def tones(options: TonesOptions) -> None:
-    """Writes the dial tones of DIGITS as a WAV file: what `triptych serve --demo audio` understands."""
+    """Writes the dial tones of DIGITS as a WAV file, for `triptych serve --demo audio` to transcribe."""
     write_tones(options.digits, options.output)
 
 

@@ -50,9 +50,9 @@ class PlanOptions(CommandOptions):
 @click.command()
 @configured(PlanOptions)
 def plan(options: PlanOptions) -> None:
-    """Says what to buy: the best ratio of encoders to PD workers, devices for a rate, costs. It simulates.
+    """Simulates a load to find the best ratio of encoders to PD workers, the devices it needs and their cost.
 
-    Up to a minute or two on one core. Needs the `bench` extra.
+    Takes up to two minutes on one core. Needs the `bench` extra.
     """
     check_extra()
     from rich.console import Console

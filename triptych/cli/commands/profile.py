@@ -29,8 +29,8 @@ class ProfileArguments(CommandOptions):
 
 
 @click.command(
-    help="Measures what each stage costs on this machine and writes it down for the simulator: about "
-    f"three minutes with a small model. Needs the worker, embedded and bench extras. {MODEL_HELP}"
+    help="Measures the cost of each stage on this machine and writes a profile for the simulator. Takes "
+    f"about three minutes with a small model. Needs the worker, embedded and bench extras. {MODEL_HELP}"
 )
 @model_argument
 @configured(ProfileArguments)

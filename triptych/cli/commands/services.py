@@ -35,7 +35,9 @@ S = TypeVar("S", bound=ServiceConfig)
 W = TypeVar("W", bound=WorkerConfig)
 
 
-@click.command(help="Serves HTTP and gRPC and sends the work to the workers it finds in the store.")
+@click.command(
+    help="Runs the proxy: serves HTTP and gRPC, and sends work to the workers registered in the store."
+)
 @configured(ProxyConfig)
 def proxy(config: ProxyConfig) -> None:
     config = _with_secrets(config)
@@ -47,7 +49,7 @@ def proxy(config: ProxyConfig) -> None:
     uvloop.run(run(config))
 
 
-@click.command(help=f"Computes embeddings and saves them in the store. {MODEL_HELP}")
+@click.command(help=f"Runs an encoder worker: computes embeddings and saves them in the store. {MODEL_HELP}")
 @model_argument
 @configured(EncoderConfig)
 def encoder(config: EncoderConfig) -> None:
@@ -59,7 +61,7 @@ def encoder(config: EncoderConfig) -> None:
     asyncio.run(run(config))
 
 
-@click.command(help=f"Loads embeddings, prefills and decodes. {MODEL_HELP}")
+@click.command(help=f"Runs a PD worker: loads embeddings, prefills and decodes. {MODEL_HELP}")
 @model_argument
 @configured(PDConfig)
 def pd(config: PDConfig) -> None:
@@ -71,7 +73,7 @@ def pd(config: PDConfig) -> None:
     asyncio.run(run(config))
 
 
-@click.command(help=f"Does the work of an encoder and of a PD worker in one process. {MODEL_HELP}")
+@click.command(help=f"Runs a replica: an encoder worker and a PD worker in one process. {MODEL_HELP}")
 @model_argument
 @configured(ColocatedConfig)
 def colocated(config: ColocatedConfig) -> None:

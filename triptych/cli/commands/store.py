@@ -16,7 +16,7 @@ from triptych.errors import ConfigError
 
 @click.group()
 def store() -> None:
-    """Prints the store's users, and checks a store."""
+    """Prints ACL users for the store, and checks a store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class AclOptions(CommandOptions):
 
 
 @store.command(
-    help="Prints an ACL file for Valkey or Redis 7 (`aclfile`): a user for each role, who may do what that "
-    "role does and nothing else, with the SHA-256 of its password. Without its password's file a user cannot "
-    "log in. Add a user for yourself: the default one is switched off."
+    help="Prints an ACL file for Valkey or Redis 7 (`aclfile`): one user per role, limited to what "
+    "that role does, with the SHA-256 of its password. A user without a password file cannot log in. Add a "
+    "user for yourself, because the default user is disabled."
 )
 @configured(AclOptions)
 def acl(given: AclOptions) -> None:

@@ -40,9 +40,9 @@ class TopOptions(ServerOptions):
 @click.command()
 @configured(TopOptions)
 def top(options: TopOptions) -> None:
-    """Watches a running cluster: its workers, queues, requests and failures, once a second.
+    """Shows the workers, queues, requests and failures of a running cluster, updated every second.
 
-    Ctrl-C ends it. The JSON is that of GET /cluster.
+    Ctrl-C stops it. --json prints what GET /cluster returns.
     """
     with _connected(options) as client, contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         if options.json:

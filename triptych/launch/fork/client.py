@@ -126,7 +126,7 @@ class ForkServer:
         async with asyncio.timeout(seconds):
             line = await self._reader.readline()
         if not line:
-            raise ConnectionError("the fork server is gone")
+            raise ConnectionError("the fork server has ended")
         reply: ForkReply = json.loads(line)
         return reply
 

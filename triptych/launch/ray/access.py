@@ -1,4 +1,4 @@
-"""What a cluster on Ray may be given: secrets by the names of files, and a store that all nodes reach."""
+"""Checks of the flags of a cluster on Ray: secrets only in files, and a store that all nodes can reach."""
 
 from __future__ import annotations
 

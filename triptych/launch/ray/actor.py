@@ -31,7 +31,7 @@ _TAIL_BYTES = 4096
 
 
 class ActorState(TypedDict):
-    """How an actor's service is.
+    """The state of an actor's service.
 
     `state` is "runs", "drains", "failed" (as configured it cannot work; `message` is its own) or "ended".
     """

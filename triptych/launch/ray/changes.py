@@ -1,4 +1,4 @@
-"""What is to be changed so that the actors are those that are wanted: a pure function."""
+"""The difference between the running and the wanted actors, as a pure function."""
 
 from __future__ import annotations
 

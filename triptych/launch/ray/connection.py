@@ -89,7 +89,7 @@ def _check_gcs(address: str) -> None:
         reason = error.strerror or type(error).__name__
         raise ConfigError(f"--address {address}: no Ray answers there ({reason}); {remedy}") from None
     if os.environ.get("RAY_USE_TLS", "0") != "1" and not _speaks_grpc(address):
-        raise ConfigError(f"--address {address}: what answers there is no Ray; {remedy}")
+        raise ConfigError(f"--address {address}: the server there is not Ray; {remedy}")
 
 
 def _speaks_grpc(address: str) -> bool:

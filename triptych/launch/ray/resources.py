@@ -66,7 +66,7 @@ def _tables(path: str) -> dict[str, dict[str, object]]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--ray-resources {path} cannot be read ({type(error).__name__})") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"--ray-resources {path} is no TOML: {error}") from None
+        raise ConfigError(f"--ray-resources {path} is not valid TOML: {error}") from None
     for name, table in read.items():
         if not isinstance(table, dict):
             raise ConfigError(f"--ray-resources {path}: {name} stands in no table: write [encoder] above it")

@@ -1,4 +1,4 @@
-"""The actors that are meant to live, as scaling changes them."""
+"""The wanted actors, as scaling changes them."""
 
 from __future__ import annotations
 

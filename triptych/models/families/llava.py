@@ -135,7 +135,7 @@ class LlavaEncoder(FixedSizeEncoder):
         if pixels > _MOST_RESIZED:
             raise InvalidRequest(
                 f"image: {image.width}x{image.height} would be resized to {pixels:.0f} pixels, more than "
-                f"{_MOST_RESIZED}: send a picture with a smaller aspect ratio, or a smaller size",
+                f"{_MOST_RESIZED}: send an image with a smaller aspect ratio, or a smaller size",
                 param="mm_processor_kwargs.size" if "size" in options else "image",
             )
 

@@ -91,7 +91,7 @@ class NoRepeatNgram:
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """Only these tokens at the first position: to detect the language."""
+    """A restriction of the first position to these tokens, to detect the language."""
 
     token_ids: tuple[int, ...]
 
@@ -106,7 +106,7 @@ class Only:
 
 @dataclass(frozen=True, slots=True)
 class Timestamps:
-    """Whisper's: in pairs, never backwards, one to begin with, one wherever together they are likelier.
+    """Whisper's timestamp rules: pairs that increase, one to begin with, one where all are likelier together.
 
     `first` is the token of 0.00 s, all above it are later; `last_initial` is the latest one to begin with,
     counted from `first`.

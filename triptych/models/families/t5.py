@@ -38,7 +38,7 @@ KEYS = KeyMap(
 
 
 class RelativeBias(AttentionBias):
-    """Of two positions only their distance counts; all distances from the greatest on are alike.
+    """A bias by the distance of two positions; all distances from the greatest on share one value.
 
     `table` [heads, distances] has the bias of a key so many positions before its query.
     """

@@ -230,8 +230,9 @@ def load_config(path: Path) -> PreTrainedConfig:
     """The checkpoint's config as transformers understands it; ConfigError where it does not."""
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"MODEL={path}: its config.json does not fit its model type: {error}") from error
+    except Exception as error:  # of many kinds, and of huggingface_hub's own
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"MODEL={path}: its config.json does not fit its model type: {reason}") from error
 
 
 def in_batch_order(merged: MergedEmbeds, embeds: torch.Tensor) -> MergedEmbeds:

@@ -88,7 +88,7 @@ class WhisperPrompts:
         if not given:
             return ()
         if self._before is None:
-            raise InvalidRequest("prompt: this model has no token for text that went before", param="prompt")
+            raise InvalidRequest("prompt: this model has no token for previous text", param="prompt")
         return (int(self._before), *given[-self._most_before :])
 
     def _first_time(self) -> int:
@@ -101,7 +101,11 @@ class WhisperPrompts:
 
     def _check_multilingual(self, param: str) -> None:
         if not self.multilingual:
-            raise InvalidRequest(f"{param}: this model knows English only", param=param)
+            raise InvalidRequest(
+                f"{param}: this model knows English only: use POST /v1/audio/transcriptions, and leave "
+                "language out or send en",
+                param=param,
+            )
 
 
 def _code(language: str) -> str:

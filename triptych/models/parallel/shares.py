@@ -1,4 +1,4 @@
-"""How much of a model's heads, columns and vocabulary each rank has. Plain numbers."""
+"""Shares of a model's heads, columns and vocabulary per rank. Plain numbers."""
 
 from __future__ import annotations
 

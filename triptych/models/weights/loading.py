@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers.initialization import no_init_weights
 
-from triptych.errors import ConfigError
+from triptych.errors import ConfigError, TriptychError
 from triptych.models.checkpoint.cut import Cut
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.weights.quantization import quantize as quantize_weight
@@ -63,9 +63,18 @@ def empty_module(build: Callable[[], nn.Module]) -> nn.Module:
     """What `build` makes, with parameters on meta and computed buffers (rotary frequencies) real.
 
     Building wholly on meta would leave the non-persistent buffers there, and no checkpoint holds them.
+    ConfigError where the config describes nothing that can be built.
     """
-    with no_init_weights():
-        module = build()
+    try:
+        with no_init_weights():
+            module = build()
+    except (TriptychError, MemoryError):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"MODEL's config.json has sizes that make no model ({reason}): correct it"
+        ) from error
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
             setattr(part, name, nn.Parameter(parameter.to("meta"), requires_grad=False))

@@ -49,7 +49,7 @@ async def test_a_server_at_an_address_that_is_not_public_is_never_asked(web: Web
 async def test_refused_addresses_and_unknown_names_get_the_same_message(answers: list[str]) -> None:
     async with fetching(networks="", names=Names(answers)) as it:
         error = await refusal(it, "http://some.example/")
-        assert error.message == "field: the picture's server has no public address"
+        assert error.message == "field: the image's server has no public address"
 
 
 async def test_a_name_that_changes_its_address_is_reached_only_where_it_was_checked(web: WebServer) -> None:
@@ -76,7 +76,7 @@ async def test_a_port_of_another_service_is_refused_as_an_address_is() -> None:
     async with fetching(networks="", names=Names(["93.184.216.34"])) as it:
         for port in (22, 25, 445, 1023):
             error = await refusal(it, f"http://some.example:{port}/")
-            assert error.message == "field: the picture's server has no public address"
+            assert error.message == "field: the image's server has no public address"
 
 
 async def test_redirects_are_followed_up_to_the_limit(web: WebServer) -> None:
@@ -96,7 +96,7 @@ async def test_every_kind_of_redirect_is_checked_again(web: WebServer, status: i
         web.give("/victim", reply())
         web.give("/a", redirect(web.url("/victim", "inside.example"), status))
         error = await refusal(it, web.url("/a", "outside.example"))
-        assert error.message == "field: the picture's server has no public address"
+        assert error.message == "field: the image's server has no public address"
     assert web.asked == ["/a"]
 
 

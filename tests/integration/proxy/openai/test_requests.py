@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from openai import APIStatusError
+from openai import APIStatusError, NotFoundError
 
 from support.fakes.fake_workers import data_url, key_of, picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
@@ -288,6 +288,10 @@ async def test_grpc_gives_the_same_answer(store: EmbeddingStore) -> None:
 async def test_models_are_listed_and_the_proxy_is_ready(store: EmbeddingStore) -> None:
     async with FakeCluster(store) as cluster:
         assert [model.id async for model in await cluster.client.models.list()] == ["demo"]
+        model = await cluster.client.models.retrieve("demo")
+        assert (model.id, model.owned_by) == ("demo", "triptych")
+        with pytest.raises(NotFoundError, match="'a/b' is not served here; there is demo"):
+            await cluster.client.models.retrieve("a/b")
         ready = await cluster.client._client.get(f"http://127.0.0.1:{cluster.port}/ready")
         assert (ready.status_code, ready.json()["models"]) == (200, ["demo"])
 

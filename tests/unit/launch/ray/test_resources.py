@@ -89,7 +89,7 @@ def test_all_ranks_of_a_worker_are_in_one_bundle_and_so_on_one_node(tmp_path: Pa
         ("[pd]\nstrategy = 'spread'", CPU, ("strategy = 'spread'", "PACK, SPREAD")),
         ("[pd]\nports = '80-90'", CPU, ("ports = '80-90'", "1024")),
         ("[pd]\nports = '30000-20000'", CPU, ("ports", "like")),
-        ("[pd", CPU, ("is no TOML",)),
+        ("[pd", CPU, ("is not valid TOML",)),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_place_and_remedy(tmp_path, text, pools, words):

@@ -15,6 +15,7 @@ from support.encdec.oracle import decoder_logits as whole_logits
 from support.encdec.reference import NAME, decoder_logits
 from triptych.errors import InvalidRequest
 from triptych.models.base import DecoderSide, EncoderSide
+from triptych.models.families.whisper_prompt import WhisperPrompts
 from triptych.models.registry import load_decoder, load_encoder
 
 CPU = torch.device("cpu")
@@ -148,6 +149,12 @@ def test_what_the_checkpoint_cannot_do_names_the_field(
     with pytest.raises(InvalidRequest) as refused:
         sides(path)[1].prompt_defaults(options)
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize("options", [{"task": "translate"}, {"language": "fr"}, {"detect_language": True}])
+def test_an_english_checkpoint_says_what_to_send_instead(options: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest, match=r"English only: use POST /v1/audio/transcriptions, .* send en"):
+        WhisperPrompts(1, {"is_multilingual": False}, 448).of(options)
 
 
 def _generation(model: object, **values: object) -> object:

@@ -171,3 +171,17 @@ def test_a_quantized_checkpoint_is_refused(tmp_path: Path) -> None:
     (path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
     with pytest.raises(ConfigError, match="Quantized checkpoints"):
         encoder(path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"hidden_size": "large"}, {"num_attention_heads": 0}, {"head_dim": 7}, {"rms_norm_eps": None}],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_a_config_that_makes_no_model_is_a_config_error(wrong: dict[str, object], tmp_path: Path) -> None:
+    path = build_checkpoint("qwen3_vl", tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    config["text_config"] |= wrong
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        load_decoder(path, device=torch.device("cpu"), dtype=torch.float32, attn_implementation="sdpa")

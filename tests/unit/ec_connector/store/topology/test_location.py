@@ -81,7 +81,7 @@ def test_the_name_of_a_shard_does_not_depend_on_hosts_order_tls_or_credentials()
         ("redis+cluster://h/1", "only number 0"),
         ("redis+cluster://", "redis[+]cluster://host:port"),
         ("redis+cluster://a,,b", "redis[+]cluster://host:port"),
-        ("redis+cluster://a:x,b", "no address"),
+        ("redis+cluster://a:x,b", "not a store address"),
         ("redis+other://a", "unsupported scheme"),
         ("redis+sentinel://a", "and not their primary"),
         ("redis+sentinel://a/", "and not their primary"),
