@@ -59,13 +59,14 @@ async def split(call: ChatCall, namespace: str, loader: MediaSource) -> SplitReq
         return await split_encoder_prompt(call, call.encoder, namespace, loader)
     if call.prompt is not None:
         return SplitRequest(b"", (), prompt_chain(call, call.prompt))
-    messages = pd_messages(call.messages)
+    encoded = [_without_media(message) for message in call.messages]
+    messages = _array(encoded)
     check_text(len(messages), "messages")
     images = [(image, index) for index, message in enumerate(call.messages) for image in message.images()]
     items = await gather_or_cancel(
         [make_item(call, namespace, image, loader, index) for image, index in images]
     )
-    return SplitRequest(messages, tuple(items), prefix_chain(call, items))
+    return SplitRequest(messages, tuple(items), _message_chain(call, encoded, items))
 
 
 async def split_encoder_prompt(
@@ -126,16 +127,24 @@ async def hashed_item(
 
 def pd_messages(messages: Sequence[ChatMessage]) -> bytes:
     """The messages as Submit's JSON: text as it is, an empty slot for every picture."""
-    return msgspec.json.encode([message.without_media() for message in messages])
+    return _array([_without_media(message) for message in messages])
 
 
-def prefix_chain(call: ChatCall, items: Sequence[SplitItem]) -> tuple[str, ...]:
+def _without_media(message: ChatMessage) -> bytes:
+    return msgspec.json.encode(message.without_media())
+
+
+def _array(encoded: Sequence[bytes]) -> bytes:
+    return b"[" + b",".join(encoded) + b"]"
+
+
+def _message_chain(call: ChatCall, encoded: Sequence[bytes], items: Sequence[SplitItem]) -> tuple[str, ...]:
     """One digest per message, each over all messages and items up to it: equal prefixes share KV blocks."""
     chain: list[str] = []
     last = framed_digest((("salt", call.salt.encode()),))
     keys = iter(items)
-    for message in call.messages:
-        fields = [("last", last.encode()), ("message", msgspec.json.encode(message.without_media()))]
+    for message, content in zip(call.messages, encoded, strict=True):
+        fields = [("last", last.encode()), ("message", content)]
         fields += [("item", next(keys).mm_hash.encode()) for _ in message.images()]
         last = framed_digest(fields)
         chain.append(last)

@@ -164,8 +164,10 @@ class KnownWorkers:
     def model_key(self, model: str) -> str | None:
         """The newest key of the model that has a live PD worker, else its newest one; None: never seen."""
         keys = [key for key, known in self._models.items() if known.name == model]
+        if len(keys) < 2:
+            return keys[0] if keys else None
         live = {worker.info.model_key for worker in self.serving("pd")}
-        return next((key for key in reversed(keys) if key in live), keys[-1] if keys else None)
+        return next((key for key in reversed(keys) if key in live), keys[-1])
 
     def kind(self, model: str) -> ModelKind:
         """What the model takes; a decoder-only one where nothing is known."""
@@ -175,8 +177,10 @@ class KnownWorkers:
     def namespace(self, model_key: str) -> str | None:
         """The key's newest namespace with a live encoder, else its newest one; None: never seen."""
         names = self._models[model_key].namespaces
+        if len(names) < 2:
+            return names[0] if names else None
         live = self.namespaces_served()
-        return next((name for name in reversed(names) if name in live), names[-1] if names else None)
+        return next((name for name in reversed(names) if name in live), names[-1])
 
     async def bind(self, model: str, *, media: bool) -> Binding:
         """The newest binding to a served model; media wait for a namespace, which encoders register."""

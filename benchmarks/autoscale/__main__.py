@@ -27,12 +27,12 @@ from benchmarks.autoscale.comparison import (
     trials,
 )
 from benchmarks.autoscale.plot import save
+from benchmarks.autoscale.setup import SLO
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.goodput.report.machine import describe, load_average
 from triptych.progress.progress import each
 from triptych.simulator.autoscale.ours import ENCODER_SLO
 from triptych.simulator.autoscale.traces import PEAK_WORKERS, TRACES
-from triptych.simulator.autoscale.trial import SLO
 
 RESULT = RESULTS / "autoscale.md"
 #: What the policy must keep to at the first cold start: shares of the static pool's.

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.autoscale.hpa import CpuPercent, QueueLength
+from benchmarks.autoscale.knative import Concurrency
+from benchmarks.autoscale.setup import trial_setup
 from triptych.errors import ConfigError
 from triptych.goodput.measure.slo import Slo
-from triptych.simulator.autoscale.hpa import CpuPercent, QueueLength
-from triptych.simulator.autoscale.knative import Concurrency
 from triptych.simulator.autoscale.ours import WorkSeconds
 from triptych.simulator.autoscale.scaler import FixedSize, Scaler
 from triptych.simulator.autoscale.traces import PEAK_WORKERS, TRACES, Trace, requests_of
-from triptych.simulator.autoscale.trial import TrialResult, TrialSetup, run_trial
+from triptych.simulator.autoscale.trial import TrialResult, run_trial
 
 STATIC = "static peak"
 OURS = "work-seconds (ours)"
@@ -78,7 +79,7 @@ def figures_of(trace: str, policy: str, cold_start: float, found: TrialResult) -
 
 def measure(trace: Trace, policy: str, cold_start: float, seed: int = 0) -> TrialFigures:
     """One trial. A static pool is there from the start, any other begins with one worker."""
-    setup = TrialSetup()
+    setup = trial_setup()
     load, times = requests_of(trace, setup.costs.encoder, setup.model, seed)
     scaler = POLICIES[policy](PEAK_WORKERS, cold_start)
     initial = PEAK_WORKERS if policy == STATIC else 1

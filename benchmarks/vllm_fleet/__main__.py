@@ -28,7 +28,7 @@ from benchmarks.result_page import RESULTS, add_write_flag, publish
 from benchmarks.targets import record
 from benchmarks.vllm_fleet.loads import LOADS, WORKLOADS
 from benchmarks.vllm_fleet.page import page, reached
-from benchmarks.vllm_fleet.systems import ONE, Parts, namespace_of, systems_of
+from benchmarks.vllm_fleet.systems import Parts, namespace_of, systems_of
 from triptych.errors import ConfigError
 from triptych.goodput.report.display import Display
 
@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--model", choices=MODELS, default="tiny")
     found.add_argument("--results", type=Path, required=True, help="folder of the turns")
     found.add_argument("--only", action="append", default=[], help="pattern of loads; again for more")
-    found.add_argument("--systems", default=",".join(ONE), help="names: replicas-triptych, … too")
+    found.add_argument("--systems", default="triptych,vllm-epd,vllm", help="names: replicas-triptych, … too")
     found.add_argument("--rounds", type=int, default=3)
     found.add_argument("--first", type=int, default=0, help="number of the first round")
     found.add_argument("--waves", type=int, default=2, help="measured requests by concurrency")

@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.against_peer.figures import Turn, quiet, ratios
 from benchmarks.against_peer.systems import MODELS
-from benchmarks.against_peer.turn_tables import figure_table, loads_of, machine_lines, of, ratio_table
+from benchmarks.against_peer.turn_tables import figure_table, machine_lines, of, ratio_table
 from benchmarks.baselines.tables import spread, table
 from benchmarks.targets import fleet_by_epd, replicas_by_replicas
-from benchmarks.vllm_fleet.loads import LOADS
+from benchmarks.vllm_fleet.loads import AT_ONCE, LOADS, SHARED
 
 COMMAND = "python -m benchmarks vllm_fleet PEER --packages PACKAGES --results DIR"
 _PAIRS = (
     ("triptych", "vllm-epd"),
     ("triptych", "vllm"),
+    ("triptych-pinned", "vllm-epd"),
     ("vllm-epd", "vllm"),
     ("replicas-triptych", "replicas"),
     ("replicas-store", "replicas"),
@@ -33,6 +34,7 @@ while all sequences decode and none is prefilled; `CPU` is that of all of a syst
 | system | processes |
 | --- | --- |
 | `triptych` | our proxy, store, encoder worker (one thread, `nice -n 19`) and PD worker, before one vLLM |
+| `triptych-pinned` | the same, the encoder worker and vLLM on a core each, as `vllm-epd` has them |
 | `vllm-epd` | vLLM's own EPD, an encoder and a PD instance of a core each, files in memory between them |
 | `vllm` | one vLLM on both cores |
 | `replicas-triptych` | our proxy, store, encoder worker, and a PD worker before each of two vLLMs of a core |
@@ -60,28 +62,20 @@ def _targets(turns: Sequence[Turn]) -> list[str]:
     rows = []
     for model, load, (ours, theirs, wanted) in _asked(turns):
         found = _ratios(turns, model, load, ours, theirs)
+        verdict = "not measured"
         if found:
             verdict = "met" if statistics.median(found) >= wanted else "missed"
-            rows.append(
-                [
-                    f"{model}, {load}: {ours} / {theirs}",
-                    f"≥ {wanted:g}",
-                    spread(found),
-                    verdict,
-                    str(len(found)),
-                ]
-            )
-    return table(["requests/s", "wanted", "measured", "", "rounds"], rows, texts=(0, 3)) if rows else []
+        name = f"{model}, {load}: {ours} / {theirs}"
+        rows.append([name, f"≥ {wanted:g}", spread(found), verdict, str(len(found))])
+    return table(["requests/s", "wanted", "measured", "", "rounds"], rows, texts=(0, 3))
 
 
 def _asked(turns: Sequence[Turn]) -> list[tuple[str, str, tuple[str, str, float]]]:
-    """Model, load and target of everything that these turns may answer."""
-    found = []
-    for pair in (_BY_EPD, _BY_REPLICAS):
-        for model in MODELS:
-            of_model = [turn for turn in turns if turn.model == model]
-            found += [(model, load, pair) for load in loads_of(of_model, LOADS)]
-    return found
+    """Model, load and target of everything that is asked of the models that were measured."""
+    models = [model for model in MODELS if any(turn.model == model for turn in turns)]
+    shared = [f"{name}@{AT_ONCE}" for name in SHARED]
+    found = [(model, load.name, _BY_EPD) for model in models for load in LOADS]
+    return found + [(model, load, _BY_REPLICAS) for model in models for load in shared]
 
 
 def _ratios(turns: Sequence[Turn], model: str, load: str, ours: str, theirs: str) -> list[float]:

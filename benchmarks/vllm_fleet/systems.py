@@ -19,7 +19,7 @@ from triptych.errors import ConfigError
 from triptych.launch.embedded_store import find_server_binary
 
 #: One server on all cores, or two of a core each.
-ONE = ("triptych", "vllm-epd", "vllm")
+ONE = ("triptych", "triptych-pinned", "vllm-epd", "vllm")
 REPLICAS = ("replicas-triptych", "replicas-store", "replicas")
 _START_SECONDS = 600.0
 _DTYPES = {"tiny": "float32", "small": "bfloat16"}
@@ -68,9 +68,12 @@ class Parts:
             "volatile-lru",
         )
 
-    def encoder(self) -> tuple[str, ...]:
+    def encoder(self, *words: str) -> tuple[str, ...]:
+        return self._service("encoder", "${MODEL}", *self._dtype, "--threads", "1", *words)
+
+    def modest_encoder(self) -> tuple[str, ...]:
         """It takes what vLLM leaves: each thread of vLLM's that it delayed would keep the others waiting."""
-        return ("nice", "-n", "19", *self._service("encoder", "${MODEL}", *self._dtype, "--threads", "1"))
+        return ("nice", "-n", "19", *self.encoder())
 
     def pd(self, port: str) -> tuple[str, ...]:
         """Our PD worker in front of the server at `port`."""
@@ -89,11 +92,14 @@ class Parts:
 def systems_of(matrix: Matrix, parts: Parts) -> dict[str, System]:
     """All systems by name. Two cores, 0 and 1, are shared by all processes of a system."""
     found = {name: _with_memory(matrix.named(name)) for name in PEER_SYSTEMS}
-    ours = [parts.store(), parts.proxy(), parts.encoder()]
+    ours = [parts.store(), parts.proxy(), parts.modest_encoder()]
     single = [*ours, parts.vllm("FIRST", "0-1", "ec_consumer"), parts.pd("FIRST")]
+    pinned = [parts.store(), parts.proxy(), parts.encoder("--cpus", "0")]
+    pinned += [parts.vllm("FIRST", "1", "ec_consumer"), parts.pd("FIRST")]
     both = [parts.vllm(port, core, "ec_consumer") for port, core in _REPLICA_CORES]
     fronts = [parts.pd(port) for port, _ in _REPLICA_CORES]
     found["triptych"] = _ours("triptych", single, ("FIRST",))
+    found["triptych-pinned"] = _ours("triptych-pinned", pinned, ("FIRST",))
     found["replicas-triptych"] = _ours("replicas-triptych", [*ours, *both, *fronts], ("FIRST", "SECOND"))
     found["replicas"] = _replicas("replicas", [parts.vllm(p, core) for p, core in _REPLICA_CORES])
     sharing = [parts.vllm(port, core, "ec_both") for port, core in _REPLICA_CORES]

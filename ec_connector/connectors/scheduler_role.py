@@ -192,6 +192,8 @@ class LoadTable:
 
     def drain(self) -> tuple[tuple[Fetch, ...], tuple[LoadId, ...], tuple[LoadId, ...]]:
         """(fetches, moves, drops) since the last call."""
+        if not (self._fetches or self._moves or self._drops):
+            return (), (), ()
         drained = tuple(self._fetches.values()), tuple(self._moves.values()), tuple(self._drops)
         self._fetches, self._moves, self._drops = {}, {}, []
         return drained

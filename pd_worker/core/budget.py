@@ -20,9 +20,6 @@ class Budget:
     prefill: int
     prefilling: bool = False
 
-    def spend(self, chunk: ScheduledChunk) -> None:
-        self.tokens -= chunk.count
-
     def spend_prefill(self, chunk: ScheduledChunk) -> None:
         self.tokens -= chunk.count
         self.prefill -= chunk.count

@@ -20,14 +20,17 @@ class ChunkMaker:
         self, output: SchedulerOutput, state: RequestState, start: int, end: int, *, overlap: bool = False
     ) -> ScheduledChunk:
         """Tokens [start, end) of the request, whose items in there are all READY."""
-        chunk = self._make(state, start, end, overlap)
+        samples = end == state.num_prompt_tokens + len(state.output_token_ids)
+        if self._count_only:
+            chunk = ScheduledChunk(state, start, end - start, (), (), samples, (), 0, overlap)
+        else:
+            chunk = self._with_tables(state, start, end, samples, overlap)
         output.chunks.append(chunk)
         return chunk
 
-    def _make(self, state: RequestState, start: int, end: int, overlap: bool) -> ScheduledChunk:
-        samples = end == state.num_tokens
-        if self._count_only:
-            return ScheduledChunk(state, start, end - start, (), (), samples, overlap=overlap)
+    def _with_tables(
+        self, state: RequestState, start: int, end: int, samples: bool, overlap: bool
+    ) -> ScheduledChunk:
         rows = gather_rows(state, start, end) if start < state.num_prompt_tokens else ()
         blocks = tuple(self._kv.table(state.request_id)[: self._kv.blocks_for(end)])
         cross = self._items.cross_blocks(state) if state.cross is not None else ()

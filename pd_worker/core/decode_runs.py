@@ -6,11 +6,10 @@ For a simulator: with `Scheduler(count_only=True)`, outputs of a known length an
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
-from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.outputs import SchedulerOutput
 from triptych.pd_worker.core.request import RequestState
-from triptych.pd_worker.core.request_events import NewTokens
 from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.types import FinishReason
 
@@ -75,45 +74,32 @@ class DecodeRuns:
             steps //= 2
         return steps
 
-    def advance(self, steps: int, now: float) -> list[NewTokens]:
-        """What `steps` times `schedule` and `update` would do, the last at `now`; one event per request.
+    def advance(self, steps: int, now: float) -> list[str]:
+        """What `steps` times `schedule` and `update` would do, the last at `now`; the ids of the requests.
 
-        The ends of requests come with the next `update`. The first step may have been scheduled already.
+        Each has `steps` tokens more. The ends of requests come with the next `update`. The first step may
+        have been scheduled already.
         """
-        events: list[NewTokens] = []
+        advanced: list[str] = []
         ended: list[RequestState] = []
-        most = self._scheduler.limits.max_model_len
-        #: Step, whether a block is full then (or else a new one needed), order, request.
-        changes: list[tuple[int, bool, int, RequestState]] = []
-        size = self._block_size
-        running = self._scheduler.running
-        for rank, (state, output) in enumerate(zip(running, self._outputs(), strict=True)):
-            known = state.num_tokens
-            for step in range(-(known - 1) % size, steps, size):
-                changes.append((step, False, rank, state))
-            for step in range(-known % size, steps, size):
-                changes.append((step, True, rank, state))
-            tokens = [output.token] * steps
-            state.output_token_ids += tokens
-            output.count += steps
-            state.num_computed_tokens += steps
-            state.last_token_at = now
-            events.append(request_events.new_tokens(state, tokens, ""))
-            if output.count >= output.length or known + steps >= most:
-                ended.append(state)
-        # In the order of the steps, on which the choice of evicted blocks depends.
-        kv = self._scheduler.kv
-        changes.sort()  # no two have the same step, kind and rank
-        for step, full, _, state in changes:
-            known = state.num_computed_tokens + 1 - steps + step
-            if full:
-                kv.register(state.request_id, state.chain, known)
-            else:
-                grown = kv.grow(state.request_id, known)
+        kv, size, most = self._scheduler.kv, self._block_size, self._scheduler.limits.max_model_len
+        for state, output in zip(self._scheduler.running, self._outputs(), strict=True):
+            computed = state.num_computed_tokens
+            end = state.num_computed_tokens = computed + steps
+            if (end - 1) // size > (computed - 1) // size:
+                grown = kv.grow(state.request_id, end)
                 assert grown, "a run of steps begins only where its blocks are free"
+            state.output_token_ids += [output.token] * steps
+            if end // size > computed // size:
+                kv.register(state.request_id, state.chain, end)
+            output.count += steps
+            state.last_token_at = now
+            advanced.append(state.request.request_id)
+            if output.count >= output.length or end + 1 >= most:
+                ended.append(state)
         for state in ended:
             self._scheduler.end_output(state)
-        return events
+        return advanced
 
     def _new_blocks(self, steps: int, lengths: Sequence[int]) -> int:
         size = self._block_size
@@ -121,7 +107,4 @@ class DecodeRuns:
 
     def _outputs(self) -> list[CountedOutput]:
         """Of the running requests, in their order."""
-        outputs = [state.request.output for state in self._scheduler.running]
-        counted = [output for output in outputs if isinstance(output, CountedOutput)]
-        assert len(counted) == len(outputs), "an output has no known length"
-        return counted
+        return cast(list[CountedOutput], [state.request.output for state in self._scheduler.running])

@@ -132,7 +132,7 @@ class ItemStage:
         for state in self._waiting.drain_changed():
             events += self._load(state, now)
         for state in running:
-            if state.features and not state.is_decoding:
+            if len(state.consumed) < len(state.features) and not state.is_decoding:
                 # Starts it again where an earlier load has failed.
                 self._items.ensure_loading(state, state.num_computed_tokens, now)
                 events += self._report_unencoded(state, state.num_computed_tokens)

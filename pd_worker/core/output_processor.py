@@ -42,7 +42,7 @@ class OutputProcessor:
                 extra=request.log_extra,
             )
             return None, FinishReason.ERROR, InternalError("the output could not be turned into text")
-        request.output_token_ids.append(token)
+        state.output_token_ids.append(token)
         if reason is None and state.num_tokens >= self._max_model_len:
             reason = FinishReason.LENGTH
         if reason is not None:

@@ -208,5 +208,4 @@ class RequestState:
     @property
     def is_decoding(self) -> bool:
         """Only the newest output token is left to compute."""
-        output = len(self.output_token_ids)
-        return output > 0 and self.num_prompt_tokens + output - self.num_computed_tokens == 1
+        return 0 < len(self.output_token_ids) == self.num_computed_tokens - self.num_prompt_tokens + 1

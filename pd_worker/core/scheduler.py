@@ -191,15 +191,17 @@ class Scheduler:
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput, now: float) -> list[EngineEvent]:
         """Applies the step's result; all events since the last call, in order."""
-        self._events += self._item_stage.update(result.ec_connector_output)
+        if result.moved_items:
+            self._events += self._item_stage.update(result.ec_connector_output)
         if output.swap_out or output.swap_in:
             self._end_swaps(output, result)
         if result.error is not None:
             self._fail_step(output)
             return self._drain_events()
-        for state in self.items.end_projections(output, self._running, result.unprojected):
-            error = InternalError("an item's cross-attention keys and values are NaN or infinity")
-            self._finish(state, FinishReason.ERROR, error)
+        if output.projections or output.restored:
+            for state in self.items.end_projections(output, self._running, result.unprojected):
+                error = InternalError("an item's cross-attention keys and values are NaN or infinity")
+                self._finish(state, FinishReason.ERROR, error)
         index = 0
         for place, chunk in enumerate(output.computable(swapped_in=result.swapped_in)):
             if place in result.non_finite:
@@ -259,20 +261,23 @@ class Scheduler:
 
     def _decode(self, output: SchedulerOutput) -> Budget:
         budget = Budget(self.limits.max_num_batched_tokens, self.limits.max_num_batched_tokens)
+        block_size = self.kv.block_size
         for state in list(self._running):
             if budget.tokens == 0:
                 break
-            if state.status is RequestStatus.RUNNING and state.is_decoding and self._grow(state, output):
+            if state.status is RequestStatus.RUNNING and state.is_decoding:
                 start = state.num_computed_tokens
-                budget.spend(self._chunks.add(output, state, start, start + 1))
+                # Else the previous token's block has room.
+                if start % block_size == 0 and not self._grow(state, output):
+                    continue
+                self._chunks.add(output, state, start, start + 1)
+                budget.tokens -= 1
         if output.chunks:
             budget.prefill = self.limits.prefill_cap
         return budget
 
     def _grow(self, state: RequestState, output: SchedulerOutput) -> bool:
         """A block for the newest token, preempting the latest requests when none is free."""
-        if state.num_computed_tokens % self.kv.block_size:
-            return True  # The previous token's block has room.
         while not self.kv.grow(state.request_id, state.num_tokens):
             victim = self._running[-1]
             if victim is state:

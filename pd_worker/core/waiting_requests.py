@@ -38,8 +38,9 @@ class OrderedRequests:
             yield state
             index = bisect.bisect_right(self._states, state.order, key=_order)
 
-    def __getitem__(self, index: int) -> RequestState:
-        return self._states[index]
+    @property
+    def first(self) -> RequestState | None:
+        return self._states[0] if self._states else None
 
     def __contains__(self, state: RequestState) -> bool:
         index = bisect.bisect_left(self._states, state.order, key=_order)
@@ -159,7 +160,8 @@ class WaitingRequests:
 
     def recheck_prefixes(self, digests: Iterable[bytes]) -> None:
         """Blocks with these digests were cached or evicted: requests that depend on them may have changed."""
-        self.recheck(self.prefixes.depending(digests))
+        if len(self.prefixes):
+            self.recheck(self.prefixes.depending(digests))
 
     def watch_prefix(self, state: RequestState, digests: Sequence[bytes]) -> None:
         """The request's prefix depends on these digests."""
@@ -181,8 +183,8 @@ class WaitingRequests:
 
     def first_for_room(self, *, text_only: bool) -> RequestState | None:
         """The first request that is not admitted; `text_only`: the first one without items."""
-        text = self._text[0] if len(self._text) else None
-        media = self._for_room[0] if len(self._for_room) and not text_only else None
+        text = self._text.first
+        media = None if text_only else self._for_room.first
         if text is None or media is None:
             return text or media
         return min(text, media, key=_order)

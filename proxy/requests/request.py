@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from triptych.errors import RequestError
 from triptych.log import log_fields, short
@@ -153,10 +153,9 @@ class InFlightRequest:
         """Sends what is no token to the client; the end goes with where the items came from."""
         if isinstance(output, Done):
             items = self.split.items if self.split is not None else ()
-            timings = [
+            output.timings.items = [
                 ItemTiming(short(item.mm_hash), self.origins.get(item.mm_hash, "store")) for item in items
             ]
-            output = replace(output, timings=replace(output.timings, items=timings))
         self.output.put(output)
 
     def fail(self, error: RequestError) -> None:
@@ -225,6 +224,8 @@ class Choices:
         self._log(seconds)
 
     def _log(self, seconds: float) -> None:
+        if not logger.isEnabledFor(logging.INFO):
+            return
         first = self.first
         items = len(first.split.items) if first.split is not None else 0
         logger.info(

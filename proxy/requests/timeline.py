@@ -92,9 +92,9 @@ class RequestTimeline:
 
     def fetched(self, mm_hashes: Iterable[str], seconds: float) -> None:
         """The request is split; `mm_hashes` are its items in order."""
-        keys = list(dict.fromkeys(mm_hashes))
-        self.items = len(keys)
-        self._indices = {key: index for index, key in enumerate(keys[:TIMED_ITEMS])}
+        if keys := list(dict.fromkeys(mm_hashes)):
+            self.items = len(keys)
+            self._indices = {key: index for index, key in enumerate(keys[:TIMED_ITEMS])}
         self.mark(Mark.FETCHED, spent=(seconds,))
 
     def submitted(self, attempt: int) -> None:

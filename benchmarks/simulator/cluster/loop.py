@@ -14,19 +14,18 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeVar, cast
 
+import msgspec
+
 T = TypeVar("T")
 Call = Callable[..., object]
 
 
-class VirtualTimer:
+class VirtualTimer(msgspec.Struct, eq=False):
     """A call to come. Cheaper than asyncio's own handle, which copies a context for every call."""
 
-    __slots__ = ("arguments", "call", "context")
-
-    def __init__(self, call: Call, arguments: tuple[object, ...], context: Context | None) -> None:
-        self.call: Call | None = call
-        self.arguments = arguments
-        self.context = context
+    call: Call | None
+    arguments: tuple[object, ...]
+    context: Context | None
 
     def cancel(self) -> None:
         self.call = None

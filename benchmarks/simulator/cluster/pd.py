@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from triptych.ec_connector.base import ECTransferConfig
+from triptych.ec_connector.base import ECConnectorOutput, ECTransferConfig
 from triptych.ec_connector.connectors.reports import Reports
 from triptych.ec_connector.connectors.scheduler_role import TableScheduler
 from triptych.errors import RequestError
@@ -24,7 +24,7 @@ from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.limits import SchedulerLimits
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest, RequestState
-from triptych.pd_worker.core.request_events import EngineEvent, NewTokens
+from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.pd_worker.frontend.wire import in_state
 from triptych.protos import pd_pb2
@@ -41,15 +41,16 @@ _LONGEST = 32768
 #: As in the worker: requests that it holds beside those that run.
 _MAX_WAITING = 1024
 _ROOT = bytes(32)
+_NO_TRANSFERS = ECConnectorOutput()
 #: For updates without a step.
-_NO_STEP, _NO_RESULT = SchedulerOutput(0), ModelRunnerOutput()
+_NO_STEP, _NO_RESULT = SchedulerOutput(0), ModelRunnerOutput(ec_connector_output=_NO_TRANSFERS)
 
 
 class TokenStream(Protocol):
     """The stream of a worker's steps to the proxy, written to at the worker's own moment."""
 
     def step(self, events: list[EngineEvent], tokens: int) -> None: ...
-    def run(self, tokens: list[NewTokens], ends: Sequence[float]) -> None: ...
+    def run(self, request_ids: Sequence[str], ends: Sequence[float]) -> None: ...
 
 
 @dataclass(slots=True)
@@ -97,7 +98,9 @@ class SimulatedPD:
         overlap = config.overlap_prefill and tower is None
         self.scheduler = Scheduler(limits, self.kv, items, overlap_prefill=overlap, count_only=jumps)
         self._runs = DecodeRuns(self.scheduler)
-        self._reports = Reports(self._wake)
+        self._reports = Reports(self._transferred)
+        #: Whether `_reports` has anything.
+        self._moved = False
         self.loads = SimulatedLoads(context, self._reports)
         #: In which steps ran, since the start.
         self.step_seconds = 0.0
@@ -188,6 +191,10 @@ class SimulatedPD:
 
     def _put(self, command: Callable[[], None]) -> None:
         self._inbox.append(command)
+        self._wake()
+
+    def _transferred(self) -> None:
+        self._moved = True
         self._wake()
 
     def _wake(self) -> None:
@@ -290,15 +297,14 @@ class SimulatedPD:
 
     def _update(self, output: SchedulerOutput, sampled: list[int]) -> bool:
         """Whether anything has moved."""
-        transfers = self._reports.drain()
+        transfers = self._reports.drain() if self._moved else _NO_TRANSFERS
+        self._moved = False
         result = ModelRunnerOutput(sampled=sampled, ec_connector_output=transfers)
         events = self.scheduler.update(output, result, self._loop.now)
         if events:
             self._stream.step(events, len(sampled))
-        return bool(events or transfers.fetched or transfers.loaded or transfers.failed)
+        return bool(events) or result.moved_items
 
 
 def _token(state: RequestState) -> int:
-    output = state.request.output
-    assert isinstance(output, CountedOutput)
-    return output.token
+    return cast(CountedOutput, state.request.output).token

@@ -22,22 +22,24 @@ from triptych.types import FinishReason, ItemPlan
 
 
 class ClientStream:
-    """What the client of one request has received: its tokens, each with its moment."""
+    """What the client of one request has received: the moment of each of its tokens, which are all alike."""
 
-    __slots__ = ("ended", "moments", "request", "token_ids")
+    __slots__ = ("ended", "moments", "request")
 
     def __init__(self, request: SimulatedRequest, ended: asyncio.Future[None]) -> None:
         self.request = request
-        self.token_ids: list[int] = []
         self.moments: list[float] = []
         #: Done when no more will come.
         self.ended = ended
 
-    def add(self, token_ids: Sequence[int], moments: Sequence[float]) -> None:
+    @property
+    def token_ids(self) -> list[int]:
+        return [self.request.output_token] * len(self.moments)
+
+    def add(self, moments: Sequence[float]) -> None:
         """Tokens at these moments, none before an earlier one: a short message may overtake a long one."""
         if self.moments and moments[0] < self.moments[-1]:
             moments = [max(moment, self.moments[-1]) for moment in moments]
-        self.token_ids += token_ids
         self.moments += moments
 
     def end(self) -> None:
@@ -199,18 +201,18 @@ class SimulatedLink:
             if type(event) is not NewTokens:
                 left.append(event)
             elif client := clients.get(event.request_id):
-                client.add(event.token_ids, moments)
+                client.add(moments)
         if left:
             self._loop.call_later(self._rpc, self._deliver, left)
 
-    def run(self, tokens: list[NewTokens], ends: Sequence[float]) -> None:
-        """Sent by the worker: the tokens of a run of steps that ended at `ends`."""
-        later = self._rpc + self._token_seconds * len(tokens)
-        self._counters.tokens += len(tokens) * len(ends)
+    def run(self, request_ids: Sequence[str], ends: Sequence[float]) -> None:
+        """Sent by the worker: a token for each of the requests in each step of a run; steps end at `ends`."""
+        later = self._rpc + self._token_seconds * len(request_ids)
+        self._counters.tokens += len(request_ids) * len(ends)
         moments = [end + later for end in ends]
-        for event in tokens:
-            if client := self._clients.get(event.request_id):
-                client.add(event.token_ids, moments)
+        for request_id in request_ids:
+            if client := self._clients.get(request_id):
+                client.add(moments)
 
     def _deliver(self, events: list[EngineEvent]) -> None:
         """All that is no token. Tokens decide nothing in a proxy: it gets a request's all at once at its end,
@@ -218,7 +220,7 @@ class SimulatedLink:
         """
         for event in events:
             if client := self._clients.get(event.request_id):
-                if type(event) is pd.RequestFinished and client.token_ids:
+                if type(event) is pd.RequestFinished and client.moments:
                     self._events.tokens(event.request_id, event.attempt, 0, client.token_ids, "")
                 _report(self._events, event)
         self._owner.stepped()

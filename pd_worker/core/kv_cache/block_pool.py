@@ -42,7 +42,7 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that no table holds."""
-        return len(self._blank) + len(self._cached)
+        return self._blank.count + len(self._cached)
 
     @property
     def num_used(self) -> int:
@@ -68,7 +68,12 @@ class BlockPool:
             end = self._blank.end_of(after + 1)
             if end is not None:
                 blocks += self._blank.take(after + 1, after + 1, min(end, after + 1 + count))
-        self._make_room(count - len(blocks))
+        missing = count - len(blocks)
+        if missing and not self._blank.count and not self._early:
+            # The evicted blocks go straight to their next table.
+            blocks += sorted([self._evict_next() for _ in range(missing)])
+        elif missing:
+            self._make_room(missing)
         while len(blocks) < count:
             first, last = self._blank.longest()
             size = min(count - len(blocks), last - first)
@@ -82,27 +87,26 @@ class BlockPool:
 
     def _make_room(self, count: int) -> None:
         """Evicts until `count` blocks are blank, and further until they are a run with room behind it."""
-        if not count:
-            return
-        self._evict(count - len(self._blank))
-        while self._cached and len(self._blank) < count + self._early:
-            first, last = self._blank.longest() if len(self._blank) else (0, 0)
+        if (short := count - self._blank.count) > 0:
+            self._evict(short)
+        while self._cached and self._blank.count < count + self._early:
+            first, last = self._blank.longest() if self._blank.count else (0, 0)
             if last - first >= count + _ROOM:
                 return
-            self._evict(min(_ROOM, count + self._early - len(self._blank)))
+            self._evict(min(_ROOM, count + self._early - self._blank.count))
 
     def _evict(self, count: int) -> None:
         """Forgets the contents of the least recently used blocks."""
-        evicted = []
-        for _ in range(min(count, len(self._cached))):
-            block, _ = self._cached.popitem(last=False)
-            digest = self._digests[block]
-            assert digest is not None
-            del self._by_digest[digest]
-            self._digests[block] = None
-            self._changes.add(digest)
-            evicted.append(block)
-        self._blank.add(evicted)
+        self._blank.add([self._evict_next() for _ in range(min(count, len(self._cached)))])
+
+    def _evict_next(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        digest = self._digests[block]
+        assert digest is not None
+        del self._by_digest[digest]
+        self._digests[block] = None
+        self._changes.add(digest)
+        return block
 
     def add_reference(self, block: int) -> None:
         """One reference more to a block that is used, or whose content was found."""

@@ -15,13 +15,14 @@ class FreeRuns:
         #: First blocks of runs by the bits of their length, as the keys of dicts: a set without an order
         #: would give other runs to equal requests.
         self._by_bits: list[dict[int, None]] = [{} for _ in range(count.bit_length() + 1)]
-        self._count = 0
+        #: The number of blocks, as `len` has it.
+        self.count = 0
         if count:
             self._add(0, count)
 
     def __len__(self) -> int:
         """The number of blocks."""
-        return self._count
+        return self.count
 
     def add(self, blocks: Iterable[int]) -> None:
         """Adds blocks, none of which is there yet, and joins runs that touch."""
@@ -56,11 +57,11 @@ class FreeRuns:
             self._put(run, first)
         if last < end:
             self._put(last, end)
-        self._count -= last - first
+        self.count -= last - first
         return range(first, last)
 
     def _add(self, first: int, last: int) -> None:
-        self._count += last - first
+        self.count += last - first
         before, behind = self._first.get(first), self._last.get(last)
         if before is not None:
             self._remove(before)

@@ -102,7 +102,7 @@ class KVCacheManager:
         if full <= table.registered:
             return
         first = table.registered
-        self.pool.label(table.blocks[first:full], chain.digests(full)[first:])
+        self.pool.label(table.blocks[first:full], chain.digests(full, first))
         table.registered = full
 
     def drain_changes(self) -> set[bytes]:

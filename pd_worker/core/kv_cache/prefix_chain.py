@@ -41,12 +41,12 @@ class PrefixChain:
         self._block_size = block_size
         self._digests: list[bytes] = []
 
-    def digests(self, num_blocks: int) -> list[bytes]:
-        """The first `num_blocks` digests; as many tokens must be known."""
+    def digests(self, num_blocks: int, first: int = 0) -> list[bytes]:
+        """The digests of blocks [first, num_blocks); as many tokens must be known."""
         digests = self._digests
         if len(digests) < num_blocks:
             self._extend(num_blocks)
-        return digests[:num_blocks]
+        return digests[first:num_blocks]
 
     def _extend(self, num_blocks: int) -> None:
         digests, size, items = self._digests, self._block_size, self._items

@@ -64,6 +64,8 @@ export class TryView {
   async send() {
     if (this.running) return;
     const { composer } = this;
+    if (!composer.models.length) await this.loadModels(); // the server may be back
+    if (!composer.models.length) return;
     const text = composer.text.value.trim();
     const media = composer.media;
     const lacking = missing(composer.chosen, text, media);

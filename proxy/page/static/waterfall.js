@@ -86,7 +86,7 @@ function lanes(spans, total) {
   return h(
     "div", { class: "lanes", "aria-hidden": "true" },
     lane("Request", spans.filter((span) => !isItem(span)), total, seconds(total)), rows,
-    left > 0 ? h("span", { class: "soft small" }, `and ${left} more`) : null,
+    left > 0 ? h("span", { class: "more soft small" }, `and ${left} more`) : null,
     h("span"), h("div", { class: "axis" }, [0, 0.25, 0.5, 0.75, 1].map((part) => h("span", {}, seconds(total * part)))), h("span"),
   );
 }

@@ -17,8 +17,11 @@ TURNS = [
         for n, rate in enumerate((2.0, 3.2, 5.0))
     ),
     a_turn("triptych", 3, model="tiny", load=LOAD, req_s=90.0, others=0.5),
-    a_turn("replicas-triptych", 0, model="tiny", load=LOAD, req_s=1.1),
-    a_turn("replicas", 0, model="tiny", load=LOAD, req_s=1.0),
+    *(
+        a_turn("replicas-triptych", n, model="tiny", load=LOAD, req_s=rate)
+        for n, rate in enumerate((1.0, 1.1, 1.9))
+    ),
+    *(a_turn("replicas", n, model="tiny", load=LOAD, req_s=1.0) for n in range(3)),
 ]
 
 
@@ -32,9 +35,10 @@ def test_the_targets_get_the_medians_of_the_rounds() -> None:
 def test_the_page_says_which_targets_are_met_and_which_are_missed() -> None:
     text = page(TURNS, {"vllm": "0.32.0"}, "It is so because.\n")
     assert f"| tiny, {LOAD}: triptych / vllm-epd | ≥ 1.5 | 1.6 (1 – 2.5) | met | 3 |" in text
-    assert f"| tiny, {LOAD}: replicas-triptych / replicas | ≥ 1.2 | 1.1 | missed | 1 |" in text
+    assert f"| tiny, {LOAD}: replicas-triptych / replicas | ≥ 1.2 | 1.1 (1 – 1.9) | missed | 3 |" in text
+    assert "| tiny, images-4-50@8: replicas-triptych / replicas | ≥ 1.2 | – | not measured | 0 |" in text
     assert "\nvllm 0.32.0.\n" in text and "\nIt is so because.\n" in text
-    assert "8 of 9 turns" in text and "## small" not in text
+    assert "12 of 13 turns" in text and "## small" not in text
 
 
 def test_every_target_has_a_load_that_is_measured() -> None:

@@ -35,7 +35,8 @@ def value(command: tuple[str, ...], name: str) -> str:
 
 
 def test_every_system_has_both_cores_and_as_much_memory_for_a_server(systems: dict[str, System]) -> None:
-    cores = {"triptych": ["0-1"], "vllm": [], "vllm-epd": ["0", "1"]} | dict.fromkeys(REPLICAS, ["0", "1"])
+    cores = {"triptych": ["0-1"], "triptych-pinned": ["1"], "vllm-epd": ["0", "1"]}
+    cores |= dict.fromkeys(REPLICAS, ["0", "1"])
     assert set(systems) == {*ONE, *REPLICAS}
     for name, system in systems.items():
         if name == "vllm":
@@ -63,7 +64,7 @@ def test_our_servers_load_the_connector_with_options_that_it_takes(
     systems: dict[str, System], name: str, role: str
 ) -> None:
     for command in servers(systems[name]):
-        transfer = json.loads(value(command, "--ec-transfer-config"))
+        transfer = json.loads(value(command, "--ec-transfer-config").replace("${SCRATCH}", "/scratch"))
         assert transfer["ec_role"] == role
         options = parse_options(transfer["ec_connector_extra_config"])
         assert options.namespaces == (NAMESPACE,)

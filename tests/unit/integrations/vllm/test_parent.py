@@ -15,7 +15,7 @@ from triptych.integrations.vllm.parent import end_with_parent
 
 def engine():
     end_with_parent()
-    time.sleep(600)
+    time.sleep(60)
 
 if __name__ == "__main__":
     child = multiprocessing.get_context("spawn").Process(target=engine)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.autoscale.hpa import CpuPercent, QueueLength
+from benchmarks.autoscale.knative import Concurrency
 from support.simulated import COSTS, LIMITS, MIX, MODEL, PICTURE
 from triptych.config import EncoderConfig
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
 from triptych.goodput.load.workload import Workload, plan_requests
-from triptych.simulator.autoscale.hpa import CpuPercent, QueueLength
-from triptych.simulator.autoscale.knative import Concurrency
 from triptych.simulator.autoscale.ours import WorkSeconds
 from triptych.simulator.autoscale.pool import ElasticPool
 from triptych.simulator.autoscale.scaler import FixedSize, PoolView, Scaler

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.autoscale.setup import trial_setup
 from triptych.errors import ConfigError
 from triptych.simulator.autoscale.traces import (
     PEAK_WORKERS,
@@ -15,9 +16,8 @@ from triptych.simulator.autoscale.traces import (
     trace,
     work_of,
 )
-from triptych.simulator.autoscale.trial import TrialSetup
 
-SETUP = TrialSetup()
+SETUP = trial_setup()
 
 
 @pytest.mark.parametrize("name", TRACES)

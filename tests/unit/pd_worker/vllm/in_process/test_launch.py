@@ -17,7 +17,7 @@ def blocks_sigint(pid: int | None) -> bool:
 
 
 def test_an_engine_does_not_hear_ctrl_c_and_is_killed():
-    engine = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+    engine = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), daemon=True)
     with sigint_blocked():
         engine.start()
     assert blocks_sigint(engine.pid) and not blocks_sigint(multiprocessing.current_process().pid)
