@@ -13,7 +13,7 @@ from triptych.launch.plan.memory import check_fits, plan_memory
 from triptych.machine.resources import available_memory
 
 if TYPE_CHECKING:
-    from triptych.models.base import DecoderSide, EncoderSide
+    from triptych.models.base import DecoderGeometry, DecoderSide, EncoderSide
 
 
 def check_model(config: ClusterConfig) -> None:
@@ -50,7 +50,7 @@ def check_model(config: ClusterConfig) -> None:
     counts = {name: sum(p.numel() for p in module.parameters()) for name, module in sides.items()}
     held = {name: parameter_bytes(module) for name, module in sides.items()}
     size = dtype.itemsize
-    kv_token = 2 * geometry.num_layers * geometry.num_kv_heads * geometry.head_dim * size
+    kv_token = _kv_token_bytes(geometry, size)
     lines = [
         f"model         {path}",
         f"family        {family.name}, {_kind(encoder.modality, decoder)}",
@@ -61,12 +61,16 @@ def check_model(config: ClusterConfig) -> None:
         f"model length  {geometry.max_position_embeddings} tokens",
         *_cross(decoder, size),
     ]
-    plan = plan_memory(sum(held.values()), config)
-    available = available_memory()
+    plan, available = plan_memory(sum(held.values()), config), available_memory()
     lines += [*_workers(config), "memory", plan.table(), f"available     {format_size(available)}"]
     sys.stdout.write("\n".join(lines) + "\n")
     check_fits(plan, available)
     sys.stdout.write("It fits.\n")
+
+
+def _kv_token_bytes(geometry: DecoderGeometry, size: int) -> int:
+    """Bytes of one token's keys and values, with elements of `size` bytes."""
+    return 2 * geometry.num_layers * geometry.num_kv_heads * geometry.head_dim * size
 
 
 def _check_inputs(path: Path, encoder: EncoderSide, decoder: DecoderSide) -> None:
