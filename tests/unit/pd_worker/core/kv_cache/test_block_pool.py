@@ -127,3 +127,12 @@ def test_too_few_blocks_are_an_error_and_change_nothing() -> None:
     with pytest.raises(KeyError, match="3 blocks are wanted and 2 are free"):
         pool.allocate(3)
     assert pool.num_free == 2 and pool.allocate(2)
+
+
+def test_evicted_blocks_go_to_the_next_table_in_the_order_of_their_ids() -> None:
+    pool = BlockPool(4)
+    blocks = pool.allocate(4)
+    pool.label(blocks, [bytes([block]) for block in blocks])
+    pool.release(reversed(blocks))
+    assert pool.allocate(3) == sorted(blocks)[1:]
+    assert pool.find(bytes([min(blocks)])) == min(blocks) and pool.num_free == 1
