@@ -17,11 +17,11 @@ from triptych.models.identity import ModelIdentity
 from triptych.pd_worker.events.attempt_trace import PDTraces
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.pd_worker.events.token_texts import TokenTexts
+from triptych.pd_worker.events.upkeep import StreamUpkeep
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.input_processor import Formats, InputProcessor
 from triptych.pd_worker.frontend.prompt import PromptBuilder
 from triptych.pd_worker.server import MAX_WAITING, EnginePort, PDServicer
-from triptych.pd_worker.upkeep import StreamUpkeep
 from triptych.protos import pd_pb2
 from triptych.types import WorkerInfo
 

@@ -14,11 +14,11 @@ import grpc
 from triptych.errors import InternalError, InvalidRequest, Overloaded, RequestError, Unavailable
 from triptych.hashing import check_mm_hash
 from triptych.log import log_fields
+from triptych.pd_worker.core.isolation import Isolation
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.events.attempt_trace import AttemptTrace, PDTraces
 from triptych.pd_worker.events.streams import MAX_NAMED, EventStreams
 from triptych.pd_worker.frontend.wire import MAX_KEYS, MAX_REQUESTS, check_count, check_name
-from triptych.pd_worker.isolation import Isolation
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.protos.convert import error_to_proto
 from triptych.rpc.channels import INCARNATION_HEADER
