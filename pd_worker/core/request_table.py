@@ -62,10 +62,9 @@ class RequestTable:
         """The requests with this item."""
         return list(self._by_item.get(mm_hash, ()))
 
-    def with_any_item(self, mm_hashes: Iterable[str]) -> Iterator[RequestState]:
-        """The requests with any of these items; one with several of them is yielded several times."""
-        for mm_hash in mm_hashes:
-            yield from self._by_item.get(mm_hash, ())
+    def with_any_item(self, mm_hashes: Iterable[str]) -> list[RequestState]:
+        """The requests with any of these items; one with several of them is there several times."""
+        return [state for mm_hash in mm_hashes for state in self._by_item.get(mm_hash, ())]
 
     def features(self) -> Iterator[tuple[str, MMFeature]]:
         """Each mm_hash with the feature of one of its requests."""
