@@ -60,8 +60,9 @@ async def split(call: ChatCall, namespace: str, loader: MediaSource) -> SplitReq
     if call.prompt is not None:
         return SplitRequest(b"", (), prompt_chain(call, call.prompt))
     encoded = [_without_media(message) for message in call.messages]
+    # Before they are joined: many bodies of too much text at once would otherwise be in memory twice.
+    check_text(sum(map(len, encoded)) + len(encoded) + 1, "messages")
     messages = _array(encoded)
-    check_text(len(messages), "messages")
     images = [(image, index) for index, message in enumerate(call.messages) for image in message.images()]
     items = await gather_or_cancel(
         [make_item(call, namespace, image, loader, index) for image, index in images]
@@ -135,7 +136,7 @@ def _without_media(message: ChatMessage) -> bytes:
 
 
 def _array(encoded: Sequence[bytes]) -> bytes:
-    return b"[" + b",".join(encoded) + b"]"
+    return b"".join((b"[", b",".join(encoded), b"]"))
 
 
 def _message_chain(call: ChatCall, encoded: Sequence[bytes], items: Sequence[SplitItem]) -> tuple[str, ...]:
