@@ -92,7 +92,15 @@ class PostEndpoint(ABC, Generic[P]):
         if len(raw) <= INLINE_BODY:
             return self.parse(raw, request_id, content_type)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(_PARSER, self.parse, raw, request_id, content_type)
+        return await loop.run_in_executor(_PARSER, self._parse_large, raw, request_id, content_type)
+
+    def _parse_large(self, raw: bytes, request_id: str, content_type: bytes) -> P:
+        try:
+            return self.parse(raw, request_id, content_type)
+        except RequestError as error:
+            # Its frames hold this body's text, and the next body is parsed before the event loop sees it.
+            error.drop_traceback()
+            raise
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         limit = f"the request body is above {format_size(self._max_body)}; {self.smaller}"
