@@ -17,11 +17,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.against_peer.arguments import rounds_of, turns_parser
 from benchmarks.against_peer.figures import quiet
 from benchmarks.against_peer.loads import LOADS, WORKLOADS, chosen
 from benchmarks.against_peer.page import page, reached
-from benchmarks.against_peer.rounds import Options, Rounds, read_turns
-from benchmarks.against_peer.systems import MODELS, matrix_of, systems_of
+from benchmarks.against_peer.rounds import Rounds, read_turns
+from benchmarks.against_peer.systems import matrix_of, systems_of
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from benchmarks.targets import record
 from triptych.errors import ConfigError
@@ -31,20 +32,10 @@ RESULT = RESULTS / "against_peer.md"
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("peer", type=Path, nargs="?", help="folder of the peer kit; none: only the page")
-    found.add_argument("--model", choices=MODELS, default="small")
-    found.add_argument("--results", type=Path, required=True, help="folder of the turns")
-    found.add_argument("--only", action="append", default=[], help="pattern of loads; again for more")
-    found.add_argument("--systems", default="vllm,triptych", help="names: vllm-epd, colocated, before too")
-    found.add_argument("--before", type=Path, help="a checkout of Triptych to measure as `before`")
-    found.add_argument("--rounds", type=int, default=3)
-    found.add_argument("--first", type=int, default=0, help="number of the first round")
-    found.add_argument("--waves", type=int, default=2, help="measured requests by concurrency")
-    found.add_argument("--minutes", type=float, default=0.0, help="begin no round after these")
-    found.add_argument(
-        "--lock", type=Path, help="file to hold an exclusive lock on while a round is measured"
+    found = turns_parser(
+        __doc__, model="small", systems="vllm,triptych", more_systems="vllm-epd, colocated, before"
     )
+    found.add_argument("--before", type=Path, help="a checkout of Triptych to measure as `before`")
     add_write_flag(found, RESULT)
     return found
 
@@ -79,9 +70,8 @@ def measure(options: argparse.Namespace, display: Display) -> bool:
         if name not in known:
             hint = " (give --before)" if name == "before" else ""
             raise ConfigError(f"--systems {name!r} is not known{hint}: use some of {', '.join(known)}")
-    rounds = Options(options.rounds, options.first, options.waves, options.minutes, options.lock)
     systems = [known[name] for name in names]
-    return Rounds(matrix, systems, WORKLOADS, options.results, rounds, display).run(
+    return Rounds(matrix, systems, WORKLOADS, options.results, rounds_of(options), display).run(
         chosen(options.only, LOADS)
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from benchmarks.against_peer.figures import FIGURES, Turn, quiet, ratios
 from benchmarks.against_peer.loads import LOADS
 from benchmarks.against_peer.systems import MODELS
-from benchmarks.against_peer.turn_tables import figure_table, loads_of, machine_lines, of, ratio_table
+from benchmarks.against_peer.turn_tables import loads_of, machine_lines, model_tables, of
 from benchmarks.targets import against_epd, against_vllm, engine_alone, long_step, request_alone
 
 _COMMAND = "python -m benchmarks against_peer PEER --results DIR"
@@ -31,13 +31,7 @@ threads spin included."""
 def page(turns: Sequence[Turn]) -> str:
     kept = quiet(turns)
     lines = ["# Against vLLM on the same cores", "", *machine_lines(_COMMAND, kept, len(turns)), "", _ABOUT]
-    for model in MODELS:
-        of_model = [turn for turn in kept if turn.model == model]
-        if of_model:
-            lines += ["", f"## {model}", "", *figure_table(of_model, LOADS)]
-            for ours, theirs in _PAIRS:
-                lines += ratio_table(of_model, LOADS, ours, theirs)
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *model_tables(kept, LOADS, _PAIRS), ""])
 
 
 def reached(turns: Sequence[Turn]) -> dict[str, dict[str, float]]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from benchmarks.against_peer.figures import FIGURES, OTHERS_LIMIT, Turn, ratios
 from benchmarks.against_peer.loads import Load
+from benchmarks.against_peer.systems import MODELS
 from benchmarks.baselines.tables import number, spread, table
 
 _HEADS = ("requests/s", "TTFT", "TPOT", "step", "CPU")
@@ -29,6 +30,18 @@ def machine_lines(command: str, turns: Sequence[Turn], total: int) -> list[str]:
         f"{len(turns)} of {total} turns; where others used more than {OTHERS_LIMIT:g} cores, "
         "they are left out.",
     ]
+
+
+def model_tables(turns: Sequence[Turn], loads: Sequence[Load], pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """A section for each model that was measured: its figures, and the ratios of every pair of systems."""
+    lines: list[str] = []
+    for model in MODELS:
+        of_model = [turn for turn in turns if turn.model == model]
+        if of_model:
+            lines += ["", f"## {model}", "", *figure_table(of_model, loads)]
+            for ours, theirs in pairs:
+                lines += ratio_table(of_model, loads, ours, theirs)
+    return lines
 
 
 def figure_table(turns: Sequence[Turn], loads: Sequence[Load]) -> list[str]:

@@ -20,10 +20,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.against_peer.arguments import rounds_of, turns_parser
 from benchmarks.against_peer.figures import quiet
 from benchmarks.against_peer.loads import chosen
-from benchmarks.against_peer.rounds import Options, Rounds, read_turns
-from benchmarks.against_peer.systems import MODELS, matrix_of
+from benchmarks.against_peer.rounds import Rounds, read_turns
+from benchmarks.against_peer.systems import matrix_of
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from benchmarks.targets import record
 from benchmarks.vllm_fleet.loads import LOADS, WORKLOADS
@@ -44,19 +45,12 @@ print(json.dumps({"python": platform.python_version(), **found}))
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("peer", type=Path, nargs="?", help="folder of the peer kit; none: only the page")
+    found = turns_parser(
+        __doc__, model="tiny", systems="triptych,vllm-epd,vllm", more_systems="replicas-triptych, …"
+    )
     found.add_argument(
         "--packages", type=Path, help="folder with redis, hiredis, msgpack and xxhash for vLLM"
     )
-    found.add_argument("--model", choices=MODELS, default="tiny")
-    found.add_argument("--results", type=Path, required=True, help="folder of the turns")
-    found.add_argument("--only", action="append", default=[], help="pattern of loads; again for more")
-    found.add_argument("--systems", default="triptych,vllm-epd,vllm", help="names: replicas-triptych, … too")
-    found.add_argument("--rounds", type=int, default=3)
-    found.add_argument("--first", type=int, default=0, help="number of the first round")
-    found.add_argument("--waves", type=int, default=2, help="measured requests by concurrency")
-    found.add_argument("--minutes", type=float, default=0.0, help="begin no round after these")
     add_write_flag(found, RESULT)
     return found
 
@@ -90,11 +84,10 @@ def measure(options: argparse.Namespace, display: Display) -> bool:
     for name in names:
         if name not in known:
             raise ConfigError(f"--systems {name!r} is not known: use some of {', '.join(known)}")
-    rounds = Options(options.rounds, options.first, options.waves, options.minutes)
     options.results.mkdir(parents=True, exist_ok=True)
     (options.results / _VERSIONS).write_text(json.dumps(_versions(peer)))
     systems = [known[name] for name in names]
-    return Rounds(matrix, systems, WORKLOADS, options.results, rounds, display).run(
+    return Rounds(matrix, systems, WORKLOADS, options.results, rounds_of(options), display).run(
         chosen(options.only, LOADS)
     )
 

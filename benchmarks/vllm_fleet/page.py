@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.against_peer.figures import Turn, quiet, ratios
 from benchmarks.against_peer.systems import MODELS
-from benchmarks.against_peer.turn_tables import figure_table, machine_lines, of, ratio_table
+from benchmarks.against_peer.turn_tables import machine_lines, model_tables, of
 from benchmarks.baselines.tables import spread, table
 from benchmarks.targets import fleet_by_epd, replicas_by_replicas
 from benchmarks.vllm_fleet.loads import AT_ONCE, LOADS, SHARED
@@ -49,13 +49,7 @@ def page(turns: Sequence[Turn], versions: Mapping[str, str], notes: str) -> str:
     lines = ["# Before a vLLM fleet", "", *machine_lines(COMMAND, kept, len(turns))]
     lines += [", ".join(f"{name} {version}" for name, version in versions.items()) + "." if versions else ""]
     lines += ["", _ABOUT, *_targets(kept), *(["", notes.strip()] if notes.strip() else [])]
-    for model in MODELS:
-        of_model = [turn for turn in kept if turn.model == model]
-        if of_model:
-            lines += ["", f"## {model}", "", *figure_table(of_model, LOADS)]
-            for ours, theirs in _PAIRS:
-                lines += ratio_table(of_model, LOADS, ours, theirs)
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *model_tables(kept, LOADS, _PAIRS), ""])
 
 
 def _targets(turns: Sequence[Turn]) -> list[str]:

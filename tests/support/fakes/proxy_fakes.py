@@ -140,14 +140,17 @@ class FakeCluster:
         await self._start_grpc(admission, limits, front_door, timeout)
         await self.pool.start()
         await until(lambda: self.attached == len(self.pd_workers), "the streams of all PD workers")
-        self.client = AsyncOpenAI(
-            base_url=f"{'https' if front_door else 'http'}://127.0.0.1:{self.port}/v1",
+        self.client = self._make_client("https" if front_door else "http")
+        return self
+
+    def _make_client(self, scheme: str) -> AsyncOpenAI:
+        return AsyncOpenAI(
+            base_url=f"{scheme}://127.0.0.1:{self.port}/v1",
             api_key="-",
             max_retries=0,
             timeout=40.0,
-            http_client=self._trust and AsyncClient(verify=self._trust, timeout=40.0),
+            http_client=AsyncClient(verify=self._trust, timeout=40.0) if self._trust else None,
         )
-        return self
 
     async def _start_workers(self, token: str, certificates: Certificates | None) -> None:
         for worker in (*self.encoders, *self.pd_workers):

@@ -30,7 +30,7 @@ class MadeUp:
     version: str = "0.9"
     #: Seconds by which the server's clock is ahead of the browser's.
     skew: float = 0.0
-    #: Items of the request that is asked, of which 16 are told apart.
+    #: Items of the request whose record is asked for; the record lists the first 16 one by one.
     items: int = 0
     text: str = ""
     #: Connections of /cluster/events so far, and requests that were asked.
@@ -73,22 +73,7 @@ class MadeUp:
                 },
                 "pd": {"live": self.pd_workers, "desired": None, "reason": ""},
             },
-            "rates": {
-                "requests": 6.2 * wave,
-                "tokens": 412 * wave,
-                "items": 5.1 * wave,
-                "errors": 0.0,
-                "hit_rate": 0.4 + wave / 2,
-            },
-            "goodput": {
-                "ttft_slo": 2.0,
-                "tpot_slo": 0.1,
-                "met": 0.9 + wave / 10,
-                "ttft_p50": 0.21,
-                "ttft_p99": 1.32,
-                "tpot_p50": 0.018,
-                "tpot_p99": 0.062,
-            },
+            **_load(wave),
             "requests": [_request(index, self.text, now) for index in range(min(64, self.in_flight))],
             "failures": [
                 {
@@ -166,6 +151,16 @@ def _many(items: int, span: Callable[..., dict[str, Any]]) -> list[dict[str, Any
     """Encodes of very many items: the first 16 one by one, the others in one span."""
     told = [span("encode", 0.03, 0.1 + at / 100, "10.0.0.7:50051", at) for at in range(16)]
     return [*told, span("encode", 0.2, 0.31, "", 16, f"{items - 16} further items, summed")]
+
+
+def _load(wave: float) -> dict[str, Any]:
+    """Rates and goodput of the last minute."""
+    rates = {"requests": 6.2 * wave, "tokens": 412 * wave, "items": 5.1 * wave, "errors": 0.0}
+    latencies = {"ttft_p50": 0.21, "ttft_p99": 1.32, "tpot_p50": 0.018, "tpot_p99": 0.062}
+    return {
+        "rates": {**rates, "hit_rate": 0.4 + wave / 2},
+        "goodput": {"ttft_slo": 2.0, "tpot_slo": 0.1, "met": 0.9 + wave / 10, **latencies},
+    }
 
 
 def _encoder(index: int, text: str, state: str, wave: float) -> dict[str, Any]:
