@@ -17,6 +17,7 @@ from support.engine.engine_requests import (
     publish,
     shares,
 )
+from triptych.ec_connector.base import ECConnectorOutput, FailedLoad
 from triptych.errors import InvalidRequest, Unavailable
 from triptych.pd_worker.core.request_events import ItemLoaded, ItemMissing, RequestAdmitted
 from triptych.types import FinishReason
@@ -255,6 +256,25 @@ def test_a_loss_is_reported_once_to_a_request_even_if_later_ones_come_with_an_ol
     engine.scheduler.mark_ready([image.mm_hash], engine.now)
     engine.run_out()
     assert {event.error for event in finished(engine).values()} == {None}
+    engine.assert_at_rest()
+
+
+def test_a_load_that_fails_while_its_request_runs_is_started_again(make: Make) -> None:
+    engine, image = make(overlap=False), make_feature("cat", 4, 12)
+    publish(STORE, image)
+    engine.add(make_request("a", 36, [image]))
+    engine.step()
+    output = engine.scheduler.schedule(engine.now)
+    result = engine.run(output)
+    assert (shares(output), result.ec_connector_output.loaded) == ([("a", 0, 4)], [image.mm_hash])
+    # The copy into the encoder cache has failed after all.
+    del engine.resident[image.mm_hash]
+    result.ec_connector_output = ECConnectorOutput(failed=[FailedLoad(image.mm_hash, "the copy failed")])
+    engine.events += engine.scheduler.update(output, result, engine.now)
+    assert engine.scheduler.num_running == 1
+    engine.scheduler.mark_ready([image.mm_hash], engine.now)
+    engine.run_out()
+    assert finished(engine)["a"].error is None
     engine.assert_at_rest()
 
 
