@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -17,11 +18,12 @@ pytestmark = pytest.mark.timeout(300)
 
 async def _break_at(kill, cluster, cases, reference, crowds=1):
     """`crowds`: how often all cases are asked, each time with a salt that makes them new to the cluster."""
-    salts = [f"{kill.__name__} {number}" for number in range(crowds)]
-    with stages.closed_gate(cluster):
-        async with Streams(cluster.url, cases, STREAM_TOKENS, salts) as streams:
-            await kill(cluster, streams)
-            got = await streams.all()
+
+    def crowd(number):
+        salts = [f"{kill.__name__} {number} {each}" for each in range(crowds)]
+        return Streams(cluster.url, cases, STREAM_TOKENS, salts)
+
+    got = await stages.broken(crowd, partial(stages.closed_gate, cluster), partial(kill, cluster))
     assert_exact([*reference] * crowds, [answer.token_ids for answer in got])
     assert {answer.finish_reason for answer in got} == {"length"}
     await asyncio.to_thread(assert_at_rest, cluster)

@@ -6,13 +6,14 @@ import asyncio
 import os
 import signal
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import redis
 
 from support.chaos.rest import assert_at_rest
-from support.chaos.stages import assert_unfinished, caught, closed_gate, gathered, hold
+from support.chaos.stages import assert_unfinished, broken, caught, closed_gate, gathered, hold
 from support.chaos.streams import Streams
 from support.data.oracle import assert_exact
 from support.data.traffic import STREAM_TOKENS, ask_all
@@ -33,14 +34,25 @@ def _tower_items(cluster):
 
 async def test_a_flushed_store_changes_no_answer(shared_cluster, cases, reference):
     cluster = shared_cluster
-    before = _tower_items(cluster)
-    with closed_gate(cluster):
-        async with Streams(cluster.url, cases, STREAM_TOKENS, ["flush"]) as streams:
-            await gathered(cluster, streams, streams.pictured)
-            async with caught(cluster, streams, "an embedding", lambda: _tower_items(cluster) > before + 1):
-                assert_unfinished(cluster)
-                _flush(cluster.store_url)
-            got = await streams.all()
+    before = 0.0
+
+    @contextmanager
+    def gate():
+        nonlocal before
+        before = _tower_items(cluster)
+        with closed_gate(cluster):
+            yield
+
+    async def flush(streams):
+        await gathered(cluster, streams, streams.pictured)
+        async with caught(cluster, streams, "an embedding", lambda: _tower_items(cluster) > before + 1):
+            assert_unfinished(cluster)
+            _flush(cluster.store_url)
+
+    def crowd(number):
+        return Streams(cluster.url, cases, STREAM_TOKENS, [f"flush {number}"])
+
+    got = await broken(crowd, gate, flush)
     assert_exact(reference, [answer.token_ids for answer in got])
     await asyncio.to_thread(assert_at_rest, cluster)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,12 +67,17 @@ async def test_a_killed_replica_comes_back_and_its_requests_go_on(replica):
     cases = mixed_cases(4, seed=47)
     reference = expected(replica.checkpoint, cases, 200)
     killed = cluster.pid("colocated-0")
-    async with Streams(cluster.url, cases, 200, salts=("kill",)) as streams:
+
+    async def kill(streams):
         async with stages.caught(
             cluster, streams, "a stream in its middle", lambda: streams.in_the_middle > 0, "colocated"
         ):
             assert stages.unfinished(cluster) > 0
             cluster.kill("colocated-0")
-        answers = await streams.all()
+
+    def crowd(number):
+        return Streams(cluster.url, cases, 200, salts=(f"kill {number}",))
+
+    answers = await stages.broken(crowd, nullcontext, kill)
     assert_exact(reference, [answer.token_ids for answer in answers])
     assert cluster.pid("colocated-0") != killed

@@ -14,12 +14,13 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import redis
 
-from support.chaos.streams import Streams
+from support.chaos.streams import StageMissed, Streams
+from support.data.traffic import Answer
 from support.processes.cluster import PATIENCE, Cluster
 from triptych.ec_connector.store import keys
 
@@ -27,6 +28,8 @@ from triptych.ec_connector.store import keys
 UNFINISHED = 25
 #: Streams that must have shown a token, and not their last one, when a stream is broken.
 IN_THE_MIDDLE = 5
+#: Crowds of requests, one after the other, in which a stage is looked for.
+TRIES = 4
 #: Seconds that a pool runs between two looks at it: a few steps of an engine; part of an item of a tower, as
 #: longer moments find all towers between two items too often.
 MOMENTS = {"pd": 0.005, "colocated": 0.005, "encoder": 0.001}
@@ -58,7 +61,8 @@ async def gathered(cluster: Cluster, streams: Streams, count: int = UNFINISHED) 
 def assert_unfinished(cluster: Cluster) -> None:
     """At least UNFINISHED requests are still under way."""
     left = unfinished(cluster)
-    assert left >= UNFINISHED, f"{left} requests are unfinished, and the test wants {UNFINISHED}"
+    if left < UNFINISHED:
+        raise StageMissed(f"{left} requests are unfinished, and the test wants {UNFINISHED}")
 
 
 def _signal(cluster: Cluster, pool: str, number: int) -> None:
@@ -104,6 +108,30 @@ async def caught(
             # What they have said reaches the others, which get ahead of them.
             await asyncio.sleep(0.1)
         yield
+
+
+async def broken(
+    ask: Callable[[int], Streams],
+    gate: Callable[[], contextlib.AbstractContextManager[None]],
+    kill: Callable[[Streams], Awaitable[None]],
+) -> list[Answer]:
+    """The answers of requests in which `kill` has found its stage and broken the cluster.
+
+    `ask` makes the requests of a try, new to the cluster each time: those that are through the stage before
+    it is seen are answered, and the next ones asked. `gate` is closed at the beginning of each try.
+    """
+    for number in range(TRIES):
+        with gate():
+            async with ask(number) as streams:
+                try:
+                    await kill(streams)
+                except StageMissed:
+                    if number == TRIES - 1:
+                        raise
+                    await streams.all()
+                else:
+                    return await streams.all()
+    raise AssertionError("unreachable")
 
 
 @contextlib.asynccontextmanager
