@@ -1,0 +1,1 @@
+"""API keys: the principal of a request, and its limits."""
