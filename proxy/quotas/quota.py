@@ -1,6 +1,6 @@
 """Quota: a capacity that many principals share, with a bound for each and deadlines for holding it.
 
-Every budget of the proxy is one of these: bytes of bodies and replies, connections, places, fetches, look-ups.
+Every budget of the proxy is one: bytes of bodies and replies, connections, places, fetches, look-ups.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RETRY_AFTER = 2.0
 class QuotaSpec:
     """The fixed facts of one quota; docs/limits.md shows them as a row.
 
-    `capacity` counts `unit`s. A holder is an API key, or a client's address where no key is known yet. Seconds
+    `capacity` counts `unit`s. A holder is an API key, or a client's address before login. Seconds
     of 0 mean that there is no such deadline.
     """
 

@@ -1,4 +1,4 @@
-"""QuotaTable: all quotas of one proxy, by name. docs/limits.md shows this table; no budget exists outside it."""
+"""QuotaTable: all quotas of one proxy, by name. docs/limits.md shows it; no budget exists outside it."""
 
 from __future__ import annotations
 
