@@ -46,7 +46,7 @@ EOF
 cat >"$folder/bin/chromium.new" <<EOF
 #!/bin/sh
 export FONTCONFIG_FILE="$folder/browser/fonts/fonts.conf"
-LD_LIBRARY_PATH="$libraries:$folder/browser/lib/$(uname -m)-linux-gnu\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}" \\
+LD_LIBRARY_PATH="$libraries:$libraries/pulseaudio:$folder/browser/lib/$(uname -m)-linux-gnu\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}" \\
   exec "$folder/browser/usr/lib/chromium/chromium" "\$@"
 EOF
 chmod +x "$folder/bin/chromium.new"
