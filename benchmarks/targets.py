@@ -141,15 +141,6 @@ def _of_ours() -> Iterable[Target]:
         "proxy, text requests per core", (Bound("requests/s", "≥", 800.0),), "benchmarks proxy_relay"
     )
     yield Target(
-        "start on small",
-        (Bound("PD s", "≤", 6.0), Bound("encoder s", "≤", 4.0)),
-        "benchmarks role_startup PEER/models/small",
-    )
-    memory = Bound("of 1.25 x weights + KV + 400 MB", "≤", 1.0)
-    yield Target("memory on small", (memory,), "benchmarks role_startup PEER/models/small")
-    grown = (Bound("256 running, by 1"), Bound("10000 waiting, by 1"))
-    yield Target("CPU time of a step", grown, "benchmarks queue_cost")
-    yield Target(
         "CUDA: share of the roofline",
         (Bound("decode"), Bound("prefill"), Bound("tower")),
         "benchmarks.gpu.engine MODEL --write",

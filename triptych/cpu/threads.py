@@ -23,7 +23,7 @@ def thread_environment() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("KMP_BLOCKTIME", "0")
     # But the threads of one step meet some thousand times a second, and to be woken takes long: they spin for
-    # some 60 microseconds first (benchmarks/results/openmp_spin.md).
+    # some 60 microseconds first (benchmarks/results/earlier.md).
     os.environ.setdefault("GOMP_SPINCOUNT", "4000")
     # Libraries count the cores of the machine: a pod of 4 CPUs on 64 cores would start a thread for each.
     for name, count in (

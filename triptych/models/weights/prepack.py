@@ -1,7 +1,7 @@
 """Prepacked linear layers for CPUs: the weight is brought into oneDNN's layout once, not in every step.
 
 A plain weight is brought into the blocks that the product works on each time it is multiplied; with the few
-rows of a decode step that is a third of the time and more (`benchmarks/results/prepack.md`).
+rows of a decode step that is a third of the time and more (`benchmarks/results/earlier.md`).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.micro.queue_load import FullScheduler, TextScheduler, item_key
 from support.hostile.operations import operations
+from support.queue_load import FullScheduler, TextScheduler, item_key
 from triptych.pd_worker.core.waiting_requests import OrderedRequests
 
 #: The logarithm of the number of requests, and nothing more, may show.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.micro.queue_load import FullTable, PlannedTable
 from support.hostile.operations import operations
+from support.queue_load import FullTable, PlannedTable
 from triptych.proxy.encoders.job import EncoderJob
 from triptych.proxy.encoders.job_queue import JobQueue
 

@@ -1,12 +1,8 @@
-"""A job table and a PD scheduler full of work, for figures and tests of what one more event costs."""
+"""A job table and a PD scheduler full of work, for tests of what one more event costs."""
 
 from __future__ import annotations
 
-import json
-import statistics
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -31,12 +27,6 @@ ITEMS_OF_A_REQUEST = 16
 ENCODERS = 4
 ROWS = 3
 SEQUENCES = 8
-
-QUEUED = (16, 256, 4096)
-WAITING = (16, 256)
-#: Running text requests, none of which waits, and waiting ones beside `SEQUENCES` that run.
-RUNNING = (1, 16, 64, 256)
-WAITING_TEXTS = (1, 100, 1000, 10_000)
 
 
 class FullTable:
@@ -219,49 +209,3 @@ def _request(name: str, arrival: float, keys: Sequence[str], *, stored: bool = F
         prefix_root=b"r" * 32,
         output=_Text(),
     )
-
-
-def measure() -> dict[str, float]:
-    """CPU milliseconds by name: of an item, of a request's admission and end, of a call of `schedule`."""
-    found: dict[str, float] = {}
-    for items in QUEUED:
-        table = FullTable(items)
-        found[f"item {items}"] = _milliseconds(table.step, 16)
-        found[f"request {items}"] = min(_milliseconds(PlannedTable(items).step, 1) for _ in range(3))
-    for requests in WAITING:
-        for name, full in (
-            ("items", FullScheduler(requests, stored=False)),
-            ("room", FullScheduler(requests, stored=False, reserve=1)),
-            ("slots", FullScheduler(requests, stored=True)),
-        ):
-            found[f"{name} {requests}"] = _schedule_milliseconds(full, 16)
-    for running in RUNNING:
-        found[f"running {running}"] = _median_milliseconds(TextScheduler(running, 0).step)
-    for waiting in WAITING_TEXTS:
-        found[f"texts {waiting}"] = _median_milliseconds(TextScheduler(SEQUENCES, waiting).step)
-    return found
-
-
-def _median_milliseconds(work: Callable[[], None], times: int = 64) -> float:
-    return statistics.median(_milliseconds(work, 1) for _ in range(times))
-
-
-def _milliseconds(work: Callable[[], None], times: int) -> float:
-    started = time.process_time()
-    for _ in range(times):
-        work()
-    return (time.process_time() - started) / times * 1e3
-
-
-def _schedule_milliseconds(full: FullScheduler, times: int) -> float:
-    taken = []
-    for _ in range(times):
-        started = time.process_time()
-        output = full.schedule()
-        taken.append(time.process_time() - started)
-        full.update(output)
-    return statistics.median(taken) * 1e3
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(measure()))

@@ -1,1 +1,0 @@
-"""Chats with pictures, turn by turn."""
