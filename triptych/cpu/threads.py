@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from triptych.machine.resources import threads_of_one_worker, usable_cpus
+from triptych.machine.resources import requested_cpus, threads_of_one_worker, usable_cpus
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,9 +35,9 @@ def thread_environment() -> None:
 
 
 def tower_threads(threads: int, cpus: str) -> int:
-    """Torch threads of an encoder's tower: --threads, or one per CPU of --cpus, or half of the shared."""
+    """Torch threads of a tower: --threads, one per CPU of --cpus or of the request, or half of the shared."""
     usable = threads_of_one_worker()
-    return threads or (usable if cpus else max(1, usable // 2))
+    return threads or (usable if cpus or requested_cpus() else max(1, usable // 2))
 
 
 def decoder_threads(threads: int, hidden_size: int) -> int:

@@ -12,15 +12,26 @@ from pathlib import Path
 from triptych.machine.cgroups import folders, read_text
 
 _ROOT = Path("/")
+#: Variable with the CPUs that a container requests, set by the Helm chart: no file of the machine has them.
+_REQUEST = "TRIPTYCH_CPU_REQUEST"
 #: Inode numbers of the initial namespaces, constants of the kernel (include/linux/proc_ns.h).
 _INITIAL_NAMESPACES = {"pid": 0xEFFFFFFC, "cgroup": 0xEFFFFFFB}
 
 
 def usable_cpus(affinity: Collection[int] | None = None, root: Path = _ROOT) -> int:
-    """Number of CPUs that this process may use, its quota rounded down; at least one."""
-    allowed = allowed_cpus(affinity, root)
-    quota = cpu_quota(root)
-    return max(1, len(allowed) if quota is None else min(len(allowed), int(quota)))
+    """Number of CPUs for this process: no more than its quota, rounded down, or its request; at least one."""
+    limits = (len(allowed_cpus(affinity, root)), cpu_quota(root), requested_cpus())
+    return max(1, int(min(limit for limit in limits if limit is not None)))
+
+
+def requested_cpus() -> int | None:
+    """The CPUs that this container requests of its node; None: it has no request, or is none.
+
+    Without a quota it may use every CPU that is idle, but those of other containers' requests are not for it.
+    """
+    text = os.environ.get(_REQUEST, "")
+    # A container without a request is given 0.
+    return int(text) or None if text.isdecimal() else None
 
 
 def allowed_cpus(affinity: Collection[int] | None = None, root: Path = _ROOT) -> frozenset[int]:

@@ -60,6 +60,18 @@ def test_a_pod_of_four_cpus_on_64_cores_computes_with_four_threads(monkeypatch: 
 
 
 @pytest.mark.usefixtures("pod_of_four")
+def test_a_pod_that_requests_cpus_without_a_limit_computes_with_those_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(machine, "cpu_quota", lambda *_: None)
+    names = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
+    monkeypatch.setattr(os, "environ", {"TRIPTYCH_CPU_REQUEST": "8"})
+    assert decoder_threads(0, 4096) == 8
+    assert tower_threads(0, "") == 8, "no other worker shares what a container requests"
+    assert tower_threads(3, "") == 3
+    thread_environment()
+    assert [os.environ[name] for name in names] == ["8", "8", "8"]
+
+
+@pytest.mark.usefixtures("pod_of_four")
 def test_a_pod_of_four_cpus_on_64_cores_starts_encoders_for_four(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):

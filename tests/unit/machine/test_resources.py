@@ -53,6 +53,30 @@ def test_a_pod_of_some_cpus_on_64_cores_uses_those_whole_ones_that_its_quota_pay
     assert usable_cpus(HOST, tmp_path) == cpus
 
 
+@pytest.mark.parametrize(
+    ("requested", "quota", "cpus", "threads"),
+    [
+        ("8", "max 100000", 8, 8),
+        ("48", "max 100000", 48, 32),
+        ("96", "max 100000", 64, 32),
+        ("8", "1600000 100000", 8, 8),
+        ("8", "400000 100000", 4, 4),
+        ("0", "max 100000", 64, 32),
+        ("", "max 100000", 64, 32),
+        ("eight", "max 100000", 64, 32),
+    ],
+)
+def test_a_pod_without_a_quota_uses_what_it_requests_of_64_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requested: str, quota: str, cpus: int, threads: int
+):
+    made = FakeMachine(tmp_path).group(TREE, {"cpu.max": quota})
+    made.group("sys/devices/system/node/node0", {"cpulist": "0-31"})
+    made.group("sys/devices/system/node/node1", {"cpulist": "32-63"})
+    monkeypatch.setenv("TRIPTYCH_CPU_REQUEST", requested)
+    assert usable_cpus(HOST, tmp_path) == cpus
+    assert threads_of_one_worker(HOST, tmp_path) == threads
+
+
 def test_the_tightest_quota_on_the_way_up_counts(tmp_path: Path):
     made = FakeMachine(tmp_path, cgroups="0::/kubepods/pod1/app")
     made.group(f"{TREE}/kubepods/pod1/app", {"cpu.max": "max 100000"})
