@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,15 @@ from support.kubernetes.chart import Manifest
 from support.kubernetes.reach import Peer
 
 WORKLOADS = ("Deployment", "StatefulSet", "Job")
+_UNITS = {"": 1, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+def amount(text: str | float) -> float:
+    """A quantity as Kubernetes writes it."""
+    match = re.fullmatch(r"([0-9.]+)([mkMGT]|[KMGT]i|)", str(text))
+    assert match, text
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def of_kind(manifests: Sequence[Manifest], *kinds: str) -> list[Manifest]:

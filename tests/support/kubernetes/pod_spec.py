@@ -6,12 +6,15 @@ Pure functions, but for the volumes, which are written into the pod's folder.
 from __future__ import annotations
 
 import base64
+import math
 import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from support.kubernetes.manifests import amount
 
 Manifest = dict[str, Any]
 #: The object of this kind and name in the pod's namespace, or None.
@@ -104,7 +107,7 @@ def _variables(container: Manifest, context: PodContext) -> dict[str, str]:
             variables[source.get("prefix", "") + key] = data.decode()
     for one in container.get("env", ()):
         if "valueFrom" in one:
-            value = _value_from(one["valueFrom"], context)
+            value = _value_from(one["valueFrom"], container, context)
             if value is None:
                 continue
             variables[one["name"]] = value
@@ -113,7 +116,9 @@ def _variables(container: Manifest, context: PodContext) -> dict[str, str]:
     return variables
 
 
-def _value_from(source: Manifest, context: PodContext) -> str | None:
+def _value_from(source: Manifest, container: Manifest, context: PodContext) -> str | None:
+    if reference := source.get("resourceFieldRef"):
+        return _whole(container, reference)
     if "fieldRef" in source:
         return _field(source["fieldRef"]["fieldPath"], context)
     for key, kind in (("secretKeyRef", "Secret"), ("configMapKeyRef", "ConfigMap")):
@@ -123,6 +128,13 @@ def _value_from(source: Manifest, context: PodContext) -> str | None:
                 raise SpecError(f"{kind} {reference['name']} has no key {reference['key']}")
             return None if found is None else found.decode()
     raise SpecError(f"valueFrom {sorted(source)} is not modelled")
+
+
+def _whole(container: Manifest, reference: Manifest) -> str:
+    """A request or limit in units of the divisor, rounded up; 0 where the container has none."""
+    kind, _, name = reference["resource"].partition(".")
+    given = container.get("resources", {}).get(kind, {}).get(name, 0)
+    return str(math.ceil(amount(given) / amount(reference["divisor"])))
 
 
 def _field(path: str, context: PodContext) -> str:

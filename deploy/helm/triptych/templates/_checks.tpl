@@ -5,6 +5,69 @@
 {{- end -}}
 {{- end }}
 
+{{/* A rollout gives every request its time: the proxies' drain is longer than one, and a Gateway waits as long. */}}
+{{- define "triptych.checkTimeouts" -}}
+{{- $proxy := .Values.proxy -}}
+{{- $drain := include "triptych.drainSeconds" $proxy | int -}}
+{{- if ge (int $proxy.requestTimeout) $drain -}}
+{{- fail (printf "proxy.requestTimeout is %d s, and a proxy drains for %d s: a rollout would cut streams; set proxy.terminationGracePeriodSeconds to %d or more, or lower proxy.requestTimeout" (int $proxy.requestTimeout) $drain (add $proxy.requestTimeout $proxy.preStopSeconds 16)) -}}
+{{- end -}}
+{{- $timeout := .Values.gatewayApi.requestTimeout -}}
+{{- $unit := regexFind "[a-z]+$" $timeout -}}
+{{- $seconds := mulf (float64 (trimSuffix $unit $timeout)) (float64 (index (dict "ms" 0.001 "s" 1 "m" 60 "h" 3600) $unit)) -}}
+{{- /* 0s switches a route's timeout off. */ -}}
+{{- if and .Values.gatewayApi.enabled $seconds (lt $seconds (float64 $proxy.requestTimeout)) -}}
+{{- fail (printf "gatewayApi.requestTimeout is %s and proxy.requestTimeout %d s: the Gateway would cut streams; raise it to %ds or more" $timeout (int $proxy.requestTimeout) (int $proxy.requestTimeout)) -}}
+{{- end -}}
+{{- end }}
+
+{{/* Flags that the templates set stand in no `args`: the second one would win over what other objects rely on. A worker's
+     drain may be shorter than its pod's grace period. */}}
+{{- define "triptych.checkArgs" -}}
+{{- $set := splitList " " "--advertise --api-key-file --device --encoder-data-parallel --encoder-slo --engine --engine-url --grpc-port --host --http-cert-file --http-key-file --insecure --internal-token-file --log-format --log-level --max-encoders --max-pd-workers --metrics-port --min-encoders --min-pd-workers --model-revision --no-auth --otlp-endpoint --port --request-timeout --scale-window --scaler-host --scaler-port --served-model-name --spool-folder --store --store-ca-file --store-cert-file --store-key-file --store-password-file --tensor-parallel --tls-ca-file --tls-cert-file --tls-key-file --trace-sample" -}}
+{{- $where := .where -}}
+{{- range $word := .args -}}
+{{- $flag := first (splitList "=" $word) -}}
+{{- if or (has $flag $set) (and (eq $where "proxy") (eq $flag "--drain-timeout")) -}}
+{{- fail (printf "%s.args has %s, which the chart sets: change the value that it comes from, see the chart's README.md" $where $flag) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* A claim that the chart makes is mounted by pods of several nodes, or by one pod alone. */}}
+{{- define "triptych.checkModelClaim" -}}
+{{- $model := .Values.model -}}
+{{- if and (has $model.source (list "pvc" "download")) (not $model.pvc.existingClaim) -}}
+{{- if has "ReadWriteMany" $model.pvc.accessModes -}}
+{{- if not $model.pvc.storageClass -}}
+{{- fail "model.pvc.accessModes has ReadWriteMany and model.pvc.storageClass is empty: default classes make disks (EBS, Persistent Disk, Azure Disk), which refuse it; name a class of a shared file system (EFS, Filestore, Azure Files, CephFS, NFS), or give model.pvc.existingClaim" -}}
+{{- end -}}
+{{- else if eq $model.source "pvc" -}}
+{{- fail "model.source is pvc, and a claim of model.pvc.accessModes ReadWriteOnce is one node's: give model.pvc.existingClaim, or ReadWriteMany with a model.pvc.storageClass of a shared file system; model.source download gives each pod a disk of its own" -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Which user of the store a service is, and with which password. */}}
+{{- define "triptych.checkStore" -}}
+{{- $store := .Values.store -}}
+{{- if and (eq $store.mode "valkey") (not $store.acl) -}}
+{{- fail "store.acl is false and store.mode is valkey: the chart's own servers have a user for each role, and the default one is off; set store.acl to true, or store.mode to external" -}}
+{{- end -}}
+{{- if eq $store.mode "external" -}}
+{{- $secret := dig "name" "" $store.external.urlSecret -}}
+{{- if and (not $store.external.url) (not $secret) -}}
+{{- fail "store.mode is external: give store.external.url, or store.external.urlSecret with the Secret that has the URL" -}}
+{{- end -}}
+{{- if and $store.external.url $secret -}}
+{{- fail "store.external.url and store.external.urlSecret are both set: leave one of them out" -}}
+{{- end -}}
+{{- if and $secret $store.acl $store.existingSecret -}}
+{{- fail "store.external.urlSecret and store.existingSecret with store.acl: one URL cannot name the user of each role; give store.external.url, or set store.acl to false" -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
 {{/* What a pool in front of vLLM needs: an image with vLLM, a checkpoint that it reads, and encoders of the same dtype. */}}
 {{- define "triptych.checkVllm" -}}
 {{- $where := printf "pdPools.%s" .pool.name -}}

@@ -29,6 +29,25 @@
 {{- end -}}
 {{- end }}
 
+{{/* "yes" where every pod downloads the model to a disk of its own: no other mode than ReadWriteMany is several nodes'. */}}
+{{- define "triptych.modelPerPod" -}}
+{{- $model := .root.Values.model -}}
+{{- if and (eq $model.source "download") (not $model.pvc.existingClaim) (not (has "ReadWriteMany" $model.pvc.accessModes)) }}yes{{ end -}}
+{{- end }}
+
+{{/* The spec of a claim that the chart makes. */}}
+{{- define "triptych.modelClaimSpec" -}}
+{{- $pvc := .root.Values.model.pvc -}}
+accessModes:
+  {{- toYaml $pvc.accessModes | nindent 2 }}
+{{- with $pvc.storageClass }}
+storageClassName: {{ . }}
+{{- end }}
+resources:
+  requests:
+    storage: {{ $pvc.size }}
+{{- end }}
+
 {{- define "triptych.modelClaim" -}}
 {{- default (printf "%s-model" (include "triptych.fullname" .)) .root.Values.model.pvc.existingClaim -}}
 {{- end }}
@@ -40,6 +59,12 @@
   image:
     reference: {{ default $model.image.reference (dig "model" "image" "" .spec) }}
     pullPolicy: {{ $model.image.pullPolicy }}
+{{- else if include "triptych.modelPerPod" . }}
+- name: model
+  ephemeral:
+    volumeClaimTemplate:
+      spec:
+        {{- include "triptych.modelClaimSpec" . | nindent 8 }}
 {{- else if ne $model.source "demo" }}
 - name: model
   persistentVolumeClaim:
@@ -48,11 +73,50 @@
 {{- end }}
 {{- end }}
 
-{{/* Workers wait for the download: the Job writes the file when everything is there. */}}
+{{/* The container that downloads the model, with the image `image`. */}}
+{{- define "triptych.downloadContainer" -}}
+{{- $download := .root.Values.model.download -}}
+- name: download
+  image: {{ .image }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  command: [python, -c]
+  args:
+    # What a broken download left is resumed; the file at the end says that everything is there.
+    - |
+      {{- .root.Files.Get "files/download.py" | trim | nindent 6 }}
+  env:
+    - {name: MODEL_ID, value: {{ $download.id | quote }}}
+    - {name: MODEL_REVISION, value: {{ $download.revision | quote }}}
+    - {name: FOLDER, value: {{ include "triptych.modelPath" (dict "root" .root "spec" dict) | quote }}}
+    - {name: HOME, value: /tmp}
+    - {name: HF_HOME, value: /tmp/hf}
+    {{- with $download.endpoint }}
+    - {name: HF_ENDPOINT, value: {{ . | quote }}}
+    {{- end }}
+    {{- with $download.tokenSecret.name }}
+    - name: HF_TOKEN
+      valueFrom:
+        secretKeyRef: {name: {{ . }}, key: {{ $download.tokenSecret.key }}}
+    {{- end }}
+    {{- with .root.Values.extraEnv }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  resources:
+    {{- include "triptych.resources" (dict "where" "model.download" "resources" $download.resources) | nindent 4 }}
+  securityContext:
+    {{- include "triptych.containerSecurity" .root | nindent 4 }}
+  volumeMounts:
+    - {name: model, mountPath: /model}
+    - {name: tmp, mountPath: /tmp}
+{{- end }}
+
+{{/* Workers download the model, or wait for the Job's download: it writes the file when everything is there. */}}
 {{- define "triptych.modelInit" -}}
-{{- if eq .root.Values.model.source "download" }}
+{{- if include "triptych.modelPerPod" . }}
+{{ include "triptych.downloadContainer" (dict "root" .root "image" (include "triptych.workerImage" .)) }}
+{{- else if eq .root.Values.model.source "download" }}
 - name: wait-for-model
-  image: {{ include "triptych.image" (dict "root" .root "kind" (ternary "cuda" "cpu" (hasPrefix "cuda" .spec.device)) "given" .spec.image) }}
+  image: {{ include "triptych.workerImage" . }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
   command: [sh, -c]
   args:

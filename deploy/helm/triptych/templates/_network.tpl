@@ -70,3 +70,11 @@
         except:
           {{- toYaml $internet.exceptIPv6 | nindent 10 }}
 {{- end }}
+
+{{/* Where models are downloaded from. */}}
+{{- define "triptych.toHub" -}}
+{{- include "triptych.toInternet" (dict "root" .root "ports" (list 443)) }}
+{{- with .root.Values.networkPolicy.downloadEgress }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}

@@ -100,6 +100,10 @@ lifecycle:
 - name: POD_IP
   valueFrom:
     fieldRef: {fieldPath: status.podIP}
+# Rounded up to whole CPUs: as many threads. Without a limit a container sees all CPUs of its node.
+- name: TRIPTYCH_CPU_REQUEST
+  valueFrom:
+    resourceFieldRef: {resource: requests.cpu, divisor: "1"}
 - name: TRIPTYCH_SERVICE
   value: $(POD_NAME)
 - name: HOME

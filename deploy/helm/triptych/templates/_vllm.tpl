@@ -46,7 +46,7 @@
      A sidecar starts before our worker and ends after it: streams are drained or handed over while vLLM lives. */}}
 {{- define "triptych.vllmInit" -}}
 - name: namespace
-  image: {{ include "triptych.image" (dict "root" .root "kind" "cpu" "given" .spec.image) }}
+  image: {{ include "triptych.workerImage" . }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
   command: [sh, -c]
   args:
@@ -69,7 +69,7 @@
     - {name: HOME, value: /tmp}
     - {name: HF_HUB_OFFLINE, value: "1"}
   resources:
-    {{- toYaml .spec.resources | nindent 4 }}
+    {{- include "triptych.workerResources" . | nindent 4 }}
   securityContext:
     {{- include "triptych.containerSecurity" .root | nindent 4 }}
   volumeMounts:
@@ -130,7 +130,7 @@
     timeoutSeconds: 10
     failureThreshold: 4
   resources:
-    {{- include "triptych.gpuResources" (dict "spec" .spec "resources" .spec.vllm.resources "ranks" (int .spec.tensorParallel)) | nindent 4 }}
+    {{- include "triptych.gpuResources" (dict "where" (printf "pdPools.%s.vllm" .pool) "spec" .spec "resources" .spec.vllm.resources "ranks" (int .spec.tensorParallel)) | nindent 4 }}
   securityContext:
     {{- include "triptych.containerSecurity" .root | nindent 4 }}
   volumeMounts:

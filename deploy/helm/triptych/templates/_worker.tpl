@@ -43,7 +43,7 @@ spec:
       {{- end }}
       containers:
         - name: {{ .component }}
-          image: {{ include "triptych.image" (dict "root" .root "kind" (ternary "cuda" "cpu" (and $cuda (not $vllm))) "given" $p.image) }}
+          image: {{ include "triptych.workerImage" . }}
           imagePullPolicy: {{ .root.Values.image.pullPolicy }}
           command: [triptych]
           args:
@@ -123,22 +123,8 @@ spec:
 {{- end -}}
 {{- end }}
 
-{{/* A worker's resources; those of one in front of vLLM have no GPU. */}}
-{{- define "triptych.workerResources" -}}
-{{- if include "triptych.onVllm" . -}}
-{{- toYaml .spec.resources -}}
-{{- else -}}
-{{- include "triptych.gpuResources" (dict "spec" .spec "resources" .spec.resources "ranks" (include "triptych.ranks" . | int)) -}}
-{{- end -}}
-{{- end }}
-
-{{/* `resources`, with a GPU for each of `ranks` where the device is one, unless they name some already. */}}
-{{- define "triptych.gpuResources" -}}
-{{- $resources := deepCopy .resources -}}
-{{- if hasPrefix "cuda" .spec.device -}}
-{{- $limits := default dict $resources.limits -}}
-{{- if not (hasKey $limits .spec.gpuResource) }}{{ $_ := set $limits .spec.gpuResource (toString .ranks) }}{{ end -}}
-{{- $_ := set $resources "limits" $limits -}}
-{{- end -}}
-{{- toYaml $resources -}}
+{{/* A worker's image; one in front of vLLM computes nothing. */}}
+{{- define "triptych.workerImage" -}}
+{{- $cuda := and (hasPrefix "cuda" .spec.device) (not (include "triptych.onVllm" .)) -}}
+{{- include "triptych.image" (dict "root" .root "kind" (ternary "cuda" "cpu" $cuda) "given" .spec.image) -}}
 {{- end }}

@@ -15,29 +15,11 @@ import pytest
 import yaml
 
 from support.kubernetes.chart import CASES, CHART, ROOT, Manifest, case, render
-from support.kubernetes.manifests import component, containers, main_container, pod, workloads
-from support.options import parse
-from triptych.config import (
-    ColocatedConfig,
-    EncoderConfig,
-    PDConfig,
-    ProxyConfig,
-    check_advertise,
-    check_drain_timeout,
-    check_front_door,
-    check_scaling,
-)
-from triptych.config.flags import Config, flags_of
-from triptych.config.tls import check_front_encryption, check_worker_encryption
-from triptych.ec_connector.store.topology.location import has_password, parse_store
+from support.kubernetes.commands import CONFIGS, check_command, config_of, services, words
+from support.kubernetes.manifests import component, containers, main_container, of_kind, pod, workloads
+from triptych.config.flags import flags_of
+from triptych.ec_connector.store.topology.location import parse_store
 
-CONFIGS: dict[str, type[Config]] = {
-    "proxy": ProxyConfig,
-    "encoder": EncoderConfig,
-    "pd": PDConfig,
-    "colocated": ColocatedConfig,
-}
-SERVICES = tuple(CONFIGS)
 SOURCES = ("triptych", "proxy", "encoder_worker", "pd_worker", "ec_connector")
 
 
@@ -45,68 +27,6 @@ SOURCES = ("triptych", "proxy", "encoder_worker", "pd_worker", "ec_connector")
 def source() -> str:
     """The text of the product's modules."""
     return "".join(path.read_text() for folder in SOURCES for path in (ROOT / folder).rglob("*.py"))
-
-
-def services(manifests: list[Manifest]) -> list[Manifest]:
-    """The workloads that run a command of ours."""
-    return [one for one in workloads(manifests) if component(one) in SERVICES]
-
-
-def words(manifest: Manifest) -> list[str]:
-    """The words after `triptych`, with the pod's address in them."""
-    return [word.replace("$(POD_IP)", "10.1.2.3") for word in main_container(manifest)["args"]]
-
-
-def config_of(manifest: Manifest) -> Any:
-    """The config that the container's command line gives; click.UsageError for one that the code refuses."""
-    command, *rest = words(manifest)
-    return parse(CONFIGS[command], command, *rest)
-
-
-def check_command(manifest: Manifest) -> None:
-    """The code takes the command line, and what it means is what the pod offers."""
-    container = main_container(manifest)
-    assert container["command"] == ["triptych"]
-    assert words(manifest)[0] == component(manifest)
-    config = config_of(manifest)
-    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
-    if component(manifest) == "proxy":
-        check_proxy(config, ports)
-        check_secrets(config, manifest)
-    else:
-        worker = config.pd if component(manifest) == "colocated" else config
-        assert (worker.host, worker.port) == ("0.0.0.0", ports.pop("grpc"))
-        assert worker.advertise == f"10.1.2.3:{worker.port}"
-        check_advertise(worker.advertise)
-        check_worker_encryption(worker.host, worker)
-        assert worker.metrics_port == ports.pop("metrics")
-        check_secrets(worker, manifest)
-        assert ports == {}
-
-
-def check_proxy(config: ProxyConfig, ports: dict[str, int]) -> None:
-    check_front_door(config.host, api_key=config.api_key, api_key_file=config.api_key_file, auth=config.auth)
-    check_front_encryption(config)
-    check_scaling(config.scaling)
-    assert config.port == ports.pop("http")
-    assert config.grpc_port == ports.pop("grpc")
-    assert config.metrics_port == ports.pop("metrics")
-    assert config.scaling.scaler_port == ports.pop("scaler", 0)
-    assert ports == {}
-
-
-def check_secrets(config: Any, manifest: Manifest) -> None:
-    """Secrets come from files that are mounted, and the drain ends before the kubelet kills."""
-    assert not config.internal_token
-    assert config.internal_token_file
-    if config.store:
-        assert parse_store(config.store)
-        assert not has_password(config.store)
-    check_drain_timeout(config.drain_timeout)
-    pause = int(
-        main_container(manifest).get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-    )
-    assert pause + config.drain_timeout + 15 <= pod(manifest)["terminationGracePeriodSeconds"]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -285,8 +205,11 @@ def test_the_download_ends_with_the_file_that_workers_wait_for(tmp_path: Path) -
         "    Path(local_dir).mkdir()\n"
         "    Path(local_dir, 'config.json').write_text(f'{name} {revision}')\n"
     )
-    values = {"model": {"source": "download", "name": "m", "download": {"id": "a/b", "revision": "v1"}}}
-    (job,) = [one for one in render(values) if one["kind"] == "Job"]
+    download = {"id": "a/b", "revision": "v1"}
+    shared = {"accessModes": ["ReadWriteMany"], "storageClass": "nfs"}
+    (job,) = of_kind(
+        render({"model": {"source": "download", "name": "m", "download": download, "pvc": shared}}), "Job"
+    )
     container = main_container(job)
     assert container["command"] == ["python", "-c"]
     folder = tmp_path / "model"

@@ -137,6 +137,27 @@ def test_a_media_server_inside_is_reached_by_an_egress_rule() -> None:
     assert not allowed(policies(manifests), found["encoder"], Peer(address="10.1.2.3"), 443)
 
 
+def test_workers_that_download_reach_the_hub_and_nothing_private() -> None:
+    model = {"source": "download", "name": "m", "download": {"id": "a/b"}}
+    manifests = render({"model": model, "networkPolicy": {"internet": {"enabled": False}}})
+    found = pods(manifests)
+    for role in ("encoder", "pd"):
+        assert allowed(policies(manifests), found[role], PUBLIC, 443)
+        assert not allowed(policies(manifests), found[role], PUBLIC, 80)
+        assert not allowed(policies(manifests), found[role], METADATA, 443)
+    assert not allowed(policies(manifests), found["proxy"], PUBLIC, 443)
+
+
+def test_name_servers_are_reached_at_their_ports_alone() -> None:
+    manifests = render()
+    for pod in (one for role, one in pods(manifests).items() if role != "store"):
+        assert allowed(policies(manifests), pod, Peer(address="169.254.20.10"), 53, "UDP")
+        assert allowed(policies(manifests), pod, Peer({}, "openshift-dns"), 5353, "UDP")
+        assert not allowed(policies(manifests), pod, Peer(address="169.254.20.10"), 80)
+        assert not allowed(policies(manifests), pod, METADATA, 53, "UDP")
+        assert not allowed(policies(manifests), pod, PUBLIC, 53, "UDP")
+
+
 def test_two_releases_in_one_namespace_do_not_reach_each_other() -> None:
     blue, green = render(name="blue"), render(name="green")
     rules = [*policies(blue), *policies(green)]

@@ -9,6 +9,7 @@ import pytest
 
 from support.kubernetes.chart import CASES, Manifest, case, render
 from support.kubernetes.manifests import (
+    amount,
     called,
     component,
     containers,
@@ -18,15 +19,6 @@ from support.kubernetes.manifests import (
     workloads,
 )
 from support.kubernetes.reach import selects
-
-UNITS = {"": 1, "m": 1e-3, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-
-
-def amount(text: str | int) -> float:
-    """A quantity as Kubernetes writes it."""
-    match = re.fullmatch(r"([0-9.]+)(m|Ki|Mi|Gi|Ti|)", str(text))
-    assert match, text
-    return float(match[1]) * UNITS[match[2]]
 
 
 @pytest.mark.parametrize("name", CASES)

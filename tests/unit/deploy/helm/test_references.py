@@ -202,6 +202,24 @@ def test_workers_wait_for_the_model_that_the_job_downloads() -> None:
         assert arguments[arguments.index("--model-revision") + 1] in folder
 
 
+def test_without_a_shared_file_system_each_worker_fills_a_disk_of_its_own() -> None:
+    download = {"id": "a/b", "revision": "v1", "tokenSecret": {"name": "hub"}}
+    model = {"source": "download", "name": "m", "download": download, "pvc": {"storageClass": "gp3"}}
+    manifests = render({"model": model})
+    assert of_kind(manifests, "Job", "PersistentVolumeClaim") == []
+    for role in ("encoder", "pd"):
+        spec = pod(called(manifests, "Deployment", f"triptych-{role}-default"))
+        (volume,) = [one for one in spec["volumes"] if one["name"] == "model"]
+        claim = volume["ephemeral"]["volumeClaimTemplate"]["spec"]
+        assert claim["accessModes"] == ["ReadWriteOnce"]
+        assert claim["storageClassName"] == "gp3"
+        (filled,) = spec["initContainers"]
+        variables = {one["name"]: one.get("value") for one in filled["env"]}
+        assert spec["containers"][0]["args"][1] == variables["FOLDER"]
+        assert "HF_TOKEN" in variables
+        assert {"name": "model", "mountPath": "/model"} in filled["volumeMounts"]
+
+
 def test_a_pool_of_a_new_version_stands_beside_that_of_the_old_one() -> None:
     new = {"name": "new", "model": {"path": "v2", "revision": "two"}}
     values = {
@@ -244,10 +262,8 @@ def test_a_branch_names_no_weights() -> None:
 
 def test_another_model_is_another_job_and_folder() -> None:
     def job(revision: str) -> Manifest:
-        values = {
-            "model": {"source": "download", "name": "m", "download": {"id": "a/b", "revision": revision}}
-        }
-        return of_kind(render(values), "Job")[0]
+        model = {"source": "download", "name": "m", "download": {"id": "a/b", "revision": revision}}
+        return of_kind(render({"model": model | {"pvc": {"existingClaim": "c"}}}), "Job")[0]
 
     first, second = job("v1"), job("v2")
     assert first["metadata"]["name"] != second["metadata"]["name"]

@@ -159,6 +159,8 @@ def test_the_notes_name_the_service_and_say_what_is_open() -> None:
     assert "kubectl --namespace models port-forward service/blue-proxy 8000:8000" in text
     assert "get secret blue-api-keys" in text
     assert "WARNING: tls.enabled is false" in text
+    assert "triptych-proxy:0.1.0, which is not there" in text and "set image.registry" in text
+    assert "which is not there" not in notes({"image": {"registry": "registry.example"}})
     open_door = notes({"apiKeys": {"enabled": False}, "networkPolicy": {"enabled": False}})
     assert "WARNING: apiKeys.enabled is false" in open_door
     assert "WARNING: networkPolicy.enabled is false" in open_door

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,8 @@ from helm_python.errors import HelmError
 from jsonschema import Draft7Validator
 
 from support.kubernetes.chart import CASES, CHART, ROOT, example, render
+from support.kubernetes.combinations import rows
+from support.kubernetes.manifests import called, main_container, workloads
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -91,6 +94,9 @@ def test_a_value_that_the_schema_does_not_allow_is_refused(values: dict[str, Any
 
 KEDA = {"engine": "keda"}
 SCALED = {"name": "a", "autoscale": {"max": 3}}
+DOWNLOAD = {"source": "download", "name": "m", "download": {"id": "a/b"}}
+SHARED = {"model": DOWNLOAD | {"pvc": {"accessModes": ["ReadWriteMany"]}}}
+ROUTE = {"enabled": True, "parentRefs": [{"name": "g"}]}
 
 
 @pytest.mark.parametrize(
@@ -133,6 +139,44 @@ SCALED = {"name": "a", "autoscale": {"max": 3}}
         ({"model": {"source": "image", "name": "m"}}, "give model.image.reference"),
         ({"model": {"source": "download", "name": "m"}}, "give model.download.id"),
         ({"model": {"source": "pvc"}}, "give the name that clients ask for"),
+        ({"model": {"source": "pvc", "name": "m"}}, "give model.pvc.existingClaim, or ReadWriteMany"),
+        (SHARED, "name a class of a shared file system"),
+        ({"proxy": {"requestTimeout": 305}}, "set proxy.terminationGracePeriodSeconds to 331 or more"),
+        ({"gatewayApi": ROUTE | {"requestTimeout": "4m"}}, "raise it to 300s or more"),
+        ({"proxy": {"args": ["--request-timeout", "900"]}}, "proxy.args has --request-timeout, which the"),
+        ({"proxy": {"args": ["--drain-timeout=900"]}}, "proxy.args has --drain-timeout, which the chart"),
+        ({"pdPools": [{"name": "a", "args": ["--port", "1"]}]}, "pdPools.a.args has --port, which the chart"),
+        ({"encoder": {"args": ["--device", "cuda"]}}, "encoderPools.default.args has --device"),
+        ({"store": {"acl": False}}, "set store.acl to true, or store.mode to external"),
+        (
+            {"store": {"mode": "external", "existingSecret": "s", "external": {"urlSecret": {"name": "b"}}}},
+            "cannot name the user of each role; give store.external.url, or set store.acl to false",
+        ),
+        (
+            {"pd": {"resources": {"requests": {"memory": "64Gi"}}}},
+            "limits.memory 8Gi, which may be a default",
+        ),
+        ({"proxy": {"resources": {"requests": {"cpu": 2}, "limits": {"cpu": 1.5}}}}, "give limits.cpu too"),
+        (
+            {
+                "encoderPools": [
+                    {"name": "a", "resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1500m"}}}
+                ]
+            },
+            "encoderPools.a.resources: requests.cpu 2 is above limits.cpu 1500m",
+        ),
+        (
+            {"proxy": {"resources": {"requests": {"nvidia.com/gpu": 1}}}},
+            'requests.nvidia.com/gpu is 1 and limits.nvidia.com/gpu "": give both the same amount',
+        ),
+        (
+            {"model": DOWNLOAD | {"download": {"id": "a/b", "resources": {"limits": {"memory": "512Mi"}}}}},
+            "model.download.resources: requests.memory 1Gi is above",
+        ),
+        (
+            {"store": {"resources": {"limits": {"memory": "4Gi"}}}},
+            "raise the limit, or lower store.maxMemory",
+        ),
         ({"tls": {"enabled": True}}, "give tls.certManager.issuerRef, or tls.existingSecret"),
         (
             {"proxy": {"frontDoorTls": {"certManager": {"issuerRef": {"name": "a"}}}}},
@@ -176,3 +220,30 @@ def test_a_store_url_may_come_from_a_secret() -> None:
             variables = {one["name"]: one for one in container["env"]}
             reference = variables["TRIPTYCH_STORE"]["valueFrom"]["secretKeyRef"]
             assert reference == {"name": "redis", "key": "uri"}
+
+
+def test_the_flags_that_args_may_not_repeat_are_those_that_the_chart_sets() -> None:
+    (listed,) = re.findall(r'splitList " " "(--[^"]+)"', (CHART / "templates/_checks.tpl").read_text())
+    containers = [main_container(one) for values in rows() for one in workloads(render(values))]
+    words = {word for one in containers if one["command"] == ["triptych"] for word in one["args"]}
+    # Encoders beside vLLM have --dtype from their own args; a worker's drain may be shorter.
+    assert {one for one in words if one.startswith("--")} - {"--drain-timeout", "--dtype"} == set(
+        listed.split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "requested", "limit"),
+    [
+        ({}, 5637144576, 5637144576),
+        ({"limits": {"memory": "8Gi"}}, "8Gi", "8Gi"),
+        ({"requests": {"memory": "8Gi"}}, "8Gi", "8Gi"),
+        ({"requests": {"memory": "2Gi"}}, "2Gi", 5637144576),
+    ],
+)
+def test_the_stores_memory_is_what_the_values_say_or_what_it_needs(
+    given: dict[str, Any], requested: str | int, limit: str | int
+) -> None:
+    found = render({"store": {"resources": given}})
+    resources = main_container(called(found, "StatefulSet", "triptych-store"))["resources"]
+    assert (resources["requests"]["memory"], resources["limits"]["memory"]) == (str(requested), str(limit))

@@ -1,0 +1,172 @@
+"""Values of the chart in combinations: every pair of what some fifty of them may be occurs in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from typing import Any
+
+from allpairspy import AllPairs
+
+Values = Mapping[str, Any]
+
+#: Secrets that the values below name, with the keys that the README asks of them.
+GIVEN = {
+    "roles": frozenset({"proxy", "encoder", "pd", "colocated", "vllm", "users.acl"}),
+    "passwords": frozenset({"password"}),
+    "certificates": frozenset({"tls.crt", "tls.key", "ca.crt"}),
+    "keys": frozenset({"keys"}),
+    "tokens": frozenset({"token"}),
+    "urls": frozenset({"url"}),
+    "hub": frozenset({"token"}),
+}
+_DOWNLOAD = {"id": "a/b", "revision": "v1", "tokenSecret": {"name": "hub"}}
+_SCALED = {"name": "a", "autoscale": {"min": 1, "max": 4}}
+_VLLM = {"engine": "vllm", "vllm": {"image": "registry.example/vllm:1", "hostMemory": "2Gi"}}
+_ISSUER = {"issuerRef": {"name": "ca"}}
+_URL = "rediss://redis.example:6380/0"
+
+
+def _model(source: str, **values: Any) -> Values:
+    return {"model": {"source": source, "name": "m", **values}}
+
+
+def _external(secret: str, *, acl: bool = True, **external: Any) -> Values:
+    return {"store": {"mode": "external", "acl": acl, "existingSecret": secret, "external": external}}
+
+
+def _switch(block: str) -> list[Values]:
+    return [{block: {"enabled": True}}, {block: {"enabled": False}}]
+
+
+#: What each value, or group of values that belong together, may be. {} is the default.
+CHOICES: Mapping[str, list[Values]] = {
+    "fullnameOverride": [{}, {"fullnameOverride": "blue"}],
+    "commonLabels": [{}, {"commonLabels": {"team": "x"}}],
+    "ipFamily": [{}, {"ipFamily": "ipv6"}],
+    "image.registry": [{}, {"image": {"registry": "registry.example/x", "pullSecrets": ["r"]}}],
+    "model.source": [
+        _model("demo"),
+        _model("pvc", pvc={"existingClaim": "c"}),
+        _model("pvc", pvc={"accessModes": ["ReadWriteMany"], "storageClass": "nfs"}),
+        _model("image", image={"reference": "registry.example/m:1"}),
+        _model("download", download=_DOWNLOAD),
+        _model("download", download=_DOWNLOAD, pvc={"accessModes": ["ReadWriteMany"], "storageClass": "nfs"}),
+        _model("download", download=_DOWNLOAD, pvc={"existingClaim": "c"}),
+    ],
+    "model.path": [{}, {"model": {"path": "x"}}],
+    "model.revision": [{}, {"model": {"revision": "v7"}}],
+    "logFormat": [{}, {"logFormat": "json"}],
+    "logLevel": [{}, {"logLevel": "debug"}],
+    "tracing": [{}, {"tracing": {"endpoint": "https://collector.example:4318"}}],
+    "proxy.replicas": [{}, {"proxy": {"replicas": 1}}, {"proxy": {"autoscale": {"min": 2, "max": 5}}}],
+    "proxy.requestTimeout": [
+        {"proxy": {"requestTimeout": 300, "terminationGracePeriodSeconds": 360}},
+        {"proxy": {"requestTimeout": 1800, "terminationGracePeriodSeconds": 1860}},
+        {"proxy": {"requestTimeout": 20, "terminationGracePeriodSeconds": 80}},
+    ],
+    "proxy.preStopSeconds": [{}, {"proxy": {"preStopSeconds": 0}}, {"proxy": {"preStopSeconds": 40}}],
+    "proxy.service": [{}, {"proxy": {"service": {"type": "LoadBalancer"}}}],
+    "proxy.frontDoorTls": [
+        {},
+        {"proxy": {"frontDoorTls": {"existingSecret": "certificates"}}},
+        {"proxy": {"frontDoorTls": {"certManager": _ISSUER, "hosts": ["m.example"]}}},
+    ],
+    "proxy.resources": [
+        {},
+        {"proxy": {"resources": {"limits": {"cpu": 2}}}},
+        {"proxy": {"resources": {"requests": {"cpu": 4, "memory": "4Gi"}}}},
+    ],
+    "proxy.podLabels": [{}, {"proxy": {"podLabels": {"a": "b"}, "podAnnotations": {"c": "d"}}}],
+    "pools": [
+        {},
+        {"encoderPools": [{"name": "a"}, {"name": "b", "device": "cuda"}], "pdPools": [{"name": "a"}]},
+        {"encoderPools": [], "pdPools": [], "colocatedPools": [{"name": "a"}]},
+        {"colocatedPools": [{"name": "a", "device": "cuda"}]},
+        {"encoderPools": [_SCALED], "pdPools": [_SCALED], "autoscaling": {"engine": "keda"}},
+        {"encoderPools": [_SCALED, {"name": "b"}], "pdPools": [_SCALED], "autoscaling": {"engine": "hpa"}},
+    ],
+    "encoder.device": [{}, {"encoder": {"device": "cuda"}}],
+    "encoder.dataParallel": [{}, {"encoder": {"dataParallel": 2}}],
+    "encoder.replicas": [{}, {"encoder": {"replicas": 4}}],
+    "encoder.resources": [
+        {},
+        {"encoder": {"resources": {"requests": {"cpu": "8", "memory": "9Gi"}, "limits": {"memory": "9Gi"}}}},
+        {"encoder": {"resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": 2.5}}}},
+    ],
+    "encoder.preStopSeconds": [{}, {"encoder": {"preStopSeconds": 20}}],
+    "pd.device": [{}, {"pd": {"device": "cuda"}}],
+    "pd.tensorParallel": [{}, {"pd": {"tensorParallel": 2}}],
+    "pd.engine": [{}, {"pd": _VLLM, "encoder": {"args": ["--dtype", "bfloat16"]}}],
+    "pd.resources": [
+        {},
+        {"pd": {"resources": {"requests": {"cpu": 16, "memory": "64Gi"}, "limits": {"memory": "64Gi"}}}},
+        {"pd": {"resources": {"limits": {"cpu": "8"}}}},
+    ],
+    "pd.shmSize": [{}, {"pd": {"shmSize": "3Gi", "scratchSize": "10Gi"}}],
+    "pd.runtimeClassName": [{}, {"pd": {"runtimeClassName": "nvidia", "priorityClassName": "high"}}],
+    "pd.terminationGracePeriodSeconds": [{}, {"pd": {"terminationGracePeriodSeconds": 40}}],
+    "store": [
+        {},
+        {"store": {"existingSecret": "roles"}},
+        _external("roles", url=_URL, caSecret="certificates"),
+        _external("passwords", acl=False, url=_URL, clientSecret="certificates"),
+        _external("passwords", acl=False, urlSecret={"name": "urls"}),
+        _external("", url=_URL),
+    ],
+    "store.shards": [{}, {"store": {"shards": 3}}],
+    "store.resources": [
+        {},
+        {"store": {"resources": {"limits": {"memory": "40Gi", "cpu": 4}}}},
+        {"store": {"resources": {"requests": {"memory": "32Gi"}}}},
+    ],
+    "store.maxMemory": [{}, {"store": {"maxMemory": "24Gi"}}],
+    "apiKeys": [{}, {"apiKeys": {"existingSecret": "keys"}}, {"apiKeys": {"enabled": False}}],
+    "internalToken": [{}, {"internalToken": {"existingSecret": "tokens"}}],
+    "tls": [
+        {},
+        {"tls": {"enabled": True, "existingSecret": "certificates"}},
+        {"tls": {"enabled": True, "certManager": _ISSUER}},
+    ],
+    "networkPolicy": _switch("networkPolicy"),
+    "networkPolicy.clients": [{}, {"networkPolicy": {"clients": [{"podSelector": {}}]}}],
+    "networkPolicy.internet": [{}, {"networkPolicy": {"internet": {"enabled": False}}}],
+    "networkPolicy.dns": [{}, {"networkPolicy": {"dns": {"to": []}}}],
+    "monitors": [{}, {"serviceMonitor": {"enabled": True}}, {"podMonitor": {"enabled": True}}],
+    "dashboards": _switch("dashboards"),
+    "prometheusRules": _switch("prometheusRules"),
+    "gatewayApi": [
+        {},
+        {"gatewayApi": {"enabled": True, "parentRefs": [{"name": "g"}], "requestTimeout": "31m"}},
+        {"gatewayApi": {"enabled": True, "parentRefs": [{"name": "g"}], "requestTimeout": "0s"}},
+    ],
+    "pdb": _switch("pdb"),
+    "topologySpread": _switch("topologySpread"),
+    "podSecurity": [{}, {"podSecurity": {"runAsUser": None, "storeUser": None}}],
+    "serviceAccount": [{}, {"serviceAccount": {"create": False}}],
+    "extraEnv": [{}, {"extraEnv": [{"name": "A", "value": "b"}]}],
+}
+
+
+def rows() -> list[dict[str, Any]]:
+    """Values for as many releases as hold every pair of choices that the chart does not refuse."""
+    found = AllPairs(list(CHOICES.values()), filter_func=_renders)
+    return [reduce(merged, row, {}) for row in found]
+
+
+def merged(first: Values, second: Values) -> dict[str, Any]:
+    """The values of both, as Helm merges two files: objects key by key."""
+    both = dict(first)
+    for key, value in second.items():
+        old = both.get(key)
+        both[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return both
+
+
+def _renders(row: list[Values]) -> bool:
+    """Whether the chart takes the first choices of a row: vLLM needs a checkpoint and store.external.url."""
+    values: dict[str, Any] = reduce(merged, row, {})
+    on_vllm = values.get("pd", {}).get("engine") == "vllm"
+    demo = values.get("model", {}).get("source") == "demo"
+    hidden = "urlSecret" in values.get("store", {}).get("external", {})
+    return not (on_vllm and (demo or hidden))
