@@ -53,7 +53,13 @@ def test_a_containers_words_are_resolved(tmp_path: Path) -> None:
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "TRIPTYCH_STORE", "valueFrom": {"secretKeyRef": {"name": "store", "key": "url"}}},
             {"name": "WHERE", "value": "$(POD_IP)/$(UNKNOWN)"},
+            {"name": "CPUS", "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}},
+            {
+                "name": "LIMIT",
+                "valueFrom": {"resourceFieldRef": {"resource": "limits.memory", "divisor": "1"}},
+            },
         ],
+        "resources": {"requests": {"cpu": "2500m"}},
     }
     command = resolve(container, _context(tmp_path), {"/spool": Path("/pods/spool")})
     assert command.words == (
@@ -64,6 +70,8 @@ def test_a_containers_words_are_resolved(tmp_path: Path) -> None:
         "POD_IP": "127.9.9.9",
         "TRIPTYCH_STORE": "redis://127.9.9.2:6379/0",
         "WHERE": "127.9.9.9/$(UNKNOWN)",
+        "CPUS": "3",
+        "LIMIT": "0",
     }
 
 
