@@ -22,7 +22,9 @@ GIVEN = {
 }
 _DOWNLOAD = {"id": "a/b", "revision": "v1", "tokenSecret": {"name": "hub"}}
 _SCALED = {"name": "a", "autoscale": {"min": 1, "max": 4}}
-_VLLM = {"engine": "vllm", "vllm": {"image": "registry.example/vllm:1", "hostMemory": "2Gi"}}
+_ENGINE = {"engine": "vllm", "vllm": {"image": "registry.example/vllm:1", "hostMemory": "2Gi"}}
+#: PD workers in front of vLLM, and encoders that save what it reads.
+VLLM: Values = {"pd": _ENGINE, "encoder": {"args": ["--dtype", "bfloat16"]}}
 _ISSUER = {"issuerRef": {"name": "ca"}}
 _URL = "rediss://redis.example:6380/0"
 
@@ -77,6 +79,7 @@ CHOICES: Mapping[str, list[Values]] = {
         {"proxy": {"resources": {"limits": {"cpu": 2}}}},
         {"proxy": {"resources": {"requests": {"cpu": 4, "memory": "4Gi"}}}},
     ],
+    "proxy.spoolSize": [{}, {"proxy": {"spoolSize": "1Gi"}}],
     "proxy.podLabels": [{}, {"proxy": {"podLabels": {"a": "b"}, "podAnnotations": {"c": "d"}}}],
     "pools": [
         {},
@@ -97,7 +100,7 @@ CHOICES: Mapping[str, list[Values]] = {
     "encoder.preStopSeconds": [{}, {"encoder": {"preStopSeconds": 20}}],
     "pd.device": [{}, {"pd": {"device": "cuda"}}],
     "pd.tensorParallel": [{}, {"pd": {"tensorParallel": 2}}],
-    "pd.engine": [{}, {"pd": _VLLM, "encoder": {"args": ["--dtype", "bfloat16"]}}],
+    "pd.engine": [{}, VLLM],
     "pd.resources": [
         {},
         {"pd": {"resources": {"requests": {"cpu": 16, "memory": "64Gi"}, "limits": {"memory": "64Gi"}}}},
@@ -113,6 +116,7 @@ CHOICES: Mapping[str, list[Values]] = {
         _external("passwords", acl=False, url=_URL, clientSecret="certificates"),
         _external("passwords", acl=False, urlSecret={"name": "urls"}),
         _external("", url=_URL),
+        _external("", url="redis+sentinel://a:7000,b/primary/0"),
     ],
     "store.shards": [{}, {"store": {"shards": 3}}],
     "store.resources": [

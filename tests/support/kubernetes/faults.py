@@ -49,6 +49,8 @@ def faults(manifests: Sequence[Manifest], given: Given | None = None) -> list[st
         _gateway,
         _name_servers,
         _disks,
+        _reach_of_stores,
+        _sizes,
     )
     return [fault for check in checks for fault in check(manifests, given or {})]
 
@@ -183,6 +185,31 @@ def _disks(manifests: Sequence[Manifest], _: Given) -> Iterator[str]:
                 for mount in container["volumeMounts"]
             ):
                 yield f"{one['metadata']['name']} has the volume {volume['name']} that nothing fills"
+
+
+def _reach_of_stores(manifests: Sequence[Manifest], _: Given) -> Iterator[str]:
+    """Every port of --store is open; a store outside has the address that an example gives it."""
+    policies, outside = of_kind(manifests, "NetworkPolicy"), Peer(address="10.20.0.7")
+    stores = [peer(one) for one in of_kind(manifests, "StatefulSet")]
+    for where, one, container in _each_container(manifests):
+        for url in _store_urls(container):
+            for port in re.findall(r":(\d+)(?=[,/])", url):
+                if not allowed(policies, peer(one), (stores or [outside])[0], int(port)):
+                    yield f"{where} does not reach port {port} of its store"
+
+
+def _sizes(manifests: Sequence[Manifest], _: Given) -> Iterator[str]:
+    """A pod that writes more than a volume's limit is evicted, and /dev/shm is memory of its container."""
+    for one in of_kind(manifests, "Deployment"):
+        container = main_container(one)
+        for volume in pod(one)["volumes"]:
+            limit = amount(volume.get("emptyDir", {}).get("sizeLimit", 0))
+            if volume["name"] == "spool" and number_after("--media-disk", container) >= limit:
+                yield f"{one['metadata']['name']} spools more than its volume may hold"
+            served = next((each for each in containers(one) if each["name"] == "vllm"), container)
+            memory = served["resources"].get("limits", {}).get("memory", "1Ti")
+            if volume["name"] == "shm" and limit >= amount(memory):
+                yield f"{one['metadata']['name']} has a /dev/shm above the memory of {served['name']}"
 
 
 def store_users(manifests: Sequence[Manifest]) -> tuple[str, str]:

@@ -24,13 +24,31 @@
 {{/* Flags that the templates set stand in no `args`: the second one would win over what other objects rely on. A worker's
      drain may be shorter than its pod's grace period. */}}
 {{- define "triptych.checkArgs" -}}
-{{- $set := splitList " " "--advertise --api-key-file --device --encoder-data-parallel --encoder-slo --engine --engine-url --grpc-port --host --http-cert-file --http-key-file --insecure --internal-token-file --log-format --log-level --max-encoders --max-pd-workers --metrics-port --min-encoders --min-pd-workers --model-revision --no-auth --otlp-endpoint --port --request-timeout --scale-window --scaler-host --scaler-port --served-model-name --spool-folder --store --store-ca-file --store-cert-file --store-key-file --store-password-file --tensor-parallel --tls-ca-file --tls-cert-file --tls-key-file --trace-sample" -}}
+{{- $set := splitList " " "--advertise --api-key-file --device --encoder-data-parallel --encoder-slo --engine --engine-url --grpc-port --host --http-cert-file --http-key-file --insecure --internal-token-file --log-format --log-level --max-encoders --max-pd-workers --media-disk --metrics-port --min-encoders --min-pd-workers --model-revision --no-auth --otlp-endpoint --port --request-timeout --scale-window --scaler-host --scaler-port --served-model-name --spool-folder --store --store-ca-file --store-cert-file --store-key-file --store-password-file --tensor-parallel --tls-ca-file --tls-cert-file --tls-key-file --trace-sample" -}}
 {{- $where := .where -}}
 {{- range $word := .args -}}
 {{- $flag := first (splitList "=" $word) -}}
 {{- if or (has $flag $set) (and (eq $where "proxy") (eq $flag "--drain-timeout")) -}}
 {{- fail (printf "%s.args has %s, which the chart sets: change the value that it comes from, see the chart's README.md" $where $flag) -}}
 {{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Names of Services have no dots and begin with a letter; a release's name need not. */}}
+{{- define "triptych.checkName" -}}
+{{- $name := include "triptych.fullname" (dict "root" .) -}}
+{{- if not (regexMatch "^[a-z][a-z0-9-]*$" $name) -}}
+{{- fail (printf "%q would begin the names of Services, which have lower-case letters, digits and dashes and begin with a letter: set fullnameOverride" $name) -}}
+{{- end -}}
+{{- end }}
+
+{{/* /dev/shm is memory of the container that fills it: the kernel ends one whose limit is less. */}}
+{{- define "triptych.checkShm" -}}
+{{- $resources := ternary (dig "vllm" "resources" dict .spec) .spec.resources (not (empty (include "triptych.onVllm" .))) -}}
+{{- $limit := dig "limits" "memory" "" $resources -}}
+{{- $size := include "triptych.shmSize" . -}}
+{{- if and $limit (ge (include "triptych.quantity" $size | float64) (include "triptych.quantity" $limit | float64)) -}}
+{{- fail (printf "%sPools.%s: /dev/shm of %s (shmSize, vllm.hostMemory) counts as memory, and limits.memory of the container is %v: raise the limit, or lower the size" .component .pool $size $limit) -}}
 {{- end -}}
 {{- end }}
 
@@ -61,6 +79,12 @@
 {{- end -}}
 {{- if and $store.external.url $secret -}}
 {{- fail "store.external.url and store.external.urlSecret are both set: leave one of them out" -}}
+{{- end -}}
+{{- if regexMatch "://[^/@,]*:[^/@,]*@" $store.external.url -}}
+{{- fail "store.external.url has a password, which command lines would show: leave it out, and give store.existingSecret" -}}
+{{- end -}}
+{{- if and (contains "@" $store.external.url) $store.acl $store.existingSecret -}}
+{{- fail "store.external.url names a user, and with store.acl each role logs in as its own: leave the user out, or set store.acl to false" -}}
 {{- end -}}
 {{- if and $secret $store.acl $store.existingSecret -}}
 {{- fail "store.external.urlSecret and store.existingSecret with store.acl: one URL cannot name the user of each role; give store.external.url, or set store.acl to false" -}}

@@ -30,7 +30,12 @@
           {{- include "triptych.selector" (dict "root" .root "component" "store") | nindent 10 }}
 {{- else -}}
 - ports:
-    {{- range $values.store.external.ports }}
+    {{- /* Those of the URL too; Sentinels name further servers, whose ports only the values know. */}}
+    {{- $url := $values.store.external.url }}
+    {{- $ports := $values.store.external.ports }}
+    {{- range regexFindAll ":[0-9]+([,/?]|$)" $url -1 }}{{ $ports = append $ports (regexFind "[0-9]+" . | int) }}{{ end }}
+    {{- if contains "+sentinel://" $url }}{{ $ports = append $ports 26379 }}{{ end }}
+    {{- range $ports | toStrings | uniq }}
     - {port: {{ . }}, protocol: TCP}
     {{- end }}
   {{- with $values.networkPolicy.store }}

@@ -4,6 +4,7 @@
 {{- $cuda := hasPrefix "cuda" $p.device }}
 {{- $ranks := include "triptych.ranks" . | int }}
 {{- $vllm := include "triptych.onVllm" . }}
+{{- include "triptych.checkShm" . }}
 apiVersion: apps/v1
 kind: Deployment
 metadata:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from support.kubernetes.chart import CASES, Manifest, case, render
-from support.kubernetes.combinations import CHOICES, GIVEN, rows
+from support.kubernetes.combinations import CHOICES, GIVEN, VLLM, merged, rows
 from support.kubernetes.commands import check_command, services
 from support.kubernetes.faults import faults, store_users
 from support.kubernetes.manifests import called, containers, main_container, of_kind, pod
@@ -49,10 +49,25 @@ def test_the_combinations_are_of_more_than_forty_values() -> None:
 
 def test_the_store_is_replaced_when_its_users_change_and_never_else() -> None:
     found = [render(values) for values in ROWS if "mode" not in values.get("store", {})]
-    seen = {store_users(one) for one in found if "triptych-store" in str(of_kind(one, "Secret"))}
-    users, checksums = zip(*sorted(seen), strict=True)
-    assert len(set(users)) == len(set(checksums)) == len(seen)
-    assert {one.split()[-1] for one in users} == {"triptych-pd", "triptych-colocated", "triptych-vllm"}
+    made = [
+        one for one in found if any("users.acl" in secret["stringData"] for secret in of_kind(one, "Secret"))
+    ]
+    users, checksums = zip(*{store_users(one) for one in made}, strict=True)
+    assert len(users) == len(set(users)) == len(set(checksums)) > 1
+
+
+def test_a_pool_with_a_user_of_its_own_replaces_the_store() -> None:
+    colocated = {"colocatedPools": [{"name": "a"}]}
+    vllm = merged({"model": {"source": "image", "name": "m", "image": {"reference": "r.example/m:1"}}}, VLLM)
+    found = [store_users(render(values)) for values in ({}, colocated, vllm, merged(colocated, vllm))]
+    names = [users.split()[4:] for users, _ in found]
+    assert names == [
+        [],
+        ["triptych-colocated"],
+        ["triptych-vllm"],
+        ["triptych-colocated", "triptych-vllm"],
+    ]
+    assert len({checksum for _, checksum in found}) == 4
 
 
 def first(manifests: list[Manifest], name: str = "triptych-proxy", kind: str = "Deployment") -> Manifest:
@@ -122,6 +137,20 @@ def leave_a_disk_empty(manifests: list[Manifest]) -> None:
     del volume["persistentVolumeClaim"]
 
 
+def forget_the_stores_port(manifests: list[Manifest]) -> None:
+    first(manifests, "triptych-encoder", "NetworkPolicy")["spec"]["egress"][1]["ports"][0]["port"] = 6380
+
+
+def spool_more(manifests: list[Manifest]) -> None:
+    words = main_container(first(manifests))["args"]
+    words[words.index("--media-disk") + 1] = str(6 << 30)
+
+
+def enlarge_shared_memory(manifests: list[Manifest]) -> None:
+    spec = pod(first(manifests, "triptych-pd-default"))
+    next(one for one in spec["volumes"] if one["name"] == "shm")["emptyDir"]["sizeLimit"] = "16Gi"
+
+
 @pytest.mark.parametrize(
     ("put_back", "words"),
     [
@@ -139,17 +168,18 @@ def leave_a_disk_empty(manifests: list[Manifest]) -> None:
         (share_a_disk, "which one node can mount"),
         (take_the_default_class, "which one node can mount"),
         (leave_a_disk_empty, "that nothing fills"),
+        (forget_the_stores_port, "does not reach port 6379 of its store"),
+        (spool_more, "spools more than its volume"),
+        (enlarge_shared_memory, "a /dev/shm above the memory of vllm"),
     ],
 )
 def test_a_fault_that_is_put_back_is_reported(put_back: Callable[[list[Manifest]], None], words: str) -> None:
     model = {"source": "download", "name": "m", "download": {"id": "a/b"}}
     values: dict[str, Any] = {
         "model": model | {"pvc": {"accessModes": ["ReadWriteMany"], "storageClass": "nfs"}},
-        "encoder": {"args": ["--dtype", "bfloat16"]},
-        "pd": {"engine": "vllm", "vllm": {"image": "registry.example/vllm:1"}},
         "gatewayApi": {"enabled": True, "parentRefs": [{"name": "g"}]},
     }
-    manifests = copy.deepcopy(render(values))
+    manifests = copy.deepcopy(render(values | VLLM))
     assert faults(manifests) == []
     put_back(manifests)
     assert words in "\n".join(faults(manifests))

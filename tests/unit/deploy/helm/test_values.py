@@ -177,6 +177,17 @@ ROUTE = {"enabled": True, "parentRefs": [{"name": "g"}]}
             {"store": {"resources": {"limits": {"memory": "4Gi"}}}},
             "raise the limit, or lower store.maxMemory",
         ),
+        ({"fullnameOverride": "1st"}, "begin with a letter: set fullnameOverride"),
+        ({"fullnameOverride": "a.b"}, "begin with a letter: set fullnameOverride"),
+        ({"encoder": {"shmSize": "4Gi"}}, "encoderPools.default: /dev/shm of 4Gi"),
+        (
+            {"store": {"mode": "external", "external": {"url": "redis://:p@a:1"}}},
+            "leave it out, and give store.existingSecret",
+        ),
+        (
+            {"store": {"mode": "external", "existingSecret": "s", "external": {"url": "redis://me@a:1"}}},
+            "leave the user out, or set store.acl to false",
+        ),
         ({"tls": {"enabled": True}}, "give tls.certManager.issuerRef, or tls.existingSecret"),
         (
             {"proxy": {"frontDoorTls": {"certManager": {"issuerRef": {"name": "a"}}}}},

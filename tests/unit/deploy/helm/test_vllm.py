@@ -173,6 +173,7 @@ def test_native_pools_stand_beside_pools_in_front_of_vllm() -> None:
         ({"model": {"source": "demo"}}, "vLLM does not have the demo model"),
         ({"encoder": {"args": []}}, "encoders save what vLLM reads"),
         ({"encoder": {"args": ["--dtype", "float32"]}}, "encoders save what vLLM reads"),
+        ({"pd": {"vllm": EXAMPLE["pd"]["vllm"] | {"hostMemory": "64Gi"}}}, "counts as memory"),
         (
             {"store": {"mode": "external", "external": {"urlSecret": {"name": "s"}}}},
             "give store.external.url without its password",
