@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
-from allpairspy import AllPairs
+from allpairspy import AllPairs  # type: ignore[import-untyped]
 
 Values = Mapping[str, Any]
 

@@ -42,6 +42,15 @@
 {{- end -}}
 {{- end }}
 
+{{/* Labels that selectors or the chart's own labels have stand in no values: one object cannot have two of a name. */}}
+{{- define "triptych.checkLabels" -}}
+{{- range $name, $_ := include "triptych.labels" (dict "root" (dict "Values" dict "Release" .root.Release "Chart" .root.Chart) "component" "x" "pool" "x") | fromYaml -}}
+{{- if hasKey (default dict $.labels) $name -}}
+{{- fail (printf "%s has %s, a label of the chart's own: take it out, or give yours another name" $.where $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
 {{/* /dev/shm is memory of the container that fills it: the kernel ends one whose limit is less. */}}
 {{- define "triptych.checkShm" -}}
 {{- $resources := ternary (dig "vllm" "resources" dict .spec) .spec.resources (not (empty (include "triptych.onVllm" .))) -}}

@@ -177,6 +177,11 @@ ROUTE = {"enabled": True, "parentRefs": [{"name": "g"}]}
             {"store": {"resources": {"limits": {"memory": "4Gi"}}}},
             "raise the limit, or lower store.maxMemory",
         ),
+        (
+            {"commonLabels": {"app.kubernetes.io/component": "x"}},
+            "commonLabels has app.kubernetes.io/component",
+        ),
+        ({"pd": {"podLabels": {"triptych/pool": "x"}}}, "pdPools.default.podLabels has triptych/pool"),
         ({"fullnameOverride": "1st"}, "begin with a letter: set fullnameOverride"),
         ({"fullnameOverride": "a.b"}, "begin with a letter: set fullnameOverride"),
         ({"encoder": {"shmSize": "4Gi"}}, "encoderPools.default: /dev/shm of 4Gi"),
