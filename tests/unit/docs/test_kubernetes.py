@@ -49,13 +49,16 @@ def test_every_example_has_its_row() -> None:
 
 
 def test_every_object_that_is_named_is_rendered() -> None:
-    found = {(one["kind"], one["metadata"]["name"]) for one in render(name="RELEASE")}
+    found = {(one["kind"], one["metadata"]["name"]) for one in render(name="release")}
     rows = re.findall(r"^\| (Deployment|StatefulSet|Service|Secret) \| ([^|]+) \|", TEXT, re.MULTILINE)
     assert len(rows) >= 8
     for kind, names in rows:
         for name in re.findall(r"`([^`]+)`", names):
             if "colocated" not in name:
-                assert (kind, name.replace("POOL", "default").replace("-N", "-0")) in found, name
+                assert (
+                    kind,
+                    name.replace("RELEASE", "release").replace("POOL", "default").replace("-N", "-0"),
+                ) in found, name
 
 
 @pytest.mark.parametrize("line", re.findall(r"^    (triptych .+?)(?: > \w.*)?$", TEXT, re.MULTILINE))
