@@ -14,8 +14,6 @@ from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 from triptych.models.identity import ModelIdentity, model_identity
 from triptych.models.registry import generation_defaults
-from triptych.pd_worker.attention.flashinfer_paged import check_flashinfer
-from triptych.pd_worker.attention.flex_start import prepare
 from triptych.pd_worker.frontend.prompt import PromptBuilder, open_checkpoint
 from triptych.pd_worker.ranks.decoder_ranks import DecoderRanks
 from triptych.pd_worker.ranks.share import load_share, sized
@@ -65,10 +63,6 @@ def _load(config: PDConfig, ranks: DecoderRanks | None, other_peak: int) -> Load
     path = Path(config.model)
     decoder = load_share(config, 0)
     dtype = decoder.dtype
-    if config.attention_backend == "flex":
-        prepare(path, decoder, config.block_size)
-    if config.attention_backend == "flashinfer":
-        check_flashinfer(decoder)
     if ranks is None:
         config = sized(config, decoder, other_peak)
     else:

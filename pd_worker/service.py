@@ -12,7 +12,6 @@ from triptych.cpu.threads import in_short_lived_thread
 from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
 from triptych.metrics import PDMetrics
 from triptych.models.layers import before_each_layer
-from triptych.pd_worker.attention.flex_start import slow_while_compiling
 from triptych.pd_worker.model_loading import LoadedModel, load_model
 from triptych.pd_worker.process import PDProcess
 from triptych.pd_worker.ranks.share import decoder_threads_of_rank, share_of_rank
@@ -54,8 +53,6 @@ async def _serve(
     worker = PDWorker(config, model, metrics, pacer=pacer, tracer=tracer, incarnation=incarnation)
     before_each_layer(model.decoder.module, worker.engine.beat.tick)
     before_each_layer(model.decoder.module, pacer.choose_threads)
-    if config.attention_backend == "flex":
-        slow_while_compiling(worker.engine.beat)
     others = [] if model.ranks is None else model.ranks.beats
     watch = ProcessWatch(process.health, [worker.engine.beat, *others], config.stall_timeout)
     try:

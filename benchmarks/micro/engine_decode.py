@@ -34,8 +34,6 @@ from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide
 from triptych.models.registry import load_decoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
-from triptych.pd_worker.attention.flashinfer_paged import check_flashinfer
-from triptych.pd_worker.attention.flex_start import prepare
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import ResolvedSampling
 from triptych.pd_worker.engine import Engine
@@ -79,10 +77,6 @@ def make_engine(
     )
     transfers = ECTransferConfig(connector="memory", store=MemoryStore())
     config = PDConfig(model=str(path), device=device, prefix_caching=False, **flags)
-    if config.attention_backend == "flex":
-        prepare(path, decoder, config.block_size)
-    if config.attention_backend == "flashinfer":
-        check_flashinfer(decoder)
     return build_engine(
         config,
         decoder,

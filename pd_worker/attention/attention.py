@@ -12,8 +12,6 @@ import torch
 from transformers import AttentionInterface
 
 from triptych.pd_worker.attention.backends import AttentionCall, attend, fused, whole_bias
-from triptych.pd_worker.attention.flashinfer_paged import paged_cross_attention, paged_self_attention, takes
-from triptych.pd_worker.attention.flex_paged import FlexBatch
 from triptych.pd_worker.attention.gather_plan import GatherGroup
 from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
@@ -61,23 +59,12 @@ def paged_attention(
     keys, values = cache.keys[layer], cache.values[layer]
     options = _Options(q.shape[-1] ** -0.5 if scaling is None else scaling, softcap, sliding_window)
     out = torch.empty(q.shape[1], q.shape[0], q.shape[2], dtype=q.dtype, device=q.device)
-    flex = None
-    if meta.backend == "flex":
-        flex = FlexBatch(module, q, keys, values, meta, options.scale, softcap, sliding_window)
     if meta.cross is not None and getattr(module, "is_cross", False):
-        if flex is not None:
-            return flex.cross_attention()[None], None
-        if meta.backend == "flashinfer":
-            return paged_cross_attention(q, keys, values, meta, options.scale, softcap)[None], None
         _cross(q, keys, values, meta, options, out)
         return out[None], None
     if kwargs.get("is_causal") is False:
         raise NotImplementedError(f"{ATTENTION_NAME} is causal")
     cache.write(layer, meta.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    if flex is not None:
-        return flex.self_attention()[None], None
-    if meta.backend == "flashinfer" and takes(meta, module):
-        return paged_self_attention(q, keys, values, meta, options.scale, softcap, sliding_window)[None], None
     if meta.num_decodes:
         _decode(module, q, layer, meta, options, out)
     _prefills(module, q, key[0], value[0], layer, meta, options, out)

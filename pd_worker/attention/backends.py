@@ -1,11 +1,9 @@
-"""Attention backends: torch's fused kernel, blockwise, FlexAttention, and FlashInfer.
+"""Attention backends: torch's fused kernel, and blockwise.
 
 "sdpa" takes masks and biases as whole tensors, made once per step for all layers that share them. "blockwise"
 makes them for one block of keys at a time and allocates nothing of the size queries x keys: for long
-sequences with a bias. "flex" computes them score by score, in a compiled kernel on CUDA; a step's batch
-goes to it by `flex_paged`, a single call by `attend`. "flashinfer" computes a step's batch, by
-`flashinfer_paged`, and no single call. A call that a backend does not support goes to one that supports it;
-nothing is ignored.
+sequences with a bias. A call that a backend does not support goes to one that supports it; nothing is
+ignored.
 """
 
 from __future__ import annotations
@@ -16,12 +14,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from triptych.pd_worker.attention import flex_kernel as flex_kernel
-from triptych.pd_worker.attention.flex_kernel import MIN_BATCH, FlexCall
-from triptych.pd_worker.attention.key_ranges import of_mask, whole_blocks
-
 #: Values of --attention-backend.
-BACKENDS = ("sdpa", "blockwise", "flex", "flashinfer")
+BACKENDS = ("sdpa", "blockwise")
 #: Keys of one block of "blockwise".
 _BLOCK = 256
 
@@ -48,11 +42,8 @@ class AttentionCall:
 
 def attend(backend: str, call: AttentionCall) -> torch.Tensor:
     """[B, heads, Q, dim] in the values' dtype."""
-    # FlexAttention has no kernel for a bias by blocks of keys.
-    if backend == "blockwise" or (backend == "flex" and call.bias is not None):
+    if backend == "blockwise":
         return _blockwise(call)
-    if backend == "flex":
-        return _flex(call)
     if call.softcap is not None:
         return _eager(call)
     return _sdpa(call)
@@ -71,23 +62,6 @@ def _causal_mask(call: AttentionCall) -> torch.Tensor | None:
         return None
     size = (call.query.shape[2], call.key.shape[2])
     return torch.ones(size, dtype=torch.bool, device=call.query.device).tril()
-
-
-def _flex(call: AttentionCall) -> torch.Tensor:
-    """A single call, with sizes padded to multiples as in `flex_paged`; the padding is cut off again."""
-    batch, _, queries, _ = call.query.shape
-    keys = call.key.shape[2]
-    mask = call.mask if call.mask is not None else _causal_mask(call)
-    if mask is None:
-        mask = torch.ones(1, keys, dtype=torch.bool, device=call.query.device)
-    ranges = of_mask(mask, batch, queries).padded(max(batch, MIN_BATCH), whole_blocks(queries))
-    missing = max(batch, MIN_BATCH) - batch
-    query = F.pad(call.query, (0, 0, 0, whole_blocks(queries) - queries, 0, 0, 0, missing))
-    more = (0, 0, 0, whole_blocks(keys) - keys, 0, 0, 0, missing)
-    key, value = F.pad(call.key, more), F.pad(call.value, more)
-    blocks = ranges.blocks(key.shape[2])
-    out = flex_kernel.attend(FlexCall(query, key, value, ranges, blocks, call.scale, call.softcap))
-    return out[:batch, :, :queries].to(value.dtype)
 
 
 def _sdpa(call: AttentionCall) -> torch.Tensor:

@@ -101,8 +101,6 @@ class AttentionMetadata:
     #: Masks that are the same in all layers, and whole biases by the modules that share them.
     _cross_mask: list[torch.Tensor | None] = field(default_factory=list)
     biases: dict[tuple[object, int], torch.Tensor] = field(default_factory=dict)
-    #: Values that a backend computes once per step for all layers.
-    plans: dict[object, object] = field(default_factory=dict)
 
     @property
     def groups(self) -> Sequence[GatherGroup]:

@@ -80,25 +80,17 @@ def num_kv_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtyp
 
 
 def uses_graphs(config: PDConfig, device: torch.device) -> bool:
-    """Whether steps of decodes alone run as graphs, by --decode-graphs; never with flex or flashinfer.
+    """Whether steps of decodes alone run as graphs, by --decode-graphs.
 
-    ConfigError where the flags ask for both, or for CUDA graphs of several ranks, whose collectives no graph
-    has been captured with.
+    ConfigError for CUDA graphs of several ranks, whose collectives no graph has been captured with.
     """
     mode, ranks = config.decode_graphs, config.tensor_parallel
-    what = {"flex": "FlexAttention makes block masks", "flashinfer": "FlashInfer plans"}
-    made = what.get(config.attention_backend)
-    if made and mode in ("static", "cuda"):
-        raise ConfigError(
-            f"--decode-graphs {mode} and --attention-backend {config.attention_backend} do not go together: "
-            f"{made} in every step; use --decode-graphs off, or --attention-backend sdpa"
-        )
     if ranks > 1 and mode == "cuda":
         raise ConfigError(
             f"--decode-graphs cuda and --tensor-parallel {ranks} do not go together: use "
             "--decode-graphs off, or one rank"
         )
-    if made or (ranks > 1 and mode == "auto"):
+    if ranks > 1 and mode == "auto":
         return False
     return mode in ("static", "cuda") or (mode == "auto" and device.type == "cuda")
 

@@ -8,7 +8,6 @@ from transformers import AutoModelForImageTextToText
 
 from support.data.oracle import _prepare, assert_exact, teacher_forced_logits
 from support.engine.engine_cell import Checkpoint, Prompt, engine_cell, reference
-from triptych.pd_worker.attention.flex_start import prepare
 
 pytestmark = pytest.mark.gpu
 
@@ -22,11 +21,11 @@ MIXED = [
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "llava"])
-@pytest.mark.parametrize(("budget", "backend"), [(33, "sdpa"), (4096, "sdpa"), (33, "flex"), (4096, "flex")])
+@pytest.mark.parametrize(
+    ("budget", "backend"), [(33, "sdpa"), (4096, "sdpa"), (33, "blockwise"), (4096, "blockwise")]
+)
 def test_fp32_tokens_match_on_the_device(family: str, budget: int, backend: str) -> None:
     checkpoint = Checkpoint.open(family, device="cuda", dtype=torch.float32)
-    if backend == "flex":
-        prepare(checkpoint.path, checkpoint.decoder, 8)
     flags = {"max_num_batched_tokens": budget, "block_size": 8, "attention_backend": backend}
     with engine_cell(checkpoint, **flags) as cell:
         results = [reference(checkpoint.path, prompt, 64) for prompt in MIXED]

@@ -25,7 +25,6 @@ from triptych.models.identity import ModelIdentity
 from triptych.models.layers import before_each_layer
 from triptych.pd_worker import model_loading as pd_loading
 from triptych.pd_worker import worker as pd_worker
-from triptych.pd_worker.attention.flex_start import slow_while_compiling
 from triptych.progress.progress import ready
 from triptych.protos import encoder_pb2_grpc, pd_pb2_grpc
 from triptych.rpc.channels import make_server
@@ -163,8 +162,6 @@ class Replica:
         metrics.parameter_bytes.inc(encoder_loading.parameter_bytes(model.encoder))
         before_each_layer(model.encoder.module, self.encoder.beat.tick)
         before_each_layer(model.decoder.decoder.module, self.pd.engine.beat.tick)
-        if config.pd.attention_backend == "flex":
-            slow_while_compiling(self.pd.engine.beat)
 
     @property
     def engines(self) -> tuple[EngineBeat, EngineBeat]:

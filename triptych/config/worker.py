@@ -191,9 +191,8 @@ class PDConfig(WorkerConfig):
     attention_backend: str = flag(
         "sdpa",
         "sdpa: torch's attention kernel; blockwise: one block of keys at a time, without a full mask or "
-        "bias in memory; flex: FlexAttention, slow on a CPU, compiled on CUDA (never run there yet); "
-        "flashinfer: for CUDA and 16-bit dtypes, needs the package flashinfer-python (never run yet)",
-        choices=("sdpa", "blockwise", "flex", "flashinfer"),
+        "bias in memory",
+        choices=("sdpa", "blockwise"),
     )
     decode_graphs: str = flag(
         "off",

@@ -7,7 +7,7 @@ workers, the decoder side in PD workers; each loads only its own share of the ch
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -153,18 +153,6 @@ class LogitsRule(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class BiasTable:
-    """A bias that can be computed score by score: `at(table, head, query position, key position)`.
-
-    All but the table are integer tensors without dimensions. `at` is a plain function, the same at every
-    call, since it is compiled.
-    """
-
-    table: torch.Tensor
-    at: Callable[..., torch.Tensor]
-
-
 class AttentionBias(Protocol):
     """A bias on the scores of a model's self-attention, added after scaling and before the softmax."""
 
@@ -176,10 +164,6 @@ class AttentionBias(Protocol):
         self, module: torch.nn.Module, query_positions: torch.Tensor, key_positions: torch.Tensor
     ) -> torch.Tensor:
         """[..., heads, q, k] of positions [..., q] and [..., k]; each value is that of its two positions."""
-        ...
-
-    def pointwise(self, module: torch.nn.Module) -> BiasTable | None:
-        """The same bias for backends that add it score by score; None: this module has none."""
         ...
 
 

@@ -79,7 +79,7 @@ def test_memory_that_is_given_on_a_cpu_costs_no_profiling(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("family", "backend"), [("qwen3_vl", "sdpa"), ("llava", "sdpa"), ("qwen3_vl", "flex")]
+    ("family", "backend"), [("qwen3_vl", "sdpa"), ("llava", "sdpa"), ("qwen3_vl", "blockwise")]
 )
 def test_decodes_that_are_gathered_in_groups_answer_as_generate(
     monkeypatch: pytest.MonkeyPatch, family: str, backend: str

@@ -18,8 +18,6 @@ from support.encdec.cell import EncDecCheckpoint
 from support.encdec.oracle import Inputs, audio_inputs, image_inputs
 from support.encdec.oracle import greedy as oracle
 from support.engine.engine_cell import engine_cell
-from triptych.config import PDConfig
-from triptych.pd_worker.attention.flex_start import prepare
 
 #: Families whose decoder attends to encoder rows.
 ENC_DEC = ("bart", "mbart", "t5", "whisper", "trocr")
@@ -70,8 +68,6 @@ def answers_in_batches(
     """Batches of each size, from every place in the list of inputs, equal what each input gives alone."""
     checkpoint = checkpoint_of(family, device)
     prompt = list(checkpoint.decoder.prompt_defaults({}).token_ids)
-    if backend == "flex":
-        prepare(checkpoint.path, checkpoint.decoder, PDConfig().block_size)
     inputs, expected = zip(*varied(checkpoint, family, max(counts)), strict=True)
     flags: dict[str, Any] = {"max_model_len": 128, "kv_memory": 32 << 20, "prefix_caching": False}
     flags |= {"attention_backend": backend, "decode_graphs": decode_graphs}

@@ -81,8 +81,6 @@ def test_layers_shared_by_workers_are_refused_by_one_error(command: str):
 def test_ranks_where_there_can_be_none_are_refused_by_an_error(command: str):
     words = (command, str(DEMO_MODEL), "--tensor-parallel", "2")
     assert_refused(triptych(*words, "--topology", "colocated"), "--tensor-parallel 2", "--topology epd")
-    for backend in ("flex", "flashinfer"):
-        assert_refused(triptych(*words, "--attention-backend", backend), "several ranks", "sdpa")
 
 
 def test_heads_that_cannot_be_divided_among_the_ranks_are_an_error_that_names_what_can():

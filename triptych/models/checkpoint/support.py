@@ -30,7 +30,6 @@ _SIDES = "`tests/unit/models/families/test_encdec_sides.py`"
 _CONFORMANCE = "`tests/unit/pd_worker/attention/test_conformance.py`"
 _ENGINE = "`tests/integration/pd_worker/engine/test_encdec_matches_generate.py`"
 _RANKS = "`tests/e2e/test_tensor_parallel.py`"
-_OTHER_BACKEND = "give --attention-backend sdpa"
 MATRIX = (
     Support("infrastructure", "Encoder-decoder infrastructure", _SCHEDULING),
     Support("bart", "BART", _SIDES),
@@ -44,7 +43,6 @@ MATRIX = (
     Support("preemption", "Preemption, by recompute or swap", "`tests/e2e/test_swapping.py`"),
     Support("chunked_prefill", "Chunked prefill", _ENGINE),
     Support("backends", "More than one attention backend", _CONFORMANCE),
-    Support("flex", "FlexAttention: `--attention-backend flex`", f"{_CONFORMANCE}; never run on CUDA yet"),
     Support("image_cross", "Images by cross-attention: TrOCR", "`tests/e2e/test_encoder_decoder.py`"),
     Support(
         "int8", "Weights in 8 bits: `--quantization int8`", "`tests/unit/models/weights/test_quantization.py`"
@@ -56,11 +54,7 @@ MATRIX = (
     ),
     Support("quantization", "Quantized checkpoints", "", "give an unquantized one, and --quantization int8"),
     Support("fp8_kv", "KV cache in 8 bits", "", "leave --kv-cache-dtype at auto"),
-    Support("flex_heads", "FlexAttention on CUDA, heads of less than 16 values", "", _OTHER_BACKEND),
-    Support("flex_compile", "FlexAttention where torch cannot compile it", "", _OTHER_BACKEND),
     Support("tensor_parallel", "Tensor parallelism: `--tensor-parallel`", f"{_RANKS}; never run on CUDA yet"),
-    Support("flex_ranks", "FlexAttention or FlashInfer with several ranks", "", _OTHER_BACKEND),
-    Support("flashinfer", "FlashInfer: `--attention-backend flashinfer`", f"{_CONFORMANCE}; never run yet"),
     Support("pipeline_parallel", "Pipeline parallelism", "", "give --pipeline-parallel 1, and more workers"),
     Support("speculative", "Speculative decoding", "", "leave --speculative-model out"),
     Support("sliding_window", "Sliding windows", "", "give a checkpoint without sliding_window"),
@@ -91,24 +85,15 @@ def wanted_by_checkpoint(config: Options, files: Iterable[str] = ()) -> list[str
 
 def wanted_by_flags(flags: EncoderConfig | PDConfig) -> list[str]:
     """The rows that a worker's flags ask for."""
-    backend = getattr(flags, "attention_backend", "")
     asked = {
         "tensor_parallel": getattr(flags, "tensor_parallel", 1) != 1,
-        "flex_ranks": backend in ("flex", "flashinfer") and getattr(flags, "tensor_parallel", 1) != 1,
         "pipeline_parallel": flags.pipeline_parallel != 1,
         "speculative": bool(flags.speculative_model),
         "fp8_kv": flags.kv_cache_dtype != "auto",
         "int8": flags.quantization.startswith("int8"),
         "w8a8": flags.quantization.startswith("w8a8"),
-        "flex": backend == "flex",
-        "flashinfer": backend == "flashinfer",
     }
     return [name for name, is_asked in asked.items() if is_asked]
-
-
-def wanted_by_flex(device_type: str, head_dim: int) -> list[str]:
-    """The rows that FlexAttention asks for on such a device, with heads of `head_dim` values."""
-    return ["flex_heads"] if device_type == "cuda" and head_dim < 16 else []
 
 
 def table() -> str:

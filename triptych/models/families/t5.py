@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
 
-from triptych.models.base import AttentionBias, BiasTable, DecoderSide, EncoderSide
+from triptych.models.base import AttentionBias, DecoderSide, EncoderSide
 from triptych.models.families.cross_attention import CrossAttention
 from triptych.models.families.encdec import EncDecDecoder
 from triptych.models.families.text_encoder import TextEncoder
@@ -63,15 +63,6 @@ class RelativeBias(AttentionBias):
         distance = query_positions[..., :, None] - key_positions[..., None, :]
         bias: torch.Tensor = self.table[:, distance.clamp(0, self.table.shape[1] - 1)]
         return bias.movedim(0, -3)
-
-    def pointwise(self, module: nn.Module) -> BiasTable | None:
-        return None if self.key(module) is None else BiasTable(self.table, _of_distance)
-
-
-def _of_distance(
-    table: torch.Tensor, head: torch.Tensor, query_position: torch.Tensor, key_position: torch.Tensor
-) -> torch.Tensor:
-    return table[head, (query_position - key_position).clamp(0, table.shape[1] - 1)]
 
 
 class UnbiasedSelfAttention(nn.Module):

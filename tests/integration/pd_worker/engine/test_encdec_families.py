@@ -19,7 +19,7 @@ def test_batches_of_one_to_eight_are_answered_as_by_generate(family: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["blockwise", "flex"])
+@pytest.mark.parametrize("backend", ["blockwise"])
 @pytest.mark.parametrize("family", ENC_DEC)
 def test_every_backend_answers_as_generate(family: str, backend: str) -> None:
     answers_in_batches(family, (1, 5), backend=backend)

@@ -18,7 +18,6 @@ from triptych.models.checkpoint.support import (
     table,
     wanted_by_checkpoint,
     wanted_by_flags,
-    wanted_by_flex,
 )
 
 ROOT = Path(__file__).parents[4]
@@ -36,19 +35,17 @@ def test_a_row_is_served_or_raises_the_one_error_with_its_remedy(row) -> None:  
     assert str(refused.value).endswith(row.remedy)
 
 
-def test_every_unserved_row_is_asked_for_by_a_flag_a_checkpoint_or_a_device() -> None:
+def test_every_unserved_row_is_asked_for_by_a_flag_or_a_checkpoint() -> None:
     everything = PDConfig(
         tensor_parallel=2,
         pipeline_parallel=2,
         speculative_model="small",
         kv_cache_dtype="fp8",
-        attention_backend="flex",
     )
     config = {"quantization_config": {"bits": 4}, "is_encoder_decoder": True, "sliding_window": 64}
     asked = {*wanted_by_flags(everything), *wanted_by_checkpoint(config, ["adapter_config.json"])}
-    asked |= {*wanted_by_flex("cuda", 8), "flex_compile"}  # the latter by `flex_start.prepare`
     refused = {row.name for row in MATRIX if not row.served}
-    assert asked == refused | {"tensor_parallel", "flex"}
+    assert asked == refused | {"tensor_parallel"}
 
 
 def test_the_page_has_the_table_of_the_code() -> None:
@@ -71,7 +68,6 @@ def test_every_test_named_in_the_table_exists() -> None:
         ({"pipeline_parallel": 2, "speculative_model": "small"}, ["pipeline_parallel", "speculative"]),
         ({"quantization": "int8"}, ["int8"]),
         ({"quantization": "w8a8-decoder"}, ["w8a8"]),
-        ({"tensor_parallel": 2, "attention_backend": "flex"}, ["tensor_parallel", "flex_ranks", "flex"]),
         ({"kv_cache_dtype": "fp8"}, ["fp8_kv"]),
     ],
 )

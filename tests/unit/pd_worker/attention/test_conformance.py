@@ -11,11 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from support.engine import fake_flashinfer
 from support.engine.reference_attention import written_out
 from triptych.config import PDConfig
 from triptych.config.flags import flags_of
-from triptych.models.base import BiasTable
 from triptych.pd_worker.attention.attention import (
     AttentionMetadata,
     CrossSpan,
@@ -44,13 +42,6 @@ FULL_BLOCKS = (Chunk(8, 1, 12), Chunk(8, 1, 12))
 LONG = (Chunk(600, 1, 600), Chunk(555, 40, 515))
 
 
-def of_positions(
-    table: torch.Tensor, head: torch.Tensor, query_position: torch.Tensor, key_position: torch.Tensor
-) -> torch.Tensor:
-    # Keys behind the last one are masked, but computed.
-    return table[head, query_position, key_position.clamp(max=LONGEST - 1)]
-
-
 class ArbitraryBias:
     """A number for every head and pair of positions; layer 1 has none."""
 
@@ -61,9 +52,6 @@ class ArbitraryBias:
 
     def key(self, module: Any) -> object:
         return "table" if module.layer_idx == 0 else None
-
-    def pointwise(self, module: Any) -> BiasTable | None:
-        return None if self.key(module) is None else BiasTable(self._table, of_positions)
 
     def of(self, module: Any, query_positions: torch.Tensor, key_positions: torch.Tensor) -> torch.Tensor:
         self.largest = max(self.largest, key_positions.shape[-1])
@@ -199,12 +187,6 @@ def padded(tables: list[list[int]]) -> torch.Tensor:
 
 def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-4)
-
-
-@pytest.fixture(autouse=True)
-def flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of the package, which needs CUDA."""
-    fake_flashinfer.install(monkeypatch)
 
 
 def test_the_flag_offers_every_backend() -> None:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 import torch
 
 from support.engine.engine_requests import make_cross, make_request
 from triptych.pd_worker.attention import attention
-from triptych.pd_worker.attention import flex_paged as flex_paged
-from triptych.pd_worker.attention.flex_kernel import MIN_BATCH
 from triptych.pd_worker.attention.gather_plan import GatherGroup, gather_limit, plan_gathers
-from triptych.pd_worker.attention.key_ranges import whole_blocks
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
 from triptych.pd_worker.core.outputs import ScheduledChunk
@@ -76,22 +72,21 @@ def _attend(
     new = torch.randn(1, KV_HEADS, len(chunks), DIM, generator=generator)
     largest = 0
     with pytest.MonkeyPatch.context() as patch:
-        for where in (attention, flex_paged):
-            inner = where._gather
+        inner = attention._gather
 
-            def spied(blocks: torch.Tensor, tables: torch.Tensor, inner: Any = inner) -> torch.Tensor:
-                nonlocal largest
-                out: torch.Tensor = inner(blocks, tables)
-                largest = max(largest, out.untyped_storage().nbytes())
-                return out
+        def spied(blocks: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
+            nonlocal largest
+            out: torch.Tensor = inner(blocks, tables)
+            largest = max(largest, out.untyped_storage().nbytes())
+            return out
 
-            patch.setattr(where, "_gather", spied)
+        patch.setattr(attention, "_gather", spied)
         out, _ = attention.paged_attention(module, query, new, new, None, attn_metadata=metadata)
     return out, largest
 
 
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
-@pytest.mark.parametrize("backend", ["sdpa", "blockwise", "flex"])
+@pytest.mark.parametrize("backend", ["sdpa", "blockwise"])
 def test_one_long_sequence_among_many_does_not_make_long_copies_of_all(cross: bool, backend: str) -> None:
     rng = random.Random(0)
     sizes = [1, 2, 3, 2, 1, 60, 2, 3, 1, 2, 2, 3]
@@ -100,10 +95,8 @@ def test_one_long_sequence_among_many_does_not_make_long_copies_of_all(cross: bo
     whole, everything = _attend(chunks, 1 << 30, cross=cross, backend=backend)
     grouped, largest = _attend(chunks, 12 * BLOCK_BYTES, cross=cross, backend=backend)
     torch.testing.assert_close(grouped, whole, atol=1e-5, rtol=1e-5)
-    # Keys, or values, of the long one alone, which FlexAttention brings to a multiple of its block.
-    tokens = 60 * BLOCK if backend != "flex" else whole_blocks(60 * BLOCK)
-    long = tokens * BLOCK_BYTES // BLOCK // 2
-    copies = MIN_BATCH if backend == "flex" else 1
-    assert 0 < largest <= max(copies * long, 12 * whole_blocks(1) * BLOCK_BYTES // BLOCK)
+    # Keys, or values, of the long one alone.
+    long = 60 * BLOCK_BYTES // 2
+    assert 0 < largest <= max(long, 12 * BLOCK_BYTES)
     if not cross:
         assert everything == len(sizes) * long

@@ -213,7 +213,6 @@ def test_scattered_context_is_gathered_without_the_chunk_and_without_a_mask(
     [
         ("cpu", "sdpa", None, True),
         ("cpu", "blockwise", None, False),
-        ("cpu", "flex", None, False),
         ("cpu", "sdpa", object(), False),
         ("cuda", "sdpa", None, False),
     ],
