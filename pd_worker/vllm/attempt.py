@@ -14,9 +14,9 @@ from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.request import RequestState
 from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.vllm.calls import call_of
-from triptych.pd_worker.vllm.port.chunks import StreamChoice, StreamChunk, check_tokens
-from triptych.pd_worker.vllm.port.client import EngineClient
-from triptych.pd_worker.vllm.port.errors import EngineError, EngineGarbage, EngineUnreachable
+from triptych.pd_worker.vllm.http.chunks import StreamChoice, StreamChunk, check_tokens
+from triptych.pd_worker.vllm.http.client import VLLMClient
+from triptych.pd_worker.vllm.http.errors import EngineError, EngineGarbage, EngineUnreachable
 from triptych.pd_worker.vllm.replay import Replay
 from triptych.types import FinishReason
 
@@ -28,7 +28,7 @@ _USAGE_SECONDS = 1.0
 class StreamPorts:
     """What an attempt uses; `progress` is called for every answer of vLLM."""
 
-    client: EngineClient
+    client: VLLMClient
     outputs: OutputProcessor
     emit: Callable[[list[EngineEvent]], None]
     progress: Callable[[], None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from triptych.errors import InvalidRequest
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.vllm.formats import EngineFormat
-from triptych.pd_worker.vllm.port.call import EngineCall
+from triptych.pd_worker.vllm.http.call import EngineCall
 from triptych.pd_worker.vllm.sampling import check_sampling, sampling_params
 from triptych.types import OutputFormat
 

@@ -17,9 +17,9 @@ from triptych.pd_worker.vllm.attempt import StreamPorts
 from triptych.pd_worker.vllm.calls import check_request
 from triptych.pd_worker.vllm.embeddings import Embeddings
 from triptych.pd_worker.vllm.health import EngineHealth
+from triptych.pd_worker.vllm.http.client import VLLMClient
+from triptych.pd_worker.vllm.http.errors import EngineError
 from triptych.pd_worker.vllm.metrics import EngineMetrics
-from triptych.pd_worker.vllm.port.client import EngineClient
-from triptych.pd_worker.vllm.port.errors import EngineError
 from triptych.pd_worker.vllm.room import BatchPlaces, EmbeddingRoom
 from triptych.pd_worker.vllm.run import RequestRun, RunPorts
 
@@ -38,7 +38,7 @@ class VLLMEngine:
     def __init__(
         self,
         config: PDConfig,
-        client: EngineClient,
+        client: VLLMClient,
         embeddings: Embeddings,
         health: EngineHealth,
         emit: Callable[[list[EngineEvent]], None],

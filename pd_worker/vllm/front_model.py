@@ -29,17 +29,7 @@ class FrontModel:
     max_model_len: int
 
 
-def front_identity(config: PDConfig) -> ModelIdentity:
-    """Model key and namespace of `config.model`. ConfigError for a checkpoint that is not served."""
-    path = Path(config.model)
-    dtype = resolve_dtype(path, torch.device("cpu"), config.dtype)
-    family_of(path).decoder.without_weights(path, dtype=dtype)
-    return model_identity(path, dtype=dtype, revision=config.model_revision)
-
-
-def load_front_model(
-    config: PDConfig, engine_max_model_len: int, identity: ModelIdentity | None = None
-) -> FrontModel:
+def load_front_model(config: PDConfig, engine_max_model_len: int) -> FrontModel:
     """The checkpoint of `config.model`, in front of an engine that takes so many tokens."""
     path = Path(config.model)
     dtype = resolve_dtype(path, torch.device("cpu"), config.dtype)
@@ -54,7 +44,7 @@ def load_front_model(
     return FrontModel(
         config.served_model_name or path.resolve().name,
         decoder,
-        identity or model_identity(path, dtype=dtype, revision=config.model_revision),
+        model_identity(path, dtype=dtype, revision=config.model_revision),
         generation_defaults(path),
         prompts,
         tokenizer,

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 from triptych.errors import ConfigError
-from triptych.pd_worker.vllm.port.client import EngineClient, EngineInfo
-from triptych.pd_worker.vllm.port.errors import EngineError, EngineRejected, EngineSilent, EngineUnreachable
+from triptych.pd_worker.vllm.http.client import EngineInfo, VLLMClient
+from triptych.pd_worker.vllm.http.errors import EngineError, EngineRejected, EngineSilent, EngineUnreachable
 
 logger = logging.getLogger(__name__)
 
@@ -19,8 +19,6 @@ _LOOK_WHILE_DOWN = 0.25
 _SILENT_LOOKS = 3
 #: For the token by which a server shows that its engine moves.
 _PROBE_SECONDS = 30.0
-#: The same, where it may compile first.
-_FIRST_PROBE_SECONDS = 300.0
 _LOG_SECONDS = 10.0
 
 
@@ -31,7 +29,7 @@ class EngineHealth:
     are at work in it, is not up either.
     """
 
-    def __init__(self, client: EngineClient, stall_timeout: float) -> None:
+    def __init__(self, client: VLLMClient, stall_timeout: float) -> None:
         self.up = False
         self.info: EngineInfo | None = None
         self._client = client
@@ -51,13 +49,6 @@ class EngineHealth:
     def note_progress(self) -> None:
         """The server has given a token."""
         self._progress_at = time.monotonic()
-
-    async def begin(self) -> EngineInfo:
-        """What an engine says that has just started. EngineError where it does not generate."""
-        info = await self._client.info()
-        await self._client.probe(_FIRST_PROBE_SECONDS)
-        self.info, self.up = info, True
-        return info
 
     async def first_answer(self) -> EngineInfo:
         """Waits for the server, however long that takes. ConfigError for one that cannot be used."""

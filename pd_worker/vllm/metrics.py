@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from triptych.metrics import PDMetrics
 from triptych.pd_worker.core.request_events import EngineEvent, ItemLoaded, NewTokens, RequestFinished
@@ -11,21 +11,11 @@ from triptych.types import FinishReason
 
 
 class EngineMetrics:
-    """What this worker sees of its requests; a server's own metrics are at the server.
+    """What this worker sees of its requests; a server's own metrics are at the server."""
 
-    `step_state` is the KV cache's usage and the preemptions of an engine in this process.
-    """
-
-    def __init__(
-        self,
-        metrics: PDMetrics,
-        model_name: str,
-        step_state: Callable[[], tuple[float, int]] | None = None,
-    ) -> None:
+    def __init__(self, metrics: PDMetrics, model_name: str) -> None:
         self._metrics = metrics
         self._model_name = model_name
-        self._step_state = step_state
-        self._preemptions = 0
 
     def count(self, events: Iterable[EngineEvent]) -> None:
         metrics = self._metrics
@@ -54,11 +44,6 @@ class EngineMetrics:
         metrics.requests_waiting.set(waiting)
         metrics.reserved_bytes.set(reserved)
         metrics.engine_up.set(up)
-        if self._step_state is not None:
-            usage, preemptions = self._step_state()
-            metrics.kv_cache_usage.set(usage)
-            metrics.preemptions.inc(preemptions - self._preemptions)
-            self._preemptions = preemptions
         for histogram, values in (
             (metrics.time_to_first_token, latencies.first_token),
             (metrics.inter_token_latency, latencies.between_tokens),

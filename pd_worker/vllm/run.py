@@ -17,7 +17,7 @@ from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.vllm.attempt import Attempt, StreamPorts
 from triptych.pd_worker.vllm.calls import output_format
 from triptych.pd_worker.vllm.embeddings import Embeddings
-from triptych.pd_worker.vllm.port.errors import EngineBusy, EngineError, EngineLost, EngineRejected
+from triptych.pd_worker.vllm.http.errors import EngineBusy, EngineError, EngineLost, EngineRejected
 from triptych.pd_worker.vllm.replay import Diverged
 from triptych.pd_worker.vllm.retries import Retries
 from triptych.pd_worker.vllm.room import BatchPlaces, EmbeddingRoom

@@ -42,9 +42,7 @@ async def _serve(
 ) -> None:
     info = engine.info
     logger.info("vLLM %s serves %s, %d tokens", info.version, info.root, info.max_model_len)
-    model = await asyncio.to_thread(
-        in_short_lived_thread, load_front_model, config, info.max_model_len, engine.identity
-    )
+    model = await asyncio.to_thread(in_short_lived_thread, load_front_model, config, info.max_model_len)
     metrics = PDMetrics(model.name)
     process = PDProcess(config, metrics, store, page)
     incarnation = uuid.uuid4().hex

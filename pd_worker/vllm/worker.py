@@ -53,10 +53,10 @@ class VLLMWorker:
             Embeddings(store),
             connection.health,
             self.streams.deliver,
-            EngineMetrics(metrics, model.name, connection.step_state),
+            EngineMetrics(metrics, model.name),
             vocab_size=model.decoder.geometry.vocab_size,
             max_model_len=model.max_model_len,
-            on_lost=connection.on_lost or self._lose_engine,
+            on_lost=self._lose_engine,
         )
         self._beat = EngineBeat("vLLM engine")
         formats = EngineFormats(GrammarCompiler(model.tokenizer, model.defaults.eos_token_ids))

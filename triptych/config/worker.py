@@ -129,16 +129,11 @@ class PDConfig(WorkerConfig):
 
     engine: str = flag(
         "native",
-        "inference engine: native, Triptych's own; vllm, the vLLM server at --engine-url or, without one,"
-        " vLLM in this process; both load embeddings through an EC connector",
+        "inference engine: native, Triptych's own; vllm, the vLLM server at --engine-url; both load "
+        "embeddings through an EC connector",
         choices=("native", "vllm"),
     )
     engine_url: str = flag("", "URL of the vLLM server, with --engine vllm, like http://10.0.0.7:8000")
-    engine_args: str = flag(
-        "",
-        "additional arguments for vLLM in this process, as JSON with the names of its Python API: "
-        '{"seed": 1}',
-    )
     engine_key_file: str = flag("", "file with the API key of that vLLM server (its --api-key)")
     tensor_parallel: int = flag(
         1,
@@ -208,7 +203,7 @@ class PDConfig(WorkerConfig):
 
 
 #: Of PD workers alone: a cluster on one machine and replicas compute themselves.
-ENGINE_FLAGS = ("engine", "engine_url", "engine_args", "engine_key_file")
+ENGINE_FLAGS = ("engine", "engine_url", "engine_key_file")
 #: How encoders and PD workers share cores, by flag; a replica's sides take turns instead.
 SHARING_FLAGS = ("core_page", "core_slot", "spare_cores", "step_interval", "keep_core")
 

@@ -1,1 +1,1 @@
-"""The HTTP client of a vLLM server: its token endpoint, its replies, its failures."""
+"""The HTTP client of a vLLM server: its calls, its replies, its failures."""

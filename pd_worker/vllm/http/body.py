@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgpack
 
-from triptych.pd_worker.vllm.port.call import EngineCall, probe_call, size_of
+from triptych.pd_worker.vllm.http.call import EngineCall, probe_call, size_of
 from triptych.types import ItemPlan, JsonObject, MMFeature
 
 #: msgpack's extension type for the bytes of a small tensor, as vLLM encodes them.

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import msgspec
 
 from triptych.pd_worker.vllm.http.body import body_of, probe_body
+from triptych.pd_worker.vllm.http.call import EngineCall
+from triptych.pd_worker.vllm.http.chunks import StreamChunk
+from triptych.pd_worker.vllm.http.errors import EngineGarbage, EngineSilent, EngineUnreachable
 from triptych.pd_worker.vllm.http.replies import (
     ModelList,
     ServerVersion,
@@ -20,10 +24,6 @@ from triptych.pd_worker.vllm.http.replies import (
     error_of_event,
 )
 from triptych.pd_worker.vllm.http.sse import EventParser
-from triptych.pd_worker.vllm.port.call import EngineCall
-from triptych.pd_worker.vllm.port.chunks import StreamChunk
-from triptych.pd_worker.vllm.port.client import EngineInfo
-from triptych.pd_worker.vllm.port.errors import EngineGarbage, EngineSilent, EngineUnreachable
 
 #: Tokens in, tokens out: there with `vllm serve --enable-scale-out`.
 GENERATE = "/inference/v1/generate"
@@ -35,6 +35,16 @@ MAX_METRICS_BYTES = 16 << 20
 #: What the engine's steps increase, in vLLM's metrics.
 _STEPS = b"vllm:iteration_tokens_total_count"
 _DONE = b"[DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a vLLM server says of itself."""
+
+    version: str
+    model: str
+    root: str
+    max_model_len: int
 
 
 class VLLMClient:

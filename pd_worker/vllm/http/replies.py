@@ -6,8 +6,8 @@ from typing import TypeVar
 
 import msgspec
 
-from triptych.pd_worker.vllm.port.chunks import StreamChunk
-from triptych.pd_worker.vllm.port.errors import (
+from triptych.pd_worker.vllm.http.chunks import StreamChunk
+from triptych.pd_worker.vllm.http.errors import (
     MOST_CHARS,
     EngineError,
     EngineGarbage,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from triptych.pd_worker.vllm.port.errors import EngineGarbage
+from triptych.pd_worker.vllm.http.errors import EngineGarbage
 
 #: The longest event: one with log-probabilities of some thousand tokens is far below.
 MAX_EVENT_BYTES = 8 << 20

@@ -1,4 +1,4 @@
-"""A worker that is to run vLLM in its process, where there is none, says so at once."""
+"""A worker with --engine vllm and no server to be put before says so at once."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def test_the_worker_ends_with_the_remedy(tmp_path):
     finally:
         store.kill()
     last = done.stderr.splitlines()[-1]
-    assert done.returncode == 2 and "not installed here: install vllm==" in last
-    assert "give --engine-url" in last and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "--engine vllm needs --engine-url" in last
+    assert "vllm serve" in last and "Traceback" not in done.stderr

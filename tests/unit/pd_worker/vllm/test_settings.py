@@ -21,12 +21,8 @@ def test_an_address_with_host_and_port_is_taken(url):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"engine_url": "", "engine_key_file": "key"}, "--engine-key-file is for --engine-url"),
-        ({"engine_url": "", "threads": 2}, "VLLM_CPU_OMP_THREADS_BIND"),
-        ({"engine_url": "", "device": "cuda:1"}, "CUDA_VISIBLE_DEVICES"),
-        ({"engine_url": "", "device_memory": 2}, "gpu_memory_utilization"),
-        ({"engine_url": "", "engine_args": "7"}, "--engine-args"),
-        ({"engine_args": '{"seed": 1}'}, "--engine-args has no effect on a server"),
+        ({"engine_url": ""}, "needs --engine-url: start `vllm serve` and give its address"),
+        ({"device_memory": 2}, "--gpu-memory-utilization"),
         ({"kv_memory": 1 << 20}, "--kv-cache-memory-bytes"),
         ({"engine_url": "10.0.0.7:8000"}, "give http://host:port"),
         ({"engine_url": "unix:///run/vllm"}, "give http://host:port"),
@@ -42,10 +38,6 @@ def test_a_mistake_names_the_flag_and_the_remedy(given, message):
     with pytest.raises(ConfigError, match=message) as error:
         check_engine(replace(GOOD, **given))
     assert "secret" not in str(error.value)
-
-
-def test_an_engine_in_this_process_takes_what_a_server_is_given_itself():
-    check_engine(replace(GOOD, engine_url="", tensor_parallel=2, kv_memory=1 << 30, engine_args="{}"))
 
 
 def test_the_key_is_the_files_without_its_line_end(tmp_path):

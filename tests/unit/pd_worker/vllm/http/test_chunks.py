@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triptych.pd_worker.core.outputs import RawLogprobs
-from triptych.pd_worker.vllm.port.chunks import (
+from triptych.pd_worker.vllm.http.chunks import (
     ChosenToken,
     RankedToken,
     StreamChoice,
@@ -13,7 +13,7 @@ from triptych.pd_worker.vllm.port.chunks import (
     TokenLogprobs,
     check_tokens,
 )
-from triptych.pd_worker.vllm.port.errors import EngineGarbage
+from triptych.pd_worker.vllm.http.errors import EngineGarbage
 
 
 def chunk(token_ids: list[int], logprobs: TokenLogprobs | None = None) -> StreamChunk:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.pd_worker.vllm.port.errors import (
+from triptych.pd_worker.vllm.http.errors import (
     EngineBusy,
     EngineFailed,
     EngineGarbage,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from support.data.items import make_plan
 from triptych.integrations.vllm.requests import ROWS
-from triptych.pd_worker.vllm.port.call import size_of
+from triptych.pd_worker.vllm.http.call import size_of
 
 
 def test_an_items_size_is_its_grid():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from triptych.pd_worker.core.outputs import RawLogprobs
-from triptych.pd_worker.vllm.port.errors import EngineGarbage
+from triptych.pd_worker.vllm.http.errors import EngineGarbage
 
 
 class RankedToken(msgspec.Struct):
