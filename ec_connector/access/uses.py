@@ -45,10 +45,7 @@ def _on_embeddings(command: str) -> Use:
 
 #: What only a Redis Cluster is asked.
 IN_CLUSTERS = (Use(command="cluster|slots"), Use(command="asking"))
-_CONNECT = (
-    *(Use(command="ping"), Use(command="info"), Use(command="select"), *IN_CLUSTERS),
-    _script(scripts.SHARDS, keys.SHARDS),
-)
+_CONNECT = (Use(command="ping"), Use(command="info"), Use(command="select"), *IN_CLUSTERS)
 _LOOK_UP = _script(scripts.LOOK_UP, EMBEDDINGS)
 _REGISTRATION = (
     _script(registry.REGISTER, *registry.WORKER_KEYS),

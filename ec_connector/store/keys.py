@@ -1,6 +1,6 @@
 """Every key in the store, how long it lives, and why.
 
-Keys that one command touches share a tag in braces, so that a Redis Cluster keeps them on one shard: the
+Keys that one command touches share a tag in braces, so that a Redis Cluster keeps them on one server: the
 item's `{mm_hash}`, `{leases}`, `{registry}`, `{scaling}`. A namespace needs no prefix: it is part of the
 mm_hash.
 """
@@ -25,8 +25,6 @@ VERSION = "{registry}:version"
 PROXIES = "{registry}:proxies"
 #: A random word. No TTL: it goes only with everything else, so another word means a flush or restart.
 EPOCH = "{registry}:epoch"
-#: The list of shards that the newest process was started with: others place items differently. No TTL.
-SHARDS = "{registry}:shards"
 
 #: The newest scaling decision for each pool, a hash. No TTL, as with registrations.
 DECISIONS = "{scaling}:decisions"

@@ -76,10 +76,3 @@ redis.call('SET', KEYS[1], ARGV[1], 'NX')
 local time = redis.call('TIME')
 return {redis.call('GET', KEYS[1]), time[1], time[2]}
 """
-
-#: The list of shards as last written, which is replaced; the new one where there was none.
-SHARDS = """
-local known = redis.call('GET', KEYS[1]) or ARGV[1]
-redis.call('SET', KEYS[1], ARGV[1])
-return known
-"""

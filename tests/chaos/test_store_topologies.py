@@ -20,7 +20,6 @@ from support.data.oracle import assert_exact
 from support.data.traffic import STREAM_TOKENS, Case, expected, mixed_cases
 from support.stores.redis_cluster import redis_cluster
 from support.stores.sentinels import watched_servers
-from support.stores.server import StoreServer
 from support.tools import tool
 from triptych.ec_connector.store import keys
 from triptych.ec_connector.store.topology.slots import slot_of
@@ -72,20 +71,7 @@ def watched(folder: Path) -> Iterator[tuple[str, Callable[[], None]]]:
         yield servers.url, lambda: servers.primary.kill()
 
 
-@contextmanager
-def shards(folder: Path) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Three shards; the fault: one of them dies for good."""
-    servers = [StoreServer(folder / f"shard-{index}", tool("redis-server")) for index in range(3)]
-    try:
-        for server in servers:
-            server.start()
-        yield " ".join(server.url for server in servers), servers[1].kill
-    finally:
-        for server in servers:
-            server.kill()
-
-
-@pytest.mark.parametrize("opened", [replicated_cluster, resharded_cluster, watched, shards])
+@pytest.mark.parametrize("opened", [replicated_cluster, resharded_cluster, watched])
 async def test_a_server_of_the_store_that_dies_or_moves_changes_no_answer(
     opened: Any, make_cluster: Any, cases: Any, reference: Any, tmp_path: Path
 ) -> None:

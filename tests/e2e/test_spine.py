@@ -32,7 +32,7 @@ MOST_FILES = {
     ("encoder_worker", "encoder-0"): 10,
     # Which items are there yet decides how far a prompt is prefilled, and blocks are placed in runs.
     ("pd_worker", "pd-0"): 17,
-    # The store may be shards, and each of them a server, a Redis Cluster or a primary with Sentinels.
+    # The store may be a server, a Redis Cluster or a primary with Sentinels.
     ("ec_connector", "encoder-0"): 9,
     ("ec_connector", "pd-0"): 9,
 }

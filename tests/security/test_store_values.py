@@ -304,7 +304,7 @@ async def answering(
 
     server = await asyncio.start_unix_server(serve, str(folder / "s.sock"))
     other = EmbeddingStore(parse_store(f"unix://{folder / 's.sock'}"), timeout=5)
-    other.shards[0].control = store.control
+    other.control = store.control
     try:
         yield other, closed
     finally:

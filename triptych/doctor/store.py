@@ -44,12 +44,10 @@ def check_clock(skew: float) -> CheckResult:
 async def look_at_store(url: str) -> list[CheckResult]:
     """The findings on the store at this address, and on the workers that are registered in it."""
     findings = [result for finding in await check_store(url, 0) if (result := result_of(finding))]
-    # Not by `connect`, which tells other processes which shards there are.
     store = EmbeddingStore(parse_store(url), _SECONDS)
     try:
         async with asyncio.timeout(_SECONDS):
-            for shard in store.shards:
-                await shard.topology.connect()
+            await store.topology.connect()
             return findings + await _clocks(store) + await _workers(store)
     except (StoreUnavailable, TimeoutError, OSError) as error:
         if any(finding.verdict is CheckOutcome.FAIL for finding in findings):
@@ -61,14 +59,13 @@ async def look_at_store(url: str) -> list[CheckResult]:
 
 async def _clocks(store: EmbeddingStore) -> list[CheckResult]:
     findings = []
-    for shard in store.shards:
-        for part in shard.topology.servers():
-            try:
-                findings.append(check_clock(await _skew(part.server)))
-            except StoreRefused as error:
-                findings.append(
-                    note("clock", str(error), "its user may not ask for INFO: use the administrator's")
-                )
+    for part in store.topology.servers():
+        try:
+            findings.append(check_clock(await _skew(part.server)))
+        except StoreRefused as error:
+            findings.append(
+                note("clock", str(error), "its user may not ask for INFO: use the administrator's")
+            )
     return findings
 
 

@@ -129,7 +129,7 @@ def judge_bandwidth(written: float | None, read: float | None) -> Judgement:
         return Verdict.UNKNOWN, "this user may neither write nor read embeddings", ""
     found = ", ".join(f"{rate / 1e9:.2f} GB/s {name}" for name, rate in known.items())
     if min(known.values()) < _NARROW:
-        return Verdict.WARNING, found, "give it more network and CPU, or more shards in --store"
+        return Verdict.WARNING, found, "give it more network and CPU, or spread it over a Redis Cluster"
     return Verdict.FINE, found, ""
 
 
@@ -164,7 +164,7 @@ def judge_login(is_open: bool) -> Judgement:
 
 
 def judge_parts(parts: Sequence[float]) -> Judgement:
-    """From the part of all keys that each server of a shard has."""
+    """From the part of all keys that each server has."""
     if sum(parts) < 0.9999:
         return (
             Verdict.FAILURE,

@@ -1,4 +1,4 @@
-"""The check of a store: every server of every shard is asked, measured and judged."""
+"""The check of a store: every server is asked, measured and judged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from triptych.ec_connector.access.uses import OPTIONAL_ROLES, ROLES
 from triptych.ec_connector.store.bulk import BulkError
 from triptych.ec_connector.store.control import StoreRefused, StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.ec_connector.store.shards.shard import Shard
 from triptych.ec_connector.store.topology.location import parse_store
 from triptych.ec_connector.store.topology.server import Server
 from triptych.errors import ConfigError
@@ -33,23 +32,22 @@ async def check_store(url: str, nbytes: int) -> list[Finding]:
     With 0 nothing is written, and neither bandwidth nor epoch is looked at. ConfigError for an address that
     is none.
     """
-    # Not by `connect`, which tells other processes which shards there are.
     store = EmbeddingStore(parse_store(url), _TIMEOUT)
     try:
-        return [finding for shard in store.shards for finding in await _ShardCheck(shard).run(nbytes)]
+        return await _StoreCheck(store).run(nbytes)
     finally:
         await store.close()
 
 
-class _ShardCheck:
-    """The check of one shard."""
+class _StoreCheck:
+    """The check of one store."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
+    def __init__(self, store: EmbeddingStore) -> None:
+        self._store = store
         self._findings: list[Finding] = []
 
     async def run(self, nbytes: int) -> list[Finding]:
-        topology, label = self._shard.topology, self._shard.label
+        topology, label = self._store.topology, self._store.label
         try:
             await topology.connect()
         except StoreUnavailable as error:
@@ -126,14 +124,14 @@ class _ShardCheck:
 
     async def _bandwidth(self, nbytes: int) -> Judgement:
         """With at most a hundredth of the store's memory, so that little is evicted for it."""
-        memory = await self._shard.memory()
+        memory = await self._store.memory()
         most = max(MIB, memory.max_bytes // 100) if memory.max_bytes else nbytes
         return judge.judge_bandwidth(
-            *await measures.bandwidth(self._shard.topology, max(1, min(nbytes, most)))
+            *await measures.bandwidth(self._store.topology, max(1, min(nbytes, most)))
         )
 
     async def _epoch(self) -> Judgement:
-        return Verdict.FINE, await self._shard.epoch(), ""
+        return Verdict.FINE, await self._store.epoch(), ""
 
 
 async def _done(judgement: Judgement) -> Judgement:

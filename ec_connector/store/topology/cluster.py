@@ -1,4 +1,4 @@
-"""A shard that is a Redis Cluster: every key on the server that has its slot.
+"""A store that is a Redis Cluster: every key on the server that has its slot.
 
 The slot map is one for small commands and bulk transfers. redis-py's own RedisCluster is not used: it sends
 ASKING on another pooled connection than the command that it is for, fails for a redirect to a server that it

@@ -14,7 +14,7 @@ from triptych.ec_connector.store.tls import StoreTls
 from triptych.errors import ConfigError
 
 _CLUSTER_PORT, _SENTINEL_PORT = 6379, 26379
-#: URLs are separated by spaces, or by commas, which inside a URL separate hosts.
+#: What separates URLs: spaces, or commas, which inside a URL separate hosts.
 _BETWEEN = re.compile(r"\s*,\s*(?=[a-z+]+://)|\s+")
 _FORMS = (
     "write redis+cluster://host:port[,host:port] or redis+sentinel://host:port[,host:port]/NAME[/db], "
@@ -32,7 +32,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StoreLocation:
-    """Where one shard of the store is.
+    """Where the store is.
 
     `servers` holds the one server, some nodes of the cluster, or the Sentinels, which know the primary by
     `service`; the credentials in it are the store's.
@@ -53,55 +53,41 @@ class StoreLocation:
         path = f"/{self.service}/{first.db}" if self.kind is Kind.SENTINEL else f"/{rest.partition('/')[2]}"
         return f"{scheme}+{self.kind.value}://{hosts}{path}"
 
-    @property
-    def name(self) -> str:
-        """The location's name in the placement of items: the same whatever the order of hosts, with and
-        without TLS."""
-        first = self.servers[0]
-        if first.path:
-            return f"{first.path}/{first.db}"
-        hosts = ",".join(sorted(_host_and_port(server).lower() for server in self.servers))
-        service = f"{self.service}/" if self.service else ""
-        return f"{hosts}/{service}{first.db}"
 
-
-def parse_store(text: str) -> tuple[StoreLocation, ...]:
-    """The shards that --store names, at least one; ConfigError, without any password, for another text."""
-    shards = tuple(_location(url) for url in _urls(text))
-    names = [shard.name for shard in shards]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"--store names {name} twice: name each shard once")
-    if len(shards) > 1 and any(shard.kind is Kind.CLUSTER for shard in shards):
+def parse_store(text: str) -> StoreLocation:
+    """What --store names; ConfigError, without any password, for another text."""
+    urls = _urls(text)
+    if len(urls) > 1:
         raise ConfigError(
-            "--store has a Redis Cluster among several URLs: name it alone, it has shards itself"
+            f"--store names {len(urls)} addresses, and takes one: to spread embeddings over several servers, "
+            "join them in a Redis Cluster and write redis+cluster://host:port,host:port"
         )
-    return shards
+    return _location(urls[0])
 
 
 def with_password(text: str, password: str) -> str:
-    """The same with this password in every URL; ConfigError when one has a password already."""
-    return _each(text, lambda url: single.with_password(url, password))
+    """The same with this password; ConfigError when it has a password already."""
+    return _changed(text.strip(), lambda url: single.with_password(url, password))
 
 
 def with_tls_files(text: str, files: StoreTls) -> str:
-    """The same with the files in the query of every URL; ConfigError for files that TLS cannot begin with."""
-    return _each(text, lambda url: single.with_tls_files(url, files))
+    """The same with the files in its query; ConfigError for files that TLS cannot begin with."""
+    return _changed(text.strip(), lambda url: single.with_tls_files(url, files))
 
 
 def redacted(text: str) -> str:
     """The same with *** in place of every password."""
-    return _each(text, single.redacted)
+    return _changed(text.strip(), single.redacted)
 
 
 def has_password(text: str) -> bool:
-    """Whether a password is written in one of the URLs."""
-    return any(server.password for shard in parse_store(text) for server in shard.servers)
+    """Whether a password is written in the URL."""
+    return any(server.password for server in parse_store(text).servers)
 
 
 def is_on_this_machine(text: str) -> bool:
-    """Whether one of the URLs is a unix socket's, which other machines cannot reach."""
-    return any(url.startswith("unix:") for url in _urls(text))
+    """Whether the URL is a unix socket's, which other machines cannot reach."""
+    return text.strip().startswith("unix:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +112,6 @@ def _urls(text: str) -> list[str]:
     return _BETWEEN.split(text.strip())
 
 
-def _each(text: str, change: Callable[[str], str]) -> str:
-    return " ".join(_changed(url, change) for url in _urls(text))
-
-
 def _changed(url: str, change: Callable[[str], str]) -> str:
     split = _split(url)
     return change(url) if split is None else split.with_one(change(split.one))
@@ -141,8 +123,7 @@ def _location(url: str) -> StoreLocation:
         address = parse_store_url(url)
         if "," in address.host:
             raise ConfigError(
-                "--store names several hosts in one URL: write a URL for each shard, separated by spaces, or "
-                "redis+cluster://"
+                "--store names several hosts: write redis+cluster://host:port,host:port for a Redis Cluster"
             )
         return StoreLocation(Kind.SERVER, (address,))
     first = parse_store_url(split.one)

@@ -1,4 +1,4 @@
-"""A shard that is a primary with replicas, which Sentinels watch and replace."""
+"""A store that is a primary with replicas, which Sentinels watch and replace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shard that is one server, such as a managed Redis whose name may move to another host."""
+"""A store that is one server, such as a managed Redis whose name may move to another host."""
 
 from __future__ import annotations
 

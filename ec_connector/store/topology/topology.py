@@ -1,4 +1,4 @@
-"""The interface of a shard's topology: small commands, bulk transfers by key, and the servers behind them."""
+"""The interface of a store's topology: small commands, bulk transfers by key, and the servers behind them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ServerPart:
 
 
 class Topology(ABC):
-    """One shard of the store, for one event loop. `label` names it without credentials."""
+    """The store's servers, for one event loop. `label` names it without credentials."""
 
     label: str
     #: Small commands, each sent to the server that holds its first key.
@@ -52,7 +52,7 @@ class Topology(ABC):
 
     @property
     def generation(self) -> str:
-        """A word that changes when another server takes over keys of this shard, as at a failover."""
+        """A word that changes when another server takes over keys, as at a failover."""
         return ""
 
     @abstractmethod

@@ -63,11 +63,7 @@ password
 {{- $url := $store.external.url -}}
 {{- if eq $store.mode "valkey" -}}
 {{- $name := include "triptych.name" (dict "root" .root "component" "store") -}}
-{{- $urls := list -}}
-{{- range $shard := until (int $store.shards) -}}
-{{- $urls = append $urls (printf "%s://%s-%d.%s.svc:6379/0" (ternary "rediss" "redis" $.root.Values.tls.enabled) $name $shard $.root.Release.Namespace) -}}
-{{- end -}}
-{{- $url = join "," $urls -}}
+{{- $url = printf "%s://%s-0.%s.svc:6379/0" (ternary "rediss" "redis" .root.Values.tls.enabled) $name .root.Release.Namespace -}}
 {{- end -}}
 {{- $user := include "triptych.storeUser" . -}}
 {{- if and $user (include "triptych.storeSecret" .) -}}

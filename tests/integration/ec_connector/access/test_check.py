@@ -84,10 +84,3 @@ def test_the_command_prints_the_table_and_ends_with_1_for_a_store_that_is_down()
     assert ran.exit_code == 1
     assert "FAILED   reach" in ran.output
     assert "start the store" in ran.output
-
-
-def test_one_shard_that_is_down_does_not_hide_the_others(server: StoreServer) -> None:
-    urls = f"redis://127.0.0.1:{free_port()}/0 {admin_url(server.url)}"
-    ran = CliRunner().invoke(app, ["store", "check", urls, "--bytes", "1MiB"])
-    assert ran.exit_code == 1
-    assert "FAILED   reach" in ran.output and "volatile-lru" in ran.output

@@ -76,7 +76,7 @@ REFUSED = {
         ("EVAL", "return redis.call('HSET', KEYS[1], 'pd x', 'forged')", "1", keys.WORKERS),
         ("SET", keys.EPOCH, "forged"),
         ("SET", "other", "x"),
-        ("UNLINK", keys.SHARDS),
+        ("UNLINK", keys.EPOCH),
     ],
 }
 ALL = [

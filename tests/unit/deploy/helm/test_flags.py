@@ -149,12 +149,6 @@ def test_a_proxy_is_not_restarted_because_pd_workers_load_for_long() -> None:
     assert main_container(proxy)["startupProbe"]["httpGet"]["path"] == "/health"
 
 
-def test_shards_of_the_store_are_named_to_every_service_in_one_order() -> None:
-    found = services(render({"store": {"shards": 3}}))
-    names = {tuple(one.name for one in parse_store(config_of(manifest).store)) for manifest in found}
-    assert names == {tuple(f"triptych-store-{shard}.default.svc:6379/0" for shard in range(3))}
-
-
 def test_proxies_and_keda_agree_on_the_limits() -> None:
     manifests = render(
         {

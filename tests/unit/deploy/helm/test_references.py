@@ -107,29 +107,25 @@ def test_the_store_that_services_connect_to_is_a_service(name: str) -> None:
         arguments = main_container(manifest).get("args", [])
         if "--store" not in arguments or name == "external-redis":
             continue
-        for url in arguments[arguments.index("--store") + 1].split(","):
-            scheme, _, rest = url.partition("://")
-            user, _, place = rest.rpartition("@")
-            host, _, port = place.partition("/")[0].partition(":")
-            assert scheme in ("redis", "rediss")
-            assert user == f"triptych-{component(manifest)}"
-            service = called(manifests, "Service", host.split(".")[0])
-            assert host == f"{service['metadata']['name']}.default.svc"
-            assert int(port) in [one["port"] for one in service["spec"]["ports"]]
+        scheme, _, rest = arguments[arguments.index("--store") + 1].partition("://")
+        user, _, place = rest.rpartition("@")
+        host, _, port = place.partition("/")[0].partition(":")
+        assert scheme in ("redis", "rediss")
+        assert user == f"triptych-{component(manifest)}"
+        service = called(manifests, "Service", host.split(".")[0])
+        assert host == f"{service['metadata']['name']}.default.svc"
+        assert int(port) in [one["port"] for one in service["spec"]["ports"]]
 
 
-def test_each_shard_of_the_store_has_an_address_that_outlives_its_pod() -> None:
-    manifests = render({"store": {"shards": 3}})
+def test_the_store_has_an_address_that_outlives_its_pod() -> None:
+    manifests = render()
     proxy = called(manifests, "Deployment", "triptych-proxy")
     arguments = main_container(proxy)["args"]
-    urls = arguments[arguments.index("--store") + 1].split(",")
-    assert [url.partition("@")[2] for url in urls] == [
-        f"triptych-store-{shard}.default.svc:6379/0" for shard in range(3)
-    ]
-    for shard in range(3):
-        service = called(manifests, "Service", f"triptych-store-{shard}")
-        assert "clusterIP" not in service["spec"]
-        assert service["spec"]["selector"]["statefulset.kubernetes.io/pod-name"] == f"triptych-store-{shard}"
+    url = arguments[arguments.index("--store") + 1]
+    assert url.partition("@")[2] == "triptych-store-0.default.svc:6379/0"
+    service = called(manifests, "Service", "triptych-store-0")
+    assert "clusterIP" not in service["spec"]
+    assert service["spec"]["selector"]["statefulset.kubernetes.io/pod-name"] == "triptych-store-0"
 
 
 def test_the_key_that_the_chart_makes_opens_the_door() -> None:

@@ -42,7 +42,6 @@ EVERYTHING = {
     "serviceMonitor": {"enabled": True},
     "prometheusRules": {"enabled": True},
     "dashboards": {"enabled": True},
-    "store": {"shards": 3},
 }
 
 
@@ -141,7 +140,7 @@ def test_a_release_may_have_any_name_and_namespace() -> None:
         address = scaled["spec"]["triggers"][0]["metadata"]["scalerAddress"]
         assert address == "blue-proxy-internal.models.svc:6000"
     arguments = main_container(called(manifests, "Deployment", "blue-proxy"))["args"]
-    assert "blue-store-2.models.svc" in arguments[arguments.index("--store") + 1]
+    assert "blue-store-0.models.svc" in arguments[arguments.index("--store") + 1]
 
 
 def test_a_long_name_stays_within_kubernetes_limits() -> None:

@@ -57,4 +57,4 @@ def test_proxies_write_no_registration_and_workers_no_demand_and_no_decision() -
         assert not [key for _, key in grants_of(role) if key.startswith("{scaling}")]
     for role in ("pd", "vllm"):
         assert not [key for _, key in grants_of(role) if key.startswith("{leases}")]
-    assert {key for _, key in grants_of("vllm")} == {"", EMBEDDINGS, keys.SHARDS}
+    assert {key for _, key in grants_of("vllm")} == {"", EMBEDDINGS}

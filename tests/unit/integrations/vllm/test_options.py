@@ -44,7 +44,7 @@ def test_the_stores_password_comes_from_a_file_and_is_never_shown(tmp_path):
     file = tmp_path / "password"
     file.write_text("s3cret\n")
     options = parse_options(NEEDED | {"store_password_file": str(file)})
-    assert parse_store(options.store)[0].servers[0].password == "s3cret"
+    assert parse_store(options.store).servers[0].password == "s3cret"
     assert "s3cret" not in repr(options)
 
 

@@ -58,10 +58,7 @@ async def test_a_value_in_parts_is_saved_renewed_loaded_and_replaced(
 async def test_a_damaged_value_is_a_miss_and_is_replaced(topology_store: EmbeddingStore) -> None:
     plan = make_plan()
     await topology_store.save(plan, make_body(plan), ttl=60)
-    for shard in topology_store.shards:
-        key = f"ec:{{{plan.mm_hash}}}"
-        if await shard.control.execute("EXISTS", key):
-            await shard.control.execute("SETRANGE", key, 200, b"rubbish")
+    await topology_store.control.execute("SETRANGE", f"ec:{{{plan.mm_hash}}}", 200, b"rubbish")
     missing = await topology_store.load(plan, fresh_buffer)
     assert isinstance(missing, Missing) and missing.damaged_digest
     result = await topology_store.save(plan, make_body(plan), ttl=60, damaged_digest=missing.damaged_digest)
@@ -99,7 +96,7 @@ async def test_workers_find_each_other_and_the_scaling_board_works(topology_stor
 
 async def test_the_budget_is_that_of_all_servers(topology_store: EmbeddingStore, topology_url: str) -> None:
     memory = await topology_store.memory()
-    servers = [each for shard in topology_store.shards for each in shard.topology.servers()]
+    servers = topology_store.topology.servers()
     assert abs(memory.max_bytes - len(servers) * (64 << 20)) < 64 << 10
     assert memory.policy == "volatile-lru"
     assert memory.used_bytes > 0
@@ -109,9 +106,8 @@ async def test_the_epoch_stays_until_a_flush(topology_store: EmbeddingStore) -> 
     before = await topology_store.epoch()
     assert await topology_store.epoch() == before
     assert (await Registry(topology_store).poll("p1")).epoch == before, "they are compared with each other"
-    for shard in topology_store.shards:
-        for each in shard.topology.servers():
-            await each.server.control.execute("FLUSHALL")
+    for each in topology_store.topology.servers():
+        await each.server.control.execute("FLUSHALL")
     assert await topology_store.epoch() != before
     assert topology_store.clock_jumps == 0
 

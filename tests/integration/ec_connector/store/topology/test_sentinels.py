@@ -85,7 +85,7 @@ async def test_the_known_primary_is_used_while_all_sentinels_are_down(watched_re
         for sentinel in watched_redis.sentinels:
             await asyncio.to_thread(sentinel.kill)
         await store.save(plan, make_body(plan), ttl=60)
-        store.shards[0].topology._asked = 0.0  # type: ignore[attr-defined]
+        store.topology._asked = 0.0  # type: ignore[attr-defined]
         assert await store.ping()
         await asyncio.sleep(0.1)
         loaded = await store.load(plan, fresh_buffer)
@@ -145,5 +145,5 @@ async def test_sentinels_have_the_stores_password_or_none(tmp_path: Path, sentin
 
 
 def _port(store: EmbeddingStore) -> int:
-    (part,) = store.shards[0].topology.servers()
+    (part,) = store.topology.servers()
     return part.server.address.port

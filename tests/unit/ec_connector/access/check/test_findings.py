@@ -38,7 +38,7 @@ JUDGED = {
     "a near server": (judge.judge_latency([0.0001, 0.0002, 0.3]), FINE, ""),
     "a far server": (judge.judge_latency([0.02, 0.03, 0.03]), WARNING, "zone"),
     "a fast network": (judge.judge_bandwidth(1e9, 2e9), FINE, ""),
-    "a slow network": (judge.judge_bandwidth(1e9, 1e7), WARNING, "shards"),
+    "a slow network": (judge.judge_bandwidth(1e9, 1e7), WARNING, "Redis Cluster"),
     "a user that may only write": (judge.judge_bandwidth(1e9, None), FINE, ""),
     "a user that may neither": (judge.judge_bandwidth(None, None), UNKNOWN, ""),
     "a certificate that ends soon": (judge.judge_expiry(3.0), WARNING, "renew"),

@@ -50,7 +50,7 @@ def test_all_keys_of_an_item_are_in_one_slot() -> None:
     "names",
     [
         leases.KEYS,
-        [*registry.WORKER_KEYS, keys.PROXIES, keys.EPOCH, keys.SHARDS],
+        [*registry.WORKER_KEYS, keys.PROXIES, keys.EPOCH],
         scaling.DECISION_KEYS,
         keys.demands("encoder"),
     ],

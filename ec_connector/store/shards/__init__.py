@@ -1,1 +1,0 @@
-"""The shards of the store: the embeddings of one, and which of them holds an item."""
