@@ -1,4 +1,4 @@
-"""What a check measures: latency, bandwidth, the certificate's end, and what the roles' users may do."""
+"""What a check measures: latency, bandwidth, the certificate's end, and whether a password is needed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import ssl
 import time
 import uuid
 
-from triptych.ec_connector.access.acl import user_name
-from triptych.ec_connector.access.uses import EMBEDDINGS, grants_of
 from triptych.ec_connector.store import keys
 from triptych.ec_connector.store.address import StoreAddress
 from triptych.ec_connector.store.bulk import BulkRefused
@@ -24,22 +22,6 @@ _PINGS = 30
 _ROUNDS = 3
 #: Milliseconds after which a value of the measurement is gone at the latest.
 _TTL = 60_000
-#: What a command is tried with beside its key, so that the server finds the right number of words.
-_WORDS: dict[str, tuple[str, ...]] = {
-    "expire": ("1",),
-    "getrange": ("0", "1"),
-    "hdel": ("field",),
-    "hget": ("field",),
-    "hset": ("field", "value"),
-    "select": ("0",),
-    "set": ("value",),
-    "zadd": ("1", "member"),
-    "zcount": ("0", "1"),
-    "zrangebyscore": ("0", "1"),
-    "zrem": ("member",),
-    "zremrangebyscore": ("0", "1"),
-    "zscore": ("member",),
-}
 
 
 async def latency(server: Server) -> list[float]:
@@ -106,51 +88,6 @@ async def days_left(address: StoreAddress) -> float:
             return (ssl.cert_time_to_seconds(str(found["notAfter"])) - time.time()) / 86400
 
     return await asyncio.to_thread(ask)
-
-
-async def lacking(server: Server, role: str) -> list[str] | None:
-    """What the role's user may not do and needs, by ACL DRYRUN; None where we may not ask.
-
-    LookupError when there is no such user.
-    """
-    lacks = []
-    for command, pattern in sorted(grants_of(role)):
-        answer = await _dry_run(server, role, command, pattern)
-        if answer is None:
-            return None
-        if answer:
-            lacks.append(" ".join(filter(None, (command, pattern))))
-    return lacks
-
-
-async def has_user(server: Server, role: str) -> bool:
-    """Whether the role's user is there, as far as we may ask."""
-    try:
-        return await _dry_run(server, role, "ping", "") is not None
-    except (LookupError, StoreUnavailable):
-        return False
-
-
-async def may_forge(server: Server, role: str) -> bool:
-    """Whether the role's user may write embeddings although it has no need to."""
-    if ("set", EMBEDDINGS) in grants_of(role):
-        return False
-    return await _dry_run(server, role, "set", EMBEDDINGS) is False
-
-
-async def _dry_run(server: Server, role: str, command: str, pattern: str) -> bool | None:
-    """True when the user is denied, False when not; None where we may not ask."""
-    key = pattern.replace("*", "check")
-    words = [*command.split("|"), *([key] if key else []), *_WORDS.get(command, ())]
-    if command == "eval":
-        words = ["eval", "return 1", *(("1", key) if key else ("0",))]
-    try:
-        answer = await server.control.execute("ACL", "DRYRUN", user_name(role), *words)
-    except StoreRefused as error:
-        if "not found" in str(error):
-            raise LookupError(user_name(role)) from None
-        return None
-    return bytes(answer) != b"OK"
 
 
 async def is_open(address: StoreAddress) -> bool:

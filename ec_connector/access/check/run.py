@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from triptych.config import MIB
-from triptych.ec_connector.access.acl import user_name
 from triptych.ec_connector.access.check import findings as judge
 from triptych.ec_connector.access.check import measures
 from triptych.ec_connector.access.check.findings import Finding, Judgement, Verdict
-from triptych.ec_connector.access.uses import OPTIONAL_ROLES, ROLES
 from triptych.ec_connector.store.bulk import BulkError
 from triptych.ec_connector.store.control import StoreRefused, StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
@@ -23,7 +21,6 @@ _DENIED: Judgement = (
     "this user may not ask",
     "log in as an administrator to have it checked",
 )
-_USERS = "load the lines of `triptych store acl` by its ACL file"
 
 
 async def check_store(url: str, nbytes: int) -> list[Finding]:
@@ -74,9 +71,6 @@ class _StoreCheck:
         if not address.path:
             await self._try(label, "TLS", self._tls(server))
         await self._try(label, "login", self._login(server))
-        optional = [role for role in OPTIONAL_ROLES if await measures.has_user(server, role)]
-        for role in (*ROLES, *optional):
-            await self._try(label, f"user {role}", self._user(server, role))
 
     async def _try(self, label: str, subject: str, work: Awaitable[Judgement]) -> None:
         """Adds a finding; a check that cannot be made is one, too."""
@@ -107,20 +101,6 @@ class _StoreCheck:
 
     async def _login(self, server: Server) -> Judgement:
         return judge.judge_login(await measures.is_open(server.address))
-
-    async def _user(self, server: Server, role: str) -> Judgement:
-        try:
-            lacks = await measures.lacking(server, role)
-        except LookupError:
-            return Verdict.UNKNOWN, f"there is no user {user_name(role)}", f"for users of each role, {_USERS}"
-        if lacks is None:
-            return _DENIED
-        if lacks:
-            shown = ", ".join(lacks[:3]) + (", …" if len(lacks) > 3 else "")
-            return Verdict.FAILURE, f"{user_name(role)} lacks {len(lacks)} permissions: {shown}", _USERS
-        if await measures.may_forge(server, role):
-            return Verdict.WARNING, f"{user_name(role)} may write embeddings and has no need to", _USERS
-        return Verdict.FINE, f"{user_name(role)} may do what it needs", ""
 
     async def _bandwidth(self, nbytes: int) -> Judgement:
         """With at most a hundredth of the store's memory, so that little is evicted for it."""

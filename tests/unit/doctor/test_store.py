@@ -25,7 +25,7 @@ def test_findings_of_the_stores_check_are_the_doctors_lines():
     assert version is not None and version.found == f"{label}: Redis 7.0"
     warning = result_of(Finding(label, "latency", Verdict.WARNING, "20 ms", "nearer"))
     assert warning is not None and warning.verdict is CheckOutcome.NOTE
-    assert result_of(Finding(label, "user pd", Verdict.UNKNOWN, "there is no user")) is None
+    assert result_of(Finding(label, "version", Verdict.UNKNOWN, "this user may not ask")) is None
 
 
 async def test_a_store_that_is_away_is_one_finding_without_its_password():

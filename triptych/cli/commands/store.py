@@ -70,8 +70,8 @@ class CheckOptions(CommandOptions):
 
 @store.command(
     help="Looks at the store at URL (as in --store): version, eviction policy, memory, latency, bandwidth, "
-    "TLS, users, and what to change. Writes one value, with a hundredth of the store's memory at most, and "
-    "deletes it. Exit code 1 where something failed. The users are checked with an administrator's login."
+    "TLS, login, and what to change. Writes one value, with a hundredth of the store's memory at most, and "
+    "deletes it. Exit code 1 where something failed."
 )
 @click.argument("url", envvar="TRIPTYCH_STORE")
 @configured(CheckOptions)
