@@ -9,33 +9,24 @@ from triptych.pd_worker.core.request import RequestState
 
 
 class ChunkMaker:
-    """Adds chunks of requests that hold their blocks. With `count_only` without block tables and rows."""
+    """Adds chunks of requests that hold their blocks."""
 
-    def __init__(self, kv: KVCacheManager, items: ItemTracker, *, count_only: bool) -> None:
+    def __init__(self, kv: KVCacheManager, items: ItemTracker) -> None:
         self._kv = kv
         self._items = items
-        self._count_only = count_only
 
     def add(
         self, output: SchedulerOutput, state: RequestState, start: int, end: int, *, overlap: bool = False
     ) -> ScheduledChunk:
         """Tokens [start, end) of the request, whose items in there are all READY."""
         samples = end == state.num_prompt_tokens + len(state.output_token_ids)
-        if self._count_only:
-            chunk = ScheduledChunk(state, start, end - start, (), (), samples, (), 0, overlap)
-        else:
-            chunk = self._with_tables(state, start, end, samples, overlap)
-        output.chunks.append(chunk)
-        return chunk
-
-    def _with_tables(
-        self, state: RequestState, start: int, end: int, samples: bool, overlap: bool
-    ) -> ScheduledChunk:
         rows = gather_rows(state, start, end) if start < state.num_prompt_tokens else ()
         blocks = tuple(self._kv.table(state.request_id)[: self._kv.blocks_for(end)])
         cross = self._items.cross_blocks(state) if state.cross is not None else ()
         length = state.features[0].plan.rows if cross else 0
-        return ScheduledChunk(state, start, end - start, blocks, rows, samples, cross, length, overlap)
+        chunk = ScheduledChunk(state, start, end - start, blocks, rows, samples, cross, length, overlap)
+        output.chunks.append(chunk)
+        return chunk
 
 
 def gather_rows(state: RequestState, start: int, end: int) -> tuple[GatheredRows, ...]:

@@ -16,11 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 class OutputProcessor:
-    """Appends tokens to the outputs of running requests. With `count_only` it keeps no latencies."""
+    """Appends tokens to the outputs of running requests."""
 
-    def __init__(self, max_model_len: int, *, count_only: bool = False) -> None:
+    def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len
-        self._count_only = count_only
         self._latencies = Latencies()
 
     def append(
@@ -30,8 +29,7 @@ class OutputProcessor:
         request = state.request
         if state.first_token_at is None:
             state.first_token_at = now
-        if not self._count_only:
-            self._note_latency(state, now)
+        self._note_latency(state, now)
         state.last_token_at = now
         try:
             text, reason = request.output.append(token)
@@ -47,8 +45,7 @@ class OutputProcessor:
             reason = FinishReason.LENGTH
         if reason is not None:
             text += request.output.flush()
-            if not self._count_only:
-                self._latencies.whole.append(now - request.arrival)
+            self._latencies.whole.append(now - request.arrival)
         event = request_events.new_tokens(state, (token,), text, () if logprobs is None else (logprobs,))
         return event, reason, None
 

@@ -35,8 +35,7 @@ class Scheduler:
 
     `cross` is set for an encoder-decoder model: a request then starts together with its cross table, which is
     written in the same step. With `overlap_prefill` what is left of a step goes to requests that wait for
-    items. With `count_only` no model runs: chunks carry no block tables and rows, and no latencies are kept
-    (see `decode_runs`).
+    items.
     """
 
     def __init__(
@@ -48,14 +47,13 @@ class Scheduler:
         swap: SwapManager | None = None,
         *,
         overlap_prefill: bool = False,
-        count_only: bool = False,
     ) -> None:
         self.limits = limits
         self.kv = kv
         self.items = items
         self.swap = swap or SwapManager(0)
         self._cross_limits = cross
-        self._chunks = ChunkMaker(kv, items, count_only=count_only)
+        self._chunks = ChunkMaker(kv, items)
         self._overlap = OverlapPrefill(kv, items, self._chunks, limits, enabled=overlap_prefill)
         self._step = 0
         self._requests = RequestTable()
@@ -65,7 +63,7 @@ class Scheduler:
             self._requests, self._waiting, items, kv, self.swap, self._overlap, cross_items=cross is not None
         )
         self._events: list[EngineEvent] = []
-        self._outputs = OutputProcessor(limits.max_model_len, count_only=count_only)
+        self._outputs = OutputProcessor(limits.max_model_len)
 
     @property
     def num_waiting(self) -> int:
@@ -161,15 +159,6 @@ class Scheduler:
             overlap=self._overlap.drain_stats(),
             latencies=self._outputs.drain_latencies(),
         )
-
-    @property
-    def has_events(self) -> bool:
-        """Whether the next `update` reports events that do not come from its step."""
-        return bool(self._events)
-
-    def end_output(self, state: RequestState) -> None:
-        """Ends a request whose output is complete; its event comes with the next `update`."""
-        self._finish(state, FinishReason.LENGTH)
 
     def schedule(self, now: float) -> SchedulerOutput:
         """The next step. Waiting requests and blocks change at once; tokens count once `update` is called."""

@@ -17,7 +17,6 @@ from triptych.ec_connector.connectors.reports import Reports
 from triptych.ec_connector.connectors.scheduler_role import TableScheduler
 from triptych.errors import RequestError
 from triptych.pd_worker.core.admission import Admission
-from triptych.pd_worker.core.decode_runs import CountedOutput, DecodeRuns
 from triptych.pd_worker.core.encoder_cache import EncoderCache
 from triptych.pd_worker.core.items import ItemTracker
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
@@ -29,6 +28,7 @@ from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.pd_worker.frontend.wire import in_state
 from triptych.protos import pd_pb2
 from triptych.simulator.cluster.context import SimulationContext
+from triptych.simulator.cluster.decode_runs import CountedOutput, DecodeRuns
 from triptych.simulator.cluster.fifo_lock import FifoLock
 from triptych.simulator.cluster.loads import SimulatedLoads
 from triptych.simulator.cluster.loop import VirtualTimer
@@ -96,7 +96,7 @@ class SimulatedPD:
         limits = SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens, longest)
         # vLLM's replicas, which have their tower in the step, prefill a request whose items they have.
         overlap = config.overlap_prefill and tower is None
-        self.scheduler = Scheduler(limits, self.kv, items, overlap_prefill=overlap, count_only=jumps)
+        self.scheduler = Scheduler(limits, self.kv, items, overlap_prefill=overlap)
         self._runs = DecodeRuns(self.scheduler)
         self._reports = Reports(self._transferred)
         #: Whether `_reports` has anything.
@@ -267,9 +267,8 @@ class SimulatedPD:
         self._run = run = _StepRun(now, steps, first, slope)
         self._run_timer = self._loop.call_at(run.end(steps), self._run_ended)
         self._device.on_waiter(self._cut)
-        if self.scheduler.has_events:
+        if events := self.scheduler.update(_NO_STEP, _NO_RESULT, now):
             # What scheduling the first step has brought is reported at its end.
-            events = self.scheduler.update(_NO_STEP, _NO_RESULT, now)
             self._loop.call_at(run.end(1), self._stream.step, events, 0)
         return True
 

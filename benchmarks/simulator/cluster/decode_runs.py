@@ -1,6 +1,6 @@
 """Runs of decode steps in which nothing can change, applied to the scheduler at once.
 
-For a simulator: with `Scheduler(count_only=True)`, outputs of a known length and no model.
+Outputs have a known length, and no model runs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from triptych.pd_worker.core.outputs import SchedulerOutput
-from triptych.pd_worker.core.request import RequestState
 from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.types import FinishReason
 
@@ -58,7 +57,7 @@ class DecodeRuns:
         )
 
     def steps_left(self, begins: Callable[[int], float]) -> int:
-        """Plain decode steps up to the first that ends a request; they need only free blocks, and pass no
+        """Plain decode steps before the first that ends a request; they need only free blocks, and pass no
         deadline.
 
         `begins` is the earliest moment at which step i (from 0) begins.
@@ -66,7 +65,7 @@ class DecodeRuns:
         scheduler = self._scheduler
         lengths = [state.num_prompt_tokens + len(state.output_token_ids) for state in scheduler.running]
         left = [output.length - output.count for output in self._outputs()]
-        steps = min([*left, scheduler.limits.max_model_len - max(lengths, default=0)])
+        steps = min([*left, scheduler.limits.max_model_len - max(lengths, default=0)]) - 1
         deadline = scheduler.next_deadline()
         while steps > 0 and deadline is not None and begins(steps - 1) >= deadline:
             steps //= 2
@@ -77,12 +76,10 @@ class DecodeRuns:
     def advance(self, steps: int, now: float) -> list[str]:
         """What `steps` times `schedule` and `update` would do, the last at `now`; the ids of the requests.
 
-        Each has `steps` tokens more. The ends of requests come with the next `update`. The first step may
-        have been scheduled already.
+        Each has `steps` tokens more. The first step may have been scheduled already.
         """
         advanced: list[str] = []
-        ended: list[RequestState] = []
-        kv, size, most = self._scheduler.kv, self._block_size, self._scheduler.limits.max_model_len
+        kv, size = self._scheduler.kv, self._block_size
         for state, output in zip(self._scheduler.running, self._outputs(), strict=True):
             computed = state.num_computed_tokens
             end = state.num_computed_tokens = computed + steps
@@ -95,10 +92,6 @@ class DecodeRuns:
             output.count += steps
             state.last_token_at = now
             advanced.append(state.request.request_id)
-            if output.count >= output.length or end + 1 >= most:
-                ended.append(state)
-        for state in ended:
-            self._scheduler.end_output(state)
         return advanced
 
     def _new_blocks(self, steps: int, lengths: Sequence[int]) -> int:

@@ -10,7 +10,6 @@ from support.engine.engine_requests import FAR, make_request
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.connectors.scheduler_role import TableScheduler
 from triptych.pd_worker.core.admission import Admission
-from triptych.pd_worker.core.decode_runs import CountedOutput, DecodeRuns
 from triptych.pd_worker.core.encoder_cache import EncoderCache
 from triptych.pd_worker.core.items import ItemTracker
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
@@ -18,6 +17,7 @@ from triptych.pd_worker.core.limits import SchedulerLimits
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, RequestFinished
 from triptych.pd_worker.core.scheduler import Scheduler
+from triptych.simulator.cluster.decode_runs import CountedOutput, DecodeRuns
 
 TOKEN, BLOCK = 7, 4
 
@@ -28,7 +28,7 @@ def decoding(
     """A scheduler whose requests, of these prompt and output tokens, have their first token."""
     items = ItemTracker(EncoderCache(0), Admission(0), TableScheduler(ECTransferConfig(ec_role="consumer")))
     limits = SchedulerLimits(8, 256, 128)
-    scheduler = Scheduler(limits, KVCacheManager(num_blocks, BLOCK), items, count_only=True)
+    scheduler = Scheduler(limits, KVCacheManager(num_blocks, BLOCK), items)
     for index, (prompt, length) in enumerate(requests):
         tokens = [100 * index + i for i in range(prompt)]
         request = make_request(f"r{index}", tokens, arrival=float(index), deadline=deadline)
@@ -71,17 +71,17 @@ def test_a_run_leaves_what_its_steps_would_leave(steps: int) -> None:
         assert sum(len(e.token_ids) for e in alone) == steps
 
 
-def test_a_run_ends_with_the_first_request_that_does_as_its_steps_would() -> None:
+def test_a_run_ends_before_the_step_that_ends_a_request() -> None:
     shapes = ((3, 40), (8, 6))
     single, _ = decoding(*shapes)
     events = [event for at in range(5) for event in step(single, at + 1.0)]
     at_once, runs = decoding(*shapes)
-    assert runs.steps_left(lambda i: 0.0) == 5
-    runs.advance(5, 5.0)
-    (end,) = at_once.update(SchedulerOutput(0), ModelRunnerOutput(), 5.0)
+    assert runs.steps_left(lambda i: 0.0) == 4
+    runs.advance(4, 4.0)
+    assert not at_once.update(SchedulerOutput(0), ModelRunnerOutput(), 4.0)
+    end = step(at_once, 5.0)[-1]
     assert end == events[-1] and isinstance(end, RequestFinished)
     assert state_of(at_once) == state_of(single)
-    assert not at_once.has_events
 
 
 def test_a_run_may_begin_with_a_step_that_is_scheduled_already() -> None:
