@@ -79,7 +79,7 @@ class MediaLoader:
     async def _read(self, path: str, param: str) -> SpooledMedia:
         data = await self.spool.in_thread(lambda: self._folder.read(path, param))
         if image_format(data[:MAGIC_BYTES]) is None:
-            raise InvalidRequest(f"{param}: no PNG, JPEG, WebP, GIF, BMP or AVIF file", param=param)
+            raise InvalidRequest(f"{param}: no PNG, JPEG, WebP, GIF or BMP file", param=param)
         return await self.spool.keep(data)
 
     async def _decode(

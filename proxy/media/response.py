@@ -79,7 +79,7 @@ async def keep_body(response: aiohttp.ClientResponse, spool: MediaSpool, max_byt
 
 def _check_format(head: bytes) -> None:
     if image_format(head) is None:
-        raise FetchFailed("type", "sent no PNG, JPEG, WebP, GIF, BMP or AVIF file")
+        raise FetchFailed("type", "sent no PNG, JPEG, WebP, GIF or BMP file")
 
 
 async def _decoded(response: aiohttp.ClientResponse, max_bytes: int) -> AsyncIterator[bytes]:

@@ -14,9 +14,7 @@ from triptych.errors import InvalidRequest
 #: Longest http(s) or file URL.
 MAX_URL = 8192
 #: Accepted media types of data: URLs and responses; the file's first bytes are checked in any case.
-IMAGE_TYPES = frozenset(
-    {"image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif", "image/bmp", "image/avif"}
-)
+IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif", "image/bmp"})
 _DATA_HEAD = 256
 #: Characters that are not allowed in URLs: parsers treat them differently.
 _UNSAFE = re.compile(r"[\x00-\x20\x7f\\\ud800-\udfff]")
@@ -136,7 +134,7 @@ def _file_path(url: str, param: str) -> str:
 
 
 def image_format(head: bytes) -> str | None:
-    """ "png", "jpeg", "webp", "gif", "bmp" or "avif"; None for everything else."""
+    """ "png", "jpeg", "webp", "gif" or "bmp"; None for everything else."""
     for magic, name in _MAGIC:
         if head.startswith(magic):
             return name
@@ -144,6 +142,4 @@ def image_format(head: bytes) -> str | None:
         return "webp"
     if head[:2] == b"BM" and len(head) >= 14:
         return "bmp"
-    if head[4:8] == b"ftyp" and any(brand in head[8:MAGIC_BYTES] for brand in (b"avif", b"avis")):
-        return "avif"
     return None

@@ -59,7 +59,6 @@ def files() -> dict[str, bytes]:
         "clear.webp": encoded(clear, "WEBP"),
         "moving.gif": encoded(picture(8, 64, 64), "GIF", save_all=True, append_images=[picture(9, 64, 64)]),
         "plain.bmp": encoded(picture(10, 96, 64), "BMP"),
-        "new.avif": encoded(picture(11, 64, 64), "AVIF"),
     }
 
 

@@ -16,7 +16,6 @@ _MAGIC = (
     (b"GIF8", "image/gif"),
     (b"BM", "image/bmp"),
 )
-_AVIF = (b"ftypavif", b"ftypavis")
 
 
 def conversation(messages: Messages, files: Iterable[File]) -> list[JsonObject]:
@@ -67,6 +66,4 @@ def media_type(data: bytes, name: str) -> str:
             return kind
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "image/webp"
-    if data[4:12] in _AVIF:
-        return "image/avif"
-    raise InvalidRequest(f"{name}: not an image of a known format (PNG, JPEG, WebP, GIF, BMP, AVIF)")
+    raise InvalidRequest(f"{name}: not an image of a known format (PNG, JPEG, WebP, GIF, BMP)")

@@ -51,7 +51,7 @@ def _typed(kind: str, **properties: Schema) -> Schema:
 _BASE64 = "([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{4}|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{2}==)"
 _URL: Schema = {
     "anyOf": [
-        {"type": "string", "pattern": f"^data:image/(png|jpeg|webp|gif|bmp|avif);base64,{_BASE64}$"},
+        {"type": "string", "pattern": f"^data:image/(png|jpeg|webp|gif|bmp);base64,{_BASE64}$"},
         {
             "type": "string",
             "pattern": "^https?://[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?(:[1-9][0-9]{0,3})?/[!-~]*$",

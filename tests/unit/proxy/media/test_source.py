@@ -98,11 +98,11 @@ def test_file_urls_give_their_path(text: str, path: str) -> None:
 
 
 def test_data_urls_give_their_content() -> None:
-    assert parse_image_url("data:image/avif;base64,AAAA", "field") == "AAAA"
+    assert parse_image_url("data:image/webp;base64,AAAA", "field") == "AAAA"
     assert parse_image_url("DATA:image/png;charset=x;base64,AAAA", "field") == "AAAA"
 
 
-@pytest.mark.parametrize("kind", ["image/svg+xml", "image/tiff", "image/heic", "text/html", ""])
+@pytest.mark.parametrize("kind", ["image/svg+xml", "image/tiff", "image/heic", "image/avif", "text/html", ""])
 def test_a_data_url_of_another_kind_is_refused(kind: str) -> None:
     with pytest.raises(InvalidRequest):
         parse_image_url(f"data:{kind};base64,AAAA", "field")
