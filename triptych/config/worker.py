@@ -167,7 +167,7 @@ class PDConfig(WorkerConfig):
     )
     prefix_caching: bool = flag(True, "reuse the KV blocks of equal prompt prefixes")
     overlap_prefill: bool = flag(
-        True,
+        False,
         "prefill a prompt up to its first missing item while its other items are still being encoded; "
         "needs --prefix-caching",
     )

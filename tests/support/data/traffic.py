@@ -98,8 +98,9 @@ def mixed_cases(
 
 #: Flags with which prompts are prefilled in part: one picture at a time goes through the tower, and steps and
 #: blocks are small.
-OVERLAP_FLAGS = ("--threads", "1", "--encoder-batch-patches", "1", "--block-size", "8",
-                 "--max-num-batched-tokens", "48")  # fmt: skip
+SMALL_STEPS = ("--threads", "1", "--encoder-batch-patches", "1", "--block-size", "8",
+               "--max-num-batched-tokens", "48")  # fmt: skip
+OVERLAP_FLAGS = (*SMALL_STEPS, "--overlap-prefill")
 #: Output tokens of such a request.
 ALBUM_TOKENS = 96
 

@@ -26,7 +26,7 @@ EARLY = "triptych_pd_overlap_tokens_total"
 def overlap_cell(family: str = "qwen3_vl", **flags: Any) -> Iterator[EngineCell]:
     """An engine of small steps and blocks, which leaves nothing behind."""
     torch.set_num_threads(1)
-    options = {"max_num_batched_tokens": 33, "block_size": BLOCK, **flags}
+    options = {"overlap_prefill": True, "max_num_batched_tokens": 33, "block_size": BLOCK, **flags}
     with engine_cell(Checkpoint.open(family), **options) as cell:
         yield cell
         cell.assert_at_rest()
