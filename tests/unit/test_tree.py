@@ -23,7 +23,6 @@ ELSEWHERE = {service: service for service in SERVICES} | {
     "micro": "benchmarks/micro",
     "autoscale": "benchmarks/autoscale",
     "published_epd": "benchmarks/published_epd",
-    "simulator_validation": "benchmarks/simulator_validation",
     "scaling": "benchmarks/scaling",
     "gpu": "benchmarks/gpu",
     "examples": "examples",

@@ -1,1 +1,0 @@
-"""Measured clusters beside simulated ones."""
