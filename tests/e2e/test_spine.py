@@ -33,8 +33,8 @@ MOST_FILES = {
     # Which items are there yet decides how far a prompt is prefilled, and blocks are placed in runs.
     ("pd_worker", "pd-0"): 17,
     # The store may be a server, a Redis Cluster or a primary with Sentinels.
-    ("ec_connector", "encoder-0"): 9,
-    ("ec_connector", "pd-0"): 9,
+    ("ec_connector", "encoder-0"): 8,
+    ("ec_connector", "pd-0"): 8,
 }
 
 #: Files in the order in which they are first entered, with entries per request, by package and process.
