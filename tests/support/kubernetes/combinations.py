@@ -118,7 +118,6 @@ CHOICES: Mapping[str, list[Values]] = {
         _external("", url=_URL),
         _external("", url="redis+sentinel://a:7000,b/primary/0"),
     ],
-    "store.shards": [{}, {"store": {"shards": 3}}],
     "store.resources": [
         {},
         {"store": {"resources": {"limits": {"memory": "40Gi", "cpu": 4}}}},

@@ -18,7 +18,6 @@ from support.kubernetes.chart import CASES, CHART, ROOT, Manifest, case, render
 from support.kubernetes.commands import CONFIGS, check_command, config_of, services, words
 from support.kubernetes.manifests import component, containers, main_container, of_kind, pod, workloads
 from triptych.config.flags import flags_of
-from triptych.ec_connector.store.topology.location import parse_store
 
 SOURCES = ("triptych", "proxy", "encoder_worker", "pd_worker", "ec_connector")
 
