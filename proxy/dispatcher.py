@@ -21,6 +21,8 @@ from triptych.proxy.media.loader import make_loader
 from triptych.proxy.media.ports import MediaSource
 from triptych.proxy.pd.router import PDRouter
 from triptych.proxy.ports import JobReady, Link, Transport
+from triptych.proxy.quotas.quota import Hold
+from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.proxy.requests import instructions as do
 from triptych.proxy.requests.encoder_shortage import EncoderShortage
 from triptych.proxy.requests.instructions import Instruction
@@ -36,7 +38,10 @@ logger = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """All requests of one proxy: their `RequestEvents`, and a `WorkersListener`. `clock` is in seconds."""
+    """All requests of one proxy: their `RequestEvents`, and a `WorkersListener`. `clock` is in seconds.
+
+    `quotas` None: those of a proxy with this `max_queue`.
+    """
 
     def __init__(
         self,
@@ -54,7 +59,9 @@ class Dispatcher:
         clock: Callable[[], float] = time.monotonic,
         draw_id: Callable[[], str] = draw_request_id,
         observer: CallObserver | None = None,
+        quotas: QuotaTable | None = None,
     ) -> None:
+        self.quotas = quotas or QuotaTable(quota_specs(ProxyConfig(max_queue=max_queue)))
         self._pool = pool
         self._metrics = metrics
         self._clock = clock
@@ -69,12 +76,12 @@ class Dispatcher:
         self.jobs.on_retry = self._job_retried
         self.backpressure = Backpressure(flow_control=flow_control)
         self._items = ItemSupply(store, self.jobs, self.backpressure, metrics, clock, skip_held_items)
-        self.admission = RequestAdmission(pool, self.backpressure, self._media, max_queue, clock)
+        self.admission = RequestAdmission(pool, self.backpressure, self._media, self.quotas, clock)
         self._router = PDRouter(
             pool, proxy_id, transport, self, clock, on_poison=metrics.poison.labels("request").inc
         )
         self._shortage = EncoderShortage(pool, self._requests, self, clock)
-        metrics.in_flight_limit.set(max_queue)
+        metrics.in_flight_limit.set(self.quotas["requests"].spec.capacity)
         pool.subscribe(self)
         self._router.sync()
 
@@ -131,7 +138,9 @@ class Dispatcher:
         session = CURRENT.get()
         if session is not None:
             call = replace(call, tenant=session.tenant)
-        choices = self._open(self._admit(call), CURRENT_SPAN.get())
+            await session.weigh(call.n)
+        call, places = self._admit(call)
+        choices = self._open(call, CURRENT_SPAN.get())
         timer = asyncio.get_running_loop().call_later(call.timeout, self._expire, choices)
         failure: RequestError | None = None
         try:
@@ -157,13 +166,14 @@ class Dispatcher:
             for request in choices.requests:
                 self._carry_out(request, request.lifecycle.client_gone())
             self._close(choices, failure)
+            places.close()
             del failure  # its traceback holds this frame
             if session is not None:
                 session.charge(choices.prompt_tokens + choices.completion_tokens)
 
-    def _admit(self, call: ChatCall) -> ChatCall:
+    def _admit(self, call: ChatCall) -> tuple[ChatCall, Hold]:
         try:
-            return self.admission.admit(call, len(self._requests))
+            return self.admission.admit(call)
         except RequestError as error:
             self._metrics.requests.labels(str(error.status)).inc()
             raise

@@ -24,10 +24,12 @@ _PATIENCE = 0.25
 
 @dataclass(slots=True)
 class Session:
-    """One call of a principal. `tokens`: prompt and output tokens that it has used."""
+    """One call of a principal. `tokens`: prompt and output ones that it has used; `answers`: see `weigh`."""
 
     principal: Principal
+    limits: PrincipalLimits
     tokens: int = 0
+    answers: int = 1
 
     @property
     def tenant(self) -> str:
@@ -36,10 +38,22 @@ class Session:
     def charge(self, tokens: int) -> None:
         self.tokens += tokens
 
+    async def weigh(self, answers: int) -> None:
+        """Counts the call as so many requests until it ends. RateLimited where the key may not have them."""
+        if answers > self.answers:
+            await self.limits.take_places(self.principal, answers - self.answers)
+            self.answers = answers
+
 
 #: Whose call the running code serves: set where the call is let in, read where its request is admitted. It
 #: follows the task of a request and every task and thread that asyncio starts for it.
 CURRENT: ContextVar[Session | None] = ContextVar("session", default=None)
+
+
+def current_holder() -> str:
+    """The id of the principal that the running code serves, as quotas know it: empty without keys."""
+    session = CURRENT.get()
+    return "" if session is None else session.tenant
 
 
 class PrincipalLimits:
@@ -58,14 +72,14 @@ class PrincipalLimits:
         self._ended: dict[str, asyncio.Event] = {}
 
     def running(self, principal: Principal) -> int:
-        """Requests of the principal that have not ended."""
+        """Requests of the principal that have not ended; one for `n` answers counts n times."""
         return self._running[principal.id]
 
     @asynccontextmanager
     async def admit(self, principal: Principal) -> AsyncIterator[Session]:
         """One request from its first byte to the end of its reply. RateLimited names the limit."""
-        await self._take_place(principal)
-        session = Session(principal)
+        await self.take_places(principal, 1)
+        session = Session(principal, self)
         previous = CURRENT.get()
         try:
             await self._check(principal)
@@ -73,25 +87,27 @@ class PrincipalLimits:
             yield session
         finally:
             CURRENT.set(previous)
-            self._running[principal.id] -= 1
+            self._running[principal.id] -= session.answers
             if not self._running[principal.id]:
                 del self._running[principal.id]
             if (ended := self._ended.pop(principal.id, None)) is not None:
                 ended.set()
             await self._charge(principal, session.tokens)
 
-    async def _take_place(self, principal: Principal) -> None:
-        most = principal.limits.concurrent_requests
+    async def take_places(self, principal: Principal, count: int) -> None:
+        """Counts `count` more requests of the principal, for which it waits a moment."""
+        maximum = principal.limits.concurrent_requests
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
-                while most and self._running[principal.id] >= most:
+                while maximum and self._running[principal.id] + count > maximum:
                     await self._ended.setdefault(principal.id, asyncio.Event()).wait()
-        if most and self._running[principal.id] >= most:
+        if maximum and self._running[principal.id] + count > maximum:
             raise RateLimited(
-                f"concurrent-requests: {most} requests of this key run already; wait for one to end",
+                f"concurrent-requests: this key may have {maximum} requests at once, and each answer of n is "
+                "one; wait for one to end",
                 retry_after=1.0,
             )
-        self._running[principal.id] += 1
+        self._running[principal.id] += count
 
     async def _check(self, principal: Principal) -> None:
         limits = principal.limits

@@ -16,9 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from triptych.config import format_size
 from triptych.errors import InternalError, InvalidRequest, NotFound, RequestError, TooLarge
 from triptych.log import log_fields
-from triptych.proxy.http.body_budget import BodyBudget
+from triptych.proxy.auth.limits import current_holder
 from triptych.proxy.http.errors import error_body, error_json, retry_after
 from triptych.proxy.http.sse import DONE, event
+from triptych.proxy.quotas.quota import Quota
 from triptych.tracing.server_span import CURRENT_SPAN
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,8 @@ class PostEndpoint(ABC, Generic[P]):
     wanted = "send JSON"
     smaller = "send fewer or smaller pictures"
 
-    def __init__(self, *, max_body: int) -> None:
+    def __init__(self, parser: Quota, *, max_body: int) -> None:
+        self._parser = parser
         self._max_body = max_body
 
     @abstractmethod
@@ -92,7 +94,8 @@ class PostEndpoint(ABC, Generic[P]):
         if len(raw) <= INLINE_BODY:
             return self.parse(raw, request_id, content_type)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(_PARSER, self._parse_large, raw, request_id, content_type)
+        with await self._parser.wait(current_holder(), 1):
+            return await loop.run_in_executor(_PARSER, self._parse_large, raw, request_id, content_type)
 
     def _parse_large(self, raw: bytes, request_id: str, content_type: bytes) -> P:
         try:
@@ -143,29 +146,27 @@ class PostEndpoint(ABC, Generic[P]):
             del answer, watch, task
 
 
-class BodyBudgetMiddleware:
-    """Counts a request's body as it arrives, and until the request has been answered."""
+class BodyMiddleware:
+    """Counts a request's body as it arrives, and until the request has been answered.
 
-    def __init__(self, app: ASGIApp, budget: BodyBudget) -> None:
+    `LimitedConnection` keeps the deadlines of its arrival.
+    """
+
+    def __init__(self, app: ASGIApp, bodies: Quota) -> None:
         self._app = app
-        self._budget = budget
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        held = 0
+        with self._bodies.hold(current_holder()) as hold:
 
-        async def counted() -> Message:
-            """The next message; Overloaded when its bytes find no room."""
-            nonlocal held
-            message = await receive()
-            if size := len(message.get("body", b"")):
-                self._budget.add(size)
-                held += size
-            return message
+            async def counted() -> Message:
+                """The next message; QuotaExceeded when its bytes do not fit."""
+                message = await receive()
+                if size := len(message.get("body", b"")):
+                    hold.add(size)
+                return message
 
-        try:
             await self._app(scope, counted, send)
-        finally:
-            self._budget.remove(held)
 
 
 class WritePacer:

@@ -91,18 +91,23 @@ def parse_rules(hosts: str, networks: str) -> AddressRules:
     """The rules of the operator's comma-separated flags. ConfigError for an invalid network."""
     return AddressRules(
         frozenset(canonical_host(host) for host in _words(hosts)),
-        tuple(_network(text) for text in _words(networks)),
+        parse_networks(networks, "--allow-media-networks"),
     )
+
+
+def parse_networks(text: str, flag: str) -> tuple[Network, ...]:
+    """The networks of a comma-separated flag. ConfigError for an invalid one."""
+    return tuple(_network(word, flag) for word in _words(text))
 
 
 def _words(text: str) -> Iterable[str]:
     return filter(None, (word.strip() for word in text.split(",")))
 
 
-def _network(text: str) -> Network:
+def _network(text: str, flag: str) -> Network:
     try:
         return ipaddress.ip_network(text)
     except ValueError:
         raise ConfigError(
-            f"--allow-media-networks: {text!r} is not a network: write it like 10.1.0.0/16 or fd12::/16"
+            f"{flag}: {text!r} is not a network: write it like 10.1.0.0/16 or fd12::/16"
         ) from None

@@ -60,6 +60,12 @@ class ProxyConfig(ServiceConfig):
     key_requests_per_minute: int = flag(0, "most requests per minute of one key; 0: no limit")
     key_tokens_per_minute: int = flag(0, "most prompt and output tokens per minute of one key; 0: no limit")
     key_concurrent_requests: int = flag(0, "most concurrent requests of one key; 0: no limit")
+    trusted_proxies: str = flag(
+        "", "comma-separated networks of gateways that tell a client's address, by X-Forwarded-For"
+    )
+    proxy_protocol: bool = flag(
+        False, "HTTP connections of --trusted-proxies begin with a header of the PROXY protocol, v1 or v2"
+    )
     page: bool = flag(True, "serve the web page at / and live data of the cluster")
     page_ttft_slo: float = flag(4.0, "TTFT limit in seconds that the web page counts as good")
     page_tpot_slo: float = flag(0.2, "TPOT limit in seconds that the web page counts as good")

@@ -10,7 +10,9 @@ from starlette.types import Message
 
 from triptych.errors import InvalidRequest
 from triptych.proxy.http.endpoint import INLINE_BODY, HttpReply, PostEndpoint
+from triptych.proxy.quotas.quota import Quota, QuotaSpec
 
+PARSER = QuotaSpec("parser", 1, "bodies", "thread", "", "429", wait_seconds=60.0)
 _PATIENCE = 30.0
 
 
@@ -22,7 +24,7 @@ class _RefusingEndpoint(PostEndpoint[None]):
     """An endpoint that refuses every body; the second one looks whether the first one's text is gone."""
 
     def __init__(self) -> None:
-        super().__init__(max_body=1 << 30)
+        super().__init__(Quota(PARSER), max_body=1 << 30)
         self.go, self.looked = threading.Event(), threading.Event()
         self.first: weakref.ref[_Text] | None = None
         self.first_is_alive = True
