@@ -80,6 +80,7 @@ class PostEndpoint(ABC, Generic[P]):
         except ClientGone:
             logger.info("request %s: the client has gone", request_id, extra=log_fields(label=request_id))
         except RequestError as error:
+            # Its frames hold the body's text, and the next body is parsed soon.
             error.drop_traceback()
             await reply.error(error)
         except Exception:
@@ -95,15 +96,7 @@ class PostEndpoint(ABC, Generic[P]):
             return self.parse(raw, request_id, content_type)
         loop = asyncio.get_running_loop()
         with await self._parser.wait(current_holder(), 1):
-            return await loop.run_in_executor(_PARSER, self._parse_large, raw, request_id, content_type)
-
-    def _parse_large(self, raw: bytes, request_id: str, content_type: bytes) -> P:
-        try:
-            return self.parse(raw, request_id, content_type)
-        except RequestError as error:
-            # Its frames hold this body's text, and the next body is parsed before the event loop sees it.
-            error.drop_traceback()
-            raise
+            return await loop.run_in_executor(_PARSER, self.parse, raw, request_id, content_type)
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         limit = f"the request body is above {format_size(self._max_body)}; {self.smaller}"

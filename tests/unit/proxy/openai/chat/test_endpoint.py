@@ -68,6 +68,7 @@ class OneAnswer:
     """A dispatcher whose requests give one token and then wait."""
 
     def __init__(self) -> None:
+        self.quotas = QuotaTable(quota_specs(ProxyConfig()))
         self.closed = False
 
     def resolve_model(self, name: str) -> str:
@@ -108,7 +109,6 @@ class Queued(OneAnswer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.quotas = QuotaTable(quota_specs(ProxyConfig()))
         self.output = OutputQueue()
 
     async def chat(self, call: object) -> AsyncIterator[list[Output]]:
