@@ -138,7 +138,7 @@ class Dispatcher:
         session = CURRENT.get()
         if session is not None:
             call = replace(call, tenant=session.tenant)
-            await session.weigh(call.n)
+            await session.begin(call.n)
         call, places = self._admit(call)
         choices = self._open(call, CURRENT_SPAN.get())
         timer = asyncio.get_running_loop().call_later(call.timeout, self._expire, choices)
@@ -169,6 +169,7 @@ class Dispatcher:
             places.close()
             del failure  # its traceback holds this frame
             if session is not None:
+                session.end(call.n)
                 session.charge(choices.prompt_tokens + choices.completion_tokens)
 
     def _admit(self, call: ChatCall) -> tuple[ChatCall, Hold]:
@@ -176,6 +177,8 @@ class Dispatcher:
             return self.admission.admit(call)
         except RequestError as error:
             self._metrics.requests.labels(str(error.status)).inc()
+            if (session := CURRENT.get()) is not None:
+                session.end(call.n)
             raise
 
     def _open(self, call: ChatCall, span: ServerSpan | None) -> Choices:

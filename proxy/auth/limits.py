@@ -24,12 +24,14 @@ _PATIENCE = 0.25
 
 @dataclass(slots=True)
 class Session:
-    """One call of a principal. `tokens`: prompt and output ones that it has used; `answers`: see `weigh`."""
+    """One call of a principal. `tokens`: prompt and output tokens that it has used."""
 
     principal: Principal
     limits: PrincipalLimits
     tokens: int = 0
-    answers: int = 1
+    #: As how many requests of its key it counts, until it ends.
+    counted: int = 1
+    _running: int = 0
 
     @property
     def tenant(self) -> str:
@@ -38,11 +40,24 @@ class Session:
     def charge(self, tokens: int) -> None:
         self.tokens += tokens
 
-    async def weigh(self, answers: int) -> None:
-        """Counts the call as so many requests until it ends. RateLimited where the key may not have them."""
-        if answers > self.answers:
-            await self.limits.take_places(self.principal, answers - self.answers)
-            self.answers = answers
+    async def begin(self, answers: int) -> None:
+        """Counts so many answers as requests of the key, the first one being the call itself.
+
+        RateLimited where the key may not have them.
+        """
+        self._running += answers
+        if (more := self._running - self.counted) > 0:
+            self.counted += more
+            try:
+                await self.limits.take_places(self.principal, more)
+            except BaseException:
+                self.counted -= more
+                self._running -= answers
+                raise
+
+    def end(self, answers: int) -> None:
+        """They have ended; the next ones of the call take their places."""
+        self._running -= answers
 
 
 #: Whose call the running code serves: set where the call is let in, read where its request is admitted. It
@@ -87,7 +102,7 @@ class PrincipalLimits:
             yield session
         finally:
             CURRENT.set(previous)
-            self._running[principal.id] -= session.answers
+            self._running[principal.id] -= session.counted
             if not self._running[principal.id]:
                 del self._running[principal.id]
             if (ended := self._ended.pop(principal.id, None)) is not None:

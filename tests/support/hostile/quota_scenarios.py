@@ -87,6 +87,14 @@ async def one_models_call(tenants: TwoTenants) -> None:
     assert await tenants.list_models() == ["demo"]
 
 
+async def a_connection_that_stays(tenants: TwoTenants) -> None:
+    channel = tenants.channel()
+    assert await tenants.list_models(channel=channel) == ["demo"]
+    connections = tenants.cluster.quotas["grpc-connections"]
+    await until(lambda: connections.held(FROM[B]), "B's connection among those that may stay")
+    assert await tenants.list_models(channel=channel) == ["demo"]
+
+
 async def listeners(tenants: TwoTenants) -> None:
     for _ in range(16):
         own = await tenants.connect(A, tenants.cluster.port)
@@ -168,7 +176,7 @@ SCENARIOS: dict[str, Scenario] = {
         idle_handshakes, small_get, {"connections": PATIENT, "quotas": _small("handshakes")}, tls=True
     ),
     "grpc-connections": Scenario(
-        idle_grpc_connections, one_models_call, {"quotas": _small("grpc-connections")}
+        idle_grpc_connections, a_connection_that_stays, {"quotas": _small("grpc-connections")}
     ),
     "listeners": Scenario(listeners, another_listener, {"live": True}),
     "requests": Scenario(many_answers, small_requests, {"encoders": 0, "max_queue": 8}),

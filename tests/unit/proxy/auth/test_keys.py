@@ -233,6 +233,24 @@ async def test_a_client_that_has_read_its_reply_may_send_the_next_request_at_onc
     assert limits.running(alice) == 0
 
 
+async def test_each_answer_of_a_call_counts_and_those_of_its_parts_in_turn_count_once():
+    limits, alice = PrincipalLimits(), Principal("alice", KeyLimits(concurrent_requests=4))
+    async with limits.admit(alice) as session:
+        for _ in range(3):  # one part after the other, as windows of a file
+            await session.begin(2)
+            session.end(2)
+        assert limits.running(alice) == 2
+        await session.begin(2)
+        await session.begin(2)  # beside each other, as prompts of one request
+        assert limits.running(alice) == 4
+        with pytest.raises(RateLimited, match="each answer of n is one"):
+            await session.begin(1)
+        with pytest.raises(RateLimited):
+            async with limits.admit(alice):
+                raise AssertionError("a fifth answer")
+    assert limits.running(alice) == 0
+
+
 async def test_a_refused_request_takes_no_place():
     limits, alice = PrincipalLimits(), Principal("alice", KeyLimits(requests_per_minute=1))
     async with limits.admit(alice):
