@@ -56,11 +56,11 @@ def quota_specs(config: ProxyConfig, files: int = 1024) -> tuple[QuotaSpec, ...]
 
 def _door_quotas(config: ProxyConfig, files: int) -> tuple[QuotaSpec, ...]:
     """What a client holds before its key is known, and what it holds of the live data."""
-    connections = max(files * 3 // 4, 64)
+    handshakes = max(files // 32, 16)
     return (
         QuotaSpec(
             "connections",
-            connections,
+            max(files * 3 // 4 - handshakes, 64),
             "connections",
             "places for HTTP connections",
             "",
@@ -69,7 +69,7 @@ def _door_quotas(config: ProxyConfig, files: int) -> tuple[QuotaSpec, ...]:
         ),
         QuotaSpec(
             "handshakes",
-            max(connections // 8, 16),
+            handshakes,
             "handshakes",
             "places for TLS handshakes of HTTP",
             "",

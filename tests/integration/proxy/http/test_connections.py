@@ -228,6 +228,22 @@ async def test_bodies_above_their_memory_get_429_and_the_room_returns(store: Emb
         assert (await raw_post(cluster.port, b"x" * 100_000))[0] == 400
 
 
+async def test_a_body_that_comes_for_ever_is_ended_in_total_and_its_memory_returns(
+    store: EmbeddingStore,
+) -> None:
+    """Each piece is enough for the minimum rate."""
+    limits = ConnectionLimits(window_seconds=0.2, least_bytes=1, body_seconds=1.0, sweep_seconds=0.05)
+    async with FakeCluster(store, connections=limits) as cluster, connected(cluster) as (reader, writer):
+        writer.write(HEAD + b"Content-Length: 900000\r\n\r\n")
+        reply = asyncio.create_task(all_of(reader))
+        while not reply.done():
+            writer.write(b"x" * 1000)
+            await asyncio.sleep(0.05)
+        assert (await reply).startswith(b"HTTP/1.1 408 ")
+        assert b"more than 1 s" in await reply
+        await until(lambda: not cluster.bodies.used, "the body's memory")
+
+
 async def test_a_request_while_the_one_before_it_is_answered_is_not_hurried(store: EmbeddingStore) -> None:
     async with FakeCluster(store, connections=SHORT) as cluster, connected(cluster) as (reader, writer):
         cluster.pd_workers[0].pause_at = 1
