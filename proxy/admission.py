@@ -9,11 +9,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from triptych.errors import RETRY_AFTER, DeadlineExceeded, Overloaded, Unavailable
-from triptych.proxy.auth.limits import current_holder
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.call.model_kind import fit
 from triptych.proxy.media.ports import MediaSource
-from triptych.proxy.quotas.quota import Hold
+from triptych.proxy.quotas.quota import HOLDER, Hold
 from triptych.proxy.quotas.table import QuotaTable
 from triptych.proxy.requests.lifecycle import Lifecycle
 from triptych.proxy.requests.request import (
@@ -145,7 +144,7 @@ class RequestAdmission:
         request in flight needs, such as the text of a prompt that is echoed, are not admitted here.
         """
         self._check_draining()
-        holder = current_holder()
+        holder = HOLDER.get()
         with self._quotas["queries"].hold(holder, 1), await self._quotas["query-turns"].wait(holder, 1):
             yield
 

@@ -16,6 +16,7 @@ from limits.aio.strategies import FixedWindowRateLimiter, MovingWindowRateLimite
 
 from triptych.errors import RateLimited
 from triptych.proxy.auth.keys import Principal
+from triptych.proxy.quotas.quota import HOLDER
 
 #: Seconds for which a request waits for another one of its key to end. A client has a reply's last byte a
 #: moment before the call that sent it ends here, and may send its next request at once.
@@ -65,12 +66,6 @@ class Session:
 CURRENT: ContextVar[Session | None] = ContextVar("session", default=None)
 
 
-def current_holder() -> str:
-    """The id of the principal that the running code serves, as quotas know it: empty without keys."""
-    session = CURRENT.get()
-    return "" if session is None else session.tenant
-
-
 class PrincipalLimits:
     """The limits of all principals in this process: with P proxies a principal has P times its limits.
 
@@ -95,13 +90,15 @@ class PrincipalLimits:
         """One request from its first byte to the end of its reply. RateLimited names the limit."""
         await self.take_places(principal, 1)
         session = Session(principal, self)
-        previous = CURRENT.get()
+        previous, holder = CURRENT.get(), HOLDER.get()
         try:
             await self._check(principal)
             CURRENT.set(session)
+            HOLDER.set(principal.id)
             yield session
         finally:
             CURRENT.set(previous)
+            HOLDER.set(holder)
             self._running[principal.id] -= session.counted
             if not self._running[principal.id]:
                 del self._running[principal.id]

@@ -16,10 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from triptych.config import format_size
 from triptych.errors import InternalError, InvalidRequest, NotFound, RequestError, TooLarge
 from triptych.log import log_fields
-from triptych.proxy.auth.limits import current_holder
 from triptych.proxy.http.errors import error_body, error_json, retry_after
 from triptych.proxy.http.sse import DONE, event
-from triptych.proxy.quotas.quota import Quota
+from triptych.proxy.quotas.quota import HOLDER, Quota
 from triptych.tracing.server_span import CURRENT_SPAN
 
 logger = logging.getLogger(__name__)
@@ -95,7 +94,7 @@ class PostEndpoint(ABC, Generic[P]):
         if len(raw) <= INLINE_BODY:
             return self.parse(raw, request_id, content_type)
         loop = asyncio.get_running_loop()
-        with await self._parser.wait(current_holder(), 1):
+        with await self._parser.wait(HOLDER.get(), 1):
             return await loop.run_in_executor(_PARSER, self.parse, raw, request_id, content_type)
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
@@ -150,7 +149,7 @@ class BodyMiddleware:
         self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._bodies.hold(current_holder()) as hold:
+        with self._bodies.hold(HOLDER.get()) as hold:
 
             async def counted() -> Message:
                 """The next message; QuotaExceeded when its bytes do not fit."""

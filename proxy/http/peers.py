@@ -5,7 +5,10 @@ from __future__ import annotations
 import ipaddress
 from functools import lru_cache
 
-from triptych.proxy.media.address_rules import Address, Network, parse_networks
+from triptych.errors import ConfigError
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 #: Elements of X-Forwarded-For that are read, from the right.
 _MAX_HOPS = 32
@@ -42,6 +45,20 @@ class TrustedProxies:
         if not self._networks or (parsed := _parse(address)) is None:
             return False
         return any(parsed.version == network.version and parsed in network for network in self._networks)
+
+
+def parse_networks(text: str, flag: str) -> tuple[Network, ...]:
+    """The networks of a comma-separated flag. ConfigError for an invalid one."""
+    return tuple(_network(word.strip(), flag) for word in text.split(",") if word.strip())
+
+
+def _network(text: str, flag: str) -> Network:
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError:
+        raise ConfigError(
+            f"{flag}: {text!r} is not a network: write it like 10.1.0.0/16 or fd12::/16"
+        ) from None
 
 
 def plain_address(address: str) -> str:

@@ -6,10 +6,7 @@ import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from triptych.errors import ConfigError
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+from triptych.proxy.http.peers import Address, Network, parse_networks
 
 #: Own tables, since `ipaddress.is_global` differs between Python's patch releases.
 _NOT_PUBLIC_4 = tuple(
@@ -95,19 +92,5 @@ def parse_rules(hosts: str, networks: str) -> AddressRules:
     )
 
 
-def parse_networks(text: str, flag: str) -> tuple[Network, ...]:
-    """The networks of a comma-separated flag. ConfigError for an invalid one."""
-    return tuple(_network(word, flag) for word in _words(text))
-
-
 def _words(text: str) -> Iterable[str]:
     return filter(None, (word.strip() for word in text.split(",")))
-
-
-def _network(text: str, flag: str) -> Network:
-    try:
-        return ipaddress.ip_network(text)
-    except ValueError:
-        raise ConfigError(
-            f"{flag}: {text!r} is not a network: write it like 10.1.0.0/16 or fd12::/16"
-        ) from None

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
@@ -16,6 +17,9 @@ from typing import Literal, Self
 from triptych.errors import Overloaded
 
 RETRY_AFTER = 2.0
+#: For whom the running code holds: the principal's id, empty where no keys are in use. It follows the task of
+#: a request.
+HOLDER: ContextVar[str] = ContextVar("holder", default="")
 
 
 @dataclass(frozen=True, slots=True)

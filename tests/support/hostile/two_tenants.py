@@ -48,7 +48,7 @@ class TwoTenants:
         task = asyncio.ensure_future(work)
         self.stack.push_async_callback(asyncio.wait, (task,))
         self.stack.callback(task.cancel)
-        return task  # type: ignore[return-value]
+        return task
 
     async def connect(self, who: str, port: int) -> socket.socket:
         """A TCP connection that says nothing."""
@@ -99,7 +99,7 @@ class TwoTenants:
 
     async def silent_calls(self, who: str, count: int) -> None:
         """gRPC calls whose message never comes."""
-        method = self.channel().stream_stream("/triptych.v1.ProxyService/Chat")
+        method: Any = self.channel().stream_stream("/triptych.v1.ProxyService/Chat")
         for _ in range(count):
             call = method(metadata=(("authorization", self.bearer(who)),), timeout=120)
             self.stack.callback(call.cancel)
