@@ -58,7 +58,8 @@ class GrpcConnections:
         connections = {one.inode: one for one in found if one.inode and not one.listening}
         for inode in self._holds.keys() - connections.keys():
             self._holds.pop(inode).close()
-        ending, self._ending = self._ending, set()
+        ending = self._ending & connections.keys()
+        self._ending.clear()
         for inode, one in connections.items():
             if (hold := self._holds.get(inode)) is None:
                 holder = self._trusted.holder(one.address)

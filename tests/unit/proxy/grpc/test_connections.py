@@ -49,6 +49,7 @@ def test_a_connection_without_a_call_is_ended_and_one_with_a_call_stays() -> Non
     watched, quota = connections(clock)
     found = [LISTENER, *from_address("::ffff:192.0.2.7", 1), *from_address("2001:db8::1", 2, 30)]
     watched.look(found, {"ipv4:192.0.2.7:40000", "ipv6:%5B2001:db8::1%5D:40001"})
+    assert watched.look(found, set()) == (set(), frozenset())
     clock.now = 16.0
     quota.sweep()
     assert watched.look(found, set())[0] == {30}
