@@ -12,10 +12,10 @@ import pytest
 
 from support.hostile.quota_scenarios import SCENARIOS
 from support.hostile.two_tenants import two_tenants
+from support.quota_page import FILES, table
 from support.waiting import until
 from triptych.config import ProxyConfig
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.proxy.quotas.page import FILES, table
 from triptych.proxy.quotas.table import quota_specs
 
 PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
