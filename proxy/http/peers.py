@@ -23,6 +23,8 @@ class TrustedProxies:
 
     def __init__(self, networks: str = "", *, proxy_protocol: bool = False) -> None:
         self._networks: tuple[Network, ...] = parse_networks(networks, "--trusted-proxies")
+        if proxy_protocol and not self._networks:
+            raise ConfigError("--proxy-protocol: name the gateways that send its header in --trusted-proxies")
         self.proxy_protocol = proxy_protocol
         self.trusts = lru_cache(4096)(self._trusts)
 
