@@ -40,12 +40,8 @@ class CertOptions(CommandOptions):
 @configured(CertOptions)
 def cert(options: CertOptions) -> None:
     """Creates a CA in FOLDER and a test certificate for all services; run again to renew the certificate."""
-    try:
-        from triptych.rpc.tls.own_ca import CA, CERT, KEY, write_certificates
-    except ImportError:
-        raise ConfigError(
-            "`triptych cert` needs the package cryptography: pip install 'triptych[cert]'"
-        ) from None
+    from triptych.rpc.tls.own_ca import CA, CERT, KEY, write_certificates
+
     hosts = [host.strip() for host in options.host.split(",") if host.strip()]
     write_certificates(options.folder, hosts, options.name, options.days)
     paths = {"cert": options.folder / CERT, "key": options.folder / KEY, "ca": options.folder / CA}
