@@ -44,6 +44,8 @@ class SamplingFields(TypedDict, total=False):
     seed: int
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
+    include_stop_str_in_output: bool
+    bad_words: Sequence[str]
     ignore_eos: bool
     response_format: JsonObject
     structured_outputs: JsonObject
