@@ -8,19 +8,20 @@ from triptych.errors import InvalidRequest
 
 
 def bad_word_ids(words: Sequence[str], encode: Callable[[str], Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """The token ids of each word at a text's start and, where they are as many, behind a blank.
+    """The token ids of each word at a text's start and behind a blank.
 
-    This is vLLM's rule. InvalidRequest for a word without tokens.
+    vLLM leaves the second out where it has another length, and lets the word through there. InvalidRequest
+    for a word without tokens.
     """
-    found: list[tuple[int, ...]] = []
+    found: dict[tuple[int, ...], None] = {}
     for word in dict.fromkeys(words):
         first = tuple(encode(word.lstrip()))
         if not first:
             raise InvalidRequest("bad_words: one of them has no tokens", param="bad_words")
         after_blank = tuple(encode(f" {word.lstrip()}"))
-        found.append(first)
-        if after_blank[:1] != first[:1] and len(after_blank) == len(first):
-            found.append(after_blank)
+        found[first] = None
+        if after_blank[-len(first) :] != first:
+            found[after_blank] = None
     return tuple(found)
 
 
