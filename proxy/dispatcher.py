@@ -13,6 +13,7 @@ from triptych.ec_connector.registry.matching import MISMATCHES
 from triptych.errors import InternalError, RequestError, Unavailable
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.admission import Backpressure, RequestAdmission, make_choices
+from triptych.proxy.arrival import CURRENT_ARRIVAL
 from triptych.proxy.auth.limits import CURRENT
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started
 from triptych.proxy.encoders.job import EncoderJob
@@ -131,7 +132,11 @@ class Dispatcher:
         session = CURRENT.get()
         if session is not None:
             call = replace(call, tenant=session.tenant)
-        choices = self._open(self._admit(call), CURRENT_SPAN.get())
+        call = self.admission.admit(call, len(self._requests))
+        choices = self._open(call, CURRENT_SPAN.get())
+        if (arrival := CURRENT_ARRIVAL.get()) is not None:
+            choices.route = arrival.route
+            arrival.counted = arrival.counted or not call.internal
         timer = asyncio.get_running_loop().call_later(call.timeout, self._expire, choices)
         failure: RequestError | None = None
         try:
@@ -160,13 +165,6 @@ class Dispatcher:
             del failure  # its traceback holds this frame
             if session is not None:
                 session.charge(choices.prompt_tokens + choices.completion_tokens)
-
-    def _admit(self, call: ChatCall) -> ChatCall:
-        try:
-            return self.admission.admit(call, len(self._requests))
-        except RequestError as error:
-            self._metrics.requests.labels(str(error.status)).inc()
-            raise
 
     def _open(self, call: ChatCall, span: ServerSpan | None) -> Choices:
         self._counter += 1

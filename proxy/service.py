@@ -47,6 +47,7 @@ from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import ApiLimits, make_app
 from triptych.proxy.pd.readiness import PDReadiness
 from triptych.proxy.pool import WorkerPool
+from triptych.proxy.refusals import RefusalMiddleware, Refusals
 from triptych.proxy.scaling.autoscaler import Autoscaler
 from triptych.proxy.scaling.pool_metrics import PoolMetrics
 from triptych.proxy.scaling.service import start_scaling
@@ -125,6 +126,7 @@ class _Parts:
     pool: WorkerPool
     dispatcher: Dispatcher
     authenticator: Authenticator | None
+    refusals: Refusals
     bodies: BodyBudget
     limits: ConnectionLimits
     certificates: ProxyCertificates
@@ -173,7 +175,8 @@ async def _serve(
     bodies = BodyBudget(config.body_memory, config.max_body)
     metrics.body_bytes.set_function(lambda: bodies.nbytes)
     metrics.body_limit.set(bodies.limit)
-    shared = (config, store, metrics, pool, dispatcher, authenticator)
+    refusals = Refusals(metrics, None if live is None else live.refused)
+    shared = (config, store, metrics, pool, dispatcher, authenticator, refusals)
     parts = _Parts(*shared, bodies, limits, certificates, stack, page, live, tracer)
     grpc, health, grpc_port = await _serve_grpc(parts)
     watch = await stack.enter_async_context(ProcessWatch(health, (), config.stall_timeout))
@@ -221,6 +224,7 @@ async def _serve_grpc(parts: _Parts) -> tuple[aio.Server, Health, int]:
     admission = GrpcAdmission(
         parts.bodies,
         parts.authenticator,
+        parts.refusals,
         max_calls=config.max_queue + SPARE_CALLS,
         tracer=parts.tracer,
     )
@@ -270,7 +274,7 @@ async def _serve_http(
 ) -> tuple[HttpServer, asyncio.Task[None]]:
     """The HTTP server, which accepts connections by now, and its task."""
     config, metrics = parts.config, parts.metrics
-    app: ASGIApp = make_app(
+    front = make_app(
         parts.dispatcher,
         parts.pool,
         metrics.registry,
@@ -280,9 +284,10 @@ async def _serve_http(
         live=live,
         tracer=parts.tracer,
     )
-    app = BodyBudgetMiddleware(app, parts.bodies)
+    app: ASGIApp = BodyBudgetMiddleware(front, parts.bodies)
     if parts.authenticator is not None:
         app = AuthMiddleware(app, parts.authenticator)
+    app = RefusalMiddleware(app, front.routes, parts.refusals)
     http = HttpServer(app, listener, parts.limits, parts.certificates.front_door)
     task = await http.start()
     parts.stack.push_async_callback(http.stop, task)

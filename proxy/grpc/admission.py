@@ -17,10 +17,12 @@ import grpc
 from grpc import aio
 
 from triptych.errors import InvalidRequest, Overloaded, RequestError, RequestTimeout
+from triptych.proxy.arrival import CURRENT_ARRIVAL, Arrival
 from triptych.proxy.auth.middleware import Authenticator
 from triptych.proxy.grpc.message_fields import check_fields
 from triptych.proxy.grpc.traced import traced_call
 from triptych.proxy.http.body_budget import BodyBudget, MessageRoom
+from triptych.proxy.refusals import Refusals
 from triptych.tracing.tracer import Tracer
 
 logger = logging.getLogger(__name__)
@@ -58,12 +60,14 @@ class GrpcAdmission(aio.ServerInterceptor):
         self,
         bodies: BodyBudget,
         authenticator: Authenticator | None,
+        refusals: Refusals,
         *,
         max_calls: int,
         tracer: Tracer | None = None,
     ) -> None:
         self._bodies = bodies
         self._authenticator = authenticator
+        self._refusals = refusals
         self._max_calls = max_calls
         self._calls = 0
         self._tracer = tracer
@@ -86,13 +90,16 @@ class GrpcAdmission(aio.ServerInterceptor):
         """The handler behind all checks. A call with a streamed reply is a request that counts."""
 
         async def one(messages: AsyncIterator[bytes], context: Context) -> Any:
+            CURRENT_ARRIVAL.set(Arrival(method))
             try:
                 async with self._admit(authorization, context, handler, counts=False) as request:
                     return await handler.unary_unary(request, context)
             except RequestError as error:
+                self._refused(method, error)
                 await _abort(context, error)
 
         async def stream(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
+            CURRENT_ARRIVAL.set(Arrival(method))
             try:
                 async with (
                     self._admit(authorization, context, handler, counts=True) as request,
@@ -103,12 +110,18 @@ class GrpcAdmission(aio.ServerInterceptor):
                     async for reply in replies:
                         yield reply
             except RequestError as error:
+                self._refused(method, error)
                 await _abort(context, error)
 
         # The messages come as they are: they are parsed when they are counted.
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
         return grpc.stream_unary_rpc_method_handler(one, None, handler.response_serializer)
+
+    def _refused(self, method: str, error: RequestError) -> None:
+        arrival = CURRENT_ARRIVAL.get()
+        if arrival is None or not arrival.counted:
+            self._refusals.add(error.status, method, error.message)
 
     @asynccontextmanager
     async def _admit(

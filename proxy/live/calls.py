@@ -67,7 +67,7 @@ class CallLog:
         self._ended[order] = self._record(order, choices, now)
         if len(self._ended) > MOST_RECORDS:
             self._forget(*self._ended.popitem(last=False))
-        if choices.status == _OK:
+        if choices.status == _OK and not choices.first.call.internal:
             tokens = [request.first_token for request in choices.requests if request.first_token is not None]
             ttft = (min(tokens) if tokens else now) - choices.started
             most = max(len(request.lifecycle.output_token_ids) for request in choices.requests)

@@ -9,6 +9,7 @@ from triptych.errors import RequestError
 from triptych.proxy.live.objects import FailureRow
 
 MOST_FAILURES = 32
+MOST_REFUSALS = 8
 _ERROR_ID = re.compile(r"error id ([0-9a-f]{8,32})")
 #: What a failed request's error says, as a part of it: words and remedy of our own. Its text is not shown: it
 #: may name a field of a tenant's request.
@@ -40,6 +41,11 @@ _BY_STATUS = {
     503: ("something that it needs is not there", "see which workers and whether the store are up"),
     504: ("its timeout is over", "see whether queues grow: start workers, or raise --request-timeout"),
 }
+_REFUSED = {
+    401: "give these clients a valid API key",
+    404: "compare the model and the path that clients name with GET /v1/models and /docs",
+}
+_REFUSED_OTHERWISE = "the proxy's log has the reason, once a minute"
 _OTHER = ("an error", "search the proxy's log for errors at this time")
 
 
@@ -50,29 +56,43 @@ class _Failure:
     count: int = 1
 
 
+_Entries = dict[tuple[str, str], _Failure]
+
+
 class FailureLog:
     """The failures, newest last; equal ones are one entry with a count."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[str, str], _Failure] = {}
+        self._entries: _Entries = {}
+        self._refusals: _Entries = {}
 
     def add(self, time: float, what: str, remedy: str, where: str = "") -> None:
-        before = self._entries.pop((what, where), None)
-        self._entries[what, where] = _Failure(time, remedy, before.count + 1 if before else 1)
-        while len(self._entries) > MOST_FAILURES:
-            del self._entries[next(iter(self._entries))]
+        self._add(self._entries, MOST_FAILURES, time, what, remedy, where)
+
+    @staticmethod
+    def _add(entries: _Entries, most: int, time: float, what: str, remedy: str, where: str) -> None:
+        before = entries.pop((what, where), None)
+        entries[what, where] = _Failure(time, remedy, before.count + 1 if before else 1)
+        while len(entries) > most:
+            del entries[next(iter(entries))]
 
     def add_request(self, time: float, error: RequestError) -> None:
         """A request that failed with a 5xx."""
         what, remedy = described(error)
         self.add(time, f"a request failed with {error.status}: {what}", remedy)
 
+    def add_refusal(self, time: float, status: int, route: str) -> None:
+        """A request that was refused before it was a call. Refusals never push failures out."""
+        what = f"requests to {route} are refused with {status}"
+        self._add(self._refusals, MOST_REFUSALS, time, what, _REFUSED.get(status, _REFUSED_OTHERWISE), "")
+
     def read(self) -> list[FailureRow]:
         """Newest first."""
-        return [
+        rows = [
             FailureRow(round(entry.time, 3), what, entry.remedy, where, entry.count)
-            for (what, where), entry in reversed(self._entries.items())
+            for (what, where), entry in (*self._refusals.items(), *self._entries.items())
         ]
+        return sorted(reversed(rows), key=lambda row: -row.time)
 
 
 def described(error: RequestError) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from starlette.routing import Route
@@ -56,6 +57,10 @@ class LiveData:
         self._feed = LiveFeed(ClusterView(sources))
         self._feed.start()
         return live_routes(self._feed, self.calls)
+
+    def refused(self, status: int, route: str) -> None:
+        """A request that was refused before it was a call."""
+        self._failures.add_refusal(time.time(), status, route)
 
     def drain(self) -> None:
         """Ends all streams."""

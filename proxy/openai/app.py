@@ -53,7 +53,7 @@ def make_app(
     page: bool = True,
     live: Sequence[Route] = (),
     tracer: Tracer | None = None,
-) -> ASGIApp:
+) -> FrontDoor:
     """The ASGI application of one proxy.
 
     `metrics`, `page`: whether /metrics and the page are part of it; `live`: the routes of its live data.
@@ -107,9 +107,11 @@ class FrontDoor:
     Starlette's router and middleware would add coroutines to each request and to every token that it sends.
     """
 
-    def __init__(self, posts: Mapping[str, ASGIApp], rest: ASGIApp) -> None:
+    def __init__(self, posts: Mapping[str, ASGIApp], rest: Starlette) -> None:
         self._posts = posts
         self._rest = rest
+        #: The paths that are served, with parts in braces that vary.
+        self.routes = frozenset({*posts, *(route.path for route in rest.routes if isinstance(route, Route))})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = self._posts.get(scope["path"]) if scope.get("method") == "POST" else None

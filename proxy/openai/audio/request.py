@@ -129,6 +129,7 @@ def detection_of(call: ChatCall) -> ChatCall:
         label=f"{call.label}#language",
         sampling=replace(call.sampling, max_tokens=1, temperature=0.0, logprobs=None),
         transcription=Transcription(detect_language=True),
+        internal=True,
     )
 
 

@@ -38,6 +38,7 @@ from triptych.proxy.live.service import LiveData
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import ApiLimits, make_app
 from triptych.proxy.pool import WorkerPool
+from triptych.proxy.refusals import RefusalMiddleware, Refusals
 from triptych.proxy.transport import GrpcTransport
 from triptych.rpc.channels import listen, make_server
 from triptych.rpc.tls.certificates import Certificates
@@ -119,7 +120,7 @@ class FakeCluster:
             observer=None if live is None else live.calls,
             **options,
         )
-        app: ASGIApp = make_app(
+        front = make_app(
             self.dispatcher,
             self.pool,
             self.metrics.registry,
@@ -130,13 +131,15 @@ class FakeCluster:
         listener = bind("127.0.0.1", 0)
         self.listener = listener
         self.bodies = BodyBudget(body_memory, max_body)
-        app = BodyBudgetMiddleware(app, self.bodies)
+        refusals = Refusals(self.metrics, None if live is None else live.refused)
+        app: ASGIApp = BodyBudgetMiddleware(front, self.bodies)
         if authenticator is not None:
             app = AuthMiddleware(app, authenticator)
+        app = RefusalMiddleware(app, front.routes, refusals)
         self.http = HttpServer(app, listener, limits, front_door)
         self.http_task = await self.http.start()
         self.port = listener.getsockname()[1]
-        admission = GrpcAdmission(self.bodies, authenticator, max_calls=max_calls, tracer=tracer)
+        admission = GrpcAdmission(self.bodies, authenticator, refusals, max_calls=max_calls, tracer=tracer)
         await self._start_grpc(admission, limits, front_door, timeout)
         await self.pool.start()
         await until(lambda: self.attached == len(self.pd_workers), "the streams of all PD workers")

@@ -1,0 +1,88 @@
+"""Refusals: requests that end with an error before they are calls."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from triptych.metrics import ProxyMetrics
+from triptych.proxy.arrival import CURRENT_ARRIVAL, Arrival
+from triptych.proxy.http.connections import OPEN_PATHS
+from triptych.proxy.periodic_log import PeriodicLog
+
+logger = logging.getLogger(__name__)
+
+#: The route of a path that is not served.
+OTHER = "other"
+_ERROR = 400
+
+
+class Refusals:
+    """Counts refusals by status and route, shows them to the operator, and logs each kind once a minute.
+
+    `show` gets the status and route of each, such as for the page.
+    """
+
+    def __init__(
+        self,
+        metrics: ProxyMetrics,
+        show: Callable[[int, str], None] | None = None,
+        log: PeriodicLog | None = None,
+    ) -> None:
+        self._metrics = metrics
+        self._show = show
+        self._log = log or PeriodicLog(logger)
+
+    def add(self, status: int, route: str, reason: str) -> None:
+        self._metrics.requests.labels(str(status), route).inc()
+        self._log.add(f"{route} refused with {status}", reason, logging.INFO)
+        if self._show is not None:
+            self._show(status, route)
+
+
+class RefusalMiddleware:
+    """ASGI middleware, the outermost: an error that no call counts is a refusal."""
+
+    def __init__(self, app: ASGIApp, routes: Iterable[str], refusals: Refusals) -> None:
+        self._app = app
+        self._routes = frozenset(routes)
+        #: Of routes with a part of the path in braces, what stands before it.
+        self._prefixes = tuple((route.partition("{")[0], route) for route in self._routes if "{" in route)
+        self._refusals = refusals
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        arrival, status, body = Arrival(self.route_of(path)), 0, b""
+
+        def watched(message: Message) -> Awaitable[None]:
+            nonlocal status, body
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif status >= _ERROR and not body:
+                body = message.get("body", b"")
+            return send(message)  # no coroutine of its own: it is called for every token
+
+        token = CURRENT_ARRIVAL.set(arrival)
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            CURRENT_ARRIVAL.reset(token)
+            if status >= _ERROR and not arrival.counted and path not in OPEN_PATHS:
+                self._refusals.add(status, arrival.route, _reason(body))
+
+    def route_of(self, path: str) -> str:
+        """The route that serves a path: a label of few values, whatever clients send."""
+        if path in self._routes:
+            return path
+        return next((route for prefix, route in self._prefixes if path.startswith(prefix)), OTHER)
+
+
+def _reason(body: bytes) -> str:
+    """The message of an error's body."""
+    try:
+        return str(msgspec.json.decode(body)["error"]["message"])
+    except (msgspec.MsgspecError, KeyError, TypeError, UnicodeDecodeError):
+        return "no reason was given"
