@@ -7,7 +7,7 @@ import logging
 import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
@@ -19,6 +19,7 @@ from triptych.log import log_fields
 from triptych.proxy.http.body_budget import BodyBudget
 from triptych.proxy.http.errors import error_body, error_json, retry_after
 from triptych.proxy.http.sse import DONE, event
+from triptych.proxy.http.unknown_fields import ignored_header, names_of
 from triptych.tracing.server_span import CURRENT_SPAN
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,9 @@ class PostEndpoint(ABC, Generic[P]):
     #: What an empty body, and one above the limit, should have been.
     wanted = "send JSON"
     smaller = "send fewer or smaller pictures"
+    #: Names of the fields that a body may have; others are named in a header, or refused.
+    known: Collection[str] = ()
+    reject_unknown = False
 
     def __init__(self, *, max_body: int) -> None:
         self._max_body = max_body
@@ -66,6 +70,10 @@ class PostEndpoint(ABC, Generic[P]):
     async def answer(self, request: P, reply: HttpReply) -> None:
         """Sends the whole reply. Cancelled when the client goes or takes nothing."""
 
+    def names(self, raw: bytes, request: P) -> Iterable[str]:
+        """The names of the fields that the body has."""
+        return names_of(raw)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         request_id = _request_id(headers.get(b"x-request-id", b""))
@@ -74,7 +82,7 @@ class PostEndpoint(ABC, Generic[P]):
             await reply.error(NotFound("use POST"), 405)
             return
         try:
-            await self._serve(await self._request(headers, receive, request_id), receive, reply)
+            await self._serve(await self._request(headers, receive, reply), receive, reply)
         except ClientGone:
             logger.info("request %s: the client has gone", request_id, extra=log_fields(label=request_id))
         except RequestError as error:
@@ -84,19 +92,22 @@ class PostEndpoint(ABC, Generic[P]):
             logger.exception("request %s", request_id, extra=log_fields(label=request_id))
             await reply.error(InternalError("an unexpected error in the proxy"))
 
-    async def _request(self, headers: dict[bytes, bytes], receive: Receive, request_id: str) -> P:
+    async def _request(self, headers: dict[bytes, bytes], receive: Receive, reply: HttpReply) -> P:
         raw = await self._read(headers, receive)
         if not raw:
             raise InvalidRequest(f"the request body is empty: {self.wanted}", param="body")
         content_type = headers.get(b"content-type", b"")
         if len(raw) <= INLINE_BODY:
-            return self.parse(raw, request_id, content_type)
+            return self._parse(raw, reply, content_type)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(_PARSER, self._parse_large, raw, request_id, content_type)
+        return await loop.run_in_executor(_PARSER, self._parse, raw, reply, content_type)
 
-    def _parse_large(self, raw: bytes, request_id: str, content_type: bytes) -> P:
+    def _parse(self, raw: bytes, reply: HttpReply, content_type: bytes) -> P:
         try:
-            return self.parse(raw, request_id, content_type)
+            request = self.parse(raw, reply.request_id, content_type)
+            names = self.names(raw, request)
+            reply.headers = ignored_header(names, self.known, reject=self.reject_unknown)
+            return request
         except RequestError as error:
             # Its frames hold this body's text, and the next body is parsed before the event loop sees it.
             error.drop_traceback()
@@ -191,7 +202,9 @@ class HttpReply:
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send_now = send
-        self._request_id = request_id
+        self.request_id = request_id
+        #: Of every reply to this request, whatever its status.
+        self.headers: Headers = ()
         self._begun = False
         self._span = CURRENT_SPAN.get()
         self._clock = asyncio.get_running_loop().time
@@ -238,7 +251,7 @@ class HttpReply:
                 else:
                     await self.whole(error_json(error), status or error.status, extra)
         except (TimeoutError, ClientGone):
-            label = self._request_id
+            label = self.request_id
             logger.info(
                 "request %s: the client has not taken its error", label, extra=log_fields(label=label)
             )
@@ -247,7 +260,7 @@ class HttpReply:
         self._begun = True
         if self._span is not None:
             self._span.http_status(status)
-        headers.append((b"x-request-id", self._request_id.encode()))
+        headers += [(b"x-request-id", self.request_id.encode()), *self.headers]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _send(self, message: Message) -> None:

@@ -108,6 +108,7 @@ class FakeCluster:
         media = make_loader(ProxyConfig(**options.pop("media_flags", {})), self.metrics)
         timeouts = {name: options.pop(name) for name in ("phase_timeout", "stall_timeout") if name in options}
         transport = GrpcTransport(self.pool, "proxy-test", **timeouts)
+        reject = options.pop("unknown_fields", "ignore") == "reject"
         live = LiveData(ProxyConfig(), self.pool) if options.pop("live", False) else None
         self.live = live
         self.dispatcher = Dispatcher(
@@ -124,7 +125,7 @@ class FakeCluster:
             self.dispatcher,
             self.pool,
             self.metrics.registry,
-            ApiLimits(max_images=8, max_body=max_body, request_timeout=timeout),
+            ApiLimits(8, 16, max_body, timeout, reject),
             live=() if live is None else live.start(self.dispatcher, self.metrics, "proxy-test"),
             tracer=tracer,
         )
