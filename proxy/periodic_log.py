@@ -5,24 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 SECONDS = 60.0
 #: Characters of an event's text in the log.
 _SHOWN = 300
 
 
-@dataclass(slots=True)
-class _Kind:
-    """The events of one kind since its last line."""
-
-    level: int
-    count: int = 0
-    text: str = ""
-
-
 class PeriodicLog:
-    """The lines of one logger. The caller bounds the number of kinds; an event costs no line of its own.
+    """The lines of one logger. The caller bounds the number of kinds, and an event costs no line of its own.
 
     `later` calls a function after so many seconds, as an event loop does.
     """
@@ -32,36 +22,25 @@ class PeriodicLog:
     ) -> None:
         self._logger = logger
         self._later = later
-        self._kinds: dict[str, _Kind] = {}
+        #: Of each kind that was logged in the last minute, the events since, and the last one's text.
+        self._since: dict[str, tuple[int, str]] = {}
 
-    def add(self, kind: str, text: str, level: int = logging.WARNING) -> None:
+    def add(self, kind: str, text: str, level: int = logging.INFO) -> None:
         """An event; `text` may hold a client's words."""
-        known = self._kinds.get(kind)
-        if known is None:
-            self._logger.log(level, "%s: %s", kind, _shown(text))
-            self._wait(kind, level)
+        if kind in self._since:
+            self._since[kind] = self._since[kind][0] + 1, text
         else:
-            known.count, known.text = known.count + 1, text
+            self._tell(level, kind, text)
 
-    def _wait(self, kind: str, level: int) -> None:
-        self._kinds[kind] = _Kind(level)
-        later = self._later or asyncio.get_running_loop().call_later
-        later(SECONDS, lambda: self._tell(kind))
+    def _tell(self, level: int, kind: str, text: str) -> None:
+        shown = "".join(character if character.isprintable() else "?" for character in text[:_SHOWN])
+        self._logger.log(level, "%s: %s", kind, shown)
+        self._since[kind] = 0, ""
+        (self._later or asyncio.get_running_loop().call_later)(
+            SECONDS, lambda: self._minute_over(level, kind)
+        )
 
-    def _tell(self, kind: str) -> None:
-        known = self._kinds.pop(kind)
-        if known.count:
-            self._logger.log(
-                known.level,
-                "%s: %d more in %.0f s, the last: %s",
-                kind,
-                known.count,
-                SECONDS,
-                _shown(known.text),
-            )
-            self._wait(kind, known.level)
-
-
-def _shown(text: str) -> str:
-    """The text in one line of printable characters."""
-    return "".join(character if character.isprintable() else "?" for character in text[:_SHOWN])
+    def _minute_over(self, level: int, kind: str) -> None:
+        count, text = self._since.pop(kind)
+        if count:
+            self._tell(level, kind, f"{count} more in {SECONDS:.0f} s, the last: {text}")

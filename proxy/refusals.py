@@ -17,28 +17,19 @@ logger = logging.getLogger(__name__)
 
 #: The route of a path that is not served.
 OTHER = "other"
-_ERROR = 400
 
 
 class Refusals:
-    """Counts refusals by status and route, shows them to the operator, and logs each kind once a minute.
+    """Counts and logs refusals by status and route, of which `show` hears, too."""
 
-    `show` gets the status and route of each, such as for the page.
-    """
-
-    def __init__(
-        self,
-        metrics: ProxyMetrics,
-        show: Callable[[int, str], None] | None = None,
-        log: PeriodicLog | None = None,
-    ) -> None:
+    def __init__(self, metrics: ProxyMetrics, show: Callable[[int, str], None] | None = None) -> None:
         self._metrics = metrics
         self._show = show
-        self._log = log or PeriodicLog(logger)
+        self._log = PeriodicLog(logger)
 
     def add(self, status: int, route: str, reason: str) -> None:
         self._metrics.requests.labels(str(status), route).inc()
-        self._log.add(f"{route} refused with {status}", reason, logging.INFO)
+        self._log.add(f"{route} refused with {status}", reason)
         if self._show is not None:
             self._show(status, route)
 
@@ -49,19 +40,18 @@ class RefusalMiddleware:
     def __init__(self, app: ASGIApp, routes: Iterable[str], refusals: Refusals) -> None:
         self._app = app
         self._routes = frozenset(routes)
-        #: Of routes with a part of the path in braces, what stands before it.
+        #: Of routes with a part in braces, what stands before it.
         self._prefixes = tuple((route.partition("{")[0], route) for route in self._routes if "{" in route)
         self._refusals = refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
-        arrival, status, body = Arrival(self.route_of(path)), 0, b""
+        arrival, status, body = Arrival(self.route_of(scope["path"])), 0, b""
 
         def watched(message: Message) -> Awaitable[None]:
             nonlocal status, body
             if message["type"] == "http.response.start":
                 status = message["status"]
-            elif status >= _ERROR and not body:
+            elif status >= 400 and not body:
                 body = message.get("body", b"")
             return send(message)  # no coroutine of its own: it is called for every token
 
@@ -70,7 +60,7 @@ class RefusalMiddleware:
             await self._app(scope, receive, watched)
         finally:
             CURRENT_ARRIVAL.reset(token)
-            if status >= _ERROR and not arrival.counted and path not in OPEN_PATHS:
+            if status >= 400 and not arrival.counted and scope["path"] not in OPEN_PATHS:
                 self._refusals.add(status, arrival.route, _reason(body))
 
     def route_of(self, path: str) -> str:

@@ -9,6 +9,7 @@ from triptych.errors import RequestError
 from triptych.proxy.live.objects import FailureRow
 
 MOST_FAILURES = 32
+#: Kinds of refusals, in a log of their own: they push no failures out.
 MOST_REFUSALS = 8
 _ERROR_ID = re.compile(r"error id ([0-9a-f]{8,32})")
 #: What a failed request's error says, as a part of it: words and remedy of our own. Its text is not shown: it
@@ -45,7 +46,7 @@ _REFUSED = {
     401: "give these clients a valid API key",
     404: "compare the model and the path that clients name with GET /v1/models and /docs",
 }
-_REFUSED_OTHERWISE = "the proxy's log has the reason, once a minute"
+_REASON = "the proxy's log has the reason, once a minute"
 _OTHER = ("an error", "search the proxy's log for errors at this time")
 
 
@@ -56,25 +57,18 @@ class _Failure:
     count: int = 1
 
 
-_Entries = dict[tuple[str, str], _Failure]
-
-
 class FailureLog:
     """The failures, newest last; equal ones are one entry with a count."""
 
-    def __init__(self) -> None:
-        self._entries: _Entries = {}
-        self._refusals: _Entries = {}
+    def __init__(self, most: int = MOST_FAILURES) -> None:
+        self._most = most
+        self._entries: dict[tuple[str, str], _Failure] = {}
 
     def add(self, time: float, what: str, remedy: str, where: str = "") -> None:
-        self._add(self._entries, MOST_FAILURES, time, what, remedy, where)
-
-    @staticmethod
-    def _add(entries: _Entries, most: int, time: float, what: str, remedy: str, where: str) -> None:
-        before = entries.pop((what, where), None)
-        entries[what, where] = _Failure(time, remedy, before.count + 1 if before else 1)
-        while len(entries) > most:
-            del entries[next(iter(entries))]
+        before = self._entries.pop((what, where), None)
+        self._entries[what, where] = _Failure(time, remedy, before.count + 1 if before else 1)
+        while len(self._entries) > self._most:
+            del self._entries[next(iter(self._entries))]
 
     def add_request(self, time: float, error: RequestError) -> None:
         """A request that failed with a 5xx."""
@@ -82,17 +76,15 @@ class FailureLog:
         self.add(time, f"a request failed with {error.status}: {what}", remedy)
 
     def add_refusal(self, time: float, status: int, route: str) -> None:
-        """A request that was refused before it was a call. Refusals never push failures out."""
-        what = f"requests to {route} are refused with {status}"
-        self._add(self._refusals, MOST_REFUSALS, time, what, _REFUSED.get(status, _REFUSED_OTHERWISE), "")
+        """A request that was refused before it was a call."""
+        self.add(time, f"requests to {route} are refused with {status}", _REFUSED.get(status, _REASON))
 
     def read(self) -> list[FailureRow]:
         """Newest first."""
-        rows = [
+        return [
             FailureRow(round(entry.time, 3), what, entry.remedy, where, entry.count)
-            for (what, where), entry in (*self._refusals.items(), *self._entries.items())
+            for (what, where), entry in reversed(self._entries.items())
         ]
-        return sorted(reversed(rows), key=lambda row: -row.time)
 
 
 def described(error: RequestError) -> tuple[str, str]:

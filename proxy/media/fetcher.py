@@ -30,8 +30,6 @@ FIRST_BACKOFF = 0.25
 #: One message for hosts without an address and with a forbidden one, so that clients cannot probe the
 #: operator's network with it.
 REFUSED = "has no public address"
-#: What the operator may have to change; the rest is the client's or the origin's.
-_LEVELS = {"refused": logging.WARNING}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,9 @@ class MediaFetcher:
                 self._metrics.media_fetch_seconds.observe(time.monotonic() - started)
                 self._metrics.media_fetches.labels(result).inc()
                 if result != "ok":
-                    self._log.add(f"media by URL {result}", cause, _LEVELS.get(result, logging.INFO))
+                    # It is for the operator to change; the rest is the client's or the origin's.
+                    level = logging.WARNING if result == "refused" else logging.INFO
+                    self._log.add(f"media by URL {result}", cause, level)
 
     async def _with_retries(self, url: URL) -> SpooledMedia:
         backoff = FIRST_BACKOFF

@@ -8,26 +8,10 @@ import click
 
 from triptych.errors import ConfigError
 
-_WORKER = (
-    "jinja2",
-    "llguidance",
-    "numpy",
-    "safetensors",
-    "soundfile",
-    "soxr",
-    "tokenizers",
-    "torch",
-    "transformers",
-)
-#: The extra that installs each module; `_BENCH` need numpy and PIL for themselves.
-_EXTRAS = {
-    **dict.fromkeys((*_WORKER, "PIL"), "worker"),
-    "cryptography": "cert",
-    "matplotlib": "bench",
-    "ray": "ray",
-    "vllm": "vllm",
-}
-_BENCH = ("bench", "plan")
+_WORKER = ("PIL", "jinja2", "llguidance", "numpy", "safetensors", "soundfile", "soxr", "tokenizers", "torch")
+#: The extra that installs each module.
+_EXTRAS = dict.fromkeys((*_WORKER, "transformers"), "worker")
+_EXTRAS |= {"cryptography": "cert", "matplotlib": "bench", "ray": "ray", "vllm": "vllm"}
 
 
 class Commands(click.Group):
@@ -38,11 +22,10 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
             module, command = (error.name or "").partition(".")[0], ctx.invoked_subcommand
-            extra = _EXTRAS.get(module)
-            if extra is None:
+            if module not in _EXTRAS:
                 raise
-            if extra == "worker" and command in _BENCH:
-                extra = "bench"
+            # They need numpy and PIL for themselves.
+            extra = "bench" if command in ("bench", "plan") else _EXTRAS[module]
             raise ConfigError(
                 f"`triptych {command}` needs {module}, not installed here: pip install 'triptych[{extra}]'"
             ) from error

@@ -56,13 +56,10 @@ def check_limits(param: str, value: float | None, kind: object) -> None:
 
 def check_bad_words(words: Sequence[str]) -> None:
     """InvalidRequest for too many of them, or for one that is empty or too long."""
-    if len(words) > MAX_BAD_WORDS:
-        raise InvalidRequest(f"bad_words takes at most {MAX_BAD_WORDS} texts", param="bad_words")
-    if not all(word.strip() and len(word) <= MAX_BAD_WORD_CHARS for word in words):
-        raise InvalidRequest(
-            f"bad_words: each has 1 to {MAX_BAD_WORD_CHARS} characters that are not all blank",
-            param="bad_words",
-        )
+    fit = all(word.strip() and len(word) <= MAX_BAD_WORD_CHARS for word in words)
+    if len(words) > MAX_BAD_WORDS or not fit:
+        limits = f"up to {MAX_BAD_WORDS} texts of 1 to {MAX_BAD_WORD_CHARS} characters that are not all blank"
+        raise InvalidRequest(f"bad_words takes {limits}", param="bad_words")
 
 
 @cache

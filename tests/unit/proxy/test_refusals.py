@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from triptych.metrics import ProxyMetrics
-from triptych.proxy.live.failures import MOST_FAILURES, MOST_REFUSALS, FailureLog
+from triptych.proxy.live.failures import MOST_REFUSALS, FailureLog
 from triptych.proxy.periodic_log import PeriodicLog
 from triptych.proxy.refusals import OTHER, RefusalMiddleware, Refusals
 
@@ -38,13 +38,13 @@ def test_the_first_of_a_kind_is_logged_at_once_and_the_rest_in_one_line_a_minute
     log = PeriodicLog(logging.getLogger("test"), later)
     with caplog.at_level(logging.INFO):
         for index in range(1000):
-            log.add("a", f"a{index}\nforged", logging.INFO)
-        log.add("b", "b0")
+            log.add("a", f"a{index}\nforged")
+        log.add("b", "b0", logging.WARNING)
         assert caplog.messages == ["a: a0?forged", "b: b0"]
         later.over()
         assert caplog.messages[2:] == ["a: 999 more in 60 s, the last: a999?forged"]
         later.over()
-        log.add("a", "again", logging.INFO)
+        log.add("a", "again")
         assert caplog.messages[3:] == ["a: again"]
     assert len(later.timers) == 1
 
@@ -68,16 +68,14 @@ def test_a_path_is_one_of_the_routes_or_other(path: str, route: str) -> None:
     assert middleware.route_of(path) == route
 
 
-def test_refusals_are_shown_by_status_and_route_and_push_no_failure_out() -> None:
-    failures = FailureLog()
-    for index in range(MOST_FAILURES):
-        failures.add(float(index), f"failure {index}", "help")
+def test_refusals_are_shown_by_status_and_route_with_a_remedy_and_few_at_a_time() -> None:
+    refusals = FailureLog(MOST_REFUSALS)
     for index in range(100):
-        failures.add_refusal(1000.0 + index, 404, f"/route/{index % 10}")
-    rows = failures.read()
+        refusals.add_refusal(1000.0 + index, 404, f"/route/{index % 10}")
+    rows = refusals.read()
     assert [row.what for row in rows[:2]] == [
         "requests to /route/9 are refused with 404",
         "requests to /route/8 are refused with 404",
     ]
     assert "GET /v1/models" in rows[0].remedy
-    assert len(rows) == MOST_REFUSALS + MOST_FAILURES
+    assert len(rows) == MOST_REFUSALS
