@@ -13,16 +13,16 @@ def bad_word_ids(words: Sequence[str], encode: Callable[[str], Sequence[int]]) -
     vLLM leaves the second out where it has another length, and lets the word through there. InvalidRequest
     for a word without tokens.
     """
-    found: dict[tuple[int, ...], None] = {}
+    sequences: dict[tuple[int, ...], None] = {}
     for word in dict.fromkeys(words):
         first = tuple(encode(word.lstrip()))
         if not first:
             raise InvalidRequest("bad_words: one of them has no tokens", param="bad_words")
         after_blank = tuple(encode(f" {word.lstrip()}"))
-        found[first] = None
+        sequences[first] = None
         if after_blank[-len(first) :] != first:
-            found[after_blank] = None
-    return tuple(found)
+            sequences[after_blank] = None
+    return tuple(sequences)
 
 
 def banned_ids(sequences: Sequence[Sequence[int]], output_ids: Sequence[int]) -> list[int]:

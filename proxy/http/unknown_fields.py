@@ -18,8 +18,8 @@ WITHOUT_EFFECT = frozenset(
         "guided_decoding_backend",
     )
 )
-_MOST_NAMES = 16
-_MOST_BYTES = 512
+_MAX_NAMES = 16
+_MAX_BYTES = 512
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -36,5 +36,5 @@ def ignored_header(
     for name in ignored:
         if reject and name not in WITHOUT_EFFECT:
             raise unknown_field(name, known, "leave it out (--unknown-fields)")
-    shown = ", ".join(re.sub(r"[^!-+\--~]", "?", name[:64]) for name in ignored[:_MOST_NAMES])
-    return ((HEADER, shown.encode()[:_MOST_BYTES]),) if ignored else ()
+    shown = ", ".join(re.sub(r"[^!-+\--~]", "?", name[:64]) for name in ignored[:_MAX_NAMES])
+    return ((HEADER, shown.encode()[:_MAX_BYTES]),) if ignored else ()

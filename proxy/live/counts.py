@@ -66,12 +66,12 @@ def read_counts(metrics: ProxyMetrics, at: float, tokens: float, met: int, measu
 
 def _by_label(counter: Counter) -> dict[str, float]:
     """The values of a counter, summed by its first label."""
-    found: dict[str, float] = {}
+    sums: dict[str, float] = {}
     for family in counter.collect():
         for sample in family.samples:
             label = next(iter(sample.labels.values()))
-            found[label] = found.get(label, 0.0) + sample.value
-    return found
+            sums[label] = sums.get(label, 0.0) + sample.value
+    return sums
 
 
 class CountWindow:

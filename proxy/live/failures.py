@@ -10,7 +10,7 @@ from triptych.proxy.live.objects import FailureRow
 
 MOST_FAILURES = 32
 #: Kinds of refusals, in a log of their own: they push no failures out.
-MOST_REFUSALS = 8
+MAX_REFUSALS = 8
 _ERROR_ID = re.compile(r"error id ([0-9a-f]{8,32})")
 #: What a failed request's error says, as a part of it: words and remedy of our own. Its text is not shown: it
 #: may name a field of a tenant's request.
@@ -60,14 +60,14 @@ class _Failure:
 class FailureLog:
     """The failures, newest last; equal ones are one entry with a count."""
 
-    def __init__(self, most: int = MOST_FAILURES) -> None:
-        self._most = most
+    def __init__(self, limit: int = MOST_FAILURES) -> None:
+        self._limit = limit
         self._entries: dict[tuple[str, str], _Failure] = {}
 
     def add(self, time: float, what: str, remedy: str, where: str = "") -> None:
         before = self._entries.pop((what, where), None)
         self._entries[what, where] = _Failure(time, remedy, before.count + 1 if before else 1)
-        while len(self._entries) > self._most:
+        while len(self._entries) > self._limit:
             del self._entries[next(iter(self._entries))]
 
     def add_request(self, time: float, error: RequestError) -> None:

@@ -14,7 +14,7 @@ from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.live.calls import CallLog
 from triptych.proxy.live.cluster_view import ClusterSources, ClusterView
 from triptych.proxy.live.endpoint import live_routes
-from triptych.proxy.live.failures import MOST_REFUSALS, FailureLog
+from triptych.proxy.live.failures import MAX_REFUSALS, FailureLog
 from triptych.proxy.live.feed import LiveFeed
 from triptych.proxy.live.goodput import GoodputWindow, Slo
 from triptych.proxy.pool import WorkerPool
@@ -29,7 +29,7 @@ class LiveData:
         self._pool = pool
         self._goodput = GoodputWindow(Slo(config.page_ttft_slo, config.page_tpot_slo))
         self._failures = FailureLog()
-        self._refusals = FailureLog(MOST_REFUSALS)
+        self._refusals = FailureLog(MAX_REFUSALS)
         self._feed: LiveFeed | None = None
         self.calls = CallLog(self._goodput, self._failures, self._model_name)
 

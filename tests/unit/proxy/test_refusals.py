@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from triptych.metrics import ProxyMetrics
-from triptych.proxy.live.failures import MOST_REFUSALS, FailureLog
+from triptych.proxy.live.failures import MAX_REFUSALS, FailureLog
 from triptych.proxy.periodic_log import PeriodicLog
 from triptych.proxy.refusals import OTHER, RefusalMiddleware, Refusals
 
@@ -69,7 +69,7 @@ def test_a_path_is_one_of_the_routes_or_other(path: str, route: str) -> None:
 
 
 def test_refusals_are_shown_by_status_and_route_with_a_remedy_and_few_at_a_time() -> None:
-    refusals = FailureLog(MOST_REFUSALS)
+    refusals = FailureLog(MAX_REFUSALS)
     for index in range(100):
         refusals.add_refusal(1000.0 + index, 404, f"/route/{index % 10}")
     rows = refusals.read()
@@ -78,4 +78,4 @@ def test_refusals_are_shown_by_status_and_route_with_a_remedy_and_few_at_a_time(
         "requests to /route/8 are refused with 404",
     ]
     assert "GET /v1/models" in rows[0].remedy
-    assert len(rows) == MOST_REFUSALS
+    assert len(rows) == MAX_REFUSALS

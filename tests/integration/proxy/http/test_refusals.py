@@ -11,7 +11,7 @@ import pytest
 
 from support.fakes.proxy_fakes import FakeCluster
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.protos import proxy_pb2, proxy_pb2_grpc
+from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.proxy.auth.key_ring import KeyRing
 from triptych.proxy.auth.keys import KeyLimits
 from triptych.rpc.channels import make_channel
@@ -90,3 +90,14 @@ async def test_refusals_are_in_the_log_and_on_the_page_and_hold_no_line_of_a_cli
         assert row["what"] == f"requests to {CHAT} are refused with 404"
         assert row["count"] == 50
         assert "named" not in str(row)
+
+
+async def test_a_call_that_fails_is_counted_once_and_is_no_refusal(
+    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeCluster(store) as cluster:
+        cluster.pd_workers[0].refusals = [common_pb2.Error(code="invalid_request_error", message="no")]
+        with caplog.at_level(logging.INFO):
+            assert await send(cluster, "POST", CHAT, json=HELLO) == 400
+        assert counted(cluster) == {("400", CHAT): 1}
+        assert not [line for line in caplog.messages if "refused with" in line]
