@@ -27,9 +27,9 @@ class Refusals:
         self._show = show
         self._log = PeriodicLog(logger)
 
-    def add(self, status: int, route: str, reason: str) -> None:
+    def add(self, status: int, route: str, code: str) -> None:
         self._metrics.requests.labels(str(status), route).inc()
-        self._log.add(f"{route} refused with {status}", reason)
+        self._log.add(f"{route} refused with {status}", code)
         if self._show is not None:
             self._show(status, route)
 
@@ -61,7 +61,7 @@ class RefusalMiddleware:
         finally:
             CURRENT_ARRIVAL.reset(token)
             if status >= 400 and not arrival.counted and scope["path"] not in OPEN_PATHS:
-                self._refusals.add(status, arrival.route, _reason(body))
+                self._refusals.add(status, arrival.route, _code(body))
 
     def route_of(self, path: str) -> str:
         """The route that serves a path: a label of few values, whatever clients send."""
@@ -70,9 +70,9 @@ class RefusalMiddleware:
         return next((route for prefix, route in self._prefixes if path.startswith(prefix)), OTHER)
 
 
-def _reason(body: bytes) -> str:
-    """The message of an error's body."""
+def _code(body: bytes) -> str:
+    """The code of an error's body: of few values, where the message may hold a client's words."""
     try:
-        return str(msgspec.json.decode(body)["error"]["message"])
+        return str(msgspec.json.decode(body)["error"]["code"])
     except (msgspec.MsgspecError, KeyError, TypeError, UnicodeDecodeError):
-        return "no reason was given"
+        return "no code"

@@ -121,7 +121,7 @@ class GrpcAdmission(aio.ServerInterceptor):
     def _refused(self, method: str, error: RequestError) -> None:
         arrival = CURRENT_ARRIVAL.get()
         if arrival is None or not arrival.counted:
-            self._refusals.add(error.status, method, error.message)
+            self._refusals.add(error.status, method, error.code)
 
     @asynccontextmanager
     async def _admit(

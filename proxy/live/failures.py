@@ -46,7 +46,7 @@ _REFUSED = {
     401: "give these clients a valid API key",
     404: "compare the model and the path that clients name with GET /v1/models and /docs",
 }
-_REASON = "the proxy's log has the reason, once a minute"
+_REASON = "see what their clients send; the answers name the field and the remedy"
 _OTHER = ("an error", "search the proxy's log for errors at this time")
 
 
