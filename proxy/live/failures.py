@@ -77,7 +77,8 @@ class FailureLog:
 
     def add_refusal(self, time: float, status: int, route: str) -> None:
         """A request that was refused before it was a call."""
-        self.add(time, f"requests to {route} are refused with {status}", _REFUSED.get(status, _REASON))
+        to = "other paths" if route == "other" else route
+        self.add(time, f"requests to {to} are refused with {status}", _REFUSED.get(status, _REASON))
 
     def read(self) -> list[FailureRow]:
         """Newest first."""
