@@ -5,8 +5,8 @@ looks for the file that `support.chaos.faults` leaves for its process, takes it 
 once and after as many computations as it says. With TRIPTYCH_TEST_TOWER_SECONDS an item takes so much longer
 in the tower, and with TRIPTYCH_TEST_STEP_SECONDS a step in a PD worker, without a core: more workers are then
 faster even on a machine that has no more cores. TRIPTYCH_TEST_GATES names the folder of gates: while there is
-one of a pool, each of its engines computes once for each byte that is added to it. TRIPTYCH_TEST_MUTANT is for
-`mutants.py`.
+one of a pool, each of its engines computes once for each byte that is added to it. TRIPTYCH_TEST_MUTANT is
+for `mutants.py`.
 """
 
 from __future__ import annotations
