@@ -30,6 +30,7 @@ from triptych.proxy.live.objects import (
     PoolScaling,
     PoolsScaling,
     ProxyState,
+    RequestRow,
     StoreState,
 )
 from triptych.proxy.live.worker_failures import Key, WorkerFailures
@@ -125,6 +126,10 @@ class ClusterView:
                 sources.failures.read() + sources.refusals.read(), key=attrgetter("time"), reverse=True
             ),
         )
+
+    def requests(self, tenant: str) -> list[RequestRow]:
+        """The tenant's newest calls in flight."""
+        return self._sources.calls.rows(tenant)
 
     def _states(self) -> dict[Key, tuple[Worker, WorkerState, str]]:
         links = self._sources.dispatcher.pd_links

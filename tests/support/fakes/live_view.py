@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from triptych.proxy.live.objects import ClusterHistory, ClusterSnapshot
+from triptych.proxy.live.objects import ClusterHistory, ClusterSnapshot, RequestRow
 
 _FILE = Path(__file__).parents[2] / "unit" / "proxy" / "live" / "example_cluster.json"
 EXAMPLE = json.loads(_FILE.read_text())
@@ -25,6 +25,9 @@ class CountingView:
     def snapshot(self) -> ClusterSnapshot:
         self.snapshots += 1
         return msgspec.convert(EXAMPLE["snapshot"] | {"uptime": float(self.snapshots)}, ClusterSnapshot)
+
+    def requests(self, tenant: str, /) -> list[RequestRow]:
+        return []
 
     def history(self) -> ClusterHistory:
         self.histories += 1
