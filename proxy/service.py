@@ -141,6 +141,7 @@ class _Serving:
     """The running servers of the proxy, for the drain."""
 
     parts: _Parts
+    scaling: Autoscaler | None
     health: Health
     grpc: aio.Server
     http: HttpServer
@@ -193,7 +194,7 @@ async def _serve(
         page.status.follow(watch.healthy, readiness.degraded)
         pool.subscribe(readiness)
         readiness.workers_changed()
-    return _Serving(parts, health, grpc, http, task)
+    return _Serving(parts, scaling, health, grpc, http, task)
 
 
 def _make_dispatcher(
@@ -353,6 +354,8 @@ async def _drain(serving: _Serving, seconds: float) -> None:
         serving.parts.page.status.drain()
     if serving.parts.live is not None:
         serving.parts.live.drain()
+    if serving.scaling is not None:
+        serving.scaling.drain()
     await serving.health.leaving()
     if not is_loopback(config.host):
         leaving = asyncio.create_task(serving.grpc.stop(seconds), name="end of gRPC")

@@ -99,6 +99,7 @@ async def test_no_entry_has_a_ttl(store: EmbeddingStore) -> None:
 def test_what_is_written_is_read() -> None:
     assert unpack_demand(pack_demand(DEMAND)) == DEMAND
     assert unpack_demand(pack_demand(PoolDemand())) == PoolDemand()
+    assert unpack_demand(pack_demand(PoolDemand(kept=4))) == PoolDemand(kept=4)
     assert unpack_decision(pack_decision(THREE)) == THREE
 
 
@@ -107,14 +108,17 @@ def test_what_is_written_is_read() -> None:
     [
         5,
         [],
-        [1.0] * 4,
-        [1.0, 1.5, 1.0, 1.0, 1.0],
-        [1.0, -1, 1.0, 1.0, 1.0],
-        [1.0, True, 1.0, 1.0, 1.0],
-        [float("nan"), 1, 1.0, 1.0, 1.0],
-        [float("inf"), 1, 1.0, 1.0, 1.0],
-        [1.0, 1, -1.0, 1.0, 1.0],
-        ["1", 1, 1.0, 1.0, 1.0],
+        [1.0, 1, 1.0, 1.0, 1.0],
+        [1.0, 1.5, 1.0, 1.0, 1.0, None],
+        [1.0, -1, 1.0, 1.0, 1.0, None],
+        [1.0, True, 1.0, 1.0, 1.0, None],
+        [float("nan"), 1, 1.0, 1.0, 1.0, None],
+        [float("inf"), 1, 1.0, 1.0, 1.0, None],
+        [1.0, 1, -1.0, 1.0, 1.0, None],
+        ["1", 1, 1.0, 1.0, 1.0, None],
+        [1.0, 1, 1.0, 1.0, 1.0, -1],
+        [1.0, 1, 1.0, 1.0, 1.0, 2.0],
+        [1.0, 1, 1.0, 1.0, 1.0, True],
         {"backlog": 1.0},
     ],
 )

@@ -9,9 +9,8 @@ from prometheus_client import CollectorRegistry
 from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.scaling.autoscaler import TERM, Autoscaler
-from triptych.proxy.scaling.policy import ScalingRules
 from triptych.proxy.workers import KnownWorkers, Worker
-from triptych.scaling import PoolDemand, ScalingDecision, WorkerGroup
+from triptych.scaling import PoolDemand, ScalingDecision, ScalingRules, WorkerGroup
 from triptych.types import WorkerInfo
 
 
