@@ -206,9 +206,7 @@ class Autoscaler:
         demand = replace(own, kept=kept)
         return total_demand(await self._board.publish(self._proxy_id, name, demand, TERM))
 
-    def _state(
-        self, watched: _Watched, in_force: ScalingDecision | None, now: float
-    ) -> ScalingState | None:
+    def _state(self, watched: _Watched, in_force: ScalingDecision | None, now: float) -> ScalingState | None:
         """What this proxy remembers, with the number of workers that is in force; None while it knows none."""
         if watched.state is not None:
             return watched.state if in_force is None else watched.state.adopting(in_force.workers)

@@ -126,9 +126,7 @@ def decide(
     return after, ScalingDecision(workers, reason, active)
 
 
-def _wanted(
-    need: _Need, asked: int, kept: int, state: ScalingState, rules: ScalingRules
-) -> tuple[int, str]:
+def _wanted(need: _Need, asked: int, kept: int, state: ScalingState, rules: ScalingRules) -> tuple[int, str]:
     """The number of workers while there is demand or was some lately, and the word for it."""
     workers = max(asked, kept, state.workers if need.panic else 0)
     if workers > rules.most:
