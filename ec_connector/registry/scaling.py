@@ -1,4 +1,4 @@
-"""The board of autoscaling in the store: each proxy's demand for a pool, the rules, and the decision in force.
+"""The board of autoscaling in the store: each proxy's demand for a pool, its rules, the decision in force.
 
 Pools are named as in the registry. Entries have deadlines by the clock of the server and no TTL. Values
 are msgpack; those that Triptych has not written are ignored.
@@ -74,8 +74,8 @@ return 1
 """
 )
 
-# Rules replace those of the expected generation only, so that of two proxies one wins. A board that was flushed
-# gets back what its proxies last read.
+# Rules replace those of the expected generation only, so that of two proxies one wins. A flushed board gets
+# back what its proxies last read.
 AGREE = (
     NOW
     + """
@@ -166,7 +166,7 @@ class ScalingBoard:
     async def agree(
         self, pool: str, own: ScalingRules, expected: int | None, term: float, *, newest: bool = False
     ) -> SharedRules:
-        """The rules that all proxies decide by. Where they are this proxy's `own`, they are supported for `term`.
+        """The rules that all proxies decide by, supported for `term` where they are this proxy's `own`.
 
         `own` replace those of the generation `expected`, and with `newest` whatever there is.
         """

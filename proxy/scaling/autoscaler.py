@@ -1,8 +1,8 @@
 """Autoscaler: each second it publishes this proxy's demand, reads that of all, decides, and announces.
 
 All proxies do so and agree: they see one sum, share the rules, and each begins with the decision in force. A
-proxy that is new knows nothing of the time before, and keeps what there is for a whole window. None goes below
-what another one keeps.
+proxy that is new knows nothing of the time before, and keeps what there is for a whole window. None decides
+on fewer than another one keeps.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class Autoscaler:
         return total_demand(await self._board.publish(self._proxy_id, name, demand, TERM))
 
     def _state(self, watched: _Watched, in_force: ScalingDecision | None, now: float) -> ScalingState | None:
-        """What this proxy remembers, with the number of workers that is in force; None while it knows none."""
+        """What this proxy remembers, with the number of workers in force; None while it knows none."""
         if watched.state is not None:
             return watched.state if in_force is None else watched.state.adopting(in_force.workers)
         if in_force is not None:
