@@ -151,29 +151,79 @@ class _PrimaryControl(Commands):
 
 
 class _Sentinels:
-    """The Sentinels, which may want the store's credentials or none."""
+    """The Sentinels of a shard.
+
+    One that is cut off from the others goes on naming the primary of its side: a majority is asked, and of
+    their answers that of the newest configuration holds.
+    """
 
     def __init__(self, addresses: Sequence[StoreAddress], service: str, timeout: float) -> None:
-        self._service = service
-        plain = [replace(address, username="", password="", db=0) for address in addresses]
-        known = [replace(address, db=0) for address in addresses if address.password]
-        self._controls = [Control(address, timeout) for address in (*plain, *known)]
+        self._sentinels = [_Sentinel(address, service, timeout) for address in addresses]
+        #: Questions that were not waited for; each ends by its time-out.
+        self._late: set[asyncio.Task[tuple[int, str, int]]] = set()
 
     async def primary(self) -> tuple[str, int]:
         """Host and port; StoreUnavailable when no Sentinel that answers knows the primary."""
+        asked = {asyncio.create_task(sentinel.primary()) for sentinel in self._sentinels}
+        self._late |= asked
+        answers, reasons = [], []
+        while asked and len(answers) <= len(self._sentinels) // 2:
+            done, asked = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            self._late -= done
+            for task in done:
+                if (error := task.exception()) is None:
+                    answers.append(task.result())
+                elif isinstance(error, StoreUnavailable):
+                    reasons.append(str(error))
+                else:
+                    raise error
+        for task in asked:
+            task.add_done_callback(self._ended)
+        if not answers:
+            raise StoreUnavailable(f"the Sentinels name no primary: {'; '.join(reasons)}")
+        _, host, port = max(answers)
+        return host, port
+
+    def _ended(self, task: asyncio.Task[tuple[int, str, int]]) -> None:
+        self._late.discard(task)
+        # Read here, as nobody waits for it.
+        _ = task.cancelled() or task.exception()
+
+    async def close(self) -> None:
+        for task in self._late:
+            task.cancel()
+        await asyncio.gather(*self._late, return_exceptions=True)
+        for sentinel in self._sentinels:
+            await sentinel.close()
+
+
+class _Sentinel:
+    """One Sentinel, which may want the store's credentials or none."""
+
+    def __init__(self, address: StoreAddress, service: str, timeout: float) -> None:
+        self._service = service
+        plain = replace(address, username="", password="", db=0)
+        known = [replace(address, db=0)] if address.password else []
+        self._controls = [Control(each, timeout) for each in (plain, *known)]
+
+    async def primary(self) -> tuple[int, str, int]:
+        """The configuration's epoch, and the primary's host and port; StoreUnavailable without one."""
         reasons = []
         for control in list(self._controls):
             try:
-                found = await control.execute("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
+                named = await control.execute("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
+                if not named:
+                    reasons.append(f"a Sentinel knows no primary named {self._service}")
+                    continue
+                told = await control.execute("SENTINEL", "MASTER", self._service)
             except StoreUnavailable as error:
                 reasons.append(str(error))
                 continue
-            if found:
-                # One that has answered is the first to be asked the next time.
-                self._controls.sort(key=lambda each: each is not control)
-                return found[0].decode(), int(found[1])
-            reasons.append(f"a Sentinel knows no primary named {self._service}")
-        raise StoreUnavailable(f"the Sentinels name no primary: {'; '.join(reasons)}")
+            # Those that have answered are the first to be used the next time.
+            self._controls.sort(key=lambda each: each is not control)
+            fields = dict(zip(told[::2], told[1::2], strict=False))
+            return int(fields.get(b"config-epoch", 0)), named[0].decode(), int(named[1])
+        raise StoreUnavailable("; ".join(reasons))
 
     async def close(self) -> None:
         for control in self._controls:
