@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import astuple
+from typing import TypeGuard
 
 import msgpack
 
@@ -198,14 +199,10 @@ def unpack_demand(raw: bytes) -> PoolDemand | None:
     fields = _unpack(raw)
     if fields is None or len(fields) != 6:
         return None
-    *numbers, kept = fields
-    if not all(type(field) in (int, float) for field in numbers):
+    backlog, waiting, largest, fast, slow, kept = fields
+    seconds = _numbers(backlog, largest, fast, slow)
+    if seconds is None or not _is_count(waiting) or not (kept is None or _is_count(kept)):
         return None
-    backlog, waiting, largest, fast, slow = numbers
-    for count in (waiting, 0 if kept is None else kept):
-        if type(count) is not int or not 0 <= count <= _MOST:
-            return None
-    seconds = [float(value) for value in (backlog, largest, fast, slow) if isinstance(value, int | float)]
     if not all(math.isfinite(value) and value >= 0.0 for value in seconds):
         return None
     return PoolDemand(seconds[0], waiting, seconds[1], seconds[2], seconds[3], kept)
@@ -222,7 +219,7 @@ def unpack_decision(raw: bytes) -> ScalingDecision | None:
     if fields is None or len(fields) != 3:
         return None
     workers, reason, active = fields
-    if type(workers) is not int or not 0 <= workers <= _MOST:
+    if not _is_count(workers):
         return None
     if not isinstance(reason, str) or len(reason) > _LONGEST_REASON or not isinstance(active, bool):
         return None
@@ -232,15 +229,26 @@ def unpack_decision(raw: bytes) -> ScalingDecision | None:
 def unpack_rules(raw: bytes) -> ScalingRules | None:
     """Stored rules; None for a value that this version of Triptych has not written."""
     fields = _unpack(raw)
-    if fields is None or len(fields) != 6 or any(type(field) not in (int, float) for field in fields):
+    if fields is None or len(fields) != 6:
         return None
-    least, most, *seconds = fields
-    if not (isinstance(least, int) and isinstance(most, int) and most <= _MOST):
+    least, most, *others = fields
+    numbers = _numbers(*others)
+    if not _is_count(least) or not _is_count(most) or numbers is None:
         return None
     try:
-        return ScalingRules(least, most, *(float(value) for value in seconds))
+        return ScalingRules(least, most, *numbers)
     except ValueError:
         return None
+
+
+def _numbers(*values: object) -> list[float] | None:
+    """The values as numbers; None where one of them is none."""
+    numbers = [float(one) for one in values if isinstance(one, int | float) and not isinstance(one, bool)]
+    return numbers if len(numbers) == len(values) else None
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value <= _MOST
 
 
 def _unpack(raw: bytes) -> list[object] | None:

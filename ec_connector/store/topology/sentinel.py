@@ -166,7 +166,8 @@ class _Sentinels:
         """Host and port; StoreUnavailable when no Sentinel that answers knows the primary."""
         asked = {asyncio.create_task(sentinel.primary()) for sentinel in self._sentinels}
         self._late |= asked
-        answers, reasons = [], []
+        answers: list[tuple[int, str, int]] = []
+        reasons: list[str] = []
         while asked and len(answers) <= len(self._sentinels) // 2:
             done, asked = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
             self._late -= done
