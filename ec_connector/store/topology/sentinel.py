@@ -153,47 +153,24 @@ class _PrimaryControl(Commands):
 class _Sentinels:
     """The Sentinels of a shard.
 
-    One that is cut off from the others goes on naming the primary of its side: a majority is asked, and of
-    their answers that of the newest configuration holds.
+    One that is cut off from the others goes on naming the primary of its side: all are asked, and of their
+    answers that of the newest configuration holds.
     """
 
     def __init__(self, addresses: Sequence[StoreAddress], service: str, timeout: float) -> None:
         self._sentinels = [_Sentinel(address, service, timeout) for address in addresses]
-        #: Questions that were not waited for; each ends by its time-out.
-        self._late: set[asyncio.Task[tuple[int, str, int]]] = set()
 
     async def primary(self) -> tuple[str, int]:
         """Host and port; StoreUnavailable when no Sentinel that answers knows the primary."""
-        asked = {asyncio.create_task(sentinel.primary()) for sentinel in self._sentinels}
-        self._late |= asked
-        answers: list[tuple[int, str, int]] = []
-        reasons: list[str] = []
-        while asked and len(answers) <= len(self._sentinels) // 2:
-            done, asked = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-            self._late -= done
-            for task in done:
-                if (error := task.exception()) is None:
-                    answers.append(task.result())
-                elif isinstance(error, StoreUnavailable):
-                    reasons.append(str(error))
-                else:
-                    raise error
-        for task in asked:
-            task.add_done_callback(self._ended)
+        asked = (sentinel.primary() for sentinel in self._sentinels)
+        replies = await asyncio.gather(*asked, return_exceptions=True)
+        answers = [reply for reply in replies if not isinstance(reply, BaseException)]
         if not answers:
-            raise StoreUnavailable(f"the Sentinels name no primary: {'; '.join(reasons)}")
+            raise StoreUnavailable(f"the Sentinels name no primary: {'; '.join(map(str, replies))}")
         _, host, port = max(answers)
         return host, port
 
-    def _ended(self, task: asyncio.Task[tuple[int, str, int]]) -> None:
-        self._late.discard(task)
-        # Read here, as nobody waits for it.
-        _ = task.cancelled() or task.exception()
-
     async def close(self) -> None:
-        for task in self._late:
-            task.cancel()
-        await asyncio.gather(*self._late, return_exceptions=True)
         for sentinel in self._sentinels:
             await sentinel.close()
 
