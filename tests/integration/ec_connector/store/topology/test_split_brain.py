@@ -101,5 +101,5 @@ def _role(server: object) -> str:
 
 
 def _port(store: EmbeddingStore) -> int:
-    (part,) = store.shards[0].topology.servers()
+    (part,) = store.topology.servers()
     return part.server.address.port
