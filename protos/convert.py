@@ -69,6 +69,8 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
         choice=message.choice,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         output_format=format_from_proto(message.output_format),
+        bad_words=tuple(message.bad_words),
+        include_stop_str_in_output=message.include_stop_str_in_output,
     )
 
 
@@ -91,6 +93,8 @@ def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
         choice=sampling.choice,
         logprobs=sampling.logprobs,
         output_format=None if sampling.output_format is None else format_to_proto(sampling.output_format),
+        bad_words=sampling.bad_words,
+        include_stop_str_in_output=sampling.include_stop_str_in_output,
     )
 
 

@@ -13,6 +13,7 @@ from triptych.ec_connector.registry.matching import MISMATCHES
 from triptych.errors import InternalError, RequestError, Unavailable
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.admission import Backpressure, RequestAdmission, make_choices
+from triptych.proxy.arrival import CURRENT_ARRIVAL
 from triptych.proxy.auth.limits import CURRENT
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started
 from triptych.proxy.encoders.job import EncoderJob
@@ -21,7 +22,6 @@ from triptych.proxy.media.loader import make_loader
 from triptych.proxy.media.ports import MediaSource
 from triptych.proxy.pd.router import PDRouter
 from triptych.proxy.ports import JobReady, Link, Transport
-from triptych.proxy.quotas.quota import Hold
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.proxy.requests import instructions as do
 from triptych.proxy.requests.encoder_shortage import EncoderShortage
@@ -139,8 +139,16 @@ class Dispatcher:
         if session is not None:
             call = replace(call, tenant=session.tenant)
             await session.begin(call.n)
-        call, places = self._admit(call)
+        try:
+            call, places = self.admission.admit(call)
+        except RequestError:
+            if session is not None:
+                session.end(call.n)
+            raise
         choices = self._open(call, CURRENT_SPAN.get())
+        if (arrival := CURRENT_ARRIVAL.get()) is not None:
+            choices.route = arrival.route
+            arrival.counted = arrival.counted or not call.internal
         timer = asyncio.get_running_loop().call_later(call.timeout, self._expire, choices)
         failure: RequestError | None = None
         try:
@@ -171,15 +179,6 @@ class Dispatcher:
             if session is not None:
                 session.end(call.n)
                 session.charge(choices.prompt_tokens + choices.completion_tokens)
-
-    def _admit(self, call: ChatCall) -> tuple[ChatCall, Hold]:
-        try:
-            return self.admission.admit(call)
-        except RequestError as error:
-            self._metrics.requests.labels(str(error.status)).inc()
-            if (session := CURRENT.get()) is not None:
-                session.end(call.n)
-            raise
 
     def _open(self, call: ChatCall, span: ServerSpan | None) -> Choices:
         self._counter += 1

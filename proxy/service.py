@@ -49,6 +49,7 @@ from triptych.proxy.openai.app import ApiLimits, make_app
 from triptych.proxy.pd.readiness import PDReadiness
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
+from triptych.proxy.refusals import RefusalMiddleware, Refusals
 from triptych.proxy.scaling.autoscaler import Autoscaler
 from triptych.proxy.scaling.pool_metrics import PoolMetrics
 from triptych.proxy.scaling.service import start_scaling
@@ -128,6 +129,7 @@ class _Parts:
     pool: WorkerPool
     dispatcher: Dispatcher
     authenticator: Authenticator | None
+    refusals: Refusals
     quotas: QuotaTable
     files: int
     trusted: TrustedProxies
@@ -143,6 +145,7 @@ class _Serving:
     """The running servers of the proxy, for the drain."""
 
     parts: _Parts
+    scaling: Autoscaler | None
     health: Health
     grpc: aio.Server
     http: HttpServer
@@ -178,7 +181,8 @@ async def _serve(
     dispatcher = _make_dispatcher(config, store, metrics, pool, proxy_id, live, quotas)
     stack.push_async_callback(dispatcher.close)
     authenticator = Authenticator(keys, PrincipalLimits(), metrics) if keys.in_use else None
-    shared = (config, store, metrics, pool, dispatcher, authenticator)
+    refusals = Refusals(metrics, None if live is None else live.refused)
+    shared = (config, store, metrics, pool, dispatcher, authenticator, refusals)
     parts = _Parts(*shared, quotas, files, trusted, certificates, stack, page, live, tracer)
     grpc, health, grpc_port = await _serve_grpc(parts)
     watch = await stack.enter_async_context(ProcessWatch(health, (), config.stall_timeout))
@@ -195,7 +199,7 @@ async def _serve(
         page.status.follow(watch.healthy, readiness.degraded)
         pool.subscribe(readiness)
         readiness.workers_changed()
-    return _Serving(parts, health, grpc, http, task)
+    return _Serving(parts, scaling, health, grpc, http, task)
 
 
 def _make_dispatcher(
@@ -225,7 +229,9 @@ async def _serve_grpc(parts: _Parts) -> tuple[aio.Server, Health, int]:
     """The gRPC server with its health service, and the port that it listens on."""
     config, quotas = parts.config, parts.quotas
     connections = GrpcConnections(quotas["grpc-connections"], parts.trusted)
-    admission = GrpcAdmission(quotas, parts.authenticator, connections=connections, tracer=parts.tracer)
+    admission = GrpcAdmission(
+        quotas, parts.authenticator, parts.refusals, connections=connections, tracer=parts.tracer
+    )
     servicer = ProxyServicer(
         parts.dispatcher,
         parts.pool,
@@ -274,20 +280,27 @@ async def _serve_http(
 ) -> tuple[HttpServer, asyncio.Task[None]]:
     """The HTTP server, which accepts connections by now, and its task."""
     config, metrics = parts.config, parts.metrics
-    app: ASGIApp = make_app(
+    front = make_app(
         parts.dispatcher,
         parts.pool,
         metrics.registry,
-        ApiLimits(config.max_images, config.max_choices, config.max_body, config.request_timeout),
+        ApiLimits(
+            config.max_images,
+            config.max_choices,
+            config.max_body,
+            config.request_timeout,
+            config.unknown_fields == "reject",
+        ),
         metrics=not config.metrics_port,
         page=config.page,
         live=live,
         tracer=parts.tracer,
     )
     bodies = parts.quotas["bodies"]
-    app = BodyMiddleware(app, bodies)
+    app: ASGIApp = BodyMiddleware(front, bodies)
     if parts.authenticator is not None:
         app = AuthMiddleware(app, parts.authenticator)
+    app = RefusalMiddleware(app, front.routes, parts.refusals)
     limits = ConnectionLimits(window_seconds=bodies.spec.idle_seconds, body_seconds=bodies.spec.total_seconds)
     certificates = parts.certificates.front_door
     http = HttpServer(app, listener, limits, certificates, parts.quotas, parts.trusted)
@@ -356,6 +369,8 @@ async def _drain(serving: _Serving, seconds: float) -> None:
         serving.parts.page.status.drain()
     if serving.parts.live is not None:
         serving.parts.live.drain()
+    if serving.scaling is not None:
+        serving.scaling.drain()
     await serving.health.leaving()
     if not is_loopback(config.host):
         leaving = asyncio.create_task(serving.grpc.stop(seconds), name="end of gRPC")

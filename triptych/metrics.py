@@ -265,7 +265,9 @@ class ProxyMetrics:
         return Histogram(name, text, registry=self.registry, buckets=_SECONDS)
 
     def _add_requests(self) -> None:
-        self.requests = self._counter("triptych_requests", "requests ended", "status")
+        self.requests = self._counter(
+            "triptych_requests", "requests ended, refused ones too", "status", "route"
+        )
         self.refusals = self._counter("triptych_refusals", "requests refused for their API key", "reason")
         self.in_flight = self._gauge("triptych_requests_in_flight", "requests that have not ended")
         self.in_flight_limit = self._gauge(

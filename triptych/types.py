@@ -156,6 +156,8 @@ class SamplingParams:
     choice: int = 0
     logprobs: int | None = None
     output_format: OutputFormat | None = None
+    bad_words: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
 
 
 @dataclass(frozen=True, slots=True)

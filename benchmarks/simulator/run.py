@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import signal
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
+from threading import current_thread, main_thread
 from typing import Protocol
 
 from triptych.errors import ConfigError
@@ -33,6 +35,39 @@ class PoolController(Protocol):
         """Called once all requests have ended: nothing that repeats may be left on the loop."""
 
 
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Without the garbage collector, which takes a tenth of the time, until the simulation is garbage.
+
+    Ctrl-C comes between two calls of the loop, or at the end: in the callback of a weak reference, of which
+    each task has one, Python drops what is raised, and the simulation would go on.
+    """
+    asked: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        asked.append(number)
+        if isinstance(loop := asyncio._get_running_loop(), VirtualLoop):
+            loop.interrupt()
+
+    default = signal.default_int_handler
+    ours = current_thread() is main_thread() and signal.getsignal(signal.SIGINT) is default
+    if ours:
+        signal.signal(signal.SIGINT, interrupt)
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.collect(0)
+            gc.enable()
+        if ours:
+            signal.signal(signal.SIGINT, default)
+    if asked:
+        raise KeyboardInterrupt
+
+
+@_undisturbed()
 def simulate(
     load: Sequence[PlannedRequest],
     times: Sequence[float],
@@ -71,21 +106,8 @@ def simulate(
     store = SimulatedStore(limits.store_memory, 2 * costs.rpc, in_memory=shape.in_memory)
     context = SimulationContext(loop, costs, model_shape, limits, store, Counters())
     clients = _Clients(loop, maker, load, times, warm_up, concurrency, enough)
-    with _without_collector():
-        cluster = loop.call(lambda: SimulatedCluster(context, shape, maker.items, clients.ended))
-        return clients.send_to(cluster, controller)
-
-
-@contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """Nothing here makes cycles, and looking for them takes a tenth of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+    cluster = loop.call(lambda: SimulatedCluster(context, shape, maker.items, clients.ended))
+    return clients.send_to(cluster, controller)
 
 
 @dataclass(slots=True)

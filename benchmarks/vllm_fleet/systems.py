@@ -53,7 +53,7 @@ class Parts:
         return ("env", *(f"{name}={value}" for name, value in environment.items()), *words)
 
     def _transfer(self, role: str) -> dict[str, object]:
-        extra = {"store": _STORE, "namespace": self._namespace, "wait_seconds": 2}
+        extra = {"store": _STORE, "namespace": self._namespace, "wait_seconds": 2, "trusted_front_door": True}
         return {
             "ec_connector": "TriptychECConnector",
             "ec_connector_module_path": "triptych.integrations.vllm",

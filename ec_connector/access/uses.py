@@ -64,7 +64,8 @@ ROLES: dict[str, tuple[Use, ...]] = {
         _script(scaling.PUBLISH, *keys.demands("*")),
         _script(scaling.LEAVE, *keys.demands("*")),
         _script(scaling.READ, *scaling.DECISION_KEYS),
-        _script(scaling.ANNOUNCE, *scaling.DECISION_KEYS),
+        _script(scaling.ANNOUNCE, *scaling.DECISION_KEYS, keys.RULES),
+        _script(scaling.AGREE, keys.RULES),
     ),
     "encoder": (
         *_CONNECT,

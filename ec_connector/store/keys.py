@@ -30,6 +30,8 @@ EPOCH = "{registry}:epoch"
 DECISIONS = "{scaling}:decisions"
 #: When each of them ends; as with leases.
 DECISION_DEADLINES = "{scaling}:deadlines"
+#: The rules that all proxies decide by, a hash: fields `pool`, `pool:generation`, `pool:until`. No TTL.
+RULES = "{scaling}:rules"
 
 #: Seconds that an unused embedding stays unless its writer sets another TTL.
 EMBEDDING_TTL = 3600.0

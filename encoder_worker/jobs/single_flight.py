@@ -28,7 +28,7 @@ class PlanStore(Protocol):
 
 
 class SingleFlight:
-    """Look-ups and leases before the tower.
+    """Leases and look-ups before the tower.
 
     A store that does not answer in time delays nothing further: the items are encoded.
     """
@@ -39,8 +39,8 @@ class SingleFlight:
         self._leases = leases
         self._namespace = namespace
 
-    async def end_stored(self, jobs: Sequence[EncodeJob]) -> list[EncodeJob]:
-        """Ends the jobs whose embedding is stored and forgets those without a waiter; returns the rest.
+    async def end_stored(self, jobs: Sequence[EncodeJob]) -> None:
+        """Ends the jobs whose embedding is stored, and forgets those without a waiter.
 
         A damaged embedding does not count: it is encoded again.
         """
@@ -54,17 +54,21 @@ class SingleFlight:
         for job, plan in zip(jobs, plans, strict=True):
             if plan is not None and job.waiters and not job.damaged_digest:
                 self._jobs.end(job, Ready(plan, True, job.timings))
-        return self._wanted(jobs)
+        self._wanted(jobs)
 
     async def claim(self, jobs: Sequence[EncodeJob]) -> list[EncodeJob]:
-        """The jobs that this worker is to encode, with their leases; the others have ended."""
-        left = await self.end_stored(jobs)
-        owners = await asyncio.gather(*map(self._lease, left))
-        for job, owner in zip(left, owners, strict=True):
+        """The jobs that this worker is to encode, with their leases; the others have ended.
+
+        Leases before the look-up: an owner saves before it releases, so that an item whose lease was free
+        is either stored by now or encoded by nobody.
+        """
+        owners = await asyncio.gather(*map(self._lease, jobs))
+        await self.end_stored(jobs)
+        for job, owner in zip(jobs, owners, strict=True):
             if owner is not None and job.waiters:
                 error = Unavailable("another encoder worker is encoding the item", retry_after=1)
                 self._jobs.end(job, Failed(error, True, owner.address, owner.token))
-        return self._wanted(left)
+        return self._wanted(jobs)
 
     async def _lease(self, job: EncodeJob) -> OwnedBy | None:
         return await self._leases.acquire(

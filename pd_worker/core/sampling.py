@@ -15,6 +15,7 @@ from triptych.request.limits import (
     MinP,
     Penalty,
     RepetitionDivisor,
+    check_bad_words,
     check_limits,
 )
 from triptych.types import SamplingParams
@@ -56,6 +57,10 @@ class ResolvedSampling:
     logprobs: int | None = None
     #: The output has a grammar, which alone decides when an end-of-sequence token is allowed.
     constrained: bool = False
+    bad_words: tuple[str, ...] = ()
+    #: Their token ids, see `bad_word_ids`.
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    include_stop_str_in_output: bool = False
 
     @property
     def greedy(self) -> bool:
@@ -81,6 +86,7 @@ def resolve(
             f"min_tokens is {params.min_tokens}, but must be from 0 to max_tokens, here {max_tokens}",
             param="min_tokens",
         )
+    check_bad_words(params.bad_words)
     ignore_eos = params.ignore_eos and params.output_format is None
     eos = () if ignore_eos else defaults.eos_token_ids
     return ResolvedSampling(
@@ -106,6 +112,8 @@ def resolve(
         choice=params.choice,
         logprobs=_logprobs(params),
         constrained=params.output_format is not None,
+        bad_words=params.bad_words,
+        include_stop_str_in_output=params.include_stop_str_in_output,
     )
 
 

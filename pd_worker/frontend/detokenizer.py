@@ -128,7 +128,8 @@ class OutputText:
         self._count += 1
         may_stop = self._count > self._sampling.min_tokens
         if self._ends(token_id, may_stop):
-            return self._end(FinishReason.STOP, self._decoder.flush(), may_stop)
+            included = self._decoder.append(token_id) if self._sampling.include_stop_str_in_output else ""
+            return self._end(FinishReason.STOP, included + self._decoder.flush(), may_stop)
         new = self._decoder.append(token_id)
         if self._count >= self._sampling.max_tokens:
             return self._end(FinishReason.LENGTH, new + self._decoder.flush(), may_stop)
@@ -140,7 +141,7 @@ class OutputText:
         return (may_stop or early) and token_id in self._sampling.stop_token_ids
 
     def _release(self, new: str, may_stop: bool) -> str:
-        """The text before a stop string, or all that cannot become one."""
+        """The text before a stop string, or up to its end, or all that cannot become one."""
         text = self._held + new
         cut = self._find_stop(text, len(self._held)) if may_stop else -1
         if cut >= 0:
@@ -158,9 +159,11 @@ class OutputText:
         return text
 
     def _find_stop(self, text: str, known: int) -> int:
-        """Where the first stop string begins that ends after the `known` characters, or -1."""
-        found = [text.find(stop, max(0, known - len(stop) + 1)) for stop in self._sampling.stop]
-        return min((index for index in found if index >= 0), default=-1)
+        """Where the text is cut: at the first stop string that ends after the `known` characters; or -1."""
+        stops = self._sampling.stop
+        found = [(text.find(stop, max(0, known - len(stop) + 1)), len(stop)) for stop in stops]
+        begin, length = min((place for place in found if place[0] >= 0), default=(-1, 0))
+        return begin + length if self._sampling.include_stop_str_in_output and begin >= 0 else begin
 
     def _replay(self, resumed: Sequence[int], text_sent_chars: int) -> None:
         text = "".join([self._append(token_id) for token_id in resumed])

@@ -28,13 +28,11 @@ _MAX_CHARS = 64 << 10
 _MAX_DEPTH = 64
 _MAX_CHOICES = 1024
 _MAX_CACHED = 32
-#: Bounded, or a model could write blanks for ever.
-_BLANKS = r"[ \n\t]{1,16}"
+#: No blanks between the parts of JSON: a small model would write little else.
 _OPTIONS: JsonCompileOptions = {
     "item_separator": ",",
     "key_separator": ":",
-    "whitespace_pattern": _BLANKS,
-    "whitespace_flexible": True,
+    "whitespace_flexible": False,
     "coerce_one_of": False,
     "lenient": False,
 }

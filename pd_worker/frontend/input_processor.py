@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from triptych.config import format_size
 from triptych.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Unavailable
 from triptych.hashing import prefix_root
 from triptych.models.base import DecoderSide, GenerationDefaults
+from triptych.pd_worker.core.bad_words import bad_word_ids
 from triptych.pd_worker.core.request import EngineRequest, TokenMask
 from triptych.pd_worker.core.sampling import resolve
 from triptych.pd_worker.frontend.detokenizer import (
@@ -103,6 +106,9 @@ class InputProcessor:
             "messages" if two is None and not message.HasField("prompt") else "prompt",
             self._decoder.geometry.vocab_size,
         )
+        if params.bad_words:
+            encode = partial(self._prompts.guarded.encode_raw, add_special_tokens=False)
+            sampling = replace(sampling, bad_word_ids=bad_word_ids(params.bad_words, encode))
         received = list(resume.output_token_ids) if resume else []
         self._check_received(received, len(prompt.token_ids))
         output = OutputText(self._detokenizer, sampling, received, resume.text_sent_chars if resume else 0)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from triptych.models.base import LogitsRule
+from triptych.pd_worker.core.bad_words import banned_ids
 from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.sampling import ResolvedSampling
 
@@ -47,6 +48,7 @@ class SamplerInput:
             and self.allowed is None
             and not penalises(params)
             and not self.rules
+            and not params.bad_word_ids
             and len(self.output_ids) >= params.min_tokens
         )
 
@@ -58,7 +60,7 @@ def sample(logits: torch.Tensor, requests: Sequence[SamplerInput]) -> list[int |
     None where no token can be chosen: logits with NaN or +inf, or -inf for all allowed tokens.
 
     In this order, as transformers does it: the checkpoint's rules, logit_bias, repetition penalty, frequency
-    and presence penalty, min_tokens, the grammar, temperature, top_k, top_p, min_p.
+    and presence penalty, min_tokens, the grammar, temperature; then, as vLLM does it, min_p, top_k, top_p.
     """
     # NaN counts as the largest, so that a finite largest logit means that all are usable.
     largest, best = logits.max(dim=-1)
@@ -95,19 +97,19 @@ def _sample_row(row: torch.Tensor, request: SamplerInput) -> int | None:
         return None
     if params.greedy:
         return best
-    weights, ids = _candidates(row, params)
+    weights, ids, mass = _candidates(row, params)
     cumulative = weights.cumsum(dim=-1)
     last = cumulative.shape[0] - 1
-    if params.top_p < 1:
-        last = min(int(torch.searchsorted(cumulative, params.top_p)), last)
     if params.min_p > 0 and ids is not None:
         last = min(max(int((weights >= params.min_p * weights[0]).sum()) - 1, 0), last)
+    if params.top_p < 1:
+        last = min(int(torch.searchsorted(cumulative, params.top_p * mass)), last)
     index = _pick(cumulative[: last + 1], uniform(params.seed, request.position, params.choice))
     return index if ids is None else int(ids[index])
 
 
 def _mask(row: torch.Tensor, request: SamplerInput) -> None:
-    """Masks the tokens that the grammar forbids, and those that would end the output before `min_tokens`.
+    """Masks what the grammar forbids, bad words, and what would end the output before `min_tokens`.
 
     Where a grammar or a rule leaves nothing else, the output ends before `min_tokens`.
     """
@@ -115,6 +117,8 @@ def _mask(row: torch.Tensor, request: SamplerInput) -> None:
         allowed = torch.from_numpy(request.allowed).to(row.device)
         row[: allowed.shape[0]].masked_fill_(~allowed, -torch.inf)
         row[allowed.shape[0] :] = -torch.inf
+    if banned := banned_ids(request.params.bad_word_ids, request.output_ids):
+        row[[token for token in banned if token < row.shape[0]]] = -torch.inf
     ending = _ending_ids(request, row.shape[0])
     if not ending:
         return
@@ -125,30 +129,41 @@ def _mask(row: torch.Tensor, request: SamplerInput) -> None:
 
 
 def _ending_ids(request: SamplerInput, vocab_size: int) -> list[int]:
-    """Ids that would end the output before `min_tokens`."""
+    """Ids that would end the output before `min_tokens`, and the end-of-sequence tokens even if ignored."""
     params = request.params
     if len(request.output_ids) >= params.min_tokens:
         return []
-    ending = set(params.stop_token_ids)
-    if not params.ignore_eos:
-        ending.update(request.eos_token_ids)
+    ending = {*params.stop_token_ids, *request.eos_token_ids}
     return sorted(token for token in ending if token < vocab_size)
 
 
-def _candidates(scaled: torch.Tensor, params: ResolvedSampling) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weights of the tokens that may come, largest first, and their ids; ids None: all, in their order."""
+def _candidates(
+    scaled: torch.Tensor, params: ResolvedSampling
+) -> tuple[torch.Tensor, torch.Tensor | None, float]:
+    """Weights of the tokens that may come, largest first, their ids, and the mass that top_p is a share of.
+
+    Without ids, all tokens in their order. The mass is that of the tokens that min_p leaves.
+    """
     if 0 < params.top_k < scaled.shape[0]:
         kept, ids = scaled.topk(params.top_k)
-        return kept.softmax(dim=-1), ids
+        weights = kept.softmax(dim=-1)
+        return weights, ids, _mass(weights, params.min_p)
     weights = scaled.softmax(dim=-1)
+    mass = _mass(weights, params.min_p)
     if params.top_p == 1:
         least = params.min_p * weights.max()
-        return (torch.where(weights < least, 0, weights) if params.min_p > 0 else weights), None
+        return (torch.where(weights < least, 0, weights) if params.min_p > 0 else weights), None, mass
     if weights.shape[0] > _LIKELY:
         likely, ids = weights.topk(_LIKELY)
-        if float(likely.sum()) >= params.top_p:
-            return likely, ids
-    return weights.sort(descending=True, stable=True)
+        if float(likely.sum()) >= params.top_p * mass:
+            return likely, ids, mass
+    ordered, ids = weights.sort(descending=True, stable=True)
+    return ordered, ids, mass
+
+
+def _mass(weights: torch.Tensor, min_p: float) -> float:
+    """The sum of the weights that min_p leaves."""
+    return float(weights[weights >= min_p * weights.max()].sum()) if min_p > 0 else 1.0
 
 
 def _pick(cumulative: torch.Tensor, number: float) -> int:

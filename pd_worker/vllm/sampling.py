@@ -26,9 +26,6 @@ def check_sampling(sampling: ResolvedSampling, output_format: OutputFormat | Non
     if sampling.min_tokens and output_format is not None:
         # Where its grammar allows nothing but the end, vLLM would have no token left.
         raise _refusal("min_tokens", "no output format beside it")
-    if sampling.min_tokens and sampling.ignore_eos and sampling.stop_token_ids:
-        # vLLM forbids end-of-sequence tokens before min_tokens, ignored or not.
-        raise _refusal("min_tokens", "no stop_token_ids with ignore_eos beside it")
 
 
 def sampling_params(
@@ -42,7 +39,7 @@ def sampling_params(
     done = 0 if replay else len(received)
     params: JsonObject = {
         "max_tokens": max(1, sampling.max_tokens - done),
-        "min_tokens": max(0, sampling.min_tokens - done) if sampling.stop_token_ids else 0,
+        "min_tokens": max(0, sampling.min_tokens - done),
         # The checkpoint's end-of-sequence tokens are among these, unless they are to be ignored.
         "ignore_eos": True,
         "stop_token_ids": sorted(sampling.stop_token_ids),
@@ -50,6 +47,8 @@ def sampling_params(
         **_temperature(sampling, done),
         **_penalties(sampling, [] if replay else received),
     }
+    if sampling.bad_words:
+        params["bad_words"] = list(sampling.bad_words)
     if sampling.logprobs is not None:
         # One more: the chosen token takes the place of the last where it is none of the likeliest.
         params["logprobs"] = min(sampling.logprobs + 1, _MOST_LOGPROBS) if sampling.logprobs else 0
@@ -61,9 +60,11 @@ def sampling_params(
 def replays(sampling: ResolvedSampling, received: Sequence[int], output_format: OutputFormat | None) -> bool:
     """Whether a continuation has to begin at the prompt, and the tokens received are to come again.
 
-    A grammar begins with the first generated token, and vLLM takes the presence penalty of generated tokens.
+    A grammar begins with the first generated token, and vLLM takes the presence penalty of generated tokens,
+    among which it also looks for the beginnings of bad words.
     """
-    return bool(received) and (output_format is not None or sampling.presence_penalty != 0)
+    split_words = any(len(ids) > 1 for ids in sampling.bad_word_ids)
+    return bool(received) and (output_format is not None or sampling.presence_penalty != 0 or split_words)
 
 
 def _temperature(sampling: ResolvedSampling, done: int) -> JsonObject:

@@ -3,6 +3,7 @@
 A key file has one key per line, `#` begins a comment:
 
     alice  sha256:9f86d081884c7d65…  requests-per-minute=600 concurrent-requests=8
+    ops    sha256:2c26b46b68ffc68f…  operator
 
 Keys are 256 random bits, so that a plain SHA-256 tells nothing of them.
 """
@@ -20,6 +21,8 @@ from triptych.errors import ConfigError
 
 #: Shorter ones can be guessed.
 LEAST_KEY_CHARS = 16
+#: The word of a key file's line that makes its principal an operator.
+OPERATOR = "operator"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
@@ -35,10 +38,14 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The client that a key identifies; keys with the same name, such as an old and a new one, share it."""
+    """The client that a key identifies; keys with the same name, such as an old and a new one, share it.
+
+    An operator sees the requests of all tenants in the live data.
+    """
 
     id: str
     limits: KeyLimits
+    operator: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +93,7 @@ def parse_key_lines(text: str, defaults: KeyLimits) -> list[KeyEntry]:
         entry = _entry(f"line {number}", words, defaults)
         principal = known.setdefault(entry.principal.id, entry.principal)
         if principal != entry.principal:
-            raise ConfigError(f"line {number}: the lines of {principal.id} give different limits")
+            raise ConfigError(f"line {number}: the lines of {principal.id} give different limits or options")
         entries.append(entry)
     return entries
 
@@ -100,10 +107,10 @@ def _entry(where: str, words: Sequence[str], defaults: KeyLimits) -> KeyEntry:
             f"{where}: write NAME sha256:<64 hex characters>, as `triptych key NAME` prints it; "
             "a key itself does not belong here"
         )
-    limits = defaults
-    for word in words[2:]:
-        limits = _with_limit(where, limits, word)
-    return KeyEntry(bytes.fromhex(match[1]), Principal(words[0], limits))
+    limits, options = defaults, words[2:]
+    for word in options:
+        limits = limits if word == OPERATOR else _with_limit(where, limits, word)
+    return KeyEntry(bytes.fromhex(match[1]), Principal(words[0], limits, OPERATOR in options))
 
 
 def _with_limit(where: str, limits: KeyLimits, word: str) -> KeyLimits:
@@ -111,7 +118,7 @@ def _with_limit(where: str, limits: KeyLimits, word: str) -> KeyLimits:
     field = name.replace("-", "_")
     if "_" in name or field not in KeyLimits.__slots__ or not (value.isascii() and value.isdigit()):
         known = ", ".join(f"{slot.replace('_', '-')}=N" for slot in KeyLimits.__slots__)
-        raise ConfigError(f"{where}: after the digest come {known}")
+        raise ConfigError(f"{where}: after the digest come {known}, {OPERATOR}")
     return replace(limits, **{field: int(value)})
 
 
@@ -129,9 +136,10 @@ def parse_plain_keys(text: str, limits: KeyLimits) -> list[KeyEntry]:
     return entries
 
 
-def new_key(name: str) -> tuple[str, str]:
+def new_key(name: str, *, operator: bool = False) -> tuple[str, str]:
     """A new key, and the line of a key file that lets it in. ConfigError for what cannot be a name."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name[:80]!r} is not a valid name: use 1 to 64 letters, digits, '.', '_' or '-'")
     key = f"tk-{secrets.token_urlsafe(32)}"
-    return key, f"{name} sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+    line = f"{name} sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+    return key, f"{line} {OPERATOR}" if operator else line

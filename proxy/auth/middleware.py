@@ -78,7 +78,7 @@ class AuthMiddleware:
             return
         try:
             principal = self._authenticator.principal(_authorization(scope))
-            scope[_PRINCIPAL] = principal.id
+            scope[_PRINCIPAL] = principal
             if scope["method"] != "POST":
                 await self._app(scope, receive, send)
                 return
@@ -91,7 +91,14 @@ class AuthMiddleware:
 
 def principal_of(scope: Scope) -> str:
     """The id of the principal that has sent a request; empty where no keys are in use."""
-    return str(scope.get(_PRINCIPAL, ""))
+    principal: Principal | None = scope.get(_PRINCIPAL)
+    return "" if principal is None else principal.id
+
+
+def sees_all(scope: Scope) -> bool:
+    """Whether the sender of a request may see those of every tenant: an operator, or anyone without keys."""
+    principal: Principal | None = scope.get(_PRINCIPAL)
+    return principal is None or principal.operator
 
 
 def _authorization(scope: Scope) -> bytes:

@@ -89,6 +89,8 @@ class ChatCall:
     transcription: Transcription | None = None
     #: A later window of audio that is being transcribed: it goes before new requests.
     continues: bool = False
+    #: A question of the proxy's own for another request, which alone is counted and logged.
+    internal: bool = False
     #: The reply is sent in one piece: output may come in large batches.
     whole: bool = False
     #: The principal's id where keys are in use.

@@ -30,6 +30,7 @@ from triptych.request.limits import (
     Temperature,
     TopK,
     TopP,
+    check_bad_words,
     check_limits,
 )
 from triptych.types import SamplingParams
@@ -74,6 +75,7 @@ def check_sampling(sampling: SamplingParams) -> SamplingParams:
         check_limits("logit_bias", bias, LogitBias)
     if len(sampling.stop) > MAX_STOP_STRINGS:
         raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings", param="stop")
+    check_bad_words(sampling.bad_words)
     if any(not text for text in sampling.stop):
         raise InvalidRequest("stop must not hold an empty string", param="stop")
     return replace(sampling, top_k=0) if sampling.top_k == -1 else sampling

@@ -17,11 +17,13 @@ import grpc
 from grpc import aio
 
 from triptych.errors import InvalidRequest, RequestError, RequestTimeout
+from triptych.proxy.arrival import CURRENT_ARRIVAL, Arrival
 from triptych.proxy.auth.middleware import Authenticator
 from triptych.proxy.grpc.connections import GrpcConnections
 from triptych.proxy.grpc.message_fields import check_fields
 from triptych.proxy.grpc.traced import traced_call
 from triptych.proxy.quotas.table import QuotaTable
+from triptych.proxy.refusals import Refusals
 from triptych.tracing.tracer import Tracer
 
 logger = logging.getLogger(__name__)
@@ -58,6 +60,7 @@ class GrpcAdmission(aio.ServerInterceptor):
         self,
         quotas: QuotaTable,
         authenticator: Authenticator | None,
+        refusals: Refusals,
         *,
         connections: GrpcConnections | None = None,
         tracer: Tracer | None = None,
@@ -65,6 +68,7 @@ class GrpcAdmission(aio.ServerInterceptor):
         self._connections = connections
         self._quotas = quotas
         self._authenticator = authenticator
+        self._refusals = refusals
         self._tracer = tracer
 
     async def intercept_service(
@@ -85,13 +89,16 @@ class GrpcAdmission(aio.ServerInterceptor):
         """The handler behind all checks. A call with a streamed reply is a request that counts."""
 
         async def one(messages: AsyncIterator[bytes], context: Context) -> Any:
+            CURRENT_ARRIVAL.set(Arrival(method))
             try:
                 async with self._admit(authorization, context, handler, counts=False) as request:
                     return await handler.unary_unary(request, context)
             except RequestError as error:
+                self._refused(method, error)
                 await _abort(context, error)
 
         async def stream(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
+            CURRENT_ARRIVAL.set(Arrival(method))
             try:
                 async with (
                     self._admit(authorization, context, handler, counts=True) as request,
@@ -102,12 +109,18 @@ class GrpcAdmission(aio.ServerInterceptor):
                     async for reply in replies:
                         yield reply
             except RequestError as error:
+                self._refused(method, error)
                 await _abort(context, error)
 
         # The messages come as they are: they are parsed when they are counted.
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
         return grpc.stream_unary_rpc_method_handler(one, None, handler.response_serializer)
+
+    def _refused(self, method: str, error: RequestError) -> None:
+        arrival = CURRENT_ARRIVAL.get()
+        if arrival is None or not arrival.counted:
+            self._refusals.add(error.status, method, error.code)
 
     @asynccontextmanager
     async def _admit(

@@ -159,6 +159,8 @@ def sampling_of_message(sampling: common_pb2.SamplingParams) -> SamplingParams:
             logit_bias=tuple(sampling.logit_bias.items()),
             logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
             output_format=_format(sampling.output_format),
+            bad_words=tuple(sampling.bad_words),
+            include_stop_str_in_output=sampling.include_stop_str_in_output,
         )
     )
 

@@ -7,7 +7,7 @@ import logging
 import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
@@ -18,6 +18,7 @@ from triptych.errors import InternalError, InvalidRequest, NotFound, RequestErro
 from triptych.log import log_fields
 from triptych.proxy.http.errors import error_body, error_json, retry_after
 from triptych.proxy.http.sse import DONE, event
+from triptych.proxy.http.unknown_fields import ignored_header, names_of
 from triptych.proxy.quotas.quota import HOLDER, Quota
 from triptych.tracing.server_span import CURRENT_SPAN
 
@@ -54,6 +55,9 @@ class PostEndpoint(ABC, Generic[P]):
     #: What an empty body, and one above the limit, should have been.
     wanted = "send JSON"
     smaller = "send fewer or smaller pictures"
+    #: Names of the fields that a body may have; others are named in a header, or refused.
+    known: Collection[str] = ()
+    reject_unknown = False
 
     def __init__(self, parser: Quota, *, max_body: int) -> None:
         self._parser = parser
@@ -67,6 +71,10 @@ class PostEndpoint(ABC, Generic[P]):
     async def answer(self, request: P, reply: HttpReply) -> None:
         """Sends the whole reply. Cancelled when the client goes or takes nothing."""
 
+    def names(self, raw: bytes, request: P) -> Iterable[str]:
+        """The names of the fields that the body has."""
+        return names_of(raw)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         request_id = _request_id(headers.get(b"x-request-id", b""))
@@ -75,7 +83,7 @@ class PostEndpoint(ABC, Generic[P]):
             await reply.error(NotFound("use POST"), 405)
             return
         try:
-            await self._serve(await self._request(headers, receive, request_id), receive, reply)
+            await self._serve(await self._request(headers, receive, reply), receive, reply)
         except ClientGone:
             logger.info("request %s: the client has gone", request_id, extra=log_fields(label=request_id))
         except RequestError as error:
@@ -86,16 +94,22 @@ class PostEndpoint(ABC, Generic[P]):
             logger.exception("request %s", request_id, extra=log_fields(label=request_id))
             await reply.error(InternalError("an unexpected error in the proxy"))
 
-    async def _request(self, headers: dict[bytes, bytes], receive: Receive, request_id: str) -> P:
+    async def _request(self, headers: dict[bytes, bytes], receive: Receive, reply: HttpReply) -> P:
         raw = await self._read(headers, receive)
         if not raw:
             raise InvalidRequest(f"the request body is empty: {self.wanted}", param="body")
         content_type = headers.get(b"content-type", b"")
         if len(raw) <= INLINE_BODY:
-            return self.parse(raw, request_id, content_type)
+            return self._parse(raw, reply, content_type)
         loop = asyncio.get_running_loop()
         with await self._parser.wait(HOLDER.get(), 1):
-            return await loop.run_in_executor(_PARSER, self.parse, raw, request_id, content_type)
+            return await loop.run_in_executor(_PARSER, self._parse, raw, reply, content_type)
+
+    def _parse(self, raw: bytes, reply: HttpReply, content_type: bytes) -> P:
+        request = self.parse(raw, reply.request_id, content_type)
+        names = self.names(raw, request)
+        reply.headers = ignored_header(names, self.known, reject=self.reject_unknown)
+        return request
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         limit = f"the request body is above {format_size(self._max_body)}; {self.smaller}"
@@ -184,7 +198,9 @@ class HttpReply:
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send_now = send
-        self._request_id = request_id
+        self.request_id = request_id
+        #: Of every reply to this request, whatever its status.
+        self.headers: Headers = ()
         self._begun = False
         self._span = CURRENT_SPAN.get()
         self._clock = asyncio.get_running_loop().time
@@ -231,7 +247,7 @@ class HttpReply:
                 else:
                     await self.whole(error_json(error), status or error.status, extra)
         except (TimeoutError, ClientGone):
-            label = self._request_id
+            label = self.request_id
             logger.info(
                 "request %s: the client has not taken its error", label, extra=log_fields(label=label)
             )
@@ -240,7 +256,7 @@ class HttpReply:
         self._begun = True
         if self._span is not None:
             self._span.http_status(status)
-        headers.append((b"x-request-id", self._request_id.encode()))
+        headers += [(b"x-request-id", self.request_id.encode()), *self.headers]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _send(self, message: Message) -> None:

@@ -67,7 +67,7 @@ class CallLog:
         self._ended[order] = self._record(order, choices, now)
         if len(self._ended) > MOST_RECORDS:
             self._forget(*self._ended.popitem(last=False))
-        if choices.status == _OK:
+        if choices.status == _OK and not choices.first.call.internal:
             tokens = [request.first_token for request in choices.requests if request.first_token is not None]
             ttft = (min(tokens) if tokens else now) - choices.started
             most = max(len(request.lifecycle.output_token_ids) for request in choices.requests)
@@ -91,11 +91,17 @@ class CallLog:
         choices = self._open.get(order)
         return self._ended.get(order) if choices is None else self._record(order, choices)
 
-    def rows(self) -> list[RequestRow]:
-        """The newest calls in flight, newest first."""
-        now = self._clock()
-        newest = islice(reversed(self._open.values()), MOST_ROWS)
-        return [self._row(choices, now) for choices in newest]
+    def find_any(self, name: str) -> CallRecord | None:
+        """The newest call of that label or row, whoever's it is: for operators."""
+        named = ((order, tenant) for (tenant, known), order in self._names.items() if known == name)
+        newest = max(named, default=None)
+        return None if newest is None else self.find(newest[1], name)
+
+    def rows(self, tenant: str = "") -> list[RequestRow]:
+        """The newest calls in flight, newest first: the tenant's, or of all where it is empty."""
+        now, newest = self._clock(), reversed(self._open.values())
+        own = (choices for choices in newest if not tenant or choices.first.call.tenant == tenant)
+        return [self._row(choices, now) for choices in islice(own, MOST_ROWS)]
 
     def _record(self, order: int, choices: Choices, ended: float | None = None) -> CallRecord:
         model = self._model_name(choices.first.call.model)

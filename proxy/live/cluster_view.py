@@ -6,6 +6,7 @@ import resource
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from triptych import __version__
@@ -29,6 +30,7 @@ from triptych.proxy.live.objects import (
     PoolScaling,
     PoolsScaling,
     ProxyState,
+    RequestRow,
     StoreState,
 )
 from triptych.proxy.live.worker_failures import Key, WorkerFailures
@@ -56,6 +58,7 @@ class ClusterSources:
     calls: CallLog
     goodput: GoodputWindow
     failures: FailureLog
+    refusals: FailureLog
     proxy_id: str
     max_queue: int
     decision: Callable[[str], ScalingDecision | None] = lambda pool: None
@@ -119,8 +122,14 @@ class ClusterView:
             rates=self._rates(reports, minute.hit_rate),
             goodput=self._goodput(now, minute.met_share),
             requests=sources.calls.rows(),
-            failures=sources.failures.read(),
+            failures=sorted(
+                sources.failures.read() + sources.refusals.read(), key=attrgetter("time"), reverse=True
+            ),
         )
+
+    def requests(self, tenant: str) -> list[RequestRow]:
+        """The tenant's newest calls in flight."""
+        return self._sources.calls.rows(tenant)
 
     def _states(self) -> dict[Key, tuple[Worker, WorkerState, str]]:
         links = self._sources.dispatcher.pd_links

@@ -65,12 +65,13 @@ def read_counts(metrics: ProxyMetrics, at: float, tokens: float, met: int, measu
 
 
 def _by_label(counter: Counter) -> dict[str, float]:
-    """The values of a counter with one label, by that label."""
-    return {
-        next(iter(sample.labels.values())): sample.value
-        for family in counter.collect()
-        for sample in family.samples
-    }
+    """The values of a counter, summed by its first label."""
+    sums: dict[str, float] = {}
+    for family in counter.collect():
+        for sample in family.samples:
+            label = next(iter(sample.labels.values()))
+            sums[label] = sums.get(label, 0.0) + sample.value
+    return sums
 
 
 class CountWindow:

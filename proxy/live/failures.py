@@ -9,6 +9,8 @@ from triptych.errors import RequestError
 from triptych.proxy.live.objects import FailureRow
 
 MOST_FAILURES = 32
+#: Kinds of refusals, in a log of their own: they push no failures out.
+MAX_REFUSALS = 8
 _ERROR_ID = re.compile(r"error id ([0-9a-f]{8,32})")
 #: What a failed request's error says, as a part of it: words and remedy of our own. Its text is not shown: it
 #: may name a field of a tenant's request.
@@ -40,6 +42,11 @@ _BY_STATUS = {
     503: ("something that it needs is not there", "see which workers and whether the store are up"),
     504: ("its timeout is over", "see whether queues grow: start workers, or raise --request-timeout"),
 }
+_REFUSED = {
+    401: "give these clients a valid API key",
+    404: "compare the model and the path that clients name with GET /v1/models and /docs",
+}
+_REASON = "see what their clients send; the answers name the field and the remedy"
 _OTHER = ("an error", "search the proxy's log for errors at this time")
 
 
@@ -53,19 +60,25 @@ class _Failure:
 class FailureLog:
     """The failures, newest last; equal ones are one entry with a count."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = MOST_FAILURES) -> None:
+        self._limit = limit
         self._entries: dict[tuple[str, str], _Failure] = {}
 
     def add(self, time: float, what: str, remedy: str, where: str = "") -> None:
         before = self._entries.pop((what, where), None)
         self._entries[what, where] = _Failure(time, remedy, before.count + 1 if before else 1)
-        while len(self._entries) > MOST_FAILURES:
+        while len(self._entries) > self._limit:
             del self._entries[next(iter(self._entries))]
 
     def add_request(self, time: float, error: RequestError) -> None:
         """A request that failed with a 5xx."""
         what, remedy = described(error)
         self.add(time, f"a request failed with {error.status}: {what}", remedy)
+
+    def add_refusal(self, time: float, status: int, route: str) -> None:
+        """A request that was refused before it was a call."""
+        to = "other paths" if route == "other" else route
+        self.add(time, f"requests to {to} are refused with {status}", _REFUSED.get(status, _REASON))
 
     def read(self) -> list[FailureRow]:
         """Newest first."""

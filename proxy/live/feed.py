@@ -12,7 +12,7 @@ import msgspec
 
 from triptych.errors import Unavailable
 from triptych.proxy.live.history import STEP_SECONDS
-from triptych.proxy.live.objects import ClusterHistory, ClusterSnapshot
+from triptych.proxy.live.objects import ClusterHistory, ClusterSnapshot, RequestRow
 from triptych.proxy.quotas.quota import Quota
 
 logger = logging.getLogger(__name__)
@@ -29,13 +29,15 @@ class LookedAt(Protocol):
 
     def look(self) -> None: ...
     def snapshot(self) -> ClusterSnapshot: ...
+    def requests(self, tenant: str, /) -> list[RequestRow]: ...
     def history(self) -> ClusterHistory: ...
 
 
 class Listener:
     """One reader of the feed. Holds at most the newest event that it has not read."""
 
-    def __init__(self) -> None:
+    def __init__(self, shown: str = "") -> None:
+        self.shown = shown
         self._newest: bytes | None = None
         self._missed = 0
         self._wake = asyncio.Event()
@@ -71,7 +73,9 @@ class LiveFeed:
         self._places = places
         self._listeners: set[Listener] = set()
         self._task: asyncio.Task[None] | None = None
-        self._snapshot: tuple[float, bytes] | None = None
+        self._snapshot: tuple[float, ClusterSnapshot] | None = None
+        #: The snapshot as JSON, by the tenant whose requests it shows.
+        self._shown: dict[str, bytes] = {}
         self._history: tuple[float, bytes] | None = None
         self._draining = False
 
@@ -94,12 +98,24 @@ class LiveFeed:
         for listener in self._listeners:
             listener.close()
 
-    def snapshot(self) -> bytes:
-        """The snapshot as JSON, at most a second old: so many requests for it cost no more than one."""
+    def snapshot(self, shown: str = "") -> bytes:
+        """The snapshot as JSON, at most a second old: so many requests for it cost no more than one.
+
+        It lists the requests of the tenant `shown`, or of all where that is empty.
+        """
         now = asyncio.get_running_loop().time()
         if self._snapshot is None or now - self._snapshot[0] >= LOOK_SECONDS:
-            self._snapshot = now, _encode(self._view.snapshot())
-        return self._snapshot[1]
+            self._renew(now)
+        assert self._snapshot is not None
+        if shown not in self._shown:
+            snapshot = self._snapshot[1]
+            if shown:
+                snapshot = msgspec.structs.replace(snapshot, requests=self._view.requests(shown))
+            self._shown[shown] = _encode(snapshot)
+        return self._shown[shown]
+
+    def _renew(self, now: float) -> None:
+        self._snapshot, self._shown = (now, self._view.snapshot()), {}
 
     def history(self) -> bytes:
         """The history as JSON, made once for each of its points."""
@@ -109,18 +125,18 @@ class LiveFeed:
         return self._history[1]
 
     @contextmanager
-    def listen(self, tenant: str = "") -> Iterator[Listener]:
+    def listen(self, tenant: str = "", shown: str = "") -> Iterator[Listener]:
         """A listener for as long as the context lasts. QuotaExceeded when there are too many.
 
-        `tenant` is empty where no API keys are in use.
+        `tenant` is empty where no API keys are in use, `shown` where it may see the requests of all.
         """
         if self._draining:
             raise Unavailable("this proxy is stopping", retry_after=_RETRY_AFTER)
         with self._places.hold(tenant, 1):
-            listener = Listener()
+            listener = Listener(shown)
             self._listeners.add(listener)
             try:
-                listener.offer(event("snapshot", self.snapshot()))
+                listener.offer(event("snapshot", self.snapshot(shown)))
                 yield listener
             finally:
                 self._listeners.discard(listener)
@@ -130,11 +146,12 @@ class LiveFeed:
         self._view.look()
         if not self._listeners:
             return
-        now = asyncio.get_running_loop().time()
-        self._snapshot = now, _encode(self._view.snapshot())
-        shared = event("snapshot", self._snapshot[1])
+        self._renew(asyncio.get_running_loop().time())
+        shared = {
+            shown: event("snapshot", self.snapshot(shown)) for shown in {o.shown for o in self._listeners}
+        }
         for listener in self._listeners:
-            listener.offer(shared)
+            listener.offer(shared[listener.shown])
 
     async def _forever(self) -> None:
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from starlette.routing import Route
@@ -13,7 +14,7 @@ from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.live.calls import CallLog
 from triptych.proxy.live.cluster_view import ClusterSources, ClusterView
 from triptych.proxy.live.endpoint import live_routes
-from triptych.proxy.live.failures import FailureLog
+from triptych.proxy.live.failures import MAX_REFUSALS, FailureLog
 from triptych.proxy.live.feed import LiveFeed
 from triptych.proxy.live.goodput import GoodputWindow, Slo
 from triptych.proxy.pool import WorkerPool
@@ -28,6 +29,7 @@ class LiveData:
         self._pool = pool
         self._goodput = GoodputWindow(Slo(config.page_ttft_slo, config.page_tpot_slo))
         self._failures = FailureLog()
+        self._refusals = FailureLog(MAX_REFUSALS)
         self._feed: LiveFeed | None = None
         self.calls = CallLog(self._goodput, self._failures, self._model_name)
 
@@ -48,6 +50,7 @@ class LiveData:
             calls=self.calls,
             goodput=self._goodput,
             failures=self._failures,
+            refusals=self._refusals,
             proxy_id=proxy_id,
             max_queue=self._max_queue,
             decision=decision,
@@ -56,6 +59,10 @@ class LiveData:
         self._feed = LiveFeed(ClusterView(sources), dispatcher.quotas["listeners"])
         self._feed.start()
         return live_routes(self._feed, self.calls)
+
+    def refused(self, status: int, route: str) -> None:
+        """A request that was refused before it was a call."""
+        self._refusals.add_refusal(time.time(), status, route)
 
     def drain(self) -> None:
         """Ends all streams."""

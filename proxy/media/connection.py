@@ -30,7 +30,7 @@ LookUpHost = Callable[[str, int], Sequence[tuple[Any, ...]]]
 
 
 class AddressRefused(Exception):
-    """The host has no address, or one that the rules do not allow; the message does not tell which."""
+    """The host has no address, or one that the rules do not allow. The message is for the operator alone."""
 
 
 def look_up_host(host: str, port: int) -> Sequence[tuple[Any, ...]]:
@@ -55,10 +55,14 @@ class MediaConnections:
         """The addresses of the URL's host. AddressRefused when one of them is not allowed."""
         host, port = url.raw_host or "", url.port or 0
         if port not in (80, 443) and port < 1024 and not self._rules.trusts_host(host):
-            raise AddressRefused
+            raise AddressRefused(f"port {port} is below 1024: --allow-media-hosts")
         found = await self._resolve(host, port)
-        if not found or not all(self._rules.allows(host, address) for address in found):
-            raise AddressRefused
+        refused = [str(address) for address in found if not self._rules.allows(host, address)]
+        if refused or not found:
+            raise AddressRefused(
+                f"{', '.join(refused[:4]) or 'no address'} is not public: "
+                "--allow-media-hosts, --allow-media-networks"
+            )
         return found
 
     async def _resolve(self, host: str, port: int) -> tuple[Address, ...]:
@@ -70,8 +74,10 @@ class MediaConnections:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 found = await loop.run_in_executor(self._threads, self._look_up, host, port)
-        except (OSError, UnicodeError):  # OSError: also gaierror and TimeoutError
-            raise AddressRefused from None
+        except TimeoutError:
+            raise AddressRefused(f"its name does not resolve within {CONNECT_SECONDS:g} s") from None
+        except (OSError, UnicodeError) as error:  # OSError: also gaierror
+            raise AddressRefused(f"its name does not resolve: {error}") from None
         return tuple(dict.fromkeys(ipaddress.ip_address(entry[4][0]) for entry in found))
 
     @asynccontextmanager

@@ -18,6 +18,7 @@ from triptych.proxy.media.connection import AddressRefused, MediaConnections
 from triptych.proxy.media.response import FetchFailed, MediaTooLarge, check_head, keep_body
 from triptych.proxy.media.source import WebUrl, parse_web_url
 from triptych.proxy.media.spool import MediaSpool, SpooledMedia
+from triptych.proxy.periodic_log import PeriodicLog
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class MediaFetcher:
         self._spool = spool
         self._metrics = metrics
         self._limits = limits
+        self._log = PeriodicLog(logger)
         self._room = asyncio.Semaphore(limits.at_once)
 
     def close(self) -> None:
@@ -62,7 +64,7 @@ class MediaFetcher:
         """
         async with self._room:
             started = time.monotonic()
-            result = "given_up"
+            result, cause = "given_up", str(source.url.raw_host)
             try:
                 async with asyncio.timeout(self._limits.timeout):
                     media = await self._with_retries(source.url)
@@ -74,14 +76,16 @@ class MediaFetcher:
                 words = f"did not send it within {self._limits.timeout:g} s"
                 raise InvalidRequest(f"{param}: the image's server {words}", param=param) from None
             except FetchFailed as error:
-                result = error.result
+                result, cause = error.result, error.cause or cause
                 kind = TooLarge if isinstance(error, MediaTooLarge) else InvalidRequest
                 raise kind(f"{param}: the image's server {error.words}", param=param) from None
             finally:
                 self._metrics.media_fetch_seconds.observe(time.monotonic() - started)
                 self._metrics.media_fetches.labels(result).inc()
                 if result != "ok":
-                    logger.info("a picture from %s: %s", source.url.raw_host, result)
+                    # It is for the operator to change; the rest is the client's or the origin's.
+                    level = logging.WARNING if result == "refused" else logging.INFO
+                    self._log.add(f"media by URL {result}", cause, level)
 
     async def _with_retries(self, url: URL) -> SpooledMedia:
         backoff = FIRST_BACKOFF
@@ -111,8 +115,8 @@ class MediaFetcher:
                     return _redirected(url, response.headers.get("Location", ""))
                 check_head(response, self._limits.max_bytes)
                 return await keep_body(response, self._spool, self._limits.max_bytes)
-        except AddressRefused:
-            raise FetchFailed("refused", REFUSED) from None
+        except AddressRefused as error:
+            raise FetchFailed("refused", REFUSED, cause=f"{url.raw_host}: {error}") from None
         except aiohttp.ClientSSLError:
             raise FetchFailed("unreachable", "has no trusted certificate") from None
         except (aiohttp.ServerTimeoutError, aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):

@@ -28,13 +28,14 @@ _RETRYABLE = frozenset({408, 425, 429})
 
 
 class FetchFailed(Exception):
-    """`words` complete "the image's server …"; `result` names the outcome in metrics."""
+    """`words` complete "the image's server …"; `result` names the outcome in metrics, `cause` in the log."""
 
-    def __init__(self, result: str, words: str, *, retryable: bool = False) -> None:
+    def __init__(self, result: str, words: str, *, retryable: bool = False, cause: str = "") -> None:
         super().__init__(words)
         self.result = result
         self.words = words
         self.retryable = retryable
+        self.cause = cause
 
 
 class MediaTooLarge(FetchFailed):

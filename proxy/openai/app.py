@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from triptych.config import MIB
 from triptych.errors import NotFound, RequestError
 from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.http.endpoint import PostEndpoint
 from triptych.proxy.http.errors import error_body, retry_after
 from triptych.proxy.http.traced import OPERATIONS, TracedEndpoint
 from triptych.proxy.openai.audio.endpoint import AudioEndpoint
@@ -41,6 +42,7 @@ class ApiLimits:
     max_choices: int = 16
     max_body: int = 64 * MIB
     request_timeout: float = 300.0
+    reject_unknown: bool = False
 
 
 def make_app(
@@ -53,12 +55,14 @@ def make_app(
     page: bool = True,
     live: Sequence[Route] = (),
     tracer: Tracer | None = None,
-) -> ASGIApp:
+) -> FrontDoor:
     """The ASGI application of one proxy.
 
     `metrics`, `page`: whether /metrics and the page are part of it; `live`: the routes of its live data.
     """
     posts = _post_endpoints(dispatcher, pool, limits)
+    for endpoint in posts.values():
+        endpoint.reject_unknown = limits.reject_unknown
     docs = DocsEndpoints(max_choices=limits.max_choices, page=page)
     rest = Starlette(
         routes=[
@@ -72,12 +76,15 @@ def make_app(
         ],
         exception_handlers={HTTPException: _http_error},
     )
-    if tracer is not None:
-        posts |= {path: TracedEndpoint(posts[path], path, tracer) for path in OPERATIONS}
-    return FrontDoor(posts, rest)
+    traced = (
+        {} if tracer is None else {path: TracedEndpoint(posts[path], path, tracer) for path in OPERATIONS}
+    )
+    return FrontDoor({**posts, **traced}, rest)
 
 
-def _post_endpoints(dispatcher: Dispatcher, pool: WorkerPool, limits: ApiLimits) -> dict[str, ASGIApp]:
+def _post_endpoints(
+    dispatcher: Dispatcher, pool: WorkerPool, limits: ApiLimits
+) -> dict[str, PostEndpoint[Any]]:
     """The endpoints of POST requests by path."""
     queries, admission = PDQueries(pool), dispatcher.admission
     images, choices = limits.max_images, limits.max_choices
@@ -107,9 +114,11 @@ class FrontDoor:
     Starlette's router and middleware would add coroutines to each request and to every token that it sends.
     """
 
-    def __init__(self, posts: Mapping[str, ASGIApp], rest: ASGIApp) -> None:
+    def __init__(self, posts: Mapping[str, ASGIApp], rest: Starlette) -> None:
         self._posts = posts
         self._rest = rest
+        #: The paths that are served, with parts in braces that vary.
+        self.routes = frozenset({*posts, *(route.path for route in rest.routes if isinstance(route, Route))})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = self._posts.get(scope["path"]) if scope.get("method") == "POST" else None

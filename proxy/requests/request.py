@@ -181,6 +181,8 @@ class Choices:
     output: OutputQueue
     started: float
     status: int = 499
+    #: Where the call came in, for the metrics.
+    route: str = "other"
 
     @property
     def first(self) -> InFlightRequest:
@@ -215,8 +217,10 @@ class Choices:
 
     def report(self, metrics: ProxyMetrics, now: float) -> None:
         """Counts the call that has ended, and logs one line of it."""
+        if self.first.call.internal:
+            return
         seconds = now - self.started
-        metrics.requests.labels(str(self.status)).inc()
+        metrics.requests.labels(str(self.status), self.route).inc()
         metrics.duration.observe(seconds)
         tokens = [request.first_token for request in self.requests if request.first_token is not None]
         if tokens:

@@ -1,7 +1,8 @@
 """Autoscaler: each second it publishes this proxy's demand, reads that of all, decides, and announces.
 
-All proxies do so and agree: they see one sum, and each begins with the decision in force. A proxy that is new
-knows nothing of the time before, and keeps what there is for a whole window.
+All proxies do so and agree: they see one sum, share the rules, and each begins with the decision in force. A
+proxy that is new knows nothing of the time before, and keeps what there is for a whole window. None decides
+on fewer than another one keeps.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from triptych.errors import TriptychError
@@ -20,6 +21,7 @@ from triptych.proxy.scaling.cold_starts import ColdStarts
 from triptych.proxy.scaling.demand import total_demand
 from triptych.proxy.scaling.policy import Observation, ScalingState, decide
 from triptych.proxy.scaling.pools import ScaledPool
+from triptych.proxy.scaling.shared_rules import RulesAgreement, RulesBoard
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.scaling import PoolDemand, ScalingDecision
 
@@ -28,13 +30,16 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 #: How long demand and decisions hold unless they are renewed.
 TERM = 10.0
+#: Seconds in which all workers register again with a store that has lost everything: until then a proxy that
+#: finds no decision makes none.
+LEARN_SECONDS = 5.0
 #: How long one look waits for the store's answers.
 STORE_SECONDS = 2.0
 #: Times that one look decides again because another proxy has decided meanwhile.
 _TRIES = 3
 
 
-class Board(Protocol):
+class Board(RulesBoard, Protocol):
     """The scaling board's part that the autoscaler uses."""
 
     async def publish(
@@ -53,7 +58,10 @@ class _Watched:
     """A pool with what is remembered of it."""
 
     pool: ScaledPool
+    agreement: RulesAgreement
     state: ScalingState | None = None
+    #: When the board was first read, by a proxy that has not decided yet.
+    since: float | None = None
     decision: ScalingDecision | None = None
     #: When the decision ends unless it is announced again.
     until: float = 0.0
@@ -77,10 +85,13 @@ class Autoscaler:
         self._metrics = metrics
         self._proxy_id = proxy_id
         self._clock = clock
-        self._watched = {name: _Watched(pool) for name, pool in pools.items()}
+        self._watched = {
+            name: _Watched(pool, RulesAgreement(name, pool.rules, TERM)) for name, pool in pools.items()
+        }
         self._listeners: list[Callable[[], None]] = []
         self._woken = asyncio.Event()
         self._reachable = True
+        self._draining = False
         self._task: asyncio.Task[None] | None = None
 
     def decision(self, pool: str) -> ScalingDecision | None:
@@ -96,9 +107,11 @@ class Autoscaler:
 
     def start(self) -> None:
         self._workers.subscribe(self)
-        for name, watched in self._watched.items():
-            self._metrics.workers_limit.labels(name).set(watched.pool.rules.most)
         self._task = asyncio.create_task(self._forever(), name="autoscaler")
+
+    def drain(self) -> None:
+        """From now on the other proxies decide; this one's demand still counts."""
+        self._draining = True
 
     async def stop(self) -> None:
         """Ends the loop; the other proxies count this one's demand no longer."""
@@ -164,27 +177,45 @@ class Autoscaler:
     async def _decide(self, watched: _Watched) -> ScalingDecision | None:
         """The decision that is in force from now on; None where other proxies were faster every time."""
         pool, now = watched.pool, self._clock()
-        demands = await self._board.publish(self._proxy_id, pool.name, pool.demand(now), TERM)
-        demand = total_demand(demands)
+        in_force = await self._board.decision(pool.name)
+        state = self._state(watched, in_force, now)
+        own = pool.demand(now)
+        demand = await self._publish(pool.name, own, state)
         self._show(pool.name, demand)
         for _ in range(_TRIES):
-            in_force = await self._board.decision(pool.name)
-            state = self._state(watched, in_force)
+            rules = None if self._draining else await watched.agreement.look(self._board, now)
+            if rules is None or state is None:
+                return in_force
+            self._metrics.workers_limit.labels(pool.name).set(rules.most)
             cold_start = watched.starts.expected(pool.kind)
             seen = Observation(now, demand, pool.groups(state.workers), cold_start)
-            after, decision = decide(seen, state, pool.rules)
+            after, decision = decide(seen, state, rules)
+            if (after.kept or 0) > (state.kept or 0):
+                # Before others go below it.
+                await self._publish(pool.name, own, after)
             if await self._board.announce(pool.name, decision, TERM):
                 watched.state = after
                 return decision
+            in_force = await self._board.decision(pool.name)
+            state = self._state(watched, in_force, now)
         return None
 
-    def _state(self, watched: _Watched, in_force: ScalingDecision | None) -> ScalingState:
-        """What this proxy remembers, with the number of workers that is in force."""
-        if watched.state is None:
-            return ScalingState.holding(
-                len(self._kinds(watched.pool.name)) if in_force is None else in_force.workers
-            )
-        return watched.state if in_force is None else watched.state.adopting(in_force.workers)
+    async def _publish(self, name: str, own: PoolDemand, state: ScalingState | None) -> PoolDemand:
+        """The demand of all proxies, with this one's own and the number that it keeps."""
+        kept = None if state is None or self._draining else state.kept
+        demand = replace(own, kept=kept)
+        return total_demand(await self._board.publish(self._proxy_id, name, demand, TERM))
+
+    def _state(self, watched: _Watched, in_force: ScalingDecision | None, now: float) -> ScalingState | None:
+        """What this proxy remembers, with the number of workers in force; None while it knows none."""
+        if watched.state is not None:
+            return watched.state if in_force is None else watched.state.adopting(in_force.workers)
+        if in_force is not None:
+            return ScalingState.holding(in_force.workers)
+        watched.since = now if watched.since is None else watched.since
+        if now - watched.since < LEARN_SECONDS:
+            return None
+        return ScalingState.holding(len(self._kinds(watched.pool.name)))
 
     def _adopt(self, watched: _Watched, decision: ScalingDecision) -> None:
         before, watched.decision = self.decision(watched.pool.name), decision

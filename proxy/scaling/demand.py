@@ -79,6 +79,7 @@ def total_demand(demands: Iterable[PoolDemand]) -> PoolDemand:
         max((one.largest for one in found), default=0.0),
         math.fsum(one.fast for one in found),
         math.fsum(one.slow for one in found),
+        max((one.kept for one in found if one.kept is not None), default=None),
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from triptych.proxy.encoders.outstanding import FAST_SECONDS, SLOW_SECONDS
-from triptych.scaling import PoolDemand, ScalingDecision, WorkerGroup
+from triptych.scaling import PoolDemand, ScalingDecision, ScalingRules, WorkerGroup
 
 #: Arriving work is a burst where the fast average is at least this many times the slow one.
 PANIC_RATIO = 2.0
@@ -29,38 +29,6 @@ NO_FLOW = 1e-4
 WINDOW_STEPS = 60
 #: More workers than any pool has.
 _MANY = 1_000_000.0
-
-
-@dataclass(frozen=True, slots=True)
-class ScalingRules:
-    """What a pool is scaled by. ValueError, naming the field and its limit, for what makes no sense.
-
-    `slo` is the seconds that an item may take in the pool, its wait included, and `utilization` the share of
-    a worker's time that arriving work may fill. Before a worker is drained, the rest must have been enough
-    for `window` seconds for demand that is larger by the share `reserve`.
-    """
-
-    least: int
-    most: int
-    slo: float
-    utilization: float = 0.7
-    window: float = 60.0
-    reserve: float = 0.25
-
-    def __post_init__(self) -> None:
-        if self.least < 0:
-            raise ValueError(f"least is {self.least}: it must be 0 or more")
-        if self.most < max(self.least, 1):
-            raise ValueError(f"most is {self.most} and least is {self.least}: most must be >= least and >= 1")
-        for name, value, low, high in (
-            ("slo", self.slo, 0.0, math.inf),
-            ("utilization", self.utilization, 0.0, 1.0),
-            ("window", self.window, 0.0, math.inf),
-        ):
-            if not (low < value <= high and math.isfinite(value)):
-                raise ValueError(f"{name} is {value}: it must be above {low:g}, finite, and at most {high:g}")
-        if not 0.0 <= self.reserve <= 10.0:
-            raise ValueError(f"reserve is {self.reserve}: it must be between 0 and 10")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +56,7 @@ class ScalingState:
     elapsed: float = 0.0
     #: The observed clock at the last decision; None before the first.
     seen: float | None = None
-    #: (when, workers needed with the reserve), of falling need: the first is the most of the window.
+    #: (when, workers that were worth keeping), of falling need: the first is the most of the window.
     needs: tuple[tuple[float, int], ...] = ()
     #: When the pool became idle; None while it is not.
     idle_since: float | None = None
@@ -96,11 +64,13 @@ class ScalingState:
     short_since: float | None = None
     #: Workers that were ready at that time.
     ready: int = 0
+    #: What the other proxies are told: see PoolDemand.
+    kept: int | None = None
 
     @classmethod
     def holding(cls, workers: int) -> ScalingState:
         """The state of a pool that has this many workers: it keeps them for a whole window at least."""
-        return cls(workers=workers, needs=((0.0, workers),))
+        return cls(workers=workers, needs=((0.0, workers),), kept=workers or None)
 
     def adopting(self, workers: int) -> ScalingState:
         """This state where another proxy has decided so: more workers are a need, as if seen here."""
@@ -139,23 +109,26 @@ def decide(
     busy = demand.waiting > 0 or demand.backlog > 0.0 or demand.fast > NO_FLOW
     state = _advance(state, seen.now, capacity.own, rules, busy=busy)
     need = _need(demand, rules, capacity, 0.0)
-    active = busy or (state.workers > 0 and _idle_seconds(state) < _idle_limit(seen.cold_start, rules))
+    awake = busy or (state.workers > 0 and _idle_seconds(state) < _idle_limit(seen.cold_start, rules))
+    active = awake or demand.kept is not None
     # The first item of an empty pool asks for a worker, whatever it is expected to cost.
-    floor = 1 if active and capacity.others <= 0.0 else 0
+    floor = 1 if awake and capacity.others <= 0.0 else 0
     asked = max(need.workers, floor)
     if need.workers > capacity.own and _start_failed(state, seen.cold_start):
         asked += need.workers - capacity.own
-    spare = _need(demand, rules, capacity, rules.reserve)
-    state = _remember(state, min(max(spare.workers, asked), rules.most), rules)
-    workers, reason = _wanted(need, asked, state, rules) if active else (rules.least, "idle")
-    return replace(state, workers=workers), ScalingDecision(workers, reason, active)
-
-
-def _wanted(need: _Need, asked: int, state: ScalingState, rules: ScalingRules) -> tuple[int, str]:
-    """The number of workers while there is demand or was some lately, and the word for it."""
     # The reserve keeps workers; it asks for none.
-    kept = min(state.workers, state.needs[0][1])
-    workers = max(asked, state.workers if need.panic else kept)
+    spare = min(_need(demand, rules, capacity, rules.reserve).workers, state.workers)
+    state = _remember(state, min(max(spare, asked), rules.most), rules)
+    kept = max(state.needs[0][1], min(state.workers, demand.kept or 0))
+    workers, reason = _wanted(need, asked, kept, state, rules) if active else (rules.least, "idle")
+    needs = state.needs if active else ((state.elapsed, rules.least),)
+    after = replace(state, workers=workers, needs=needs, kept=needs[0][1] if awake else None)
+    return after, ScalingDecision(workers, reason, active)
+
+
+def _wanted(need: _Need, asked: int, kept: int, state: ScalingState, rules: ScalingRules) -> tuple[int, str]:
+    """The number of workers while there is demand or was some lately, and the word for it."""
+    workers = max(asked, kept, state.workers if need.panic else 0)
     if workers > rules.most:
         return rules.most, "max"
     if workers < rules.least:
@@ -257,6 +230,7 @@ def _checked(demand: PoolDemand) -> PoolDemand:
         _finite(demand.largest),
         _finite(demand.fast),
         _finite(demand.slow),
+        demand.kept,
     )
 
 

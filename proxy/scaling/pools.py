@@ -9,9 +9,8 @@ from typing import Protocol
 from triptych.config.scaling import ScalingConfig
 from triptych.proxy.encoders.job_runner import JobRunner
 from triptych.proxy.scaling.demand import PDDemand, encoder_demand
-from triptych.proxy.scaling.policy import ScalingRules
 from triptych.proxy.workers import KnownWorkers, Worker
-from triptych.scaling import PoolDemand, WorkerGroup
+from triptych.scaling import PoolDemand, ScalingRules, WorkerGroup
 
 #: Sequences of a PD worker that does not say how many it takes, as in `proxy.pd.router`.
 _DEFAULT_SEQS = 64

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from support.chaos import faults
 from support.data.checkpoints import build_checkpoint
 from support.data.traffic import STREAM_TOKENS, Case, expected, mixed_cases
 from support.processes.cluster import Cluster, running_cluster, start_cluster
@@ -40,7 +41,8 @@ def reference(checkpoint: Path, cases: list[Case]) -> list[Any]:
 def shared_cluster(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One of each, for tests that leave it whole; each asks the cases with a `cache_salt` of its own."""
     words = ("--threads", "1", "--max-queue", "100", *SLOW)
-    with running_cluster(checkpoint, tmp_path_factory.mktemp("shared"), *words) as cluster:
+    folder = tmp_path_factory.mktemp("shared")
+    with running_cluster(checkpoint, folder, *words, environment=faults.gated(folder)) as cluster:
         yield cluster
 
 
@@ -51,7 +53,8 @@ def make_cluster(checkpoint: Path, tmp_path: Path) -> Iterator[Callable[..., Clu
 
     def make(workers: int, *words: str) -> Cluster:
         pools = ("--encoders", str(workers), "--pd-workers", str(workers), "--threads", "1")
-        clusters.append(start_cluster(checkpoint, tmp_path / f"run{len(clusters)}", *pools, *words))
+        folder = tmp_path / f"run{len(clusters)}"
+        clusters.append(start_cluster(checkpoint, folder, *pools, *words, environment=faults.gated(folder)))
         return clusters[-1]
 
     yield make

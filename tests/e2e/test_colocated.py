@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.chaos import stages
+from support.chaos import faults, stages
 from support.chaos.streams import Streams
 from support.data.checkpoints import build_checkpoint
 from support.data.oracle import assert_exact
@@ -36,7 +36,7 @@ def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
     folder = tmp_path_factory.mktemp("colocated")
     path = build_checkpoint("qwen3_vl", folder / "qwen3_vl")
     words = ("--topology", "colocated", "--threads", "1", "--max-num-batched-tokens", "48")
-    cluster = start_cluster(path, folder / "run", *words)
+    cluster = start_cluster(path, folder / "run", *words, environment=faults.gated(folder / "run"))
     try:
         yield Replica(cluster, path)
     finally:

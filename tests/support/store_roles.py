@@ -27,7 +27,7 @@ from triptych.integrations.vllm.host_copies import HostCopies
 from triptych.integrations.vllm.options import ConnectorOptions
 from triptych.integrations.vllm.park_table import LoadOutcome, LoadReport
 from triptych.integrations.vllm.row_saver import RowSaver
-from triptych.scaling import PoolDemand, ScalingDecision
+from triptych.scaling import PoolDemand, ScalingDecision, ScalingRules
 from triptych.types import ItemPlan, WorkerInfo
 
 #: Parts of so many bytes make an item of some KiB a split one.
@@ -123,6 +123,7 @@ async def _proxy_uses(store: EmbeddingStore) -> None:
     await board.publish("proxy-2", "encoder", PoolDemand(), 0.0)
     await board.publish("proxy-1", "encoder", PoolDemand(), 5.0)
     await board.decision("encoder")
+    assert (await board.agree("encoder", ScalingRules(0, 2, 1.0), None, 5.0, newest=True)).supported
     assert await board.announce("encoder", ScalingDecision(1, "test", True), 5.0)
     assert await board.decision("encoder")
     await board.withdraw("proxy-1", "encoder")

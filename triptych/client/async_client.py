@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Self, Unpack
 
@@ -21,9 +21,11 @@ from triptych.client.answers import (
 )
 from triptych.client.endpoint import DEFAULT_URL, Body, Endpoint, checked, content_of, field_of, json_object
 from triptych.client.fields import (
+    AudioFile,
     ChatFields,
     CompletionFields,
     File,
+    Files,
     JsonObject,
     Messages,
     Prompt,
@@ -72,16 +74,16 @@ class AsyncClient:
         await self._http.aclose()
 
     async def ask(
-        self, question: str, files: Iterable[File] = (), *, model: str = "", **options: Unpack[ChatFields]
+        self, question: str, files: Files = (), *, model: str = "", **options: Unpack[ChatFields]
     ) -> str:
-        """The answer's text to a question about files: paths, bytes or URLs."""
+        """The answer's text to a question about files: paths, URLs, bytes or PIL pictures, one or a list."""
         return (await self.chat(question, files=files, model=model, **options)).text
 
     async def chat(
         self,
         messages: Messages,
         *,
-        files: Iterable[File] = (),
+        files: Files = (),
         model: str = "",
         **options: Unpack[ChatFields],
     ) -> Answer:
@@ -93,7 +95,7 @@ class AsyncClient:
         self,
         messages: Messages,
         *,
-        files: Iterable[File] = (),
+        files: Files = (),
         model: str = "",
         **options: Unpack[ChatFields],
     ) -> AsyncGenerator[Chunk, None]:
@@ -115,7 +117,7 @@ class AsyncClient:
         *,
         encoder_prompt: Prompt | None = None,
         decoder_prompt: Prompt | None = None,
-        audio: File | None = None,
+        audio: AudioFile | None = None,
         image: File | None = None,
         model: str = "",
         **options: Unpack[CompletionFields],
@@ -131,14 +133,14 @@ class AsyncClient:
         return completion_of(await self._call(COMPLETIONS, body))
 
     async def transcribe(
-        self, file: File, *, model: str = "", **options: Unpack[TranscriptFields]
+        self, file: AudioFile, *, model: str = "", **options: Unpack[TranscriptFields]
     ) -> Transcript:
         """An audio file (a path or bytes) transcribed."""
         form = await asyncio.to_thread(audio_form, file, model, options)
         return transcript_of(await self._call(TRANSCRIPTIONS, form))
 
     async def translate(
-        self, file: File, *, model: str = "", **options: Unpack[TranscriptFields]
+        self, file: AudioFile, *, model: str = "", **options: Unpack[TranscriptFields]
     ) -> Transcript:
         """An audio file transcribed into English."""
         form = await asyncio.to_thread(audio_form, file, model, options)
@@ -146,7 +148,7 @@ class AsyncClient:
 
     async def transcribe_to(
         self,
-        file: File,
+        file: AudioFile,
         form: str,
         *,
         translate: bool = False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from typing import Self, Unpack
 
@@ -21,9 +21,11 @@ from triptych.client.answers import (
 )
 from triptych.client.endpoint import DEFAULT_URL, Body, Endpoint, checked, content_of, field_of, json_object
 from triptych.client.fields import (
+    AudioFile,
     ChatFields,
     CompletionFields,
     File,
+    Files,
     JsonObject,
     Messages,
     Prompt,
@@ -79,17 +81,15 @@ class Client:
     def close(self) -> None:
         self._http.close()
 
-    def ask(
-        self, question: str, files: Iterable[File] = (), *, model: str = "", **options: Unpack[ChatFields]
-    ) -> str:
-        """The answer's text to a question about files: paths, bytes or URLs."""
+    def ask(self, question: str, files: Files = (), *, model: str = "", **options: Unpack[ChatFields]) -> str:
+        """The answer's text to a question about files: paths, URLs, bytes or PIL pictures, one or a list."""
         return self.chat(question, files=files, model=model, **options).text
 
     def chat(
         self,
         messages: Messages,
         *,
-        files: Iterable[File] = (),
+        files: Files = (),
         model: str = "",
         **options: Unpack[ChatFields],
     ) -> Answer:
@@ -100,7 +100,7 @@ class Client:
         self,
         messages: Messages,
         *,
-        files: Iterable[File] = (),
+        files: Files = (),
         model: str = "",
         **options: Unpack[ChatFields],
     ) -> Generator[Chunk, None, None]:
@@ -122,7 +122,7 @@ class Client:
         *,
         encoder_prompt: Prompt | None = None,
         decoder_prompt: Prompt | None = None,
-        audio: File | None = None,
+        audio: AudioFile | None = None,
         image: File | None = None,
         model: str = "",
         **options: Unpack[CompletionFields],
@@ -135,19 +135,23 @@ class Client:
         body = completion_body(prompt, encoder_prompt, decoder_prompt, audio, image, model, options)
         return completion_of(self._call(COMPLETIONS, body))
 
-    def transcribe(self, file: File, *, model: str = "", **options: Unpack[TranscriptFields]) -> Transcript:
+    def transcribe(
+        self, file: AudioFile, *, model: str = "", **options: Unpack[TranscriptFields]
+    ) -> Transcript:
         """An audio file (a path or bytes) transcribed."""
         form = audio_form(file, model, options)
         return transcript_of(self._call(TRANSCRIPTIONS, form))
 
-    def translate(self, file: File, *, model: str = "", **options: Unpack[TranscriptFields]) -> Transcript:
+    def translate(
+        self, file: AudioFile, *, model: str = "", **options: Unpack[TranscriptFields]
+    ) -> Transcript:
         """An audio file transcribed into English."""
         form = audio_form(file, model, options)
         return transcript_of(self._call(TRANSLATIONS, form))
 
     def transcribe_to(
         self,
-        file: File,
+        file: AudioFile,
         form: str,
         *,
         translate: bool = False,

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import IO, Any, Literal, Protocol, TypedDict
 
 #: A JSON object, as `json` parses it: requests and replies are open to fields that have no name here.
 JsonObject = Mapping[str, Any]
-#: A path, the bytes of a file, or, for pictures, an http(s) or data: URL.
-File = str | os.PathLike[str] | bytes
+#: A path, or the bytes of a file.
+AudioFile = str | os.PathLike[str] | bytes
+
+
+class Picture(Protocol):
+    """A picture in memory, such as PIL's."""
+
+    def save(self, fp: IO[bytes], format: str) -> None: ...
+
+
+#: A path, the bytes of a file, an http(s) or data: URL, or a picture of PIL.
+File = AudioFile | Picture
+#: One file or several.
+Files = File | Iterable[File]
 #: A question, or OpenAI's list of messages.
 Messages = str | Sequence[JsonObject]
 #: A text, token ids, or {"prompt": …} / {"prompt_token_ids": […]}.
@@ -32,6 +44,8 @@ class SamplingFields(TypedDict, total=False):
     seed: int
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
+    include_stop_str_in_output: bool
+    bad_words: Sequence[str]
     ignore_eos: bool
     response_format: JsonObject
     structured_outputs: JsonObject
@@ -44,6 +58,8 @@ class SamplingFields(TypedDict, total=False):
     cache_salt: str
     triptych_timings: bool
     user: str
+    #: Further fields, which the clients do not know.
+    extra_body: JsonObject
 
 
 class ChatFields(SamplingFields, total=False):
@@ -77,6 +93,9 @@ class SpeechFields(TypedDict, total=False):
     language: str
     prompt: str
     temperature: float
+    seed: int
+    cache_salt: str
+    extra_body: JsonObject
 
 
 class TranscriptFields(SpeechFields, total=False):

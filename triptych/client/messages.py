@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import io
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from triptych.client.fields import File, JsonObject, Messages
+from triptych.client.fields import AudioFile, File, Files, JsonObject, Messages, Picture
 from triptych.errors import InvalidRequest
 
 _URL_SCHEMES = ("http://", "https://", "data:", "file://")
@@ -18,13 +20,13 @@ _MAGIC = (
 )
 
 
-def conversation(messages: Messages, files: Iterable[File]) -> list[JsonObject]:
+def conversation(messages: Messages, files: Files) -> list[JsonObject]:
     """The messages to send: a question becomes one user message with the files in front of its text.
 
     InvalidRequest when a file is no picture, or when files come beside a list of messages; OSError when a
     file cannot be read.
     """
-    pictures = [image_part(file) for file in files]
+    pictures = [image_part(file) for file in _listed(files)]
     if isinstance(messages, str):
         content = [*pictures, {"type": "text", "text": messages}] if pictures else messages
         return [{"role": "user", "content": content}]
@@ -37,21 +39,46 @@ def conversation(messages: Messages, files: Iterable[File]) -> list[JsonObject]:
     return list(messages)
 
 
+def _listed(files: Files) -> Iterable[File]:
+    if isinstance(files, (str, bytes, os.PathLike)) or not isinstance(files, Iterable):
+        return (files,)
+    return files
+
+
 def image_part(file: File) -> JsonObject:
     """The picture as a content part."""
     if isinstance(file, bytes):
         url = data_url(file, "files")
     elif isinstance(file, str) and file.lower().startswith(_URL_SCHEMES):
         url = file
+    elif isinstance(file, (str, os.PathLike)):
+        url = data_url(file_bytes(file), os.fspath(file))
+    elif hasattr(file, "save"):
+        url = data_url(_png(file), "files")
     else:
-        path = Path(file)
-        url = data_url(path.read_bytes(), str(path))
+        raise InvalidRequest(
+            f"files takes a path, a URL, bytes, a PIL picture, or a list of these, not {type(file).__name__}",
+            param="files",
+        )
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def file_bytes(file: File) -> bytes:
+def file_bytes(file: AudioFile) -> bytes:
     """The content of a path, or the bytes themselves. OSError when it cannot be read."""
+    if not isinstance(file, (bytes, str, os.PathLike)):
+        raise InvalidRequest(f"file takes a path or bytes, not {type(file).__name__}", param="file")
     return file if isinstance(file, bytes) else Path(file).read_bytes()
+
+
+def _png(picture: Picture) -> bytes:
+    data = io.BytesIO()
+    try:
+        picture.save(data, "PNG")
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(
+            f"files: a picture cannot be sent as PNG ({error}): convert it", param="files"
+        ) from error
+    return data.getvalue()
 
 
 def data_url(data: bytes, name: str) -> str:

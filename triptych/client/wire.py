@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from triptych.client.fields import File, JsonObject, Messages, Prompt
+from triptych.client.fields import (
+    AudioFile,
+    ChatFields,
+    CompletionFields,
+    File,
+    Files,
+    JsonObject,
+    Messages,
+    Prompt,
+    TranscriptFields,
+)
 from triptych.client.messages import conversation, file_bytes, image_part
 from triptych.errors import (
     DeadlineExceeded,
@@ -22,6 +32,7 @@ from triptych.errors import (
     Unavailable,
     error_from_code,
 )
+from triptych.request.unknown_field import unknown_field
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +57,25 @@ _BY_STATUS: dict[int, type[RequestError]] = {
 
 def chat_body(
     messages: Messages,
-    files: Iterable[File],
+    files: Files,
     model: str,
     options: Mapping[str, object],
     *,
     stream: bool = False,
 ) -> JsonObject:
     """A body of /v1/chat/completions. OSError when a file cannot be read."""
-    body = {"messages": conversation(messages, files), **options} | ({"stream": True} if stream else {})
+    given = _checked(options, ChatFields.__optional_keys__ | {"files", "model"})
+    body = {"messages": conversation(messages, files), **given} | ({"stream": True} if stream else {})
     return body | _model(model)
+
+
+def _checked(options: Mapping[str, object], known: Set[str]) -> dict[str, object]:
+    """The options with those of `extra_body`; InvalidRequest for a name that the clients do not know."""
+    fields = dict(options)
+    extra = fields.pop("extra_body", None)
+    for name in sorted(fields.keys() - known):
+        raise unknown_field(name, known, "what the clients do not know goes into extra_body")
+    return fields | (dict(extra) if isinstance(extra, Mapping) else {})
 
 
 def tokenize_body(prompt: Messages, model: str) -> JsonObject:
@@ -76,12 +97,13 @@ def completion_body(
     prompt: Prompt | None,
     encoder_prompt: Prompt | None,
     decoder_prompt: Prompt | None,
-    audio: File | None,
+    audio: AudioFile | None,
     image: File | None,
     model: str,
     options: Mapping[str, object],
 ) -> JsonObject:
     """A body of /v1/completions; what is None is left out. OSError when the file cannot be read."""
+    options = _checked(options, CompletionFields.__optional_keys__ | {"audio", "model"})
     given = {"prompt": prompt, "encoder_prompt": encoder_prompt, "decoder_prompt": decoder_prompt}
     body: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     if audio is not None:
@@ -97,17 +119,18 @@ def completion_body(
 
 
 def audio_form(
-    file: File, model: str, options: Mapping[str, object], response_format: str = "verbose_json"
+    file: AudioFile, model: str, options: Mapping[str, object], response_format: str = "verbose_json"
 ) -> AudioForm:
     """A form of the audio endpoints: fields, and the file. Lists repeat their field."""
+    options = _checked(options, TranscriptFields.__optional_keys__ | {"model"})
     fields = {"response_format": response_format, **options, **_model(model)}
     fields = {
         name: str(value).lower() if isinstance(value, bool) else value
         for name, value in fields.items()
         if value is not None
     }
-    name = "audio" if isinstance(file, bytes) else Path(file).name
-    return AudioForm(fields, {"file": (name, file_bytes(file))})
+    data = file_bytes(file)
+    return AudioForm(fields, {"file": ("audio" if isinstance(file, bytes) else Path(file).name, data)})
 
 
 def error_of(status: int, body: bytes, retry_after: str | None = None) -> RequestError:

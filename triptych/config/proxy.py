@@ -24,6 +24,12 @@ class ProxyConfig(ServiceConfig):
     max_images: int = flag(16, "most images in one request")
     max_choices: int = flag(16, "most answers (n) to one request")
     max_body: int = flag(64 * MIB, "largest request body", size=True)
+    unknown_fields: str = flag(
+        "ignore",
+        "fields of a request that the server does not know: ignore, and name them in the header "
+        "X-Triptych-Ignored-Fields of the reply, or reject",
+        choices=("ignore", "reject"),
+    )
     body_memory: int = flag(GIB, "memory for the bodies of requests in flight", size=True)
     media_urls: bool = flag(True, "fetch images from http(s) URLs")
     media_timeout: float = flag(30.0, "seconds to fetch one image, including redirects and retries")

@@ -11,7 +11,7 @@ from triptych.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ScalingConfig(Config):
-    """The flags of autoscaling. Proxies of one cluster have the same ones."""
+    """The flags of autoscaling. All proxies decide by those of the proxy that was started last."""
 
     min_encoders: int = flag(0, "fewest encoder workers, with --max-encoders", least=0)
     max_encoders: int = flag(0, "most encoder workers; 0: encoders are not scaled", least=0)

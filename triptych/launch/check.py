@@ -20,8 +20,6 @@ def check_model(config: ClusterConfig) -> None:
     """Prints the report; ConfigError when the model would not work or not fit."""
     check_scaled(config)
     path, pd = resolve_model(config.model), config.pd
-    import torch
-
     from triptych.models.checkpoint.support import check_supported, wanted_by_flags
     from triptych.models.parallel.plan import check_divides
     from triptych.models.registry import (
@@ -29,12 +27,13 @@ def check_model(config: ClusterConfig) -> None:
         generation_defaults,
         load_decoder,
         load_encoder,
+        resolve_device,
         resolve_dtype,
     )
     from triptych.models.weights.loading import parameter_bytes
 
     check_supported(path, wanted_by_flags(pd))
-    device = torch.device(pd.device)
+    device = resolve_device(pd.device)
     family = family_of(path)
     dtype = resolve_dtype(path, device, pd.dtype)
     # Loaded for real: a checkpoint with missing or unknown tensors is found here, not in production.

@@ -62,11 +62,13 @@ def _generation_defaults(path: Path) -> GenerationDefaults:
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device of --device; ConfigError for an unknown one, or CUDA where there is none."""
+    """The device of --device; ConfigError for one that is not served, or CUDA where there is none."""
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"--device {name} is unknown: use cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {name} is not served: use cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"--device {name}: this torch finds no CUDA device; use --device cpu")
     return device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Annotated, get_args
 
@@ -15,6 +16,8 @@ MAX_TOOLS = 128
 #: Nested lists and objects in a field that holds any JSON: tools, arguments, variables.
 MAX_DEPTH = 64
 MAX_STOP_STRINGS = 16
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 256
 #: Tokens that `logit_bias` names.
 MAX_BIASES = 1024
 MAX_TOKEN_ID = (1 << 32) - 1
@@ -49,6 +52,14 @@ def check_limits(param: str, value: float | None, kind: object) -> None:
     above_low = value > limits.gt if limits.gt is not None else limits.ge is None or value >= limits.ge
     if not (above_low and math.isfinite(value)) or (limits.le is not None and value > limits.le):
         raise out_of_limits(param, limits)
+
+
+def check_bad_words(words: Sequence[str]) -> None:
+    """InvalidRequest for too many of them, or for one that is empty or too long."""
+    fit = all(word.strip() and len(word) <= MAX_BAD_WORD_CHARS for word in words)
+    if len(words) > MAX_BAD_WORDS or not fit:
+        limits = f"up to {MAX_BAD_WORDS} texts of 1 to {MAX_BAD_WORD_CHARS} characters that are not all blank"
+        raise InvalidRequest(f"bad_words takes {limits}", param="bad_words")
 
 
 @cache

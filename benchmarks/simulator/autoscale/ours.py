@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from triptych.config.scaling import ScalingConfig
-from triptych.proxy.scaling.policy import Observation, ScalingRules, ScalingState, decide
+from triptych.proxy.scaling.policy import Observation, ScalingState, decide
 from triptych.proxy.scaling.pools import EncoderPool
+from triptych.scaling import ScalingRules
 from triptych.simulator.autoscale.scaler import PoolView
 from triptych.simulator.cluster.cluster import SimulatedCluster
 from triptych.simulator.cluster.loop import VirtualLoop

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import signal
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
@@ -103,6 +104,10 @@ class VirtualLoop:
     def stop(self) -> None:
         """Time does not go on: the run ends, or the next one when none is under way."""
         self._stopping = True
+
+    def interrupt(self) -> None:
+        """The run ends with KeyboardInterrupt before its next call."""
+        self._ready.appendleft(VirtualTimer(signal.default_int_handler, (signal.SIGINT, None), None))
 
     def _run(self) -> None:
         ready, timers = self._ready, self._timers

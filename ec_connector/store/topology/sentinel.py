@@ -151,29 +151,57 @@ class _PrimaryControl(Commands):
 
 
 class _Sentinels:
-    """The Sentinels, which may want the store's credentials or none."""
+    """The Sentinels of a shard.
+
+    One that is cut off from the others goes on naming the primary of its side: all are asked, and of their
+    answers that of the newest configuration holds.
+    """
 
     def __init__(self, addresses: Sequence[StoreAddress], service: str, timeout: float) -> None:
-        self._service = service
-        plain = [replace(address, username="", password="", db=0) for address in addresses]
-        known = [replace(address, db=0) for address in addresses if address.password]
-        self._controls = [Control(address, timeout) for address in (*plain, *known)]
+        self._sentinels = [_Sentinel(address, service, timeout) for address in addresses]
 
     async def primary(self) -> tuple[str, int]:
         """Host and port; StoreUnavailable when no Sentinel that answers knows the primary."""
+        asked = (sentinel.primary() for sentinel in self._sentinels)
+        replies = await asyncio.gather(*asked, return_exceptions=True)
+        answers = [reply for reply in replies if not isinstance(reply, BaseException)]
+        if not answers:
+            raise StoreUnavailable(f"the Sentinels name no primary: {'; '.join(map(str, replies))}")
+        _, host, port = max(answers)
+        return host, port
+
+    async def close(self) -> None:
+        for sentinel in self._sentinels:
+            await sentinel.close()
+
+
+class _Sentinel:
+    """One Sentinel, which may want the store's credentials or none."""
+
+    def __init__(self, address: StoreAddress, service: str, timeout: float) -> None:
+        self._service = service
+        plain = replace(address, username="", password="", db=0)
+        known = [replace(address, db=0)] if address.password else []
+        self._controls = [Control(each, timeout) for each in (plain, *known)]
+
+    async def primary(self) -> tuple[int, str, int]:
+        """The configuration's epoch, and the primary's host and port; StoreUnavailable without one."""
         reasons = []
         for control in list(self._controls):
             try:
-                found = await control.execute("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
+                named = await control.execute("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
+                if not named:
+                    reasons.append(f"a Sentinel knows no primary named {self._service}")
+                    continue
+                told = await control.execute("SENTINEL", "MASTER", self._service)
             except StoreUnavailable as error:
                 reasons.append(str(error))
                 continue
-            if found:
-                # One that has answered is the first to be asked the next time.
-                self._controls.sort(key=lambda each: each is not control)
-                return found[0].decode(), int(found[1])
-            reasons.append(f"a Sentinel knows no primary named {self._service}")
-        raise StoreUnavailable(f"the Sentinels name no primary: {'; '.join(reasons)}")
+            # Those that have answered are the first to be used the next time.
+            self._controls.sort(key=lambda each: each is not control)
+            fields = dict(zip(told[::2], told[1::2], strict=False))
+            return int(fields.get(b"config-epoch", 0)), named[0].decode(), int(named[1])
+        raise StoreUnavailable("; ".join(reasons))
 
     async def close(self) -> None:
         for control in self._controls:

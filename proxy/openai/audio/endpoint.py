@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import aclosing
 
 from triptych.proxy.dispatcher import Dispatcher
@@ -9,7 +10,7 @@ from triptych.proxy.http.endpoint import HttpReply, PostEndpoint
 from triptych.proxy.http.form_body import parse_form
 from triptych.proxy.http.sse import DONE
 from triptych.proxy.openai.audio.replies import delta_event, done_event, whole_reply
-from triptych.proxy.openai.audio.request import TranscriptionRequest, parse_transcription
+from triptych.proxy.openai.audio.request import FIELDS, TranscriptionRequest, parse_transcription
 from triptych.proxy.openai.audio.transcriber import Transcriber
 from triptych.proxy.pd.queries import PDQueries
 
@@ -19,6 +20,7 @@ class AudioEndpoint(PostEndpoint[TranscriptionRequest]):
 
     wanted = "send a form with an audio file, such as curl -F file=@speech.wav"
     smaller = "send a smaller file, such as FLAC, or cut it"
+    known = FIELDS
 
     def __init__(
         self, dispatcher: Dispatcher, queries: PDQueries, *, translates: bool, max_body: int, timeout: float
@@ -32,6 +34,9 @@ class AudioEndpoint(PostEndpoint[TranscriptionRequest]):
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> TranscriptionRequest:
         form = parse_form(content_type, raw)
         return parse_transcription(form, request_id, translates=self._translates, timeout=self._timeout)
+
+    def names(self, raw: bytes, request: TranscriptionRequest) -> Iterable[str]:
+        return request.names
 
     async def answer(self, request: TranscriptionRequest, reply: HttpReply) -> None:
         model = self._dispatcher.resolve_model(request.call.model)

@@ -13,6 +13,10 @@ from triptych.proxy.media.source import AudioPart
 from triptych.types import SamplingParams
 
 FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
+FIELDS = (
+    *("model", "language", "prompt", "response_format", "stream", "temperature", "seed", "cache_salt"),
+    *("timestamp_granularities", "include", "file"),
+)
 _TIMED = frozenset({"srt", "vtt", "verbose_json"})
 _MAX_PROMPT = 32 << 10
 _MAX_LANGUAGE = 40
@@ -27,6 +31,8 @@ class TranscriptionRequest:
     response_format: str
     stream: bool
     translates: bool
+    #: Of the form's fields.
+    names: tuple[str, ...] = ()
 
     @property
     def wants_times(self) -> bool:
@@ -73,7 +79,8 @@ def parse_transcription(
             timestamps=response_format in _TIMED,
         ),
     )
-    return TranscriptionRequest(call, response_format, stream, translates)
+    names = tuple(name.removesuffix("[]") for name in form.fields)
+    return TranscriptionRequest(call, response_format, stream, translates, names)
 
 
 def _file(form: Form) -> bytes:
@@ -129,6 +136,7 @@ def detection_of(call: ChatCall) -> ChatCall:
         label=f"{call.label}#language",
         sampling=replace(call.sampling, max_tokens=1, temperature=0.0, logprobs=None),
         transcription=Transcription(detect_language=True),
+        internal=True,
     )
 
 

@@ -13,12 +13,15 @@ from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
 from triptych.proxy.http.sse import DONE, event, to_json
 from triptych.proxy.openai.chat.request import ChatReplyOptions, parse_body
+from triptych.proxy.openai.chat.types import ChatBody
 from triptych.proxy.openai.fields.reply_fields import Json, position_logprobs, timings_body, usage_body
 from triptych.types import PositionLogprobs
 
 
 class ChatEndpoint(PostEndpoint[tuple[ChatCall, ChatReplyOptions]]):
     """A conversation in; the assistant's next message out."""
+
+    known = ChatBody.__struct_fields__
 
     def __init__(
         self, dispatcher: Dispatcher, *, max_images: int, max_body: int, timeout: float, max_choices: int = 16

@@ -10,7 +10,7 @@ from triptych.proxy.call.chat import ChatCall, Output
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
 from triptych.proxy.openai.completions.replies import CompletionBook, CompletionReply, CompletionStream
-from triptych.proxy.openai.completions.request import CompletionRequest, parse_completion
+from triptych.proxy.openai.completions.request import CompletionBody, CompletionRequest, parse_completion
 from triptych.proxy.pd.queries import PDQueries
 
 #: The index of a prompt's call, and its outputs.
@@ -19,6 +19,8 @@ PromptOutputs = tuple[int, list[Output]]
 
 class CompletionsEndpoint(PostEndpoint[CompletionRequest]):
     """OpenAI's legacy completions: prompts that no chat template touches."""
+
+    known = CompletionBody.__struct_fields__
 
     def __init__(
         self, dispatcher: Dispatcher, queries: PDQueries, *, max_choices: int, max_body: int, timeout: float

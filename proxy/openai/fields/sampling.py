@@ -12,6 +12,7 @@ from triptych.proxy.call.validation import MAX_SALT, check_sampling, seed_of
 from triptych.proxy.openai.fields import schemas
 from triptych.proxy.openai.fields.unserved import UnservedBody
 from triptych.request.limits import (
+    MAX_BAD_WORDS,
     MAX_STOP_STRINGS,
     LogitBias,
     MinP,
@@ -78,6 +79,13 @@ class SamplingBody(UnservedBody, kw_only=True):
         | None,
         Meta(description="Texts that end the answer and are not part of it."),
     ] = None
+    include_stop_str_in_output: Annotated[
+        bool | None, Meta(description="Leave the stop text or stop token that ends the answer in its text.")
+    ] = None
+    bad_words: Annotated[
+        Annotated[list[schemas.Text], Meta(extra_json_schema={"maxItems": MAX_BAD_WORDS})] | None,
+        Meta(description="Texts that the answer does not hold, by their tokens."),
+    ] = None
     stop_token_ids: Annotated[list[TokenId] | None, Meta(description="Token ids that end the answer.")] = None
     ignore_eos: Annotated[
         bool | None, Meta(description="Go on past the end-of-sequence token, up to max_tokens.")
@@ -134,6 +142,8 @@ def sampling_of(
             logit_bias=_bias_of(body.logit_bias or {}),
             logprobs=logprobs,
             output_format=output_format or format_of(body),
+            bad_words=tuple(body.bad_words or ()),
+            include_stop_str_in_output=bool(body.include_stop_str_in_output),
         )
     )
 

@@ -17,9 +17,7 @@ _ADVICE = {
     "best_of": "use n",
     "echo": "the prompt is not repeated",
     "prompt_logprobs": "only output tokens have logprobs",
-    "include_stop_str_in_output": "stop strings are never part of the output",
     "truncate_prompt_tokens": "shorten messages",
-    "bad_words": "use logit_bias",
     "allowed_token_ids": "use logit_bias",
     "logits_processors": "use logit_bias",
     "guided_grammar": "use guided_json, guided_regex or guided_choice",
@@ -44,9 +42,7 @@ class UnservedBody(msgspec.Struct, kw_only=True):
     best_of: object = None
     echo: object = None
     prompt_logprobs: object = None
-    include_stop_str_in_output: object = None
     truncate_prompt_tokens: object = None
-    bad_words: object = None
     allowed_token_ids: object = None
     logits_processors: object = None
     guided_grammar: object = None

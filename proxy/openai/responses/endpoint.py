@@ -11,11 +11,13 @@ from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
 from triptych.proxy.http.sse import to_json
 from triptych.proxy.openai.responses.replies import ResponseBook, sse
-from triptych.proxy.openai.responses.request import ResponsesRequest, parse_responses
+from triptych.proxy.openai.responses.request import ResponsesBody, ResponsesRequest, parse_responses
 
 
 class ResponsesEndpoint(PostEndpoint[ResponsesRequest]):
     """Translates to a chat call and back; nothing is kept between requests."""
+
+    known = ResponsesBody.__struct_fields__
 
     def __init__(self, dispatcher: Dispatcher, *, max_images: int, max_body: int, timeout: float) -> None:
         super().__init__(dispatcher.quotas["parser"], max_body=max_body)

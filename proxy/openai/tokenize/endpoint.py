@@ -8,6 +8,7 @@ from triptych.proxy.http.endpoint import HttpReply, PostEndpoint
 from triptych.proxy.http.sse import to_json
 from triptych.proxy.openai.tokenize.request import (
     DetokenizeBody,
+    TokenizeBody,
     TokenizeQuery,
     parse_detokenize,
     parse_tokenize,
@@ -17,6 +18,8 @@ from triptych.proxy.pd.queries import PDQueries
 
 class TokenizeEndpoint(PostEndpoint[TokenizeQuery]):
     """The token ids of a prompt; an item is one placeholder token in it."""
+
+    known = TokenizeBody.__struct_fields__
 
     def __init__(
         self,
@@ -48,6 +51,8 @@ class TokenizeEndpoint(PostEndpoint[TokenizeQuery]):
 
 class DetokenizeEndpoint(PostEndpoint[DetokenizeBody]):
     """The text of token ids, special tokens included."""
+
+    known = DetokenizeBody.__struct_fields__
 
     def __init__(
         self, dispatcher: Dispatcher, queries: PDQueries, admission: RequestAdmission, *, max_body: int

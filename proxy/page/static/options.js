@@ -12,7 +12,7 @@ const NUMBERS = [
 ];
 
 const TOOLS_EXAMPLE = `[{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {"colour": {"type": "string"}}}}}]`;
-const SCHEMA_EXAMPLE = `{"type": "object", "properties": {"shapes": {"type": "integer"}}, "required": ["shapes"]}`;
+const SCHEMA_EXAMPLE = `{"type": "object", "properties": {"shapes": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["shapes"], "additionalProperties": false}`;
 
 /** The fields below the question. `changed` is called after each edit. */
 export class Options {

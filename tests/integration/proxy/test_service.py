@@ -18,12 +18,14 @@ from support.fakes.fake_workers import TOKEN, whole_text
 from support.probing import probe
 from support.processes.cluster import free_port
 from support.waiting import until
-from triptych.config import ProxyConfig
+from triptych.config import ProxyConfig, ScalingConfig
 from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.registry.scaling import ScalingBoard
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.errors import ConfigError
 from triptych.protos import proxy_pb2, proxy_pb2_grpc
 from triptych.proxy import service
+from triptych.scaling import PoolDemand, ScalingDecision
 
 
 async def test_the_service_serves_until_sigterm_and_finishes_what_is_in_flight(
@@ -139,6 +141,58 @@ async def test_a_proxy_that_drains_is_alive_and_not_ready(store: EmbeddingStore,
         # The request is never finished: --drain-timeout ends it.
         with pytest.raises(APIStatusError, match="stopping"):
             await asked
+        await running
+    finally:
+        await client.close()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await worker.kill()
+
+
+async def test_a_proxy_that_drains_leaves_scaling_to_the_others(
+    store: EmbeddingStore, store_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    board, worker = ScalingBoard(store), FakePD()
+    await board.announce("pd", ScalingDecision(2, "flow", active=True), 60.0)
+    await worker.start()
+    await Registry(store).register(worker.info, term=600.0)
+    port = free_port()
+    config = ProxyConfig(
+        store=store_url,
+        port=port,
+        grpc_port=0,
+        internal_token=TOKEN,
+        scaling=ScalingConfig(max_pd_workers=3),
+    )
+    running = asyncio.create_task(service.run(config))
+    client = AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0)
+
+    async def published() -> PoolDemand | None:
+        """What the proxy has on the board."""
+        return next(iter(await board.publish("test", "pd", PoolDemand(waiting=1), -1)), None)
+
+    async def until_published(kept: int | None) -> PoolDemand:
+        async with asyncio.timeout(45):
+            while (demand := await published()) is None or demand.kept != kept:
+                await asyncio.sleep(0.01)
+        return demand
+
+    try:
+        await until(lambda: running.done() or worker.attaches)
+        worker.pause_at = 2
+        asked = asyncio.create_task(
+            client.chat.completions.create(
+                model="demo", messages=[{"role": "user", "content": "x"}], max_tokens=6
+            )
+        )
+        await until(lambda: worker.requests)
+        await until_published(2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until(lambda: "draining 1 requests" in caplog.text)
+        assert (await until_published(None)).slow > 0.0, "its request still counts"
+        worker.gate.set()
+        assert (await asked).choices[0].message.content == whole_text(6)
         await running
     finally:
         await client.close()

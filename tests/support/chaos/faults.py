@@ -28,6 +28,11 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
+def gated(folder: Path) -> dict[str, str]:
+    """What a cluster with this run folder gets whose engines stop at the gates of `support.chaos.stages`."""
+    return {**patched(), "TRIPTYCH_TEST_GATES": str(folder)}
+
+
 def sleeping(*, tower: float = 0.0, step: float = 0.0) -> dict[str, str]:
     """What a cluster gets whose towers sleep so many seconds for each item, and PD workers in each step."""
     return {

@@ -15,6 +15,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -81,6 +82,15 @@ def stopped(cluster: Cluster, pool: str) -> Iterator[None]:
         _signal(cluster, pool, signal.SIGCONT)
 
 
+@contextlib.contextmanager
+def _closed(gate: Path) -> Iterator[None]:
+    gate.touch()
+    try:
+        yield
+    finally:
+        gate.unlink()
+
+
 @contextlib.asynccontextmanager
 async def caught(
     cluster: Cluster,
@@ -92,16 +102,20 @@ async def caught(
     """Opens the gate, and stops the pool once `holds`.
 
     Until then its processes run for moments of MOMENTS seconds, between which they stand still and are looked
-    at: they cannot be far beyond the stage by the time that a slow test process sees it. `holds` asks none
-    of them.
+    at. In a cluster with `faults.gated` an engine computes at most once between two looks, however long a
+    busy machine makes a moment: it cannot be beyond the stage when the stage is seen. `holds` asks no process
+    of the pool.
     """
     deadline = time.monotonic() + PATIENCE
-    with stopped(cluster, pool):
+    gate = cluster.run_dir / f"{'encoder' if pool == 'encoder' else 'pd'}.gate"
+    with stopped(cluster, pool), _closed(gate):
         if pool != "encoder":
             open_gate(cluster)
         while not await asyncio.to_thread(holds):
             streams.assert_under_way(what)
             assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s for: {what}"
+            with gate.open("ab") as file:
+                file.write(b".")
             _signal(cluster, pool, signal.SIGCONT)
             await asyncio.sleep(MOMENTS[pool])
             _signal(cluster, pool, signal.SIGSTOP)

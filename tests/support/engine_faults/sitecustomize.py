@@ -4,11 +4,14 @@ Python imports this module at its start from any folder of PYTHONPATH. An engine
 looks for the file that `support.chaos.faults` leaves for its process, takes it away and does what it says,
 once and after as many computations as it says. With TRIPTYCH_TEST_TOWER_SECONDS an item takes so much longer
 in the tower, and with TRIPTYCH_TEST_STEP_SECONDS a step in a PD worker, without a core: more workers are then
-faster even on a machine that has no more cores. TRIPTYCH_TEST_MUTANT is for `mutants.py`.
+faster even on a machine that has no more cores. TRIPTYCH_TEST_GATES names the folder of gates: while there is
+one of a pool, each of its engines computes once for each byte that is added to it. TRIPTYCH_TEST_MUTANT is
+for `mutants.py`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -95,8 +98,26 @@ def _fault_of(pool: str) -> None:
         _FAULTS[fault]()
 
 
+#: By pool: the size of the gate for which its engine has computed.
+_passed: dict[str, int] = {}
+
+
+def _wait_at_gate(pool: str) -> None:
+    gate = Path(os.environ["TRIPTYCH_TEST_GATES"]) / f"{pool}.gate"
+    while gate.exists():
+        with contextlib.suppress(FileNotFoundError):
+            size = gate.stat().st_size
+            if _passed.get(pool, 0) < size:
+                _passed[pool] = size
+                return
+        time.sleep(0.002)
+    _passed.pop(pool, None)
+
+
 def _before(pool: str, items: Sequence[Any]) -> None:
     """What happens before an engine of `pool` computes."""
+    if "TRIPTYCH_TEST_GATES" in os.environ:
+        _wait_at_gate(pool)
     if "TRIPTYCH_TEST_FAULTS" in os.environ:
         _fault_of(pool)
     times = len(items) if pool == "encoder" else 1
@@ -115,7 +136,7 @@ def _patch(module: ModuleType) -> None:
     setattr(owner, method, computes)
 
 
-if {"TRIPTYCH_TEST_FAULTS", *_SECONDS.values()} & os.environ.keys():
+if {"TRIPTYCH_TEST_FAULTS", "TRIPTYCH_TEST_GATES", *_SECONDS.values()} & os.environ.keys():
     patch_when_imported(dict.fromkeys(_TARGETS, _patch))
 if mutants.VARIABLE in os.environ:
     patch_when_imported(mutants.PATCHES)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from triptych.config import ProxyConfig
-from triptych.proxy.live.objects import ClusterHistory, ClusterSnapshot
+from triptych.proxy.live.objects import ClusterHistory, ClusterSnapshot, RequestRow
 from triptych.proxy.quotas.quota import Quota
 from triptych.proxy.quotas.table import quota_specs
 
@@ -36,6 +36,9 @@ class CountingView:
     def snapshot(self) -> ClusterSnapshot:
         self.snapshots += 1
         return msgspec.convert(EXAMPLE["snapshot"] | {"uptime": float(self.snapshots)}, ClusterSnapshot)
+
+    def requests(self, tenant: str, /) -> list[RequestRow]:
+        return []
 
     def history(self) -> ClusterHistory:
         self.histories += 1

@@ -42,6 +42,7 @@ from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import ApiLimits, make_app
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
+from triptych.proxy.refusals import RefusalMiddleware, Refusals
 from triptych.proxy.transport import GrpcTransport
 from triptych.rpc.channels import listen, make_server
 from triptych.rpc.tls.certificates import Certificates
@@ -119,6 +120,7 @@ class FakeCluster:
         media = make_loader(ProxyConfig(**flags), self.metrics)
         timeouts = {name: options.pop(name) for name in ("phase_timeout", "stall_timeout") if name in options}
         transport = GrpcTransport(self.pool, "proxy-test", **timeouts)
+        reject = options.pop("unknown_fields", "ignore") == "reject"
         live = LiveData(ProxyConfig(), self.pool) if options.pop("live", False) else None
         self.live = live
         self.dispatcher = Dispatcher(
@@ -132,25 +134,29 @@ class FakeCluster:
             observer=None if live is None else live.calls,
             **options,
         )
-        app: ASGIApp = make_app(
+        front = make_app(
             self.dispatcher,
             self.pool,
             self.metrics.registry,
-            ApiLimits(max_images=8, max_body=max_body, request_timeout=timeout),
+            ApiLimits(8, 16, max_body, timeout, reject),
             live=() if live is None else live.start(self.dispatcher, self.metrics, "proxy-test"),
             tracer=tracer,
         )
         listener = bind("127.0.0.1", 0)
         self.listener = listener
         self.bodies = self.quotas["bodies"]
-        app = BodyMiddleware(app, self.bodies)
+        refusals = Refusals(self.metrics, None if live is None else live.refused)
+        app: ASGIApp = BodyMiddleware(front, self.bodies)
         if authenticator is not None:
             app = AuthMiddleware(app, authenticator)
+        app = RefusalMiddleware(app, front.routes, refusals)
         self.http = HttpServer(app, listener, limits, front_door, self.quotas, trusted)
         self.http_task = await self.http.start()
         self.port = listener.getsockname()[1]
         connections = GrpcConnections(self.quotas["grpc-connections"], trusted)
-        admission = GrpcAdmission(self.quotas, authenticator, connections=connections, tracer=tracer)
+        admission = GrpcAdmission(
+            self.quotas, authenticator, refusals, connections=connections, tracer=tracer
+        )
         await self._start_grpc(admission, front_door, timeout)
         connections.port = self.grpc_port
         self._beside = [asyncio.create_task(work) for work in (self.quotas.run(), connections.run())]

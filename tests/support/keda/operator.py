@@ -60,7 +60,8 @@ class KedaOperator:
         self._reference = scaled_object(spec.metadata)
         self._metric, self._per_pod = "", 1.0
         self._last_active: float | None = None
-        self._failures = 0
+        #: Reads of the metric by the HPA that have failed in a row, and that have succeeded.
+        self.failures, self.reads = 0, 0
         #: What was done, for a test to read: (scaled seconds, who, replicas).
         self.log: list[tuple[float, str, int]] = []
         #: Values that were pushed, in order.
@@ -102,11 +103,11 @@ class KedaOperator:
         """One look of the HPA."""
         try:
             total: float | None = await self._total()
-            self._failures = 0
+            self.failures, self.reads = 0, self.reads + 1
         except aio.AioRpcError:
-            self._failures += 1
+            self.failures += 1
             total = None
-            if self.spec.fallback is not None and self._failures >= self.spec.failure_threshold:
+            if self.spec.fallback is not None and self.failures >= self.spec.failure_threshold:
                 total = self.spec.fallback * self._per_pod
         current = self._target.replicas
         self._scale("hpa", self._hpa.replicas(self.now, current, total, self._per_pod))

@@ -38,6 +38,7 @@ def scaled_object_of(manifest: dict[str, Any]) -> ScaledObject:
     assert (trigger["type"], trigger["metricType"]) == ("external-push", "AverageValue")
     behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
     (up,) = behavior["scaleUp"]["policies"]
+    fallback = spec.get("fallback")
     return ScaledObject(
         {name: value for name, value in trigger["metadata"].items() if name != "scalerAddress"},
         least=spec["minReplicaCount"],
@@ -49,8 +50,8 @@ def scaled_object_of(manifest: dict[str, Any]) -> ScaledObject:
             up_pods=up["value"],
             up_period=up["periodSeconds"],
         ),
-        fallback=spec["fallback"]["replicas"],
-        failure_threshold=spec["fallback"]["failureThreshold"],
+        fallback=fallback["replicas"] if fallback else None,
+        failure_threshold=fallback["failureThreshold"] if fallback else 3,
     )
 
 

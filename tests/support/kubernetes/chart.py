@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -27,8 +28,16 @@ def render(
     HelmError, with the template's own words, for values that do not fit together. Secrets that no value names
     are made anew in every rendering.
     """
-    rendered = _chart().render(dict(values or {}), name=name, namespace=namespace)
-    return list(_manifests(rendered))
+    return list(_manifests(_chart().render(dict(values or {}), name=name, namespace=namespace)))
+
+
+def render_version(folder: Path, version: str, values: Mapping[str, Any] | None = None) -> list[Manifest]:
+    """The manifests as a copy of the chart in `folder` makes them, where chart and app have this version."""
+    shutil.copytree(CHART, folder)
+    about = yaml.safe_load((folder / "Chart.yaml").read_text(encoding="utf-8"))
+    (folder / "Chart.yaml").write_text(yaml.safe_dump(about | {"version": version, "appVersion": version}))
+    with Chart.load(folder) as chart:
+        return list(_manifests(chart.render(dict(values or {}), name="triptych", namespace="default")))
 
 
 def notes(values: Mapping[str, Any] | None = None, name: str = "triptych", namespace: str = "default") -> str:

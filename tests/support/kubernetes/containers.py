@@ -15,6 +15,8 @@ from triptych.launch.embedded_store import find_server_binary
 
 #: Seconds that a killed process may take to be gone.
 _KILL_SECONDS = 20.0
+#: What stands for the client of the store's image.
+_CLIENT = Path(__file__).with_name("valkey_cli.py")
 
 
 def on_this_machine(words: Sequence[str], ip: str) -> list[str]:
@@ -24,6 +26,8 @@ def on_this_machine(words: Sequence[str], ip: str) -> list[str]:
         return [sys.executable, "-m", "triptych.cli", *rest]
     if program in ("valkey-server", "redis-server"):
         return [str(find_server_binary()), *rest, "--bind", ip]
+    if program == "valkey-cli":
+        return [sys.executable, str(_CLIENT), ip, *rest]
     return [program, *rest]
 
 

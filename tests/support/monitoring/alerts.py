@@ -41,6 +41,7 @@ class AlertCase:
 
 
 _OK = 'triptych_requests_total{status="200"}'
+_NOT_SERVED = 'triptych_requests_total{status="404",route="other"}'
 _FAST = 'triptych_time_to_first_token_seconds_bucket{le="5.0"}'
 
 
@@ -64,7 +65,8 @@ CASES = (
     ),
     AlertCase(
         "TriptychErrors",
-        {_OK: "0+98x60", 'triptych_requests_total{status="500"}': "0+2x60"},
+        # Clients that ask for what is not served hide no errors.
+        {_OK: "0+98x60", _NOT_SERVED: "0+900x60", 'triptych_requests_total{status="500"}': "0+2x60"},
         (
             {'triptych_requests_total{status="500"}': "0+0.5x60"},
             {'triptych_requests_total{status="500"}': "0+2x54 108+0x6"},
@@ -72,7 +74,7 @@ CASES = (
     ),
     AlertCase(
         "TriptychRefusesRequests",
-        {_OK: "0+90x60", 'triptych_requests_total{status="429"}': "0+10x60"},
+        {_OK: "0+90x60", _NOT_SERVED: "0+900x60", 'triptych_requests_total{status="429"}': "0+10x60"},
         ({'triptych_requests_total{status="429"}': "0+4x60"},),
     ),
     AlertCase(

@@ -42,7 +42,7 @@ class VllmServer:
     ) -> None:
         self.port = free_port()
         self.log = log
-        self.extra = dict(extra)
+        self.extra = {"trusted_front_door": role != "ec_consumer", **extra}
         transfer = {
             "ec_connector": "TriptychECConnector",
             "ec_connector_module_path": "triptych.integrations.vllm",

@@ -35,6 +35,13 @@ def test_a_missing_model_folder_is_a_clear_error():
     )
 
 
+@pytest.mark.parametrize("command", ["serve", "check", "profile"])
+def test_a_device_that_is_not_served_is_a_clear_error(command):
+    refused = triptych(command, "--device", "xpu")
+    assert_refused(refused, "--device", "cpu, cuda or cuda:N")
+    assert "Traceback" not in refused.stderr
+
+
 def test_a_folder_without_a_config_is_a_clear_error(tmp_path):
     assert_refused(triptych("serve", str(tmp_path)), "config.json", "safetensors")
 

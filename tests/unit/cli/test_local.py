@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 
 import pytest
 import soundfile
@@ -70,9 +69,3 @@ def test_certificates_are_made_and_the_flags_that_name_them_are_said(tmp_path):
     assert f"--http-cert-file {tmp_path}/tls/cert.pem" in made.stdout
     assert f"--ca-file {tmp_path}/tls/ca.pem" in made.stdout
     assert_refused(triptych("cert", str(tmp_path / "other"), "--host", "http://x"), "--host 'http://x'")
-
-
-def test_a_library_that_certificates_need_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "triptych.rpc.tls.own_ca", None)
-    with pytest.raises(ConfigError, match=r"triptych\[cert\]"):
-        CliRunner().invoke(app, ["cert", str(tmp_path)], catch_exceptions=False, standalone_mode=False)

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from support.data.checkpoints import FAMILIES, build_checkpoint
 from triptych.errors import ConfigError
 from triptych.models.base import GenerationDefaults
-from triptych.models.registry import generation_defaults, resolve_dtype
+from triptych.models.registry import generation_defaults, resolve_device, resolve_dtype
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -93,3 +93,9 @@ def test_a_generation_config_of_another_kind_is_named(tmp_path: Path, values: di
     (path / "generation_config.json").write_text(json.dumps({"do_sample": True, **values}))
     with pytest.raises(ConfigError, match=r"MODEL=.*generation_config\.json"):
         generation_defaults(path)
+
+
+@pytest.mark.parametrize("name", ["xpu", "mps", "meta", "hpu:1", "nonsense"])
+def test_a_device_that_torch_knows_and_the_workers_do_not_is_one_clear_error(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"--device {name} is .*: use cpu, cuda or cuda:N"):
+        resolve_device(name)

@@ -77,6 +77,8 @@ def test_every_field_of_the_sampling_comes_back(form: OutputFormat | None) -> No
         choice=1,
         logprobs=0,
         output_format=form,
+        bad_words=("sea",),
+        include_stop_str_in_output=True,
     )
     untold = {
         field.name for field in dataclasses.fields(sampling) if getattr(sampling, field.name) == field.default

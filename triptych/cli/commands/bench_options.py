@@ -247,14 +247,10 @@ class CompareOptions(CommandOptions):
 
 
 def check_extra() -> None:
-    """ConfigError when the `bench` extra is not installed."""
-    try:
-        import matplotlib  # noqa: F401
-        import numpy  # noqa: F401
-        import PIL  # noqa: F401
-        import rich  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(f"{error.name} is missing: pip install 'triptych[bench]'") from error
+    """ModuleNotFoundError when the `bench` extra is not installed; `Commands` says what to do."""
+    import matplotlib  # noqa: F401
+    import numpy  # noqa: F401
+    import PIL  # noqa: F401
 
 
 def _given(value: T | None, default: T) -> T:

@@ -15,11 +15,12 @@ from triptych.errors import ConfigError
 
 @click.command()
 @click.argument("name")
-def key(name: str) -> None:
+@click.option("--operator", is_flag=True, help="The key also sees all tenants' requests in the live data.")
+def key(name: str, operator: bool) -> None:
     """Creates an API key for NAME; prints the key, and its line for --api-key-file with only the hash."""
     from triptych.proxy.auth.keys import new_key
 
-    made, line = new_key(name)
+    made, line = new_key(name, operator=operator)
     click.echo(f"The key, shown only now:  {made}", err=True)
     click.echo("The line for --api-key-file follows.", err=True)
     click.echo(line)
@@ -40,12 +41,8 @@ class CertOptions(CommandOptions):
 @configured(CertOptions)
 def cert(options: CertOptions) -> None:
     """Creates a CA in FOLDER and a test certificate for all services; run again to renew the certificate."""
-    try:
-        from triptych.rpc.tls.own_ca import CA, CERT, KEY, write_certificates
-    except ImportError:
-        raise ConfigError(
-            "`triptych cert` needs the package cryptography: pip install 'triptych[cert]'"
-        ) from None
+    from triptych.rpc.tls.own_ca import CA, CERT, KEY, write_certificates
+
     hosts = [host.strip() for host in options.host.split(",") if host.strip()]
     write_certificates(options.folder, hosts, options.name, options.days)
     paths = {"cert": options.folder / CERT, "key": options.folder / KEY, "ca": options.folder / CA}

@@ -30,7 +30,7 @@ from triptych.integrations.vllm.host_copies import CopyFolder, HostCopies
 from triptych.integrations.vllm.options import ConnectorOptions, parse_options
 from triptych.integrations.vllm.parent import end_with_parent
 from triptych.integrations.vllm.park_table import ParkLimits, ParkTable
-from triptych.integrations.vllm.requests import RequestItems, SaveOrder, save_order
+from triptych.integrations.vllm.requests import RequestItems, SaveOrder, needed_item, save_order
 from triptych.integrations.vllm.row_saver import RowSaver
 from triptych.integrations.vllm.rows import CopySource, host_body, plan_to_save, read_rows, source_of
 
@@ -66,7 +66,8 @@ class TriptychECConnector(ECConnectorBase):  # type: ignore[misc]
         adopt_logging(logging.getLogger("triptych"), logging.getLogger("vllm"))
         config = vllm_config.ec_transfer_config
         self._options = parse_options(config.ec_connector_extra_config)
-        check_engine(vllm_config, is_consumer=self.is_consumer)
+        untrusted = self.is_producer and not self._options.trusted_front_door
+        check_engine(vllm_config, is_consumer=self.is_consumer, saves_untrusted=untrusted)
         self._scheduler: _SchedulerSide | None = None
         self._worker: _WorkerSide | None = None
         if role is ECConnectorRole.SCHEDULER:
@@ -97,7 +98,7 @@ class TriptychECConnector(ECConnectorBase):  # type: ignore[misc]
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepOrders:
         assert self._scheduler is not None
-        return self._scheduler.end_step()
+        return self._scheduler.end_step(scheduler_output.free_encoder_mm_hashes)
 
     def request_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
         assert self._scheduler is not None
@@ -143,6 +144,7 @@ class _SchedulerSide:
                 wait=options.wait_seconds,
                 media_wait=options.media_wait_seconds,
                 settle_steps=vllm_config.max_concurrent_batches + _SPARE_STEPS,
+                host_memory=options.host_memory_bytes,
             )
             self.park = ParkTable(self._loader, limits, time.monotonic)
 
@@ -159,16 +161,18 @@ class _SchedulerSide:
     def scheduled(self, request: Request, index: int) -> None:
         """The item gets its place in the encoder cache: it is loaded if there is a copy, else encoded."""
         feature = request.mm_features[index]
+        if self.park is not None:
+            self.park.engine_cache.allocated(feature.identifier, needed_item(feature, set()).size)
         if self.park is not None and self.park.has_copy(feature.identifier):
             self.park.use(feature.identifier)
         elif self._is_producer:
             self._saves[feature.identifier] = save_order(feature)
 
-    def end_step(self) -> StepOrders:
+    def end_step(self, freed: list[str]) -> StepOrders:
         saves, self._saves = self._saves, {}
         again, self._republishes = self._republishes, {}
         return StepOrders(
-            loads=[source_of(copy) for copy in self.park.end_step()] if self.park is not None else [],
+            loads=[source_of(copy) for copy in self.park.end_step(freed)] if self.park is not None else [],
             saves=list(saves.values()),
             republishes=[order for identifier, order in again.items() if identifier not in saves],
         )

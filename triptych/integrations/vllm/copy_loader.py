@@ -90,15 +90,10 @@ class CopyLoader:
             return self._absent(
                 identifier, f"its rows are {plan.width} wide, the model takes {self._row_width}"
             )
-        if plan.nbytes > self._copies.limit:
-            return self._absent(
-                identifier,
-                f"it has {plan.nbytes} bytes and host copies {self._copies.limit}: raise host_memory_bytes",
-            )
         copy = self._copies.allocate(plan)
         if isinstance(copy, int):
             reason = f"host copies are full ({self._copies.limit} bytes): raise host_memory_bytes"
-            return LoadReport(identifier, LoadOutcome.NO_ROOM, reason=reason, missing_bytes=copy)
+            return LoadReport(identifier, LoadOutcome.NO_ROOM, None, reason, copy, plan.nbytes)
         return await self._received(store, plan, copy)
 
     async def _plan_of(self, store: EmbeddingStore, identifier: str) -> ItemPlan | None:

@@ -11,8 +11,18 @@ from triptych.errors import ConfigError
 _IN_PROCESS = ("uni", "external_launcher")
 
 
-def check_engine(vllm_config: Any, *, is_consumer: bool) -> None:
-    """ConfigError for an engine in which the connector cannot work."""
+def check_engine(vllm_config: Any, *, is_consumer: bool, saves_untrusted: bool = False) -> None:
+    """ConfigError for an engine in which the connector cannot work, or should not.
+
+    `saves_untrusted`: it saves what its clients name, and nobody has said that they are trusted.
+    """
+    if saves_untrusted:
+        # What is saved has an identifier of 64 hex digits, which is a client's `uuid` where it gives one.
+        raise ConfigError(
+            "TriptychECConnector: an ec_producer or ec_both saves under the mm_hash that a client gives as "
+            "uuid, so that any client of its API can replace what another tenant's picture means: set "
+            "trusted_front_door to true in ec_connector_extra_config where only trusted clients reach it"
+        )
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     if model.is_encoder_decoder:
         raise ConfigError(

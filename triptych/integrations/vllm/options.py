@@ -28,6 +28,7 @@ class ConnectorOptions:
     host copies of a consumer, and saves under way of a producer. `host_folder` is where host copies are that
     worker processes read. `row_width` is the number of elements in a row; 0: by the model's configuration.
     `ends_with_parent`: the engine's process ends with the one that started it, even one that was killed.
+    `trusted_front_door`: only clients that may choose any mm_hash reach this instance's API.
     """
 
     store: str = field(repr=False)
@@ -39,6 +40,7 @@ class ConnectorOptions:
     ttl_seconds: float = EMBEDDING_TTL
     row_width: int = 0
     ends_with_parent: bool = False
+    trusted_front_door: bool = False
 
 
 _TLS_FILES = ("ca_file", "cert_file", "key_file")
@@ -64,6 +66,7 @@ def parse_options(extra: Mapping[str, object]) -> ConnectorOptions:
         ttl_seconds=_number(extra, "ttl_seconds", EMBEDDING_TTL, least=1.0, most=7 * _DAY),
         row_width=int(_number(extra, "row_width", 0, most=1 << 24)),
         ends_with_parent=_switch(extra, "ends_with_parent"),
+        trusted_front_door=_switch(extra, "trusted_front_door"),
     )
 
 

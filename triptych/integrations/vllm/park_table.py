@@ -19,9 +19,11 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from typing import Protocol
 
 from triptych.hashing import MM_HASH
+from triptych.integrations.vllm.engine_cache import EngineCache, ItemSize
 from triptych.integrations.vllm.host_copies import HostCopy
 from triptych.log import short
 from triptych.types import ItemPlan
@@ -42,13 +44,14 @@ class LoadOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """The end of one load. `missing_bytes` are those by which a NO_ROOM fell short."""
+    """The end of one load. `missing_bytes` are those by which a NO_ROOM fell short, `nbytes` its item's."""
 
     identifier: str
     outcome: LoadOutcome
     copy: HostCopy | None = None
     reason: str = ""
     missing_bytes: int = 0
+    nbytes: int = 0
 
 
 class CopyLoads(Protocol):
@@ -77,6 +80,10 @@ class NeededItem:
     has_media: bool
     grid: tuple[int, ...] = ()
 
+    @property
+    def size(self) -> ItemSize:
+        return self.rows, self.grid
+
     def misfit(self, plan: ItemPlan) -> str:
         """Why the stored embedding cannot fill the placeholder; empty where it can."""
         if plan.rows != self.rows:
@@ -88,11 +95,14 @@ class NeededItem:
 
 @dataclass(frozen=True, slots=True)
 class ParkLimits:
-    """Seconds that a request waits without and with media; steps after which a used copy may be freed."""
+    """Seconds that a request waits without and with media; steps after which a used copy may be freed; bytes
+    of all copies.
+    """
 
     wait: float
     media_wait: float
     settle_steps: int
+    host_memory: int
 
 
 class _Verdict(enum.Enum):
@@ -116,6 +126,7 @@ class _Miss:
     reason: str
     retry_at: float
     pause: float
+    nbytes: int
 
 
 @dataclass(slots=True)
@@ -135,6 +146,7 @@ class ParkTable:
         self._loads = loads
         self._limits = limits
         self._clock = clock
+        self.engine_cache = EngineCache()
         #: Copies, the longest unused first.
         self._copies: OrderedDict[str, _Copy] = OrderedDict()
         self._loading: set[str] = set()
@@ -153,10 +165,13 @@ class ParkTable:
         request = self._requests.setdefault(request_id, _Parked())
         if request.failed:
             return False
+        ambiguous = _ambiguous(needed)
+        # What vLLM holds needs no copy. A place for an item may cost those behind it theirs.
+        needed = list(dropwhile(lambda item: self.engine_cache.holds(item.identifier, item.size), needed))
         self._hold(request_id, request, {item.identifier for item in needed})
         if request.since is None:
             request.since = now
-        if ambiguous := _ambiguous(needed):
+        if ambiguous:
             self._log_unavailable(
                 request_id, ambiguous, "the request gives one identifier to different items"
             )
@@ -171,6 +186,8 @@ class ParkTable:
         if _Verdict.WAIT in verdicts:
             return False
         request.since = None
+        if needed:
+            self.engine_cache.may_evict()
         return True
 
     def has_copy(self, identifier: str) -> bool:
@@ -184,8 +201,12 @@ class ParkTable:
             entry.settled_at = self._step + self._limits.settle_steps
             self._used[identifier] = entry.copy
 
-    def end_step(self) -> list[HostCopy]:
-        """Ends the step that is being scheduled: the copies that its workers take."""
+    def end_step(self, freed: Iterable[str] = ()) -> list[HostCopy]:
+        """Ends the step that is being scheduled: the copies that its workers take.
+
+        `freed` are the items that have left vLLM's encoder cache.
+        """
+        self.engine_cache.end_step(freed)
         self._step += 1
         used, self._used = list(self._used.values()), {}
         return used
@@ -216,6 +237,10 @@ class ParkTable:
         reason = miss.reason if miss is not None else "the store has not answered"
         if item.has_media and miss is not None:
             return self._without(request_id, request, item, reason)
+        if miss is not None and self._nbytes(request) + miss.nbytes > self._limits.host_memory:
+            return self._without(
+                request_id, request, item, f"the request's items together need more: {reason}"
+            )
         limit = self._limits.media_wait if item.has_media else self._limits.wait
         assert request.since is not None
         if now - request.since >= limit:
@@ -224,6 +249,10 @@ class ParkTable:
             self._loading.add(identifier)
             self._loads.start(identifier)
         return _Verdict.WAIT
+
+    def _nbytes(self, request: _Parked) -> int:
+        """Bytes of the copies that the request holds."""
+        return sum(self._copies[each].copy.plan.nbytes for each in request.held if each in self._copies)
 
     def _misfit(self, request_id: str, request: _Parked, item: NeededItem, misfit: str) -> _Verdict:
         """A copy that does not fit: the engine encodes the item if the copy, which it would take, can go."""
@@ -255,10 +284,10 @@ class ParkTable:
             elif report.identifier in self._holders:
                 before = self._misses.get(report.identifier)
                 pause = _FIRST_PAUSE if before is None else min(2 * before.pause, _LONGEST_PAUSE)
-                if report.outcome is LoadOutcome.NO_ROOM:
+                if report.outcome is LoadOutcome.NO_ROOM and report.nbytes <= self._limits.host_memory:
                     self._make_room(report.identifier, report.missing_bytes)
                     pause = _FIRST_PAUSE
-                self._misses[report.identifier] = _Miss(report.reason, now + pause, pause)
+                self._misses[report.identifier] = _Miss(report.reason, now + pause, pause, report.nbytes)
 
     def _make_room(self, identifier: str, nbytes: int) -> None:
         """Drops copies that nothing holds, then those that only requests parked later hold.
@@ -309,5 +338,5 @@ class ParkTable:
 
 def _ambiguous(needed: Sequence[NeededItem]) -> NeededItem | None:
     """An item whose identifier another item of another size has; the copy of one would fill the other."""
-    sizes = {item.identifier: (item.rows, item.grid) for item in needed}
-    return next((item for item in needed if sizes[item.identifier] != (item.rows, item.grid)), None)
+    sizes = {item.identifier: item.size for item in needed}
+    return next((item for item in needed if sizes[item.identifier] != item.size), None)

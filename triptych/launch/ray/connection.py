@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +31,11 @@ def connect(address: str, namespace: str, cpus: int) -> None:
         # Read when Ray is imported: a Ray of ours reports to nobody, and its actors are no batch jobs.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_worker_niceness", "0")
+        if "RAY_AUTH_MODE" not in os.environ:
+            # Who can connect to a GCS without it runs code here; before Ray 2.59 it is off unless asked for.
+            os.environ["RAY_AUTH_MODE"] = "token"
+            if "RAY_AUTH_TOKEN_PATH" not in os.environ:
+                os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     elif "://" in address:
         raise ConfigError(
             f"--address {address}: Ray Client is not supported; run this command on a node of that Ray and "

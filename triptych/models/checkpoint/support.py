@@ -48,6 +48,9 @@ MATRIX = (
         "int8", "Weights in 8 bits: `--quantization int8`", "`tests/unit/models/weights/test_quantization.py`"
     ),
     Support(
+        "int8_cuda", "Weights in 8 bits on CUDA", "", "leave --quantization at none, or give --device cpu"
+    ),
+    Support(
         "w8a8",
         "Weights and activations in 8 bits on a CPU: `--quantization w8a8`",
         "`tests/unit/models/weights/test_w8a8_linear.py`",
@@ -55,6 +58,7 @@ MATRIX = (
     Support("quantization", "Quantized checkpoints", "", "give an unquantized one, and --quantization int8"),
     Support("fp8_kv", "KV cache in 8 bits", "", "leave --kv-cache-dtype at auto"),
     Support("tensor_parallel", "Tensor parallelism: `--tensor-parallel`", f"{_RANKS}; never run on CUDA yet"),
+    Support("devices", "Devices other than CPUs and CUDA", "", "give --device cpu, cuda or cuda:N"),
     Support("pipeline_parallel", "Pipeline parallelism", "", "give --pipeline-parallel 1, and more workers"),
     Support("speculative", "Speculative decoding", "", "leave --speculative-model out"),
     Support("sliding_window", "Sliding windows", "", "give a checkpoint without sliding_window"),
@@ -85,12 +89,18 @@ def wanted_by_checkpoint(config: Options, files: Iterable[str] = ()) -> list[str
 
 def wanted_by_flags(flags: EncoderConfig | PDConfig) -> list[str]:
     """The rows that a worker's flags ask for."""
+    in_8_bits = flags.quantization == "int8" or (
+        flags.quantization == "int8-decoder" and isinstance(flags, PDConfig)
+    )
     asked = {
         "tensor_parallel": getattr(flags, "tensor_parallel", 1) != 1,
+        "devices": flags.device.partition(":")[0] not in ("cpu", "cuda"),
         "pipeline_parallel": flags.pipeline_parallel != 1,
         "speculative": bool(flags.speculative_model),
         "fp8_kv": flags.kv_cache_dtype != "auto",
         "int8": flags.quantization.startswith("int8"),
+        # Each layer would be cast to 16 bits in every call, which moves more bytes than it saves.
+        "int8_cuda": in_8_bits and flags.device.startswith("cuda"),
         "w8a8": flags.quantization.startswith("w8a8"),
     }
     return [name for name, is_asked in asked.items() if is_asked]

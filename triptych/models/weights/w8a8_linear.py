@@ -75,7 +75,7 @@ def check_w8a8(quantization: str, device: torch.device) -> None:
     if device.type != "cpu":
         raise ConfigError(
             f"--quantization {quantization} multiplies on CPUs only, not on {device}: "
-            "give --quantization int8 or none, or --device cpu"
+            "give --quantization none, or --device cpu"
         )
     if not is_exact():
         raise ConfigError(

@@ -22,11 +22,16 @@ triptych/pool: {{ . }}
 {{- end }}
 
 {{- define "triptych.labels" -}}
+{{ include "triptych.podLabels" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* Labels of pods: no versions, with which every release of the chart would restart what it does not change. */}}
+{{- define "triptych.podLabels" -}}
 {{ include "triptych.selector" . }}
 app.kubernetes.io/part-of: triptych
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- with .root.Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}

@@ -24,7 +24,7 @@ spec:
   template:
     metadata:
       labels:
-        {{- include "triptych.labels" . | nindent 8 }}
+        {{- include "triptych.podLabels" . | nindent 8 }}
         {{- with $p.podLabels }}
         {{- toYaml . | nindent 8 }}
         {{- end }}

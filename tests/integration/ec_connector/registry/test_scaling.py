@@ -9,15 +9,17 @@ from triptych.ec_connector.registry.scaling import (
     pack_demand,
     unpack_decision,
     unpack_demand,
+    unpack_rules,
 )
 from triptych.ec_connector.store import keys
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.scaling import PoolDemand, ScalingDecision
+from triptych.scaling import PoolDemand, ScalingDecision, ScalingRules, SharedRules
 
 DEMAND = PoolDemand(12.5, 7, 2.0, 0.75, 0.5)
 OTHER = PoolDemand(1.0, 1, 1.0, 0.25, 0.125)
 THREE = ScalingDecision(3, "flow", active=True)
 FOUR = ScalingDecision(4, "backlog", active=True)
+OLD, NEW = ScalingRules(1, 8, 2.0), ScalingRules(1, 4, 2.0, window=30.0)
 
 
 async def test_every_proxy_reads_the_demand_of_all_live_ones(store: EmbeddingStore) -> None:
@@ -72,6 +74,74 @@ async def test_a_flushed_store_has_no_decision_and_takes_the_next_one(store: Emb
     assert await board.announce("encoder", FOUR, 5)
 
 
+async def test_the_newest_rules_are_those_of_all_proxies(store: EmbeddingStore) -> None:
+    old, new = ScalingBoard(store), ScalingBoard(store)
+    first = await old.agree("encoder", OLD, None, 5, newest=True)
+    assert first.rules == OLD and first.supported
+    assert await ScalingBoard(store).agree("encoder", OLD, None, 5, newest=True) == first, "they are the same"
+    second = await new.agree("encoder", NEW, None, 5, newest=True)
+    assert second.rules == NEW and second.generation > first.generation
+    assert await old.agree("encoder", OLD, None, 5) == second
+    assert await old.agree("encoder", OLD, first.generation, 5) == second, "that generation is over"
+    assert (await old.agree("pd", OLD, None, 5, newest=True)).rules == OLD
+    third = await old.agree("encoder", OLD, second.generation, 5)
+    assert third.rules == OLD and third.generation > second.generation
+
+
+async def test_rules_are_supported_while_a_proxy_has_them(store: EmbeddingStore) -> None:
+    old, new = ScalingBoard(store), ScalingBoard(store)
+    await old.agree("encoder", OLD, None, 5, newest=True)
+    assert (await new.agree("encoder", NEW, None, -1, newest=True)).supported is False
+    assert (await old.agree("encoder", OLD, None, 5)).supported is False
+    assert (await new.agree("encoder", NEW, None, 5)).supported is True
+    assert (await old.agree("encoder", OLD, None, 5)).supported is True
+
+
+async def test_a_decision_by_rules_that_have_been_replaced_is_refused(store: EmbeddingStore) -> None:
+    old, new = ScalingBoard(store), ScalingBoard(store)
+    await old.agree("encoder", OLD, None, 5, newest=True)
+    await new.agree("encoder", NEW, None, 5, newest=True)
+    assert not await old.announce("encoder", FOUR, 5)
+    await old.agree("encoder", OLD, None, 5)
+    assert await old.announce("encoder", FOUR, 5)
+
+
+async def test_a_flushed_store_gets_the_rules_back_from_any_proxy(store: EmbeddingStore) -> None:
+    old, new = ScalingBoard(store), ScalingBoard(store)
+    await old.agree("encoder", OLD, None, 5, newest=True)
+    await new.agree("encoder", NEW, None, 5, newest=True)
+    before = await old.agree("encoder", OLD, None, 5)
+    await store.control.execute("FLUSHALL")
+    assert await old.agree("encoder", OLD, None, 5) == SharedRules(NEW, before.generation, supported=False)
+    assert await new.agree("encoder", NEW, None, 5) == before
+    assert await store.control.execute("PTTL", keys.RULES) == -1
+
+
+async def test_rules_that_others_have_written_are_none_and_can_be_replaced(store: EmbeddingStore) -> None:
+    board = ScalingBoard(store)
+    generation = (await board.agree("encoder", OLD, None, 5, newest=True)).generation
+    await store.control.execute("HSET", keys.RULES, "encoder", b"\xc1 not ours")
+    shared = await board.agree("encoder", OLD, None, 5)
+    assert shared.rules is None and shared.generation == generation
+    assert (await board.agree("encoder", OLD, generation, 5)).rules == OLD
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [1, 8, 2.0, 0.7, 60.0],
+        [1.0, 8, 2.0, 0.7, 60.0, 0.25],
+        [True, 8, 2.0, 0.7, 60.0, 0.25],
+        [9, 8, 2.0, 0.7, 60.0, 0.25],
+        [1, 1 << 40, 2.0, 0.7, 60.0, 0.25],
+        [1, 8, float("nan"), 0.7, 60.0, 0.25],
+        [1, 8, "2", 0.7, 60.0, 0.25],
+    ],
+)
+def test_rules_that_make_no_sense_are_none(value: object) -> None:
+    assert unpack_rules(msgpack.packb(value)) is None
+
+
 async def test_what_others_have_written_is_ignored_and_replaced(
     store: EmbeddingStore, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -99,6 +169,7 @@ async def test_no_entry_has_a_ttl(store: EmbeddingStore) -> None:
 def test_what_is_written_is_read() -> None:
     assert unpack_demand(pack_demand(DEMAND)) == DEMAND
     assert unpack_demand(pack_demand(PoolDemand())) == PoolDemand()
+    assert unpack_demand(pack_demand(PoolDemand(kept=4))) == PoolDemand(kept=4)
     assert unpack_decision(pack_decision(THREE)) == THREE
 
 
@@ -107,14 +178,17 @@ def test_what_is_written_is_read() -> None:
     [
         5,
         [],
-        [1.0] * 4,
-        [1.0, 1.5, 1.0, 1.0, 1.0],
-        [1.0, -1, 1.0, 1.0, 1.0],
-        [1.0, True, 1.0, 1.0, 1.0],
-        [float("nan"), 1, 1.0, 1.0, 1.0],
-        [float("inf"), 1, 1.0, 1.0, 1.0],
-        [1.0, 1, -1.0, 1.0, 1.0],
-        ["1", 1, 1.0, 1.0, 1.0],
+        [1.0, 1, 1.0, 1.0, 1.0],
+        [1.0, 1.5, 1.0, 1.0, 1.0, None],
+        [1.0, -1, 1.0, 1.0, 1.0, None],
+        [1.0, True, 1.0, 1.0, 1.0, None],
+        [float("nan"), 1, 1.0, 1.0, 1.0, None],
+        [float("inf"), 1, 1.0, 1.0, 1.0, None],
+        [1.0, 1, -1.0, 1.0, 1.0, None],
+        ["1", 1, 1.0, 1.0, 1.0, None],
+        [1.0, 1, 1.0, 1.0, 1.0, -1],
+        [1.0, 1, 1.0, 1.0, 1.0, 2.0],
+        [1.0, 1, 1.0, 1.0, 1.0, True],
         {"backlog": 1.0},
     ],
 )

@@ -130,11 +130,11 @@ async def test_a_truncated_value_is_a_miss(loader, store, kept):
     assert loader._copies.used == 0
 
 
-async def test_an_item_larger_than_all_host_memory_is_a_miss(loader, store):
+async def test_an_item_larger_than_all_host_memory_says_its_size(loader, store):
     plan = make_plan(rows=LIMIT // 128 + 1)
     await saved(store, plan)
     report = loaded(loader, plan)
-    assert report.outcome is LoadOutcome.ABSENT
+    assert (report.outcome, report.nbytes) == (LoadOutcome.NO_ROOM, plan.nbytes)
     assert "raise host_memory_bytes" in report.reason
 
 
@@ -198,7 +198,7 @@ def test_loads_after_the_end_are_misses(store_url):
 
 
 async def test_more_requests_than_host_memory_holds_are_all_served_in_turn(loader, store):
-    table = ParkTable(loader, ParkLimits(wait=PATIENCE, media_wait=1.0, settle_steps=2), time.monotonic)
+    table = ParkTable(loader, ParkLimits(PATIENCE, 1.0, settle_steps=2, host_memory=LIMIT), time.monotonic)
     plans = [make_plan(f"item {number}", rows=LIMIT // 128 // 3) for number in range(24)]
     for plan in plans:
         await saved(store, plan)

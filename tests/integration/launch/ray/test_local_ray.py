@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import grpc
 import pytest
 
 from support.data.checkpoints import build_checkpoint
@@ -10,7 +13,6 @@ from support.data.traffic import ask_all, expected, mixed_cases
 from support.options import assert_refused, triptych
 from support.processes.cluster import free_port, start_cluster
 from support.processes.processes import survivors
-from support.processes.ray_nodes import ENVIRONMENT
 from support.processes.web import WebServer
 from triptych.launch.model_path import DEMO_MODEL
 
@@ -20,9 +22,29 @@ _RAY = ("serve", str(DEMO_MODEL), "--launcher", "ray")
 _SHARED = ("--insecure", "--store", "redis://127.0.0.1:1/0", "--internal-token-file")
 
 
-async def test_a_ray_of_its_own_serves_exactly_and_ends_with_it(tmp_path):
+def gcs_of(pid):
+    """The GCS of the Ray in which the process runs, as its raylet's command line names it."""
+    while True:
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        for word in words:
+            if word.startswith("--gcs-address="):
+                return word.partition("=")[2]
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+async def says_without_a_token(address):
+    """The code with which a GCS answers a call that bears no token."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = channel.unary_unary("/ray.rpc.NodeInfoGcsService/GetAllNodeInfo")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(b"", timeout=20)
+        return refused.value.code()
+
+
+async def test_a_ray_of_its_own_serves_exactly_and_ends_with_it(tmp_path, monkeypatch):
     model = build_checkpoint("qwen3_vl")
-    environment = ENVIRONMENT | {"TRIPTYCH_INTERNAL_TOKEN": "", "HOME": str(tmp_path)}
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    environment = {"TRIPTYCH_INTERNAL_TOKEN": "", "HOME": str(tmp_path)}
     words = ("--launcher", "ray", "--pd-workers", "1")
     cluster = start_cluster(model, tmp_path / "run", *words, environment=environment)
     try:
@@ -30,6 +52,7 @@ async def test_a_ray_of_its_own_serves_exactly_and_ends_with_it(tmp_path):
         cases = mixed_cases(4, seed=11)
         answers = await ask_all(cluster.url, cases, 64, model="qwen3_vl")
         assert_exact(expected(model, cases, 64), [answer.token_ids for answer in answers])
+        assert await says_without_a_token(gcs_of(pids[1])) is grpc.StatusCode.UNAUTHENTICATED
         assert not (tmp_path / ".ray").exists()
     finally:
         code = cluster.stop()

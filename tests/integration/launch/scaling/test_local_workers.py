@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ from triptych.launch.scaling.local_workers import LocalWorkers
 _WORKER = """
 import os, signal, sys, time
 def drain(*_):
+    open(sys.argv[2] + ".draining", "w").close()
     while not os.path.exists(sys.argv[1]):
         time.sleep(0.01)
     open(sys.argv[2] + ".finished", "w").close()
@@ -108,6 +110,25 @@ async def test_a_drained_worker_has_its_time_and_gives_its_name_back(machine: _M
     assert (machine.folder / "encoder-1.finished").exists()
     workers.start("encoder-1")
     await until(lambda: len(machine.pids("encoder-1")) == 2, "another start of this name")
+
+
+async def test_a_worker_that_drains_for_long_is_not_killed_but_finishes(
+    machine: _Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = machine.has(THREE, {"encoder": WorkerRange(0, 2)})
+    workers.start("encoder-1")
+    await machine.up("encoder-1")
+    workers.drain("encoder-1")
+    await until((machine.folder / "encoder-1.draining").exists, "the drain to begin")
+    # The event loop's clock goes on by 90 s: what was to happen until then happens.
+    loop = asyncio.get_running_loop()
+    real = loop.time
+    monkeypatch.setattr(loop, "time", lambda: real() + 90.0)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    machine.drained.touch()
+    await until(lambda: not workers.workers("encoder").draining, "the end of the drain")
+    assert (machine.folder / "encoder-1.finished").exists(), "it was killed while it drained"
 
 
 async def test_a_worker_that_dies_is_back_only_while_it_is_wanted(machine: _Machine) -> None:

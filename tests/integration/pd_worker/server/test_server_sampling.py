@@ -9,6 +9,7 @@ import torch
 
 from support.data.oracle import generate
 from support.engine.pd_serving import serving, tiny_model
+from triptych.pd_worker.core.bad_words import bad_word_ids
 from triptych.pd_worker.model_loading import LoadedModel
 from triptych.protos import common_pb2, pd_pb2
 
@@ -84,6 +85,32 @@ async def test_logprobs_go_on_through_a_resume_and_a_new_stream(model, store_url
     assert list(again.logprobs) == list(whole.logprobs[12:])
 
 
+async def test_a_bad_word_stays_away_also_where_a_resume_parts_its_tokens(model, store_url):
+    messages = [{"role": "user", "content": TEXT}]
+    plain, _ = generate(model.path, messages, max_new_tokens=40)
+    word = next(
+        text
+        for at in range(5, 30)
+        if (text := model.tokenizer.decode(plain[at : at + 2])).isprintable()
+        and model.tokenizer.encode(text, add_special_tokens=False).ids == plain[at : at + 2]
+        and text == text.lstrip()
+    )
+    banned = bad_word_ids([word], lambda text: model.tokenizer.encode(text, add_special_tokens=False).ids)
+    expected, _ = generate(model.path, messages, max_new_tokens=40, bad_words_ids=list(map(list, banned)))
+    async with serving(model, store_url) as (_, client):
+        whole = await ask(client, "whole", bad_words=[word], **GREEDY)
+        for split in range(1, 40, 3):
+            resume = pd_pb2.Resume(
+                prompt_token_ids=whole.admitted.prompt_token_ids, output_token_ids=whole.token_ids[:split]
+            )
+            given = {"attempt": 2, "resume": resume, "bad_words": [word], **GREEDY}
+            resumed = await ask(client, f"resumed-{split}", "", **given)
+            assert resumed.token_ids == whole.token_ids
+    assert whole.token_ids != plain
+    assert word not in model.tokenizer.decode(whole.token_ids)
+    assert whole.token_ids == expected
+
+
 async def test_a_seed_decides_whatever_the_batch(model, store_url):
     sampling = {"max_tokens": 40, "ignore_eos": True, "temperature": 1.3, "top_p": 0.95, "seed": 77}
     async with serving(model, store_url) as (_, client):
@@ -140,6 +167,8 @@ async def test_stop_strings_hold_back_text_and_not_logprobs(model, store_url):
         ("logit_bias", {3: 101.0}),
         ("logit_bias", dict.fromkeys(range(1025), 1.0)),
         ("stop_token_ids", list(range(200))),
+        ("bad_words", ["x"] * 129),
+        ("bad_words", [""]),
     ],
 )
 async def test_a_forged_value_is_refused_by_its_name_or_does_no_harm(model, store_url, field, value):

@@ -74,6 +74,7 @@ async def test_calls_are_found_and_answered(store: EmbeddingStore) -> None:
         ({"n": 17}, "n must be"),
         ({"sampling": Sampling(choice=1)}, "sampling.choice"),
         ({"sampling": Sampling(logprobs=21)}, "logprobs"),
+        ({"sampling": Sampling(bad_words=[" "])}, "bad_words"),
         ({"sampling": Sampling(logit_bias={3: 101})}, "logit_bias"),
         ({"sampling": Sampling(output_format={"json_schema": "{"})}, "output_format.json_schema"),
         ({"sampling": Sampling(output_format={"choices": {}})}, "output_format.choices"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -22,7 +24,7 @@ from triptych.protos import common_pb2, encoder_pb2, pd_pb2
 from triptych.proxy.auth.key_ring import KeyRing
 from triptych.proxy.auth.keys import KeyLimits
 
-ALICE, BOB = "alices-key-0123456789", "bobs-key-0123456789ab"
+ALICE, BOB, OPERATOR = "alices-key-0123456789", "bobs-key-0123456789ab", "operators-key-0123456789"
 
 
 class Watched:
@@ -78,8 +80,32 @@ def spans(record: Any, item: int | None, name: str) -> list[Any]:
     return [span for span in record["spans"] if (span["item"], span["name"]) == (item, name)]
 
 
-def keys_of(*keys: str) -> KeyRing:
-    return KeyRing(",".join(keys), "", KeyLimits())
+def keys_of(*keys: str, file: str = "") -> KeyRing:
+    return KeyRing(",".join(keys), file, KeyLimits())
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> KeyRing:
+    """The keys of two tenants, and of an operator."""
+    file = tmp_path / "keys"
+    file.write_text(f"ops sha256:{hashlib.sha256(OPERATOR.encode()).hexdigest()} operator\n")
+    return keys_of(ALICE, BOB, file=str(file))
+
+
+@asynccontextmanager
+async def two_tokens_of_alice(live: Watched) -> AsyncIterator[None]:
+    """Alice's request `alices-own` stays in flight after its second token."""
+    live.cluster.pd_workers[0].pause_at = 2
+    client = live.cluster.client.with_options(api_key=ALICE)
+    headers = {"X-Request-ID": "alices-own"}
+    create = client.chat.completions.create
+    asked = asyncio.create_task(
+        create(model="demo", messages=user("my secret"), max_tokens=8, extra_headers=headers)  # type: ignore[arg-type]
+    )
+    await until(lambda: live.cluster.received == 2, "two tokens")
+    yield
+    live.cluster.pd_workers[0].gate.set()
+    await asked
 
 
 async def events(reply: aiohttp.ClientResponse, count: int) -> list[tuple[str, Any]]:
@@ -299,28 +325,33 @@ async def test_live_data_need_a_key_where_keys_are_in_use(store: EmbeddingStore,
             assert reply.status == (404 if "requests" in path else 200)
 
 
-async def test_a_tenant_finds_no_request_of_another_one(store: EmbeddingStore) -> None:
-    async with watched(store, keys=keys_of(ALICE, BOB)) as live:
-        live.cluster.pd_workers[0].pause_at = 2
-        client = live.cluster.client.with_options(api_key=ALICE)
-        headers = {"X-Request-ID": "alices-own"}
-        create = client.chat.completions.create
-        asked = asyncio.create_task(
-            create(model="demo", messages=user("my secret"), max_tokens=8, extra_headers=headers)  # type: ignore[arg-type]
-        )
-        await until(lambda: live.cluster.received == 2, "two tokens")
-        status, seen = await live.get("/cluster", BOB)
-        assert status == 200
-        (row,) = seen["requests"]
-        for name in ("alices-own", row["id"]):
-            assert (await live.get(f"/cluster/requests/{name}", BOB))[0] == 404
-            assert (await live.shows(name, ALICE))["id"] == "alices-own"
-        shown = json.dumps(seen)
-        (request,) = live.cluster.dispatcher._requests.values()
-        for secret in ("alices-own", "secret", "flag:", ALICE, request.request_id, request.request_id[:8]):
-            assert secret not in shown
-        live.cluster.pd_workers[0].gate.set()
-        await asked
+@pytest.mark.parametrize("key,rows", [(ALICE, 1), (BOB, 0), (OPERATOR, 1)])
+async def test_a_key_sees_rows_of_its_own_requests_and_an_operators_those_of_all(
+    store: EmbeddingStore, keys: KeyRing, key: str, rows: int
+) -> None:
+    async with watched(store, keys=keys) as live, two_tokens_of_alice(live):
+        status, seen = await live.get("/cluster", key)
+        assert (status, len(seen["requests"])) == (200, rows)
+        async with live.web.get("/cluster/events", headers={"Authorization": f"Bearer {key}"}) as reply:
+            for name, shown in (await events(reply, 3))[1:]:
+                assert (name, len(shown["requests"])) == ("snapshot", rows)
+                # Those of others are counted.
+                assert shown["proxy"]["in_flight"] == shown["pd_workers"][0]["requests"] == 1
+
+
+async def test_a_tenant_finds_no_request_of_another_one(store: EmbeddingStore, keys: KeyRing) -> None:
+    async with watched(store, keys=keys) as live:
+        async with two_tokens_of_alice(live):
+            seen = {key: (await live.get("/cluster", key))[1] for key in (ALICE, BOB)}
+            (row,) = seen[ALICE]["requests"]
+            for name in ("alices-own", row["id"]):
+                assert (await live.get(f"/cluster/requests/{name}", BOB))[0] == 404
+                for key in (ALICE, OPERATOR):
+                    assert (await live.shows(name, key))["id"] == "alices-own"
+            shown = json.dumps([*seen.values()])
+            (request,) = live.cluster.dispatcher._requests.values()
+            for secret in ("alices-own", "secret", "flag:", ALICE, request.request_id[:8]):
+                assert secret not in shown
         missing = await live.get("/cluster/requests/alices-own", BOB)
         assert missing == await live.get("/cluster/requests/nobody-s", BOB)
         assert missing[0] == 404

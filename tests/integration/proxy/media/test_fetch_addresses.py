@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from support.processes.media_fetches import Names, fetching, refusal
@@ -50,6 +52,25 @@ async def test_refused_addresses_and_unknown_names_get_the_same_message(answers:
     async with fetching(networks="", names=Names(answers)) as it:
         error = await refusal(it, "http://some.example/")
         assert error.message == "field: the image's server has no public address"
+
+
+@pytest.mark.parametrize(
+    ("answers", "cause"),
+    [
+        ([], "some.example: its name does not resolve: [Errno -2] Name or service not known"),
+        (["10.0.0.1"], "some.example: 10.0.0.1 is not public: --allow-media-hosts, --allow-media-networks"),
+    ],
+)
+async def test_why_a_host_is_refused_is_for_the_operators_log_alone_and_once_a_minute(
+    answers: list[str], cause: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with fetching(networks="", names=Names(answers)) as it:
+        with caplog.at_level(logging.INFO, logger="triptych.proxy.media.fetcher"):
+            for _ in range(20):
+                error = await refusal(it, "http://some.example/")
+                assert error.message == "field: the image's server has no public address"
+                assert error.__cause__ is None
+    assert caplog.messages == [f"media by URL refused: {cause}"]
 
 
 async def test_a_name_that_changes_its_address_is_reached_only_where_it_was_checked(web: WebServer) -> None:

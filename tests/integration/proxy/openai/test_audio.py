@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import httpx2
@@ -14,6 +15,7 @@ from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.hashing import mm_hash
+from triptych.protos import common_pb2
 
 WAV = b"RIFF\x00\x00\x00\x00WAVEfmt and so on"
 GERMAN = 4000
@@ -213,3 +215,34 @@ async def test_a_client_that_goes_takes_its_windows_along(store: EmbeddingStore)
         await asyncio.gather(asked, return_exceptions=True)
         await until(lambda: cluster.pd_workers[0].cancels, "the cancel")
         await cluster.at_rest()
+
+
+@pytest.mark.parametrize("english_only", [False, True])
+async def test_the_question_for_the_language_is_no_request_of_its_own(
+    store: EmbeddingStore, caplog: pytest.LogCaptureFixture, english_only: bool
+) -> None:
+    async with FakeCluster(store, modality="audio", live=True) as cluster:
+        pd, writing = cluster.pd_workers[0], [at(0), *HI, at(2), END_TOKEN]
+        pd.answers = [writing] if english_only else [[GERMAN], writing]
+        if english_only:
+            pd.refusals = [
+                common_pb2.Error(code="invalid_request_error", message="English", param="detect_language")
+            ]
+        with caplog.at_level(logging.INFO):
+            reply = await _write_down(cluster, language=None, response_format="verbose_json")
+        assert reply.language == ("en" if english_only else "de")
+        [counted] = [s for f in cluster.metrics.requests.collect() for s in f.samples]
+        assert counted.labels == {"status": "200", "route": "/v1/audio/transcriptions"}
+        assert counted.value == 1
+        ended = [line for line in caplog.messages if ": status " in line]
+        assert len(ended) == 1 and "#language" not in ended[0] and "status 200" in ended[0]
+        assert cluster.metrics.duration.collect()[0].samples[-2].value == 1
+
+
+async def test_a_failed_question_for_the_language_fails_the_one_request(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, modality="audio") as cluster:
+        cluster.pd_workers[0].refusals = [common_pb2.Error(code="invalid_request_error", message="no")]
+        with pytest.raises(BadRequestError):
+            await _write_down(cluster, language=None)
+        [counted] = [s for f in cluster.metrics.requests.collect() for s in f.samples]
+        assert counted.labels == {"status": "400", "route": "/v1/audio/transcriptions"}

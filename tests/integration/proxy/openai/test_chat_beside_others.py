@@ -156,7 +156,7 @@ async def test_metrics_are_made_once_for_all_who_ask_meanwhile_and_are_never_old
         await until(lambda: len(asked) == CLIENTS + 1)
         assert len(made) == 1
         may_end.set()
-        assert 'triptych_requests_total{status="200"} 1.0' in (await late).text
+        assert 'triptych_requests_total{route="/v1/chat/completions",status="200"} 1.0' in (await late).text
         assert {reply.status_code for reply in await asyncio.gather(*asking)} == {200}
         assert len(made) == 2
 

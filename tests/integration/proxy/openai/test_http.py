@@ -82,7 +82,7 @@ async def test_health_and_metrics_are_served(store: EmbeddingStore) -> None:
         client = cluster.client._client
         assert (await client.get(f"http://127.0.0.1:{cluster.port}/health")).json() == {"status": "ok"}
         text = (await client.get(f"http://127.0.0.1:{cluster.port}/metrics")).text
-        assert 'triptych_requests_total{status="200"} 1.0' in text
+        assert 'triptych_requests_total{route="/v1/chat/completions",status="200"} 1.0' in text
         assert "triptych_requests_in_flight 0.0" in text
 
 

@@ -125,6 +125,19 @@ async def test_several_proxies_agree_on_the_sum_of_their_demand(store: Embedding
         await within("the answer", asked)
 
 
+async def test_proxies_of_two_settings_on_one_store_announce_one_number(store: EmbeddingStore) -> None:
+    board, heard = ScalingBoard(store), []
+    await board.announce("encoder", ScalingDecision(3, "flow", active=True), 60.0)
+    async with FakeCluster(store, encoders=0) as cluster, scaling(cluster) as old:
+        await until(lambda: old.decision("encoder") is not None, "the old proxy's decision")
+        async with scaling(cluster, ScalingConfig(max_encoders=2, scale_window=30.0)) as new:
+            await until(lambda: new.decision("encoder") is not None, "the new proxy's decision")
+            for each in (old, new) * 4:
+                await each.look("encoder")
+                heard.append(await board.decision("encoder"))
+    assert [decision.workers for decision in heard if decision is not None] == [2] * 8
+
+
 async def test_a_new_proxy_takes_over_the_decision_in_force(store: EmbeddingStore) -> None:
     board = ScalingBoard(store)
     await board.announce("encoder", ScalingDecision(3, "flow", active=True), 60.0)

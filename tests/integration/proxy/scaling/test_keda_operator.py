@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
@@ -99,14 +98,15 @@ async def test_a_pushed_false_scales_nothing_and_the_cooldown_ends_at_zero() -> 
     assert who == "keda" and when_keda - when_hpa < 60.0
 
 
-async def test_while_nothing_is_known_nothing_changes_and_a_fallback_holds() -> None:
+async def test_a_fallback_replaces_the_pods_that_there_are_which_is_why_the_chart_has_none() -> None:
     decisions, target = Decisions(), Deployment(3)
-    async with operator(decisions, target, spec()):
-        await asyncio.sleep(60.0 / SPEED)
+    async with operator(decisions, target, spec()) as (client, _):
+        await until(lambda: client.failures > 2 * client.spec.failure_threshold, "failed reads")
         assert target.steps == []
-    async with operator(decisions, target, spec(fallback=5)):
-        await until(lambda: target.replicas == 5, "the fallback")
-    assert target.steps == [5]
+    for replicas in (5, 1):
+        async with operator(decisions, target, spec(fallback=replicas)):
+            await until(lambda replicas=replicas: target.replicas == replicas, "the fallback")
+    assert target.steps == [5, 1]
 
 
 async def test_a_fallback_of_zero_replicas_ends_the_workers_which_is_why_the_docs_forbid_it() -> None:

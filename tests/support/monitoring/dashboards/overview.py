@@ -9,7 +9,7 @@ _AT_A_GLANCE = (
         "Requests",
         "reqps",
         (q("sum(rate(triptych_requests_total{NS}[$__rate_interval]))", "requests"),),
-        "Requests that end in a second, with those refused at admission.",
+        "Requests that end in a second, refused ones too.",
         stat=True,
         width=4,
     ),
@@ -19,11 +19,11 @@ _AT_A_GLANCE = (
         (
             q(
                 'sum(rate(triptych_requests_total{NS,status="200"}[$__rate_interval]))'
-                " / (sum(rate(triptych_requests_total{NS}[$__rate_interval])) > 0)",
+                ' / (sum(rate(triptych_requests_total{NS,status=~"200|429|5.."}[$__rate_interval])) > 0)',
                 "answered",
             ),
         ),
-        "Share of the requests that ended with status 200.",
+        "Share with status 200 of the requests that were no client's mistake.",
         stat=True,
         width=4,
     ),

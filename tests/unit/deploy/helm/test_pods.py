@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 
-from support.kubernetes.chart import CASES, Manifest, case, render
+from support.kubernetes.chart import CASES, Manifest, case, render, render_version
 from support.kubernetes.manifests import (
     amount,
     called,
@@ -116,7 +117,7 @@ def test_what_scales_has_a_target(name: str) -> None:
 def test_a_budget_always_lets_a_node_be_drained(name: str) -> None:
     manifests = case(name)
     budgets = of_kind(manifests, "PodDisruptionBudget")
-    for manifest in of_kind(manifests, "Deployment"):
+    for manifest in [*of_kind(manifests, "Deployment"), *of_kind(manifests, "StatefulSet")]:
         labels = manifest["spec"]["template"]["metadata"]["labels"]
         (budget,) = [one for one in budgets if selects(one["spec"]["selector"], labels)]
         assert allowed_disruptions(budget, manifest["spec"].get("replicas", 1)) >= 1
@@ -278,3 +279,31 @@ def test_one_rank_is_no_flag() -> None:
         assert not {"--tensor-parallel", "--encoder-data-parallel"} & set(
             main_container(manifest).get("args", [])
         )
+
+
+def test_a_release_of_the_chart_restarts_no_pod_that_it_does_not_change(tmp_path: Path) -> None:
+    """The store's least of all: what it holds is lost with its process."""
+    values = {"image": {"tag": "7"}, "colocatedPools": [{"name": "both"}]}
+    old = workloads(render_version(tmp_path / "old", "1.0.0", values))
+    new = workloads(render_version(tmp_path / "new", "1.1.0", values))
+    assert {component(one) for one in old} == {"proxy", "encoder", "pd", "colocated", "store"}
+    assert [one["metadata"]["labels"] for one in old] != [one["metadata"]["labels"] for one in new]
+    assert [one["spec"] for one in old] == [one["spec"] for one in new]
+
+
+def test_a_release_of_the_app_restarts_its_services_and_not_the_store(tmp_path: Path) -> None:
+    old = workloads(render_version(tmp_path / "old", "1.0.0"))
+    new = workloads(render_version(tmp_path / "new", "1.1.0"))
+    for before, after in zip(old, new, strict=True):
+        assert (before["spec"] == after["spec"]) is (component(before) == "store")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_store_is_asked_and_not_only_connected_to(name: str) -> None:
+    """The kernel accepts connections for a server that hangs."""
+    for manifest in of_kind(case(name), "StatefulSet"):
+        container = main_container(manifest)
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            command = container[probe]["exec"]["command"]
+            assert (command[0], command[-1]) == ("valkey-cli", "ping")
+            assert ("--tls" in command) is ("--tls-port" in container["args"])

@@ -43,6 +43,11 @@ def test_an_engine_that_could_not_be_fed_is_refused_with_the_remedy(changed, sai
         check_engine(config(**changed), is_consumer=True)
 
 
+def test_an_engine_that_saves_what_untrusted_clients_name_is_refused_with_the_option():
+    with pytest.raises(ConfigError, match="trusted_front_door"):
+        check_engine(config(), is_consumer=False, saves_untrusted=True)
+
+
 @pytest.mark.parametrize("changed", [{"nnodes": 2}, {"mm_processor_cache_type": "shm"}])
 def test_an_engine_that_only_saves_may_be_on_several_machines(changed):
     check_engine(config(**changed), is_consumer=False)

@@ -32,11 +32,13 @@ def test_every_option_can_be_set():
             "ttl_seconds": 60,
             "row_width": 1024,
             "ends_with_parent": True,
+            "trusted_front_door": True,
         }
     )
     assert options.namespaces == (NAMESPACE, "b2" * 32)
     assert (options.wait_seconds, options.media_wait_seconds, options.ttl_seconds) == (5, 0.5, 60)
     assert (options.host_memory_bytes, options.host_folder, options.row_width) == (1 << 21, "/run/shm", 1024)
+    assert options.trusted_front_door and not parse_options(NEEDED).trusted_front_door
     assert options.ends_with_parent and not parse_options(NEEDED).ends_with_parent
 
 

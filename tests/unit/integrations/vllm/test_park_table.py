@@ -11,6 +11,8 @@ from triptych.integrations.vllm.park_table import LoadOutcome, LoadReport, Neede
 from triptych.types import ItemPlan
 
 WAIT, MEDIA_WAIT, SETTLE = 30.0, 1.0, 3
+#: Two items of 4 rows and one of 2: a row has 8 bytes.
+MEMORY = 80
 
 
 def key(name: str) -> str:
@@ -50,8 +52,9 @@ class FakeLoads:
     def absent(self, name: str) -> None:
         self.waiting.append(LoadReport(key(name), LoadOutcome.ABSENT, reason="absent"))
 
-    def no_room(self, name: str, missing: int) -> None:
-        self.waiting.append(LoadReport(key(name), LoadOutcome.NO_ROOM, reason="full", missing_bytes=missing))
+    def no_room(self, name: str, missing: int, nbytes: int = 32) -> None:
+        report = LoadReport(key(name), LoadOutcome.NO_ROOM, None, "full", missing, nbytes)
+        self.waiting.append(report)
 
 
 class Bench:
@@ -60,7 +63,7 @@ class Bench:
     def __init__(self) -> None:
         self.now = 100.0
         self.loads = FakeLoads()
-        self.table = ParkTable(self.loads, ParkLimits(WAIT, MEDIA_WAIT, SETTLE), lambda: self.now)
+        self.table = ParkTable(self.loads, ParkLimits(WAIT, MEDIA_WAIT, SETTLE, MEMORY), lambda: self.now)
 
     def ensure(self, request: str, *items: NeededItem) -> bool:
         return self.table.ensure(request, items)
@@ -70,6 +73,11 @@ class Bench:
         assert not self.ensure(request, item(name))
         self.loads.copied(name)
         assert self.ensure(request, item(name))
+
+    def computed(self, name: str) -> None:
+        """vLLM has the item in its encoder cache, and there is no copy and no value any more."""
+        self.table.engine_cache.allocated(key(name), item(name).size)
+        self.table.end_step()
 
     def steps(self, count: int) -> None:
         for _ in range(count):
@@ -324,6 +332,78 @@ def test_a_finished_request_leaves_nothing_behind(bench):
     assert bench.table.take_unavailable() == set()
     assert not bench.ensure("r", item("a"))
     assert len(bench.loads.started) == 2
+
+
+def test_a_request_whose_items_exceed_host_memory_together_is_refused_at_once(bench, caplog):
+    items = (item("a"), item("b"), item("c"))
+    assert not bench.ensure("r", *items)
+    bench.loads.copied("a")
+    bench.loads.no_room("c", 16)
+    assert not bench.ensure("r", *items)
+    assert bench.table.take_unavailable() == set(), "another request may hold what is missing"
+    bench.loads.copied("b")
+    assert not bench.ensure("r", *items)
+    assert bench.table.take_unavailable() == {"r"}
+    assert "items together need more" in caplog.text and key("c")[:8] in caplog.text
+
+
+def test_an_item_that_exceeds_host_memory_is_refused_at_once_or_encoded_from_its_media(bench):
+    bench.ready("before", "b")
+    bench.table.finished("before")
+    for request, media in (("r", False), ("s", True)):
+        large = item("a", 11, media=media)
+        assert not bench.ensure(request, large)
+        bench.loads.no_room("a", 8, 88)
+        assert bench.ensure(request, large) is media
+        bench.table.finished(request)
+        assert bench.table.take_unavailable() == set()
+    assert bench.loads.dropped == [], "nothing was given up for what does not fit"
+
+
+def test_an_item_in_the_engines_cache_needs_no_load(bench):
+    bench.computed("a")
+    assert bench.ensure("r", item("a"))
+    assert bench.loads.started == []
+    # Those behind it are loaded.
+    assert not bench.ensure("s", item("a"), item("b"))
+    assert bench.loads.started == [key("b")]
+    bench.loads.copied("b")
+    assert bench.ensure("s", item("a"), item("b"))
+
+
+def test_an_item_in_the_engines_cache_fails_no_parked_request(bench):
+    assert not bench.ensure("r", item("a"), item("b"))
+    bench.loads.absent("a")
+    bench.computed("a")
+    bench.now += WAIT / 2
+    assert not bench.ensure("r", item("a"), item("b"))
+    bench.loads.copied("b")
+    assert bench.ensure("r", item("a"), item("b"))
+    assert bench.table.take_unavailable() == set()
+
+
+def test_an_item_that_has_left_the_engines_cache_is_loaded(bench):
+    bench.computed("a")
+    bench.table.end_step([key("a")])
+    assert not bench.ensure("r", item("a"))
+    assert bench.loads.started == [key("a")]
+
+
+def test_the_engines_cache_is_not_relied_on_where_a_place_for_another_item_may_empty_it(bench):
+    bench.ready("old", "b")
+    bench.computed("a")
+    # In this request, by an item before it; in this step, by a request before it.
+    assert not bench.ensure("r", item("b"), item("a"))
+    assert bench.ensure("old", item("b"))
+    assert not bench.ensure("s", item("a"))
+    bench.table.end_step()
+    assert bench.ensure("s", item("a"))
+
+
+def test_what_the_engine_has_computed_for_another_size_is_not_taken(bench):
+    bench.computed("a")
+    assert not bench.ensure("r", item("a", 5))
+    assert not bench.ensure("s", item("a", grid=(1, 2, 8)))
 
 
 def test_a_preempted_request_takes_its_copy_again(bench):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.data.checkpoints import build_checkpoint
-from triptych.config import PDConfig
+from triptych.config import EncoderConfig, PDConfig
 from triptych.errors import ConfigError
 from triptych.models.checkpoint.folder import read_config
 from triptych.models.checkpoint.support import (
@@ -41,11 +41,18 @@ def test_every_unserved_row_is_asked_for_by_a_flag_or_a_checkpoint() -> None:
         pipeline_parallel=2,
         speculative_model="small",
         kv_cache_dtype="fp8",
+        quantization="int8",
+        device="cuda",
     )
+    elsewhere = PDConfig(device="xpu")
     config = {"quantization_config": {"bits": 4}, "is_encoder_decoder": True, "sliding_window": 64}
-    asked = {*wanted_by_flags(everything), *wanted_by_checkpoint(config, ["adapter_config.json"])}
+    asked = {
+        *wanted_by_flags(everything),
+        *wanted_by_flags(elsewhere),
+        *wanted_by_checkpoint(config, ["adapter_config.json"]),
+    }
     refused = {row.name for row in MATRIX if not row.served}
-    assert asked == refused | {"tensor_parallel"}
+    assert asked == refused | {"tensor_parallel", "int8"}
 
 
 def test_the_page_has_the_table_of_the_code() -> None:
@@ -67,12 +74,20 @@ def test_every_test_named_in_the_table_exists() -> None:
         ({"tensor_parallel": 2}, ["tensor_parallel"]),
         ({"pipeline_parallel": 2, "speculative_model": "small"}, ["pipeline_parallel", "speculative"]),
         ({"quantization": "int8"}, ["int8"]),
+        ({"quantization": "int8-decoder", "device": "cuda:1"}, ["int8", "int8_cuda"]),
+        ({"device": "mps"}, ["devices"]),
+        ({"device": "xpu:1"}, ["devices"]),
         ({"quantization": "w8a8-decoder"}, ["w8a8"]),
         ({"kv_cache_dtype": "fp8"}, ["fp8_kv"]),
     ],
 )
 def test_flags_ask_for_rows(flags: dict[str, object], wanted: list[str]) -> None:
     assert wanted_by_flags(PDConfig(**flags)) == wanted  # type: ignore[arg-type]
+
+
+def test_an_encoder_on_cuda_may_stand_before_a_decoder_in_8_bits() -> None:
+    assert "int8_cuda" in wanted_by_flags(EncoderConfig(quantization="int8", device="cuda"))
+    assert "int8_cuda" not in wanted_by_flags(EncoderConfig(quantization="int8-decoder", device="cuda"))
 
 
 @pytest.mark.parametrize(

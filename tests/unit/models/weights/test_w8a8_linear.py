@@ -177,7 +177,7 @@ def test_w8a8_decoder_leaves_the_tower_as_it_is() -> None:
 
 def test_another_device_than_a_cpu_is_refused_before_anything_is_loaded() -> None:
     path = build_checkpoint("qwen3_vl")
-    with pytest.raises(ConfigError, match=r"--quantization w8a8 multiplies on CPUs only, .* int8"):
+    with pytest.raises(ConfigError, match=r"--quantization w8a8 multiplies on CPUs only, .* none"):
         load_encoder(path, device=torch.device("cuda"), dtype=torch.float32, quantization="w8a8")
 
 

@@ -139,6 +139,19 @@ def test_the_earliest_of_several_stop_strings_cuts():
     assert run(output, ids) == "aaa "
 
 
+@pytest.mark.parametrize("style", ["qwen", "llava"])
+def test_a_stop_string_or_token_stays_in_the_text_on_request(style):
+    asked = {"include_stop_str_in_output": True}
+    ids = encode(style, "The answer is 42.\nUSER: next")
+    output = OutputText(tokenizer(style), sampling(stop=("\nUSER", "\nUSER:"), **asked))
+    assert run(output, ids) == "The answer is 42.\nUSER"
+    assert output.finished is FinishReason.STOP
+    ids = encode(style, "one two three")
+    output = OutputText(tokenizer(style), sampling(stop_token_ids=(ids[-1],), **asked))
+    assert run(output, [*ids, *ids]) == tokenizer(style).decode(ids)
+    assert run(OutputText(tokenizer("llava"), sampling(**asked)), [*encode("llava", "one"), 2]) == "one"
+
+
 def test_min_tokens_lets_early_stop_strings_and_end_tokens_pass():
     ids = encode("qwen", "stop it and stop")
     first = len(encode("qwen", "stop it"))
@@ -165,10 +178,15 @@ def cases():
     yield "qwen", sampling(stop=("\ufffd\ufffdz",)), [rng.randrange(600) for _ in range(60)]
     yield "llava", sampling(stop=("worldly", "lines.")), encode("llava", TEXTS[0])
     yield "llava", sampling(min_tokens=12, stop=("l", "two")), encode("llava", TEXTS[0])
+    yield (
+        "llava",
+        sampling(stop=("worldly", "lines."), include_stop_str_in_output=True),
+        encode("llava", TEXTS[0]),
+    )
     yield "llava", sampling(ignore_eos=True), [rng.randrange(600) for _ in range(60)]
 
 
-@pytest.mark.parametrize("case", range(7))
+@pytest.mark.parametrize("case", range(8))
 def test_a_resumed_output_goes_on_at_the_character_after_the_last_received(case):
     style, resolved, ids = list(cases())[case]
     unbroken = OutputText(tokenizer(style), resolved)

@@ -98,7 +98,7 @@ def test_a_dollar_that_is_meant_stays():
 
 def test_an_object_begins_as_one_and_ends_only_when_it_is_closed():
     made, state = tokenizer("qwen"), compiler().state(OutputFormat("json_object"))
-    ids = made('{"a": [1, "é🙂"]', add_special_tokens=False)["input_ids"]
+    ids = made('{"a":[1,"é🙂"]', add_special_tokens=False)["input_ids"]
     for count in range(len(ids) + 1):
         assert not state.allowed(ids[:count])[made.eos_token_id]
     closed = [*ids, *made("}", add_special_tokens=False)["input_ids"]]
@@ -214,3 +214,14 @@ def test_a_costly_form_is_worked_on_within_limits(form):
         ids.append(draw.choice(allowed.nonzero()[0].tolist()))
         if ids[-1] == tokenizer("qwen").eos_token_id:
             return
+
+
+@pytest.mark.parametrize("form", [schema(PERSON), OutputFormat("json_object")], ids=["schema", "object"])
+def test_json_is_compact_so_that_no_model_fills_its_answer_with_blanks(form):
+    state, made, text = compiler().state(form), tokenizer("qwen"), ""
+    for piece in ("{", '"name":')[: 2 if form.kind == "json_schema" else 1]:
+        text += piece
+        allowed = state.allowed(made.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+        assert allowed is not None, state.error
+        next_texts = [made.backend_tokenizer.decode([token]) for token in allowed.nonzero()[0].tolist()]
+        assert not [shown for shown in next_texts if shown != shown.lstrip()]

@@ -111,10 +111,51 @@ def test_min_tokens_masks_what_would_end_the_output(temperature):
     assert sample(values, [late])[0] in (1, 7)
 
 
-def test_min_tokens_leaves_the_end_token_to_a_request_that_ignores_it():
+def test_min_tokens_masks_the_end_token_of_a_request_that_ignores_it_too():
     values = torch.zeros(1, VOCAB)
-    values[0, 1] = 100.0
-    assert sample(values, [row(min_tokens=2, ignore_eos=True, temperature=0.0)]) == [1]
+    values[0, 1], values[0, 3] = 100.0, 50.0
+    ignoring = {"min_tokens": 2, "ignore_eos": True, "temperature": 0.0}
+    assert sample(values, [row(output_ids=[5], **ignoring)]) == [3]
+    assert sample(values, [row(output_ids=[5, 5], **ignoring)]) == [1]
+
+
+def test_top_p_is_a_share_of_what_min_p_leaves():
+    # min_p leaves 0.5 and 0.3, so 0.6 of that mass is the first alone; 0.6 of the whole would be both.
+    values = torch.log(torch.tensor([[0.1, 0.5, 0.1, 0.3]]))
+    given = {"temperature": 1.0, "top_p": 0.6, "min_p": 0.5, "eos": ()}
+    assert {sample(values, [row(position=p, **given)])[0] for p in range(200)} == {1}
+    assert {sample(values, [row(position=p, **{**given, "min_p": 0.0})])[0] for p in range(200)} == {1, 3}
+
+
+@pytest.mark.parametrize("top_k", [0, 3])
+@pytest.mark.parametrize("size", [60, 5000])
+def test_what_may_come_is_what_vllms_order_of_cuts_leaves(size, top_k):
+    values = torch.randn(1, size, generator=torch.Generator().manual_seed(4)) * 2
+    scaled = values[0] / 1.5
+    weights = scaled.softmax(-1)
+    scaled = scaled.masked_fill(weights < 0.2 * weights.max(), -torch.inf)
+    if top_k:
+        scaled = scaled.masked_fill(scaled < scaled.topk(top_k).values[-1], -torch.inf)
+    mass, order = scaled.softmax(-1).sort(descending=True)
+    nucleus = set(order[: int((mass.cumsum(-1) < 0.8).sum()) + 1].tolist())
+    given = {"temperature": 1.5, "min_p": 0.2, "top_p": 0.8, "top_k": top_k}
+    assert {sample(values, [row(position=p, **given)])[0] for p in range(400)} == nucleus
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_bad_word_never_gets_its_last_token(temperature):
+    values = torch.zeros(1, VOCAB)
+    values[0, 9], values[0, 4] = 100.0, 60.0
+
+    def next_token(*output_ids: int) -> int | None:
+        asked = row(temperature=temperature, output_ids=output_ids)
+        words = dataclasses.replace(asked.params, bad_word_ids=((7, 8, 9), (3,), (VOCAB + 1,)))
+        return sample(values, [dataclasses.replace(asked, params=words)])[0]
+
+    assert [next_token(), next_token(8), next_token(7, 8, 7)] == [9, 9, 9]
+    assert [next_token(7, 8), next_token(1, 7, 8)] == [4, 4]
+    values[0, 3] = 200.0
+    assert next_token() == 9
 
 
 def test_the_logits_are_not_changed():

@@ -57,9 +57,17 @@ def test_a_replay_counts_from_the_prompt():
     assert (made["max_tokens"], made["min_tokens"]) == (20, 5)
 
 
-def test_tokens_that_nothing_can_end_have_no_least_number():
-    # vLLM would forbid end-of-sequence tokens that are to be ignored.
-    assert params(ignore_eos=True, min_tokens=5)["min_tokens"] == 0
+def test_the_least_number_of_tokens_counts_though_the_end_is_ignored():
+    # Both engines forbid end-of-sequence tokens before it, ignored or not.
+    assert params(ignore_eos=True, min_tokens=5)["min_tokens"] == 5
+
+
+def test_bad_words_pass_as_texts_and_those_of_several_tokens_are_generated_again():
+    assert params(bad_words=("sea", "of"))["bad_words"] == ["sea", "of"]
+    assert "bad_words" not in params()
+    single = replace(resolved(), bad_words=("sea",), bad_word_ids=((1,), (2,)))
+    several = replace(resolved(), bad_words=("seaside",), bad_word_ids=((1,), (2, 5)))
+    assert replays(several, (4,), None) and not replays(single, (4,), None) and not replays(several, (), None)
 
 
 def test_a_sampled_request_has_all_of_its_parameters():
@@ -124,20 +132,24 @@ def test_an_output_format_is_one_of_vllms(output_format, expected):
         ({"temperature": 2.5}, None, "temperature"),
         ({"temperature": 0.001}, None, "temperature"),
         ({"min_tokens": 3}, FORMAT, "min_tokens"),
-        ({"min_tokens": 3, "ignore_eos": True, "stop_token_ids": (5,)}, None, "min_tokens"),
     ],
 )
 def test_what_vllm_cannot_do_is_refused_by_name(given, output_format, field):
-    sampling = replace(resolved(), **{k: v for k, v in given.items() if k != "stop_token_ids"})
-    if "stop_token_ids" in given:
-        sampling = replace(sampling, stop_token_ids=frozenset(given["stop_token_ids"]))
+    sampling = replace(resolved(), **given)
     with pytest.raises(InvalidRequest, match="vLLM") as refused:
         check_sampling(sampling, output_format)
     assert refused.value.param == field
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"temperature": 0.01}, {"temperature": 2.0}, {"min_tokens": 3}, {"ignore_eos": True}]
+    "given",
+    [
+        {},
+        {"temperature": 0.01},
+        {"temperature": 2.0},
+        {"min_tokens": 3},
+        {"ignore_eos": True, "min_tokens": 3},
+    ],
 )
 def test_what_vllm_can_do_is_let_through(given):
     check_sampling(resolved(**given), None)

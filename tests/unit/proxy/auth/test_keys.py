@@ -41,6 +41,13 @@ def test_a_made_key_opens_what_its_line_describes():
     assert table.find(line.split(":")[1].encode()) is None
 
 
+def test_a_made_operators_key_is_one_and_no_other_is():
+    for operator in (True, False):
+        key, line = new_key("ops", operator=operator)
+        principal = KeyTable(parse_key_lines(line, NONE)).find(key.encode())
+        assert principal == Principal("ops", NONE, operator)
+
+
 def test_two_made_keys_differ():
     assert new_key("alice")[0] != new_key("alice")[0]
 
@@ -76,6 +83,7 @@ def test_an_old_and_a_new_key_of_one_name_are_one_principal():
         (f"alice {_digest('x')} requests_per_minute=1", "requests-per-minute=N"),
         (f"alice {_digest('x')} everything=1", "requests-per-minute=N"),
         (f"alice {_digest('x')}\nalice {_digest('y')} concurrent-requests=1", "different limits"),
+        (f"alice {_digest('x')}\nalice {_digest('y')} operator", "different limits or options"),
     ],
 )
 def test_a_line_that_cannot_be_is_named_without_its_content(line, told):

@@ -9,7 +9,7 @@ from triptych.proxy.live.counts import MOST_SECONDS, Counts, CountWindow, read_c
 def test_errors_are_the_servers_and_refusals_the_clients() -> None:
     metrics = ProxyMetrics()
     for status, count in (("200", 5), ("400", 3), ("429", 2), ("499", 7), ("500", 1), ("503", 1)):
-        metrics.requests.labels(status).inc(count)
+        metrics.requests.labels(status, "other").inc(count)
     counts = read_counts(metrics, 1.0, 0.0, 0, 0)
     assert (counts.requests, counts.errors, counts.refused) == (19, 4, 3)
 

@@ -8,10 +8,9 @@ from prometheus_client import CollectorRegistry
 
 from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.metrics import ProxyMetrics
-from triptych.proxy.scaling.autoscaler import TERM, Autoscaler
-from triptych.proxy.scaling.policy import ScalingRules
+from triptych.proxy.scaling.autoscaler import LEARN_SECONDS, TERM, Autoscaler
 from triptych.proxy.workers import KnownWorkers, Worker
-from triptych.scaling import PoolDemand, ScalingDecision, WorkerGroup
+from triptych.scaling import PoolDemand, ScalingDecision, ScalingRules, SharedRules, WorkerGroup
 from triptych.types import WorkerInfo
 
 
@@ -30,6 +29,8 @@ class FakeBoard:
     in_force: ScalingDecision | None = None
     ahead: list[ScalingDecision] = field(default_factory=list)
     down: bool = False
+    #: The rules are of a version that this one cannot read.
+    foreign: bool = False
 
     async def publish(self, proxy_id: str, pool: str, demand: PoolDemand, term: float) -> list[PoolDemand]:
         if self.down:
@@ -49,6 +50,11 @@ class FakeBoard:
             return False
         self.in_force = decision
         return True
+
+    async def agree(
+        self, pool: str, own: ScalingRules, expected: int | None, term: float, *, newest: bool = False
+    ) -> SharedRules:
+        return SharedRules(None if self.foreign else own, 1, supported=True)
 
 
 class FakePool:
@@ -77,6 +83,12 @@ class Proxy:
         metrics = ProxyMetrics(self.registry)
         self.scaler = Autoscaler(board, {"encoder": self.pool}, self.workers, metrics, name, self.clock)
 
+    async def knows(self) -> Proxy:
+        """This proxy once it has seen that nobody has decided."""
+        await self.scaler.look("encoder")
+        self.clock.now += LEARN_SECONDS
+        return self
+
     async def look(self, demand: PoolDemand) -> ScalingDecision | None:
         self.clock.now += 1.0
         self.pool.now_asked = demand
@@ -94,7 +106,7 @@ FOUR = PoolDemand(fast=2.7, slow=2.7)
 
 async def test_every_proxy_decides_on_the_sum_and_all_agree() -> None:
     board, clock = FakeBoard(), Clock()
-    first, second = Proxy(board, "p1", clock), Proxy(board, "p2", clock)
+    first, second = await Proxy(board, "p1", clock).knows(), Proxy(board, "p2", clock)
     await first.look(FOUR)
     await second.look(FOUR)
     both = await first.look(FOUR)
@@ -113,8 +125,10 @@ async def test_a_new_proxy_keeps_what_is_in_force_for_a_whole_window() -> None:
     assert decision is not None and decision.workers == 1
 
 
-async def test_a_new_cluster_keeps_the_workers_that_are_there() -> None:
+async def test_a_new_cluster_keeps_the_workers_that_are_there_once_they_have_registered() -> None:
     proxy = Proxy(FakeBoard())
+    assert await proxy.look(FOUR) is None
+    await proxy.knows()
     for name in "abc":
         proxy.joins(name)
     assert await proxy.look(PoolDemand()) == ScalingDecision(3, "hold", active=True)
@@ -128,18 +142,26 @@ async def test_a_decision_that_another_proxy_has_made_meanwhile_is_not_undone() 
     for _ in range(59):
         decision = await proxy.look(PoolDemand(fast=0.5, slow=0.5))
         assert decision == ScalingDecision(6, "hold", active=True)
-    # Nor is a lower one undone, by a proxy whose window would still hold more.
+    # But a lower one is that this proxy has not seen to be enough for a whole window.
     board.in_force = ScalingDecision(4, "consolidate", active=True)
     decision = await proxy.look(PoolDemand(fast=0.5, slow=0.5))
-    assert decision is not None and decision.workers <= 4
+    assert decision is not None and decision.workers == 6
+    for _ in range(2):
+        decision = await proxy.look(PoolDemand(fast=0.5, slow=0.5))
+    assert decision is not None and decision.workers == 1
     board.ahead = [ScalingDecision(1, "flow", active=True)]
     decision = await proxy.look(FOUR)
     assert decision is not None and decision.workers == 4
 
 
+async def test_rules_that_cannot_be_read_leave_the_decision_to_others() -> None:
+    board = FakeBoard(in_force=ScalingDecision(7, "flow", active=True), foreign=True)
+    assert await Proxy(board).look(FOUR) == board.in_force == ScalingDecision(7, "flow", active=True)
+
+
 async def test_while_the_store_is_down_the_decision_stays_until_its_term_ends() -> None:
     board = FakeBoard()
-    proxy = Proxy(board)
+    proxy = await Proxy(board).knows()
     before = await proxy.look(FOUR)
     changes: list[ScalingDecision | None] = []
     proxy.scaler.subscribe(lambda: changes.append(proxy.scaler.decision("encoder")))
@@ -154,7 +176,7 @@ async def test_while_the_store_is_down_the_decision_stays_until_its_term_ends() 
 
 
 async def test_listeners_hear_of_changes_and_of_nothing_else() -> None:
-    proxy = Proxy(FakeBoard())
+    proxy = await Proxy(FakeBoard()).knows()
     heard: list[int] = []
     proxy.scaler.subscribe(lambda: heard.append(1))
     for demand in (PoolDemand(), PoolDemand(), FOUR, FOUR, FOUR):
@@ -167,7 +189,7 @@ async def test_a_pool_that_is_not_scaled_has_no_decision() -> None:
 
 
 async def test_the_time_to_a_registration_is_learnt_and_shown() -> None:
-    proxy = Proxy(FakeBoard())
+    proxy = await Proxy(FakeBoard()).knows()
     proxy.scaler.workers_changed()
     await proxy.look(PoolDemand())
     await proxy.look(PoolDemand(waiting=1))

@@ -14,11 +14,10 @@ from triptych.proxy.scaling.policy import (
     LEAST_PATIENCE,
     WINDOW_STEPS,
     Observation,
-    ScalingRules,
     ScalingState,
     decide,
 )
-from triptych.scaling import PoolDemand, ScalingDecision, WorkerGroup
+from triptych.scaling import PoolDemand, ScalingDecision, ScalingRules, WorkerGroup
 
 RULES = ScalingRules(least=0, most=64, slo=2.0)
 #: Ten seconds of work that arrive in each second, and nothing that waits.

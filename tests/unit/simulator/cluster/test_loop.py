@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import weakref
 
 import pytest
 
 from triptych.simulator.cluster.loop import VirtualLoop
+from triptych.simulator.run import _undisturbed
 
 
 def test_calls_come_in_the_order_of_their_moments_and_equal_ones_in_the_order_of_asking() -> None:
@@ -33,6 +37,35 @@ def test_sleeps_and_timeouts_of_tasks_take_no_time_but_virtual_one() -> None:
     loop.run()
     assert all(task.done() for task in tasks)
     assert seen == [("quick", 60.0), ("slow late", 3600.0)]
+
+
+def test_ctrl_c_ends_a_simulation_even_where_python_drops_the_interrupt() -> None:
+    class Task:
+        pass
+
+    task = Task()
+    forgets = weakref.ref(task, lambda _: os.kill(os.getpid(), signal.SIGINT))
+
+    @_undisturbed()
+    def simulate() -> None:
+        nonlocal task
+        loop = VirtualLoop()
+        del task  # what the callback raises is printed and goes no further
+        assert forgets() is None
+        loop.run()
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupted_loop_makes_no_further_call() -> None:
+    loop, seen = VirtualLoop(), list[str]()
+    loop.call_soon(loop.interrupt)
+    loop.call_soon(seen.append, "went on")
+    with pytest.raises(KeyboardInterrupt):
+        loop.run()
+    assert seen == []
 
 
 def test_a_run_ends_where_it_is_stopped_and_goes_on_from_there() -> None:

@@ -106,3 +106,11 @@ def test_a_developer_message_is_a_system_message() -> None:
 def test_the_replys_format_is_parsed_apart_from_the_request() -> None:
     body = with_value(stream=True, stream_options={"include_usage": True}, return_token_ids=True)
     assert parse(body)[1] == ChatReplyOptions(True, True, True, False)
+
+
+def test_bad_words_and_the_stop_text_in_the_answer_are_taken_over() -> None:
+    sampling = parse(with_value(bad_words=["sea", " of"], include_stop_str_in_output=True))[0].sampling
+    assert (sampling.bad_words, sampling.include_stop_str_in_output) == (("sea", " of"), True)
+    with pytest.raises(InvalidRequest) as caught:
+        parse(with_value(bad_words=["sea", ""]))
+    assert caught.value.param == "bad_words"

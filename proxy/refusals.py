@@ -1,0 +1,78 @@
+"""Refusals: requests that end with an error before they are calls."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from triptych.metrics import ProxyMetrics
+from triptych.proxy.arrival import CURRENT_ARRIVAL, Arrival
+from triptych.proxy.http.connections import OPEN_PATHS
+from triptych.proxy.periodic_log import PeriodicLog
+
+logger = logging.getLogger(__name__)
+
+#: The route of a path that is not served.
+OTHER = "other"
+
+
+class Refusals:
+    """Counts and logs refusals by status and route, of which `show` hears, too."""
+
+    def __init__(self, metrics: ProxyMetrics, show: Callable[[int, str], None] | None = None) -> None:
+        self._metrics = metrics
+        self._show = show
+        self._log = PeriodicLog(logger)
+
+    def add(self, status: int, route: str, code: str) -> None:
+        self._metrics.requests.labels(str(status), route).inc()
+        self._log.add(f"{route} refused with {status}", code)
+        if self._show is not None:
+            self._show(status, route)
+
+
+class RefusalMiddleware:
+    """ASGI middleware, the outermost: an error that no call counts is a refusal."""
+
+    def __init__(self, app: ASGIApp, routes: Iterable[str], refusals: Refusals) -> None:
+        self._app = app
+        self._routes = frozenset(routes)
+        #: Of routes with a part in braces, what stands before it.
+        self._prefixes = tuple((route.partition("{")[0], route) for route in self._routes if "{" in route)
+        self._refusals = refusals
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        arrival, status, body = Arrival(self.route_of(scope["path"])), 0, b""
+
+        def watched(message: Message) -> Awaitable[None]:
+            nonlocal status, body
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif status >= 400 and not body:
+                body = message.get("body", b"")
+            return send(message)  # no coroutine of its own: it is called for every token
+
+        token = CURRENT_ARRIVAL.set(arrival)
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            CURRENT_ARRIVAL.reset(token)
+            if status >= 400 and not arrival.counted and scope["path"] not in OPEN_PATHS:
+                self._refusals.add(status, arrival.route, _code(body))
+
+    def route_of(self, path: str) -> str:
+        """The route that serves a path: a label of few values, whatever clients send."""
+        if path in self._routes:
+            return path
+        return next((route for prefix, route in self._prefixes if path.startswith(prefix)), OTHER)
+
+
+def _code(body: bytes) -> str:
+    """The code of an error's body: of few values, where the message may hold a client's words."""
+    try:
+        return str(msgspec.json.decode(body)["error"]["code"])
+    except (msgspec.MsgspecError, KeyError, TypeError, UnicodeDecodeError):
+        return "no code"

@@ -1,0 +1,102 @@
+"""What is refused at the door is counted, logged and shown; what is asked inside is not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+import pytest
+
+from support.fakes.proxy_fakes import FakeCluster
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
+from triptych.proxy.auth.key_ring import KeyRing
+from triptych.proxy.auth.keys import KeyLimits
+from triptych.rpc.channels import make_channel
+
+HELLO = {"messages": [{"role": "user", "content": "hello"}]}
+CHAT = "/v1/chat/completions"
+
+
+def counted(cluster: FakeCluster) -> dict[tuple[str, str], float]:
+    """The requests that have ended, by status and route."""
+    return {
+        (sample.labels["status"], sample.labels["route"]): sample.value
+        for family in cluster.metrics.requests.collect()
+        for sample in family.samples
+    }
+
+
+async def send(cluster: FakeCluster, method: str, path: str, **given: Any) -> int:
+    reply = await cluster.client._client.request(method, f"http://127.0.0.1:{cluster.port}{path}", **given)
+    return int(reply.status_code)
+
+
+async def test_every_refusal_is_counted_by_status_and_route(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        assert await send(cluster, "POST", CHAT, json={**HELLO, "model": "renamed"}) == 404
+        assert await send(cluster, "POST", CHAT, json={**HELLO, "model": "renamed too"}) == 404
+        assert await send(cluster, "POST", CHAT, json={"messages": "x"}) == 400
+        assert await send(cluster, "POST", CHAT, content=b"x" * (2 << 20)) == 413
+        assert await send(cluster, "GET", CHAT) == 405
+        for path in ("/v1/embeddings", "/admin", "/%00"):
+            assert await send(cluster, "POST", path, json={}) == 404
+        assert await send(cluster, "GET", "/v1/models/renamed") == 404
+        assert await send(cluster, "POST", CHAT, json={**HELLO, "max_tokens": 3}) == 200
+        assert await send(cluster, "GET", "/v1/models") == 200
+        assert counted(cluster) == {
+            ("404", CHAT): 2,
+            ("400", CHAT): 1,
+            ("413", CHAT): 1,
+            ("405", CHAT): 1,
+            ("404", "other"): 3,
+            ("404", "/v1/models/{model:path}"): 1,
+            ("200", CHAT): 1,
+        }
+
+
+async def test_refused_keys_are_counted_and_probes_are_not(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, keys=KeyRing("tk-right-key-of-this-test", "", KeyLimits())) as cluster:
+        wrong: Mapping[str, str] = {"Authorization": "Bearer wrong"}
+        assert await send(cluster, "POST", CHAT, json=HELLO, headers=wrong) == 401
+        assert await send(cluster, "GET", "/health", headers=wrong) == 200
+        assert counted(cluster) == {("401", CHAT): 1}
+
+
+async def test_a_refused_call_of_grpc_is_counted_by_its_method(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster, make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
+        stub = proxy_pb2_grpc.ProxyServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError):
+            async for _ in stub.Chat(proxy_pb2.ChatRequest(model="renamed")):
+                pass
+        assert list(counted(cluster).values()) == [1]
+        assert {route for _, route in counted(cluster)} == {"/triptych.v1.ProxyService/Chat"}
+
+
+async def test_refusals_are_in_the_log_and_on_the_page_and_hold_no_line_of_a_client(
+    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeCluster(store, live=True) as cluster:
+        with caplog.at_level(logging.INFO, logger="triptych.proxy.refusals"):
+            for _ in range(50):
+                assert await send(cluster, "POST", CHAT, json={**HELLO, "model": "renamed"}) == 404
+        lines = [record.message for record in caplog.records if record.name == "triptych.proxy.refusals"]
+        assert lines == [f"{CHAT} refused with 404: not_found"]
+        reply = await cluster.client._client.get(f"http://127.0.0.1:{cluster.port}/cluster")
+        [row] = reply.json()["failures"]
+        assert row["what"] == f"requests to {CHAT} are refused with 404"
+        assert row["count"] == 50
+        assert "named" not in str(row)
+
+
+async def test_a_call_that_fails_is_counted_once_and_is_no_refusal(
+    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeCluster(store) as cluster:
+        cluster.pd_workers[0].refusals = [common_pb2.Error(code="invalid_request_error", message="no")]
+        with caplog.at_level(logging.INFO):
+            assert await send(cluster, "POST", CHAT, json=HELLO) == 400
+        assert counted(cluster) == {("400", CHAT): 1}
+        assert not [line for line in caplog.messages if "refused with" in line]

@@ -1,0 +1,66 @@
+"""Commands on an installation without their extra: one sentence that says what to install."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from support.options import assert_refused
+from triptych.launch.model_path import DEMO_MODEL
+
+_STORE = ("--store", "redis://127.0.0.1:1/0")
+#: Runs `triptych` as if the packages of these extras were not there.
+_CORE_ALONE = """
+import importlib.abc, re, sys
+from importlib.metadata import packages_distributions, requires
+
+extras = {re.match(r"[\\w-]+", line)[0].lower() for line in requires("triptych") if "extra ==" in line}
+core = {re.match(r"[\\w-]+", line)[0].lower() for line in requires("triptych") if "extra ==" not in line}
+missing = {
+    module
+    for module, names in packages_distributions().items()
+    if any(name.lower() in extras - core for name in names)
+}
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from triptych.cli import main
+
+main()
+"""
+
+
+def on_a_core_install(*words: str) -> subprocess.CompletedProcess[str]:
+    """`triptych` with these words, where no extra is installed."""
+    return subprocess.run(
+        [sys.executable, "-c", _CORE_ALONE, *words], text=True, capture_output=True, timeout=50, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (("check",), "worker"),
+        (("encoder", *_STORE), "worker"),
+        (("pd", *_STORE), "worker"),
+        (("colocated", *_STORE), "worker"),
+        (("namespace", str(DEMO_MODEL)), "worker"),
+        (("tones", "555", "-o", "tones.wav"), "worker"),
+        (("profile",), "worker"),
+        (("plan",), "bench"),
+        (("bench", "workloads"), "bench"),
+        (("cert", "tls"), "cert"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else value,
+)
+def test_a_command_names_the_extra_that_it_needs(words, extra, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused = on_a_core_install(*words)
+    assert_refused(refused, f"triptych {words[0]}", f"pip install 'triptych[{extra}]'")
+    assert "Traceback" not in refused.stderr

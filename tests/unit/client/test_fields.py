@@ -1,0 +1,99 @@
+"""What a caller misspells, or gives in another form than the clients take, is an error that says so."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import msgspec
+import pytest
+from PIL import Image
+
+import triptych
+from triptych.client.fields import ChatFields, CompletionFields
+from triptych.client.messages import conversation
+from triptych.client.wire import audio_form, chat_body, completion_body
+from triptych.errors import InvalidRequest
+from triptych.proxy.openai.chat.types import ChatBody
+from triptych.proxy.openai.completions.request import CompletionBody
+from triptych.proxy.openai.fields.unserved import UnservedBody
+
+PNG = b"\x89PNG\r\n\x1a\nrest"
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("temprature", "temperature"), ("max_token", "max_tokens"), ("images", "files"), ("image", "files")],
+)
+def test_a_misspelt_field_of_a_chat_is_an_error_with_the_nearest_name(name: str, near: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"{name} is not .* did you mean {near}?") as refused:
+        chat_body("why?", (), "", {name: 1})
+    assert refused.value.param == name
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda options: chat_body("x", (), "", options),
+        lambda options: completion_body("x", None, None, None, None, "", options),
+        lambda options: audio_form(b"RIFF", "", options),
+    ],
+)
+def test_a_name_that_is_like_no_other_is_an_error_too(call: Any) -> None:
+    with pytest.raises(InvalidRequest, match="zzzz is not a field of this request: .* extra_body") as refused:
+        call({"zzzz": 1})
+    assert refused.value.param == "zzzz"
+
+
+async def test_both_clients_refuse_it_before_they_send_anything() -> None:
+    with triptych.Client("http://127.0.0.1:1") as client, pytest.raises(InvalidRequest, match="temperature"):
+        client.ask("hi", temprature=1)  # type: ignore[call-arg]
+    async with triptych.AsyncClient("http://127.0.0.1:1") as other:
+        with pytest.raises(InvalidRequest, match="temperature"):
+            await other.ask("hi", temprature=1)  # type: ignore[call-arg]
+        with pytest.raises(InvalidRequest, match="temperature"):
+            async for _ in other.stream("hi", temprature=1):  # type: ignore[call-arg]
+                pass
+
+
+def test_extra_body_passes_on_what_has_no_name_here() -> None:
+    body = chat_body("x", (), "", {"temperature": 0, "extra_body": {"of_tomorrow": 1}})
+    assert (body["temperature"], body["of_tomorrow"], "extra_body" in body) == (0, 1, False)
+    assert audio_form(b"RIFF", "", {"extra_body": {"of_tomorrow": 1}}).fields["of_tomorrow"] == 1
+
+
+@pytest.mark.parametrize(("fields", "body"), [(ChatFields, ChatBody), (CompletionFields, CompletionBody)])
+def test_the_clients_know_every_field_that_is_served(fields: Any, body: type[msgspec.Struct]) -> None:
+    served = set(body.__struct_fields__) - set(UnservedBody.__struct_fields__)
+    own = {"messages", "model", "stream", "prompt", "encoder_prompt", "decoder_prompt", "multi_modal_data"}
+    assert served - own - set(fields.__optional_keys__) <= {"stream_options"}
+
+
+def test_one_path_one_url_and_bytes_are_files_without_a_list(tmp_path: Any) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(PNG)
+    for file in (path, str(path), PNG):
+        assert conversation("why?", file) == conversation("why?", [file])
+    assert (
+        conversation("why?", "https://x.org/a.png")[0]["content"][0]["image_url"]["url"]
+        == "https://x.org/a.png"
+    )
+
+
+def test_a_picture_of_pil_goes_as_png() -> None:
+    picture = Image.new("RGB", (3, 2), "red")
+    data = io.BytesIO()
+    picture.save(data, "PNG")
+    assert conversation("why?", picture) == conversation("why?", [data.getvalue()])
+    assert conversation("why?", [picture, picture]) == conversation("why?", [data.getvalue()] * 2)
+
+
+@pytest.mark.parametrize("files", [7, [7], [None], object(), {"a.png": 1}.values()])
+def test_any_other_kind_of_file_is_refused_with_what_is_accepted(files: Any) -> None:
+    with pytest.raises(InvalidRequest, match="a path, a URL, bytes, a PIL picture, or a list of these"):
+        conversation("why?", files)
+
+
+def test_audio_of_another_kind_is_refused_with_what_is_accepted() -> None:
+    with pytest.raises(InvalidRequest, match="a path or bytes"):
+        audio_form(Image.new("RGB", (1, 1)), "", {})  # type: ignore[arg-type]
