@@ -25,7 +25,7 @@ from triptych.proxy.auth.keys import KeyLimits, new_key
 from triptych.rpc.tls.certificates import Certificates
 
 A, B = "alice", "bob"
-#: Addresses that they come from; gRPC clients come from B's.
+#: Addresses that they come from where these count; gRPC clients come from B's.
 FROM = {A: "127.0.0.2", B: "127.0.0.1"}
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 CHAT = "/v1/chat/completions"
@@ -34,8 +34,11 @@ CHAT = "/v1/chat/completions"
 class TwoTenants:
     """A running proxy and what either tenant may do with it. Whatever A has open ends with `stack`."""
 
-    def __init__(self, cluster: FakeCluster, keys: dict[str, str], stack: AsyncExitStack) -> None:
+    def __init__(
+        self, cluster: FakeCluster, keys: dict[str, str], addresses: dict[str, str], stack: AsyncExitStack
+    ) -> None:
         self.cluster = cluster
+        self._addresses = addresses
         self.stack = stack
         self._keys = keys
         self.trust: ssl.SSLContext | None = None
@@ -55,7 +58,7 @@ class TwoTenants:
         own = socket.socket()
         self.stack.callback(own.close)
         own.setblocking(False)
-        own.bind((FROM[who], 0))
+        own.bind((self._addresses[who], 0))
         await within("a connection", asyncio.get_running_loop().sock_connect(own, ("127.0.0.1", port)))
         return own
 
@@ -72,7 +75,11 @@ class TwoTenants:
     async def _ask(self, who: str, request: bytes) -> int:
         host = "127.0.0.1" if self.trust else None
         reader, writer = await asyncio.open_connection(
-            "127.0.0.1", self.cluster.port, local_addr=(FROM[who], 0), ssl=self.trust, server_hostname=host
+            "127.0.0.1",
+            self.cluster.port,
+            local_addr=(self._addresses[who], 0),
+            ssl=self.trust,
+            server_hostname=host,
         )
         try:
             writer.write(request)
@@ -113,9 +120,18 @@ def chat_body(text: str = "x", *pictures: bytes, **fields: Any) -> bytes:
 
 
 async def two_tenants(
-    store: EmbeddingStore, folder: Path, stack: AsyncExitStack, *, tls: bool = False, **options: Any
+    store: EmbeddingStore,
+    folder: Path,
+    stack: AsyncExitStack,
+    *,
+    tls: bool = False,
+    one_address: bool = False,
+    **options: Any,
 ) -> TwoTenants:
-    """A proxy before scripted workers, with `options` of `FakeCluster`; it ends with `stack`."""
+    """A proxy before scripted workers, with `options` of `FakeCluster`; it ends with `stack`.
+
+    `one_address`: they come from the same one, as behind a gateway.
+    """
     keys, lines = {}, []
     for name in (A, B):
         keys[name], line = new_key(name)
@@ -129,6 +145,7 @@ async def two_tenants(
         options |= {"front_door": Certificates(files.front_door), "trust": trust}
     cluster = FakeCluster(store, keys=KeyRing("", str(folder / "keys"), KeyLimits()), **options)
     await stack.enter_async_context(cluster)
-    tenants = TwoTenants(cluster, keys, await stack.enter_async_context(AsyncExitStack()))
+    addresses = {A: FROM[B], B: FROM[B]} if one_address else FROM
+    tenants = TwoTenants(cluster, keys, addresses, await stack.enter_async_context(AsyncExitStack()))
     tenants.trust = trust
     return tenants
