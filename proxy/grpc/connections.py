@@ -31,6 +31,7 @@ class GrpcConnections:
         #: The peers of calls that were let in since the last look, as gRPC writes them.
         self._callers: set[str] = set()
         self._ending: set[int] = set()
+        self._missed: set[int] = set()
         self._listeners: set[int] = set()
         self._blocked: frozenset[str] = frozenset()
 
@@ -40,14 +41,16 @@ class GrpcConnections:
 
     async def run(self) -> None:
         """Until cancelled."""
+        warned = False
         while True:
             callers, self._callers = self._callers, set()
             try:
                 found = await asyncio.to_thread(sockets_of, self.port)
                 await asyncio.to_thread(self._apply, *self.look(found, callers))
             except OSError as error:
-                logger.warning("gRPC connections are not limited per client: %s", error)
-                return
+                if not warned:
+                    logger.warning("gRPC connections are not limited per client now: %s", error)
+                warned = True
             await asyncio.sleep(LOOK_SECONDS)
 
     def look(self, found: list[PortSocket], callers: set[str]) -> tuple[set[int], frozenset[str]]:
@@ -56,7 +59,9 @@ class GrpcConnections:
         self._listeners = {one.inode for one in found if one.listening}
         # One without a number is not accepted yet.
         connections = {one.inode: one for one in found if one.inode and not one.listening}
-        for inode in self._holds.keys() - connections.keys():
+        # A listing may miss one while others come and go.
+        missed, self._missed = self._missed, self._holds.keys() - connections.keys()
+        for inode in missed & self._missed:
             self._holds.pop(inode).close()
         ending = self._ending & connections.keys()
         self._ending.clear()

@@ -50,12 +50,12 @@ def test_every_scenario_is_of_a_quota() -> None:
 NO_BUDGETS = {
     ("admission.py", "Overloaded"): "backpressure of lost embeddings, and the media's budget",
     ("http/endpoint.py", "ThreadPoolExecutor"): "the thread of the quota `parser`",
-    ("media/connection.py", "ThreadPoolExecutor"): "pending",
-    ("media/connection.py", "TCPConnector"): "pending",
-    ("media/fetcher.py", "Semaphore"): "pending",
-    ("media/spool.py", "Overloaded"): "pending",
-    ("media/spool.py", "Semaphore"): "pending",
-    ("media/spool.py", "ThreadPoolExecutor"): "pending",
+    ("media/connection.py", "ThreadPoolExecutor"): "look-ups of names, see PENDING",
+    ("media/connection.py", "TCPConnector"): "fetches, see PENDING",
+    ("media/fetcher.py", "Semaphore"): "fetches, see PENDING",
+    ("media/spool.py", "Overloaded"): "memory for media, see PENDING",
+    ("media/spool.py", "Semaphore"): "loads of one request",
+    ("media/spool.py", "ThreadPoolExecutor"): "threads that read and write files",
     ("openai/completions/endpoint.py", "Queue"): "of one request",
 }
 _BOUNDS = re.compile(r"(Bounded)?Semaphore|\w*PoolExecutor|CapacityLimiter|Overloaded|TCPConnector")

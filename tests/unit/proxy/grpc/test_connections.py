@@ -40,8 +40,22 @@ def test_what_a_peer_opens_above_its_share_is_ended_and_the_peer_blocked() -> No
     watched, quota = connections(Clock())
     found = [LISTENER, *from_address("192.0.2.7", 6)]
     assert watched.look(found, set()) == ({14, 15}, frozenset({"192.0.2.7"}))
-    assert watched.look([LISTENER, *found[1:4]], set()) == (set(), frozenset())
+    fewer = [LISTENER, *found[1:4]]
+    watched.look(fewer, set())
+    assert watched.look(fewer, set()) == (set(), frozenset())
     assert quota.used == 3
+
+
+def test_a_connection_that_one_listing_misses_is_still_known() -> None:
+    clock = Clock()
+    watched, quota = connections(clock)
+    found = from_address("192.0.2.7", 1)
+    watched.look(found, {"ipv4:192.0.2.7:40000"})
+    watched.look([], set())
+    watched.look(found, set())
+    clock.now = 16.0
+    quota.sweep()
+    assert watched.look(found, set())[0] == set()
 
 
 def test_a_connection_without_a_call_is_ended_and_one_with_a_call_stays() -> None:
