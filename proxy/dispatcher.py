@@ -13,7 +13,6 @@ from triptych.ec_connector.registry.matching import MISMATCHES
 from triptych.errors import InternalError, RequestError, Unavailable
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.admission import Backpressure, RequestAdmission, make_choices
-from triptych.proxy.arrival import CURRENT_ARRIVAL
 from triptych.proxy.auth.limits import CURRENT
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started
 from triptych.proxy.encoders.job import EncoderJob
@@ -23,6 +22,7 @@ from triptych.proxy.media.ports import MediaSource
 from triptych.proxy.pd.router import PDRouter
 from triptych.proxy.ports import JobReady, Link, Transport
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
+from triptych.proxy.refusals.arrival import CURRENT_ARRIVAL
 from triptych.proxy.requests import instructions as do
 from triptych.proxy.requests.encoder_shortage import EncoderShortage
 from triptych.proxy.requests.instructions import Instruction

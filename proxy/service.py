@@ -49,7 +49,7 @@ from triptych.proxy.openai.app import ApiLimits, make_app
 from triptych.proxy.pd.readiness import PDReadiness
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
-from triptych.proxy.refusals import RefusalMiddleware, Refusals
+from triptych.proxy.refusals.refusals import RefusalMiddleware, Refusals
 from triptych.proxy.scaling.autoscaler import Autoscaler
 from triptych.proxy.scaling.pool_metrics import PoolMetrics
 from triptych.proxy.scaling.service import start_scaling

@@ -42,7 +42,7 @@ from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import ApiLimits, make_app
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
-from triptych.proxy.refusals import RefusalMiddleware, Refusals
+from triptych.proxy.refusals.refusals import RefusalMiddleware, Refusals
 from triptych.proxy.transport import GrpcTransport
 from triptych.rpc.channels import listen, make_server
 from triptych.rpc.tls.certificates import Certificates
