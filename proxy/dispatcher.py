@@ -29,6 +29,7 @@ from triptych.proxy.requests.instructions import Instruction
 from triptych.proxy.requests.item_supply import ItemSupply, StoreView
 from triptych.proxy.requests.observer import CallObserver
 from triptych.proxy.requests.request import Choices, InFlightRequest, begin_traces, draw_request_id
+from triptych.proxy.requests.store_wait import StoreWait
 from triptych.proxy.requests.timeline import Mark
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.tracing.server_span import CURRENT_SPAN, ServerSpan
@@ -56,6 +57,7 @@ class Dispatcher:
         media: MediaSource | None = None,
         flow_control: bool = True,
         skip_held_items: bool = True,
+        store_wait: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
         draw_id: Callable[[], str] = draw_request_id,
         observer: CallObserver | None = None,
@@ -75,12 +77,15 @@ class Dispatcher:
         self.jobs = JobRunner(pool, metrics, transport, self, clock, share=share, flow_control=flow_control)
         self.jobs.on_retry = self._job_retried
         self.backpressure = Backpressure(flow_control=flow_control)
-        self._items = ItemSupply(store, self.jobs, self.backpressure, metrics, clock, skip_held_items)
+        self._items = ItemSupply(
+            store, self.jobs, self.backpressure, metrics, clock, skip_held_items, lambda: pool.store_ok
+        )
         self.admission = RequestAdmission(pool, self.backpressure, self._media, self.quotas, clock)
         self._router = PDRouter(
             pool, proxy_id, transport, self, clock, on_poison=metrics.poison.labels("request").inc
         )
         self._shortage = EncoderShortage(pool, self._requests, self, clock)
+        self._store_wait = StoreWait(pool, self._requests, self, store_wait)
         metrics.in_flight_limit.set(self.quotas["requests"].spec.capacity)
         pool.subscribe(self)
         self._router.sync()
@@ -265,8 +270,12 @@ class Dispatcher:
 
     async def _look_up(self, request: InFlightRequest, mm_hashes: Sequence[str]) -> None:
         plans = await self._items.look_up(request, mm_hashes)
-        prefixes = self._router.known_prefixes(request) if len(plans) < len(mm_hashes) else 0
-        expected = self._items.expect(request, plans, prefixes)
+        if plans is None:
+            plans, expected = {}, self._items.expect_known(request)
+        else:
+            prefixes = self._router.known_prefixes(request) if len(plans) < len(mm_hashes) else 0
+            expected = self._items.expect(request, plans, prefixes)
+        self._store_wait.watch(request)
         request.timeline.mark(Mark.LOOKED_UP)
         for mm_hash in plans:
             request.timeline.mark(Mark.STORED, mm_hash)
@@ -394,6 +403,7 @@ class Dispatcher:
         self._router.sync()
         self.jobs.pool_changed()
         self._shortage.pool_changed()
+        self._store_wait.pool_changed()
         for pool in ("encoder", "pd"):
             self._metrics.workers.labels(pool).set(len(self._pool.serving(pool)))
         mismatches = self._pool.mismatches()

@@ -21,6 +21,7 @@ from triptych.config import (
     check_front_door,
     check_page,
     check_scaling,
+    check_store_wait,
     is_loopback,
 )
 from triptych.ec_connector.registry.registry import Registry
@@ -77,6 +78,7 @@ async def run(config: ProxyConfig) -> None:
     check_drain_timeout(config.drain_timeout)
     check_scaling(config.scaling)
     check_page(config)
+    check_store_wait(config.store_wait)
     check_tracing(config)
     bound_heap()
     keys = _key_ring(config)
@@ -197,6 +199,7 @@ async def _serve(
         readiness = PDReadiness(pool, page.status)
         page.registry = metrics.registry
         page.status.follow(watch.healthy, readiness.degraded)
+        page.status.cut_off = lambda: pool.cut_off
         pool.subscribe(readiness)
         readiness.workers_changed()
     return _Serving(parts, scaling, health, grpc, http, task)
@@ -221,6 +224,7 @@ def _make_dispatcher(
         media=make_loader(config, metrics),
         flow_control=config.flow_control,
         skip_held_items=config.skip_held_items,
+        store_wait=config.store_wait,
         observer=None if live is None else live.calls,
     )
 

@@ -204,7 +204,7 @@ class JobRunner:
                 max(worker.info.capacity.get("tower_credit", DEFAULT_CREDIT) // proxies, 1),
                 worker.info.kind,
             )
-            for worker in self._pool.serving("encoder")
+            for worker in self._pool.reaching("encoder")
         ]
 
     def _open(self, job: EncoderJob) -> None:

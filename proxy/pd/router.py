@@ -23,7 +23,7 @@ from triptych.proxy.ports import Link, ProcessEnd, RequestEvents, Transport
 from triptych.proxy.requests.instructions import Submit
 from triptych.proxy.requests.request import InFlightRequest
 from triptych.proxy.routing import PDLoad, PrefixAffinity, choose_pd
-from triptych.proxy.workers import KnownWorkers
+from triptych.proxy.workers import KnownWorkers, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -282,9 +282,15 @@ class PDRouter:
         self._events.failed(request.request_id, InternalError(message))
 
     def _candidates(self, request: InFlightRequest) -> list[PDLoad]:
+        """Workers that can take it; with items only those that reach the store, where any does."""
+        if request.content.items and (able := self._able(request, self._pool.reaching("pd"))):
+            return able
+        return self._able(request, self._pool.serving("pd"))
+
+    def _able(self, request: InFlightRequest, workers: Sequence[Worker]) -> list[PDLoad]:
         loads = []
         closed = request.refused_by | self.suspects.apart
-        for worker in self._pool.serving("pd"):
+        for worker in workers:
             info = worker.info
             link = self._links.get(info.address)
             if link is None or not link.attached or link.set_aside or info.address in closed:

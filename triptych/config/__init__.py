@@ -19,7 +19,7 @@ from triptych.config.memory import (
     format_size,
     parse_size,
 )
-from triptych.config.proxy import ProxyConfig, check_page
+from triptych.config.proxy import ProxyConfig, check_page, check_store_wait
 from triptych.config.scaling import ScalingConfig, check_scaling
 from triptych.config.service import ServiceConfig, check_drain_timeout
 from triptych.config.tls import (
@@ -59,6 +59,7 @@ __all__ = [
     "check_front_door",
     "check_front_encryption",
     "check_page",
+    "check_store_wait",
     "check_scaled",
     "check_scaling",
     "check_worker_encryption",

@@ -57,6 +57,9 @@ class ProxyConfig(ServiceConfig):
         " always encodes items that the store has lost",
     )
     request_timeout: float = flag(300.0, "deadline of a request in seconds")
+    store_wait: float = flag(
+        2.0, "seconds that a request waits for an embedding store that no worker reaches before it gets 503"
+    )
     store_memory: int = flag(0, "byte budget of the store; 0: its maxmemory", size=True)
     api_key: str = flag(
         "", "API key that clients must send; several separated by commas", secret=True, joined=True
@@ -92,3 +95,9 @@ def check_page(config: ProxyConfig) -> None:
     ):
         if not (math.isfinite(seconds) and 0.0 < seconds <= 86400.0):
             raise ConfigError(f"{name} {seconds:g}: give seconds, more than 0 and at most 86400")
+
+
+def check_store_wait(seconds: float) -> None:
+    """ConfigError for a time that is none."""
+    if not (math.isfinite(seconds) and 0.0 <= seconds <= 86400.0):
+        raise ConfigError(f"--store-wait {seconds:g}: give seconds, 0 or more and at most 86400")
