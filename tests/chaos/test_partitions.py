@@ -5,7 +5,6 @@ Each process is in a network namespace of its own. A machine without namespaces 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -22,8 +21,7 @@ from support.netns.cluster import (
     fresh,
     wrong,
 )
-from support.netns.network import Network, rerun
-from support.processes.cluster import wait_for
+from support.netns.network import Network
 
 pytestmark = pytest.mark.timeout(240)
 _FRESH = [fresh(number) for number in range(100_000)]
@@ -32,8 +30,8 @@ _FRESH = [fresh(number) for number in range(100_000)]
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SplitCluster]:
     model, folder = build_checkpoint("qwen3_vl"), tmp_path_factory.mktemp("split")
-    # Far longer than any answer takes, and far shorter than a test's patience: what waits for a cut to heal fails.
-    words = ("--request-timeout", "60")
+    # What waits for a cut to heal fails: longer than any answer takes, shorter than a test's patience.
+    words = ("--request-timeout", "60", "--store-wait", "30")
     with Network(HOSTS) as network, SplitCluster(network, model, folder, *words) as cluster:
         yield cluster
 
@@ -43,7 +41,7 @@ def _next_fresh(count: int) -> list[Question]:
 
 
 async def _answered(cluster: SplitCluster, *questions: Question, proxies: tuple[str, ...] = PROXIES) -> None:
-    """Asks everything while the cut stands; then, healed, once more with other keys: the answers are equal."""
+    """Asks all while the cut stands; then, healed, once more with other keys: the answers are equal."""
     async with Clients(cluster) as clients:
         with cluster.network.healed():
             got = await clients.ask_all(questions, proxies)

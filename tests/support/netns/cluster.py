@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import subprocess
 import sys
@@ -59,7 +58,8 @@ class SplitCluster:
 
     def _start(self) -> None:
         options = {"port": "6379", "bind": "0.0.0.0", "protected-mode": "no", "save": "", "appendonly": "no",
-                   "dir": str(self._folder), "maxmemory": "64mb", "maxmemory-policy": "volatile-lru"}  # fmt: skip
+                   "dir": str(self._folder), "maxmemory": "64mb",
+                   "maxmemory-policy": "volatile-lru"}  # fmt: skip
         words = [word for name, value in options.items() for word in (f"--{name}", value)]
         self._spawn("store", str(find_server_binary()), *words)
         for name in ENCODERS:
@@ -70,7 +70,15 @@ class SplitCluster:
         # Started last: a proxy connects to the store for 30 s at most.
         for name in PROXIES:
             self._service(
-                name, "proxy", "--insecure", "--no-auth", "--port", "8000", "--grpc-port", "8001", *self._proxy_words
+                name,
+                "proxy",
+                "--insecure",
+                "--no-auth",
+                "--port",
+                "8000",
+                "--grpc-port",
+                "8001",
+                *self._proxy_words,
             )
         for name in (*ENCODERS, *PD_WORKERS, *PROXIES):
             wait_for(f"{name} to be ready", lambda name=name: self._says(name, "ready: "))
@@ -146,7 +154,9 @@ class Question:
     def body(self, **extra: Any) -> dict[str, Any]:
         content: list[dict[str, Any]] = [{"type": "text", "text": self.text}]
         if self.kind != "text":
-            content.insert(0, {"type": "image_url", "image_url": {"url": data_url(picture(self.seed, 64, 64))}})
+            content.insert(
+                0, {"type": "image_url", "image_url": {"url": data_url(picture(self.seed, 64, 64))}}
+            )
         return {
             "model": "",
             "messages": [{"role": "user", "content": content}],

@@ -65,7 +65,9 @@ class Network:
         for index, (host, address) in enumerate(self.addresses.items()):
             name, port = self._namespace(host), f"port{index}"
             _run("ip", "netns", "add", name)
-            _run("ip", "-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", switch)
+            _run(
+                "ip", "-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", switch
+            )
             _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
             for device in ("lo", "eth0"):
                 _run("ip", "-n", name, "link", "set", device, "up")
