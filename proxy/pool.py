@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
 HEALTH_INTERVAL = 1.0
 HEALTH_TIMEOUT = 5.0
+#: A worker whose answer takes longer is silent: what it has goes to others, where there are any.
+SILENCE_SECONDS = 1.25
 #: Health checks that a proxy makes of workers that are registered and well.
 CHECKS_PER_SECOND = 16.0
 PROXY_TERM = 5.0
@@ -293,17 +295,15 @@ class WorkerPool(KnownWorkers):
         watch.doubt.clear()
         # The channel to the process before may still be pausing between two tries to connect.
         restarted, watch.restarted = watch.restarted, False
-        channel = watch.connection.channel
-        (alive, serving), (told, reaches) = await asyncio.gather(
-            self._ask(channel, wait_for_ready=restarted), self._ask(channel, STORE_SERVICE)
-        )
+        (alive, serving), (told, reaches) = await self._answers(watch, restarted=restarted)
         if alive and not await watch.connection.prove():
             alive = serving = False
         if worker.info.incarnation != incarnation:
             return  # another process has answered; `doubt` is set for the one that is registered now
         reaches = reaches if told else worker.reaches_store
-        if (alive, serving, reaches) != (worker.alive, worker.serving, worker.reaches_store):
-            lost = worker.alive and not alive
+        was = (worker.alive, worker.serving, worker.reaches_store, worker.silent)
+        if (alive, serving, reaches, False) != was:
+            lost, worker.silent = worker.alive and not alive, False
             worker.alive, worker.serving, worker.reaches_store = alive, serving, reaches
             if lost:
                 logger.warning(
@@ -314,6 +314,21 @@ class WorkerPool(KnownWorkers):
                 )
                 self.report_loss(worker)
             self.report_change()
+
+    async def _answers(self, watch: _Watch, *, restarted: bool) -> list[tuple[bool, bool]]:
+        """What it says of itself, and of the store. Meanwhile it may become silent."""
+        channel = watch.connection.channel
+        checks = self._ask(channel, wait_for_ready=restarted), self._ask(channel, STORE_SERVICE)
+        asked = asyncio.gather(*checks)
+        try:
+            for _ in range(2):  # a busy process looks late, and reads the answer only after that
+                await asyncio.wait([asked], timeout=SILENCE_SECONDS / 2)
+            if not asked.done() and not restarted and not watch.worker.silent:
+                watch.worker.silent = True
+                self.report_change()
+            return await asked
+        finally:
+            asked.cancel()
 
     async def _pause(self, watch: _Watch) -> None:
         """Waits until the worker's next check: not for long where the registry does not name it."""

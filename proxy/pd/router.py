@@ -83,6 +83,9 @@ class PDRouter:
         for address in known:
             if address not in self._links:
                 self._links[address] = self._transport.open_link(address, self._events, self)
+        for address in set(self._pool.silent("pd")) - self.suspects.apart:
+            if address in self._links:
+                self._links[address].give_up(silent=True)
         for request, order in list(self._waiting.values()):
             self._refuse_too_long(request, order)
         self.pump()
@@ -285,7 +288,7 @@ class PDRouter:
         """Workers that can take it; with items only those that reach the store, where any does."""
         if request.content.items and (able := self._able(request, self._pool.reaching("pd"))):
             return able
-        return self._able(request, self._pool.serving("pd"))
+        return self._able(request, self._pool.well("pd"))
 
     def _able(self, request: InFlightRequest, workers: Sequence[Worker]) -> list[PDLoad]:
         loads = []
