@@ -315,7 +315,7 @@ class WorkerPool(KnownWorkers):
                 self.report_loss(worker)
             self.report_change()
 
-    async def _answers(self, watch: _Watch, *, restarted: bool) -> list[tuple[bool, bool]]:
+    async def _answers(self, watch: _Watch, *, restarted: bool) -> tuple[tuple[bool, bool], ...]:
         """What it says of itself, and of the store. Meanwhile it may become silent."""
         channel = watch.connection.channel
         checks = self._ask(channel, wait_for_ready=restarted), self._ask(channel, STORE_SERVICE)

@@ -19,9 +19,8 @@ from triptych.config import (
     ProxyConfig,
     check_drain_timeout,
     check_front_door,
-    check_page,
     check_scaling,
-    check_store_wait,
+    check_times,
     is_loopback,
 )
 from triptych.ec_connector.registry.registry import Registry
@@ -77,8 +76,7 @@ async def run(config: ProxyConfig) -> None:
     check_stall_timeout(config.stall_timeout)
     check_drain_timeout(config.drain_timeout)
     check_scaling(config.scaling)
-    check_page(config)
-    check_store_wait(config.store_wait)
+    check_times(config)
     check_tracing(config)
     bound_heap()
     keys = _key_ring(config)

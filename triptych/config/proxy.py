@@ -87,17 +87,12 @@ class ProxyConfig(ServiceConfig):
     scaling: ScalingConfig = part(ScalingConfig)
 
 
-def check_page(config: ProxyConfig) -> None:
-    """ConfigError for an SLO that is no time."""
+def check_times(config: ProxyConfig) -> None:
+    """ConfigError for a time that is none."""
     for name, seconds in (
+        ("--store-wait", config.store_wait),
         ("--page-ttft-slo", config.page_ttft_slo),
         ("--page-tpot-slo", config.page_tpot_slo),
     ):
         if not (math.isfinite(seconds) and 0.0 < seconds <= 86400.0):
             raise ConfigError(f"{name} {seconds:g}: give seconds, more than 0 and at most 86400")
-
-
-def check_store_wait(seconds: float) -> None:
-    """ConfigError for a time that is none."""
-    if not (math.isfinite(seconds) and 0.0 <= seconds <= 86400.0):
-        raise ConfigError(f"--store-wait {seconds:g}: give seconds, 0 or more and at most 86400")

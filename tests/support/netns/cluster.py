@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,9 @@ class SplitCluster:
                 *self._proxy_words,
             )
         for name in (*ENCODERS, *PD_WORKERS, *PROXIES):
-            wait_for(f"{name} to be ready", lambda name=name: self._says(name, "ready: "))
+            wait_for(f"{name} to be ready", partial(self._says, name, "ready: "))
         for name in PROXIES:
-            wait_for(f"{name} to know all workers", lambda name=name: self._knows_all(name))
+            wait_for(f"{name} to know all workers", partial(self._knows_all, name))
 
     def _service(self, name: str, service: str, *words: str) -> None:
         address = self.network.addresses
