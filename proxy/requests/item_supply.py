@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 #: How long the store may take to answer a look-up before the proxy goes on without it.
 LOOK_UP_SECONDS = 1.0
+#: As above for items whose plans are known: a PD worker may have them resident.
+KNOWN_LOOK_UP_SECONDS = 0.5
 
 
 class StoreView(Protocol):
@@ -72,8 +74,9 @@ class ItemSupply:
         request.looked_up = self._clock()
         if not self._store_ok():
             return None
+        known = all(map(self.known.get, mm_hashes))
         try:
-            async with asyncio.timeout(LOOK_UP_SECONDS):
+            async with asyncio.timeout(KNOWN_LOOK_UP_SECONDS if known else LOOK_UP_SECONDS):
                 found, epoch = await self._store.look_up(keys), await self._store.epoch()
         except (TriptychError, TimeoutError):
             return None
