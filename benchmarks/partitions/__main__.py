@@ -107,6 +107,8 @@ async def _matrix(cluster: SplitCluster, cuts: Sequence[Cut], seconds: float) ->
     numbers = itertools.count()
     async with Clients(cluster) as clients:
         await clients.ask_all(REPEATED)
+        # The first requests of a process take longer.
+        await _load(cluster, clients, numbers, 0.0, None)
         rows = []
         for cut in (None, *cuts):
             rows.append(await _measure(cluster, clients, numbers, seconds, cut))

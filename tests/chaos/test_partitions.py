@@ -36,6 +36,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SplitCluster]:
         yield cluster
 
 
+def test_an_ordinary_user_runs_all_of_this_in_a_user_namespace():
+    """Root needs none; the run inside is root there."""
+    if (done := rerun("-m", "pytest", __file__, "-n", "0", "-q")) is not None:
+        assert done.returncode == 0, done.stdout[-3000:]
+
+
 def _next_fresh(count: int) -> list[Question]:
     return [_FRESH.pop() for _ in range(count)]
 
@@ -60,3 +66,29 @@ async def test_new_pictures_go_to_the_worker_that_reaches_the_store(cluster, wor
 async def test_a_proxy_without_the_store_serves_all_that_its_workers_can(cluster, both):
     cluster.network.cut("store", "proxy-0", both=both)
     await _answered(cluster, *_next_fresh(6), *REPEATED, *TEXTS, proxies=("proxy-0",))
+
+
+async def test_a_proxy_without_the_store_leaves_readiness_while_another_one_is_ready(cluster):
+    def status(proxy: str) -> int:
+        return cluster.ready(proxy)[0]
+
+    wait_for("both proxies to be ready", lambda: status("proxy-0") == status("proxy-1") == 200)
+    with cluster.network.healed():
+        cluster.network.cut("store", "proxy-0", both=False)
+        wait_for("the proxy to leave", lambda: status("proxy-0") == 503)
+        assert status("proxy-1") == 200
+        async with Clients(cluster) as clients:
+            reply = await clients.ask("proxy-0", TEXTS[0])
+        assert reply.status == 200
+    wait_for("it to be back", lambda: status("proxy-0") == 200)
+
+
+async def test_while_no_process_reaches_the_store_proxies_stay_ready_and_text_is_answered(cluster):
+    with cluster.network.healed():
+        cluster.network.isolate("store")
+        for proxy in PROXIES:
+            wait_for("a degraded proxy", lambda proxy=proxy: "degraded" in cluster.ready(proxy)[1])
+        async with Clients(cluster) as clients:
+            replies = await clients.ask_all(TEXTS)
+        assert [reply.status for reply in replies] == [200] * len(TEXTS)
+        assert [cluster.ready(proxy)[0] for proxy in PROXIES] == [200, 200]
