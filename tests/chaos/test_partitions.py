@@ -21,7 +21,8 @@ from support.netns.cluster import (
     fresh,
     wrong,
 )
-from support.netns.network import Network
+from support.netns.network import Network, rerun
+from support.processes.cluster import wait_for
 
 pytestmark = pytest.mark.timeout(240)
 _FRESH = [fresh(number) for number in range(100_000)]
