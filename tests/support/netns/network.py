@@ -126,8 +126,6 @@ class Network:
             self.heal()
 
 
-def rerun(*words: str) -> subprocess.CompletedProcess[str] | None:
-    """What came of running `python WORDS` in a user namespace; None for root, who needs none."""
-    if os.geteuid() == 0:
-        return None
+def run_as_root(*words: str) -> subprocess.CompletedProcess[str]:
+    """Runs `python WORDS` as root of a user namespace, in which `Network` works for an ordinary user."""
     return subprocess.run([*AS_USER, sys.executable, *words], capture_output=True, text=True)
