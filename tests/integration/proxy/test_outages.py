@@ -145,6 +145,23 @@ async def test_an_encoder_without_the_store_gets_no_job_while_another_has_it(sto
         assert (len(cut_off.jobs), len(well.jobs)) == (0, 4)
 
 
+async def test_a_pd_worker_without_the_store_gets_pictures_only_where_no_other_one_is(
+    store: EmbeddingStore,
+) -> None:
+    async with FakeCluster(store, pd_workers=2, store_wait=60.0) as cluster:
+        cut_off, well = cluster.pd_workers
+        await cut_off.reaches_store(False)
+        await until(lambda: len(cluster.pool.reaching("pd")) == 1)
+        for name in "abcd":
+            await cluster.ask(user("?", picture(name)))
+        assert (len(cut_off.submits), len(well.submits)) == (0, 4)
+        await well.reaches_store(False)
+        await until(lambda: cluster.pool.store_lost("pd"))
+        # It may have the embedding resident, and says so if not.
+        reply = await cluster.ask(user("?", picture("a")))
+        assert reply.choices[0].message.content == whole_text(8)
+
+
 async def test_workers_that_a_flush_has_unregistered_stay_in_use_by_their_health(
     store: EmbeddingStore,
 ) -> None:
