@@ -34,8 +34,6 @@ class Cut:
     name: str
     make: Callable[[Hosts], None]
     silent: tuple[str, ...] = ()
-    #: False where nothing with new pictures has a healthy way.
-    has_way: bool = True
 
 
 def _pair(first: str, second: str) -> list[Cut]:
@@ -48,7 +46,7 @@ def _pair(first: str, second: str) -> list[Cut]:
 
 def _alone(host: str) -> Cut:
     silent = (host,) if host.startswith("proxy") else ()
-    return Cut(f"{host} isolated", lambda hosts: hosts.isolate(host), silent, has_way=host != "store")
+    return Cut(f"{host} isolated", lambda hosts: hosts.isolate(host), silent)
 
 
 def all_cuts() -> list[Cut]:
