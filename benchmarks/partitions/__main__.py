@@ -139,7 +139,7 @@ def report(rows: Sequence[Measured], options: argparse.Namespace) -> str:
         "single slow answer among some sixty is a P99.",
         "",
         "What a worker has when its proxy loses it goes on elsewhere after 1.25 s of silence of a health "
-        "check, which comes once a second; a proxy that has just lost the store waits for each look-up, 0.5 s "
+        "check, which comes once a second; a proxy that has just lost the store waits for look-ups, 0.5 s "
         "for pictures that it has seen and 1 s for others, until it knows.",
         "",
     ]
