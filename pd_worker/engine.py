@@ -49,7 +49,7 @@ class Command:
 
 
 class Engine:
-    """`submit`, `items_ready`, `cancel` and `pause` are called from any thread; `emit` is called from the engine's.
+    """`submit`, `items_ready`, `cancel` and `pause` are called from any thread, `emit` from the engine's.
 
     `emit` gets all events of one step at once, in order, and must not block. `pacer` is entered while the
     decoder computes, and waits between two steps by the number of requests that wait for embeddings, per

@@ -39,6 +39,7 @@ from triptych.proxy.grpc.admission import GrpcAdmission, server_options
 from triptych.proxy.grpc.connections import GrpcConnections
 from triptych.proxy.grpc.server import ProxyServicer
 from triptych.proxy.http.connections import ConnectionLimits, raise_file_limit
+from triptych.proxy.http.delivery import DeliveryMiddleware
 from triptych.proxy.http.endpoint import BodyMiddleware
 from triptych.proxy.http.listener import bind, port_error
 from triptych.proxy.http.peers import TrustedProxies
@@ -297,7 +298,7 @@ async def _serve_http(
         tracer=parts.tracer,
     )
     bodies = parts.quotas["bodies"]
-    app: ASGIApp = BodyMiddleware(front, bodies)
+    app: ASGIApp = DeliveryMiddleware(BodyMiddleware(front, bodies), parts.quotas["replies"])
     if parts.authenticator is not None:
         app = AuthMiddleware(app, parts.authenticator)
     app = RefusalMiddleware(app, front.routes, parts.refusals)

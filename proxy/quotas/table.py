@@ -151,6 +151,15 @@ def _request_quotas(config: ProxyConfig) -> tuple[QuotaSpec, ...]:
             largest=min(config.max_choices, config.max_queue),
         ),
         QuotaSpec(
+            "replies",
+            config.reply_memory,
+            "bytes",
+            "memory for replies",
+            "--reply-memory",
+            "a stream is held back at its PD worker until its client reads; a reply in one piece gets 429",
+            largest=64 << 10,
+        ),
+        QuotaSpec(
             "queries",
             config.max_queue,
             "queries",
