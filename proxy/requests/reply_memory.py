@@ -11,8 +11,6 @@ from triptych.proxy.quotas.quota import Quota, QuotaExceeded
 
 #: Memory that every call has from its beginning; more comes in such steps.
 STEP = 64 << 10
-#: Outputs that may wait before they are measured: a client that reads leaves fewer, and costs nothing here.
-CHECK = 32
 #: Output of one stream that waits for its client before the PD workers are paused.
 WINDOW = 4 << 20
 #: Output that may come then even where the quota has no more, and the most in all where it has: what was
@@ -41,8 +39,11 @@ class ReplyMemory:
     cannot wait for its client: it ends where the quota has no more.
     """
 
-    def __init__(self, quota: Quota, holder: str, *, whole: bool) -> None:
+    def __init__(self, quota: Quota, holder: str, *, whole: bool, logprobs: int | None = None) -> None:
         self.hold = quota.hold(holder, STEP)
+        each = _DELTA_BYTES + (0 if logprobs is None else _LOGPROB_BYTES * (1 + logprobs))
+        #: Outputs that may wait before they are measured: of a client that reads fewer wait.
+        self.unmeasured = STEP // each
         self._delivery = CURRENT_DELIVERY.get()
         self._whole = whole
         #: Bytes of a reply in one piece that have been read, of outputs that wait, and how many these are.
@@ -60,7 +61,7 @@ class ReplyMemory:
         self.counts = True
         self._count(waiting)
         self._cover(self._read + self._waiting + self._unsent)
-        return len(waiting) + CHECK
+        return len(waiting) + self.unmeasured
 
     def settle(self, waiting: Sequence[Output]) -> None:
         """The reader of a stream is back: its connection has all that it took before."""

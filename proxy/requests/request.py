@@ -16,7 +16,7 @@ from triptych.proxy.call.model_kind import name_prompt
 from triptych.proxy.call.output_format import name_field
 from triptych.proxy.ports import Link
 from triptych.proxy.requests.lifecycle import Lifecycle
-from triptych.proxy.requests.reply_memory import CHECK, ReplyMemory
+from triptych.proxy.requests.reply_memory import ReplyMemory
 from triptych.proxy.requests.request_trace import RequestTrace
 from triptych.proxy.requests.timeline import UNWATCHED, RequestTimeline
 from triptych.proxy.splitter import SplitRequest
@@ -40,7 +40,7 @@ class OutputQueue:
         self._batch = batch
         self._memory = memory
         #: Outputs that may wait before they are measured.
-        self._most = CHECK if memory is not None else sys.maxsize
+        self._most = memory.unmeasured if memory is not None else sys.maxsize
         self._items: list[Output] = []
         self._error: RequestError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -86,7 +86,7 @@ class OutputQueue:
         items, self._items = self._items, []
         if memory is not None and memory.counts:
             memory.taken(items)
-            self._most = CHECK
+            self._most = memory.unmeasured
         return items
 
     def _wake(self) -> None:

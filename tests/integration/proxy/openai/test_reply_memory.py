@@ -24,7 +24,7 @@ LAST = b"[DONE]\n\n\r\n0\r\n\r\n"
 KIB, MIB = 1 << 10, 1 << 20
 KEYS = "tk-silent-0123456789", "tk-other-0123456789"
 SILENT, OTHER = ({"Authorization": f"Bearer {key}"} for key in KEYS)
-RICH: dict[str, Any] = {"n": 4, "logprobs": True, "top_logprobs": 20, "stream": True}
+RICH: dict[str, Any] = {"logprobs": True, "top_logprobs": 20, "stream": True}
 
 
 def post(extra: dict[str, Any], headers: dict[str, str] | None = None) -> bytes:
@@ -84,7 +84,7 @@ async def test_unread_streams_are_held_back_at_the_pd_worker_and_go_on_when_they
         pd.pace, pd.script = 0.01, [f"{index:06}" + "y" * (16 * KIB) for index in range(160)]
         clients = [stack.enter_context(client()) for _ in range(4)]
         for connection in clients:
-            await send(connection, cluster.port, post({"max_tokens": 160, "stream": True, "n": 4}, SILENT))
+            await send(connection, cluster.port, post(RICH | {"max_tokens": 160, "n": 4}, SILENT))
         await until(lambda: len(set(pd.paused)) == 16, "all choices are paused")
         assert replies.used <= MIB
         assert all(len(pd.requests[name].events) < 160 for name in pd.paused)
@@ -101,7 +101,7 @@ async def test_a_reply_in_one_piece_above_the_memory_ends_and_leaves_the_others_
 ) -> None:
     async with FakeCluster(store, keys=keys(), reply_memory=2 * MIB) as cluster:
         body = json.dumps(
-            {"model": MODEL, "messages": user("x"), "max_tokens": 1000} | RICH | {"stream": False}
+            {"model": MODEL, "messages": user("x"), "max_tokens": 1000, "n": 4} | RICH | {"stream": False}
         ).encode()
         status, headers, reply = await raw_post(cluster.port, body, SILENT)
         assert (status, headers["retry-after"]) == (429, "2")
@@ -155,7 +155,7 @@ async def test_a_worker_that_cannot_pause_has_its_unread_request_ended(store: Em
         pd, replies = cluster.pd_workers[0], cluster.quotas["replies"]
         pd.can_pause, pd.script = False, ["x" * (256 * KIB)] * 200
         with client() as silent:
-            await send(silent, cluster.port, post({"max_tokens": 200, "stream": True}))
+            await send(silent, cluster.port, post(RICH | {"max_tokens": 200}))
             await until(lambda: pd.cancels, "the request is cancelled")
             assert replies.used <= UNPAUSED
             data = await read_until(silent, b"0\r\n\r\n")
@@ -172,7 +172,7 @@ async def test_a_paused_request_whose_worker_dies_goes_on_elsewhere_and_pauses_t
             worker.pace = 0.005
             worker.script = [f"{index:06}" + "y" * (64 * KIB) for index in range(200)]
         with client() as silent:
-            await send(silent, cluster.port, post({"max_tokens": 200, "stream": True, "n": n}))
+            await send(silent, cluster.port, post(RICH | {"max_tokens": 200, "n": n}))
             await until(lambda: sum(len(w.paused) for w in cluster.pd_workers) >= n)
             first = next(worker for worker in cluster.pd_workers if worker.paused)
             other = next(worker for worker in cluster.pd_workers if worker is not first)
