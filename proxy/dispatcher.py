@@ -75,7 +75,7 @@ class Dispatcher:
         self.with_logprobs: set[str] = set()
         self._counter = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._media: MediaSource = media or make_loader(ProxyConfig(), metrics)
+        self._media: MediaSource = media or make_loader(ProxyConfig(), metrics, self.quotas)
         self.jobs = JobRunner(pool, metrics, transport, self, clock, share=share, flow_control=flow_control)
         self.jobs.on_retry = self._job_retried
         self.backpressure = Backpressure(flow_control=flow_control)

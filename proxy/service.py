@@ -219,7 +219,7 @@ def _make_dispatcher(
         GrpcTransport(pool, proxy_id, stall_timeout=config.stall_timeout),
         proxy_id=proxy_id,
         quotas=quotas,
-        media=make_loader(config, metrics),
+        media=make_loader(config, metrics, quotas),
         flow_control=config.flow_control,
         skip_held_items=config.skip_held_items,
         observer=None if live is None else live.calls,

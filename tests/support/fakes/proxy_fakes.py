@@ -119,7 +119,7 @@ class FakeCluster:
             certificates=internal,
             health_timeout=options.pop("health_timeout", 5.0),
         )
-        media = make_loader(ProxyConfig(**flags), self.metrics)
+        media = make_loader(ProxyConfig(**flags), self.metrics, self.quotas)
         timeouts = {name: options.pop(name) for name in ("phase_timeout", "stall_timeout") if name in options}
         transport = GrpcTransport(self.pool, "proxy-test", **timeouts)
         reject = options.pop("unknown_fields", "ignore") == "reject"
