@@ -184,7 +184,7 @@ class Dispatcher:
             del failure  # its traceback holds this frame
             if session is not None:
                 session.end(call.n)
-                session.charge(choices.prompt_tokens + choices.completion_tokens)
+                session.charge(choices.prompt_tokens + choices.completion_tokens + choices.encoded_rows)
 
     def _admit(self, call: ChatCall, session: Session | None) -> tuple[ChatCall, Hold, ReplyMemory]:
         """The call, its places and its memory; RequestError where it cannot be served, or not now."""

@@ -214,6 +214,16 @@ class Choices:
     def completion_tokens(self) -> int:
         return sum(len(request.lifecycle.output_token_ids) for request in self.requests)
 
+    @property
+    def encoded_rows(self) -> int:
+        """Rows of the items that were encoded for the call; none of those that the store or a worker had."""
+        return sum(
+            plan.rows
+            for request in self.requests
+            for key, plan in request.lifecycle.plans.items()
+            if request.origins.get(key) == "encoded"
+        )
+
     def prepared(self, now: float) -> None:
         """The call is bound, and its media are there."""
         first = self.first
