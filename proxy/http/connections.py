@@ -214,7 +214,7 @@ class LimitedConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._head_since, self._head_begun = self.loop.time(), True
         super().on_message_begin()
-        self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
+        cast(dict[str, Any], self.scope)[CONNECTION] = self
 
     def on_headers_complete(self) -> None:
         self._head_since, self._head_begun, self._head_bytes = None, False, 0
