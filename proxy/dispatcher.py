@@ -174,6 +174,7 @@ class Dispatcher:
             for request in choices.requests:
                 self._carry_out(request, request.lifecycle.client_gone())
             self._close(choices, failure)
+            memory.forget()
             until = CURRENT_DELIVERY.get()
             if until is None or call.continues:  # a part of a reply that holds a place already
                 places.close()

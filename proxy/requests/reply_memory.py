@@ -53,8 +53,13 @@ class ReplyMemory:
         self.paused = False
         self._limit = 0
         #: Pauses the workers, or has them go on; ends the call.
-        self.pause: Callable[[bool], None] = lambda paused: None
-        self.end: Callable[[RequestError], None] = lambda error: None
+        self.pause: Callable[[bool], None]
+        self.end: Callable[[RequestError], None]
+        self.forget()
+
+    def forget(self) -> None:
+        """The call has ended: nothing here refers to it any more."""
+        self.pause, self.end = (lambda paused: None), (lambda error: None)
 
     def measure(self, waiting: Sequence[Output]) -> int:
         """Counts the outputs that wait; how many there may be before the next time."""
