@@ -1,9 +1,9 @@
 """A store that is a Redis Cluster: every key on the server that has its slot.
 
-redis-py's own RedisCluster is not used. It sends ASKING on another pooled connection than the command that it
-is for, fails for a redirect to a server that it does not know yet and for a slot that no server has, closes
-the connections of all commands at CLUSTERDOWN, must be allowed COMMAND, and cannot read renewed TLS files.
-Bulk transfers have to know the slots' servers in any case.
+redis-py's RedisCluster is not used: it sends ASKING on another pooled connection than the command that it is
+for, fails for a redirect to a server that it does not know and for a slot that no server has, closes the
+connections of all commands at CLUSTERDOWN, must be allowed COMMAND, and does not read renewed TLS files. Bulk
+transfers have to know the slots' servers in any case.
 """
 
 from __future__ import annotations

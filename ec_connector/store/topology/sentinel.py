@@ -1,7 +1,7 @@
 """A store that is a primary with replicas, which Sentinels watch and replace.
 
-redis-py's Sentinel is not used: it takes the first answer, and the first Sentinel may be cut off with the old
-primary; and it opens its connections itself, without the TLS files' renewal.
+redis-py's Sentinel is not used: it takes the first answer, which may be that of a Sentinel that is cut off with
+the old primary, uses the store's credentials always or never, and does not read renewed TLS files.
 """
 
 from __future__ import annotations
@@ -50,27 +50,22 @@ class SentinelPrimary(Topology):
         await self.control.execute("PING")
 
     async def on_owner(self, key: str, nbytes: int, exchange: Exchange[T]) -> T:
-        if self._server is None:
-            server = await self._ask(None)
-        else:
-            server = self._server
-            if time.monotonic() - self._asked > _ASK_SECONDS:
-                self._question()
+        server = await self._primary()
         try:
             return await exchange(server, False)
         except (BulkError, OSError, TimeoutError, StoreUnavailable) as error:
-            if _is_answer(error):
-                raise
-            after = await self._ask(server)
+            after = server if _is_answer(error) else await self._primary(failed=server)
             if after is server:
                 raise
         return await exchange(after, False)
 
-    async def _ask(self, failed: Server | None) -> Server:
-        """The primary that the Sentinels name now, unless another than `failed` has become it meanwhile."""
-        if self._server is not None and self._server is not failed:
-            return self._server
-        return await asyncio.shield(self._question())
+    async def _primary(self, failed: Server | None = None) -> Server:
+        """The primary as last named, and as named now where that one has failed."""
+        if self._server is None or self._server is failed:
+            return await asyncio.shield(self._question())
+        if time.monotonic() - self._asked > _ASK_SECONDS:
+            self._question()
+        return self._server
 
     def _question(self) -> asyncio.Task[Server]:
         """The question to the Sentinels that is under way; a new one where there is none."""
