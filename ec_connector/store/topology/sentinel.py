@@ -1,7 +1,7 @@
 """A store that is a primary with replicas, which Sentinels watch and replace.
 
-redis-py's Sentinel is not used: it takes the first answer, which may be that of a Sentinel that is cut off with
-the old primary, uses the store's credentials always or never, and does not read renewed TLS files.
+redis-py's Sentinel is not used: it takes the first answer, which may be that of a Sentinel that is cut off
+with the old primary, uses the store's credentials always or never, and does not read renewed TLS files.
 """
 
 from __future__ import annotations
