@@ -11,8 +11,8 @@ from support.certificates import CertificateFolder, issue, pem_of
 from support.options import serve_config
 from triptych.config import ServeConfig
 from triptych.errors import ConfigError
-from triptych.launch.ray.access import check_shared, with_files
-from triptych.launch.ray.plan import plan_actors
+from triptych.launch.ray.flags import check_shared, with_files
+from triptych.launch.ray.pools import plan_actors
 
 STORE = "redis://10.0.0.5:6379/0"
 

@@ -10,7 +10,7 @@ import pytest
 from support.options import parse, serve_config
 from triptych.config import ColocatedConfig, EncoderConfig, PDConfig, ProxyConfig, WorkerRange
 from triptych.errors import ConfigError
-from triptych.launch.ray.plan import ActorPool, plan_actors
+from triptych.launch.ray.pools import ActorPool, plan_actors
 
 STORE = "redis://10.0.0.5:6379/0"
 TOKEN = ("--internal-token-file", "/files/token")

@@ -1,15 +1,50 @@
-"""Checks of the flags of a cluster on Ray: secrets only in files, and a store that all nodes can reach."""
+"""The flags of a cluster on Ray: secrets only in files, a store that all nodes reach, ports that differ."""
 
 from __future__ import annotations
 
+import re
 import secrets
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from triptych.config import ServeConfig, check_front_door, internal_tls, is_loopback, read_internal_token
 from triptych.ec_connector.store.topology.location import has_password, is_on_this_machine
 from triptych.errors import ConfigError
 from triptych.rpc.tls.proxy_certificates import check_certificates
+
+#: Between the ports of proxy-0 and proxy-1.
+PROXY_PORT_STEP = 10
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+
+
+def check_cluster_name(name: str) -> None:
+    """ConfigError for a name that Ray's namespaces and people could mistake."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"--cluster-name {name[:60]!r}: write 1 to 40 of a-z, 0-9 and -, not beginning or ending with -"
+        )
+
+
+def check_flags(config: ServeConfig) -> None:
+    """ConfigError for what cannot be meant on Ray."""
+    check_cluster_name(config.ray.cluster_name)
+    device = config.pd.device
+    if device.startswith("cuda:"):
+        raise ConfigError(f"--device {device}: Ray gives each worker its GPU; say --device cuda")
+    if config.cpu_sharing == "pace" or config.cpus_per_worker:
+        flag = "--cpus-per-worker" if config.cpus_per_worker else "--cpu-sharing pace"
+        raise ConfigError(f"{flag} is for --launcher local; on Ray num_cpus in --ray-resources counts")
+    if not config.proxy.port or not config.proxy.grpc_port:
+        raise ConfigError(
+            "--port 0 and --grpc-port 0 are for --launcher local: on Ray name the proxies' ports"
+        )
+    gap = abs(config.proxy.port - config.proxy.grpc_port)
+    if config.ray.proxies > 1 and gap % PROXY_PORT_STEP == 0 and gap // PROXY_PORT_STEP < config.ray.proxies:
+        raise ConfigError(
+            f"--proxies {config.ray.proxies}: --port and --grpc-port are {gap} apart, so two proxies would "
+            f"meet on one port; choose them so that {PROXY_PORT_STEP} does not divide their distance"
+        )
 
 
 def check_secrets(config: ServeConfig) -> None:
@@ -48,22 +83,12 @@ def check_shared(config: ServeConfig) -> None:
 def with_files(config: ServeConfig) -> ServeConfig:
     """The config with absolute paths; ConfigError where this node lacks a file, or the front door a key."""
     # An actor's working directory is another one.
-    proxy = replace(
-        config.proxy,
-        internal_token_file=_absolute(config.proxy.internal_token_file),
-        store_password_file=_absolute(config.proxy.store_password_file),
-        store_ca_file=_absolute(config.proxy.store_ca_file),
-        store_cert_file=_absolute(config.proxy.store_cert_file),
-        store_key_file=_absolute(config.proxy.store_key_file),
-        api_key_file=_absolute(config.proxy.api_key_file),
-        tls_cert_file=_absolute(config.proxy.tls_cert_file),
-        tls_key_file=_absolute(config.proxy.tls_key_file),
-        tls_ca_file=_absolute(config.proxy.tls_ca_file),
-        http_cert_file=_absolute(config.proxy.http_cert_file),
-        http_key_file=_absolute(config.proxy.http_key_file),
-        spool_folder=_absolute(config.proxy.spool_folder),
-        allowed_media_folder=_absolute(config.proxy.allowed_media_folder),
-    )
+    paths: dict[str, Any] = {
+        each.name: _absolute(getattr(config.proxy, each.name))
+        for each in fields(config.proxy)
+        if each.name.endswith(("_file", "_folder"))
+    }
+    proxy = replace(config.proxy, **paths)
     read_internal_token("", proxy.internal_token_file)
     if proxy.api_key_file and not Path(proxy.api_key_file).is_file():
         raise ConfigError(f"--api-key-file {proxy.api_key_file} cannot be read")
