@@ -13,7 +13,7 @@ from triptych.doctor.machine import MachineState, check_machine, check_ports
 from triptych.doctor.model import check_devices, check_model
 from triptych.doctor.secrets import check_secrets
 from triptych.doctor.store import check_store
-from triptych.doctor.versions import check_versions, installed
+from triptych.doctor.versions import check_versions, needed
 from triptych.errors import ConfigError
 from triptych.launch.model_path import is_hub_id, resolve_demo
 from triptych.launch.secrets.credentials import store_url
@@ -24,7 +24,7 @@ def examine(config: DoctorConfig) -> Iterator[Group]:
     proxy = config.proxy
     devices = [config.encoder.device, config.pd.device]
     state = MachineState.of_this(proxy.spool_folder)
-    yield "versions", _guarded("versions", lambda: check_versions(installed()))
+    yield "versions", _guarded("versions", lambda: check_versions(needed()))
     yield "machine", _guarded("machine", lambda: check_machine(state, media_disk=proxy.media_disk))
     yield (
         "devices and model",
