@@ -76,7 +76,7 @@ def submit_message(
         message.items.append(pd_pb2.ItemSlot(plan=plan, state=state))
     if request.trace is not None:
         headers = dict(metadata(request.trace.attempt))
-        message.traceparent, message.tracestate = headers[TRACEPARENT], headers.get(TRACESTATE, "")
+        message.traceparent, message.tracestate = headers.get(TRACEPARENT, ""), headers.get(TRACESTATE, "")
     if order.resume is not None:
         message.resume.CopyFrom(resume_to_proto(order.resume))
     return message

@@ -37,7 +37,10 @@ def carrying(context: SpanContext | None) -> Context:
 
 
 def metadata(context: SpanContext) -> tuple[tuple[str, str], ...]:
-    """The context as headers of a gRPC call: its traceparent, and its tracestate where it has one."""
+    """The context as headers of a gRPC call: its traceparent, and its tracestate where it has one.
+
+    None for a context that is not valid, as all are with OTEL_SDK_DISABLED.
+    """
     carrier: dict[str, str] = {}
     _W3C.inject(carrier, carrying(context))
     return tuple(carrier.items())
