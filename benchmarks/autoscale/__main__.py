@@ -31,7 +31,7 @@ from benchmarks.autoscale.setup import SLO
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.goodput.report.machine import describe, load_average
 from triptych.progress.progress import each
-from triptych.simulator.autoscale.ours import ENCODER_SLO
+from triptych.simulator.autoscale.scaler import ENCODER_SLO
 from triptych.simulator.autoscale.traces import PEAK_WORKERS, TRACES
 
 RESULT = RESULTS / "autoscale.md"

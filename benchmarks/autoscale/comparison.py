@@ -13,10 +13,9 @@ from benchmarks.autoscale.knative import Concurrency
 from benchmarks.autoscale.setup import trial_setup
 from triptych.errors import ConfigError
 from triptych.goodput.measure.slo import Slo
-from triptych.simulator.autoscale.ours import WorkSeconds
-from triptych.simulator.autoscale.scaler import FixedSize, Scaler
+from triptych.simulator.autoscale.pool import TrialResult, run_trial
+from triptych.simulator.autoscale.scaler import FixedSize, Scaler, WorkSeconds
 from triptych.simulator.autoscale.traces import PEAK_WORKERS, TRACES, Trace, requests_of
-from triptych.simulator.autoscale.trial import TrialResult, run_trial
 
 STATIC = "static peak"
 OURS = "work-seconds (ours)"

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 from triptych.config import GIB, EncoderConfig, PDConfig, ProxyConfig
 from triptych.goodput.measure.slo import Slo
-from triptych.simulator.autoscale.trial import TrialSetup
+from triptych.simulator.autoscale.pool import TrialSetup
 from triptych.simulator.cluster.shape import Limits
-from triptych.simulator.costs.chips import Chip
-from triptych.simulator.costs.published import QWEN3_VL_4B, QWEN3_VL_4B_SHAPE, encoder_costs, published
+from triptych.simulator.costs.published import QWEN3_VL_4B, QWEN3_VL_4B_SHAPE, Chip, encoder_costs, published
 
 #: Encoders on CPUs that reach 4 TFLOP/s of bfloat16, and 300 GB/s. Assumed, not measured.
 CPU = Chip("a server CPU", 8e12, 300e9, 0.5, 64 * 10**9)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from triptych.goodput.load.record import RequestRecord
 from triptych.proxy.pd.router import KEEPS_ITEMS
 from triptych.proxy.workers import KnownWorkers, Worker
-from triptych.simulator.cluster.context import SimulationContext
+from triptych.simulator.cluster.context import Counters, SimulationContext
 from triptych.simulator.cluster.encoder import SimulatedEncoder
-from triptych.simulator.cluster.fifo_lock import FifoLock
-from triptych.simulator.cluster.pd import SimulatedPD
+from triptych.simulator.cluster.loop import FifoLock
+from triptych.simulator.cluster.pd import SimulatedPD, StepTower
 from triptych.simulator.cluster.proxy import MODEL, SimulatedProxy
 from triptych.simulator.cluster.requests import NAMESPACE, SimulatedItem
 from triptych.simulator.cluster.shape import ClusterShape
-from triptych.simulator.cluster.step_tower import StepTower, without_tower
 from triptych.simulator.cluster.transport import SimulatedTransport
 from triptych.simulator.costs.costs import EncoderCosts
-from triptych.simulator.result import Counters
 from triptych.types import WorkerInfo
 
 MODEL_KEY = "1" * 64
@@ -49,14 +48,17 @@ class SimulatedCluster:
             encoder, tower = role.encoder or context.costs.encoder, None
             if shape.in_step:
                 tower = StepTower(encoder, self._limits.pd.embedding_memory)
-                encoder = without_tower(encoder)
+                # The encoder beside such an engine prepares pictures, and the step does the rest.
+                encoder = replace(encoder, tower_batch=0.0, tower_item=0.0, tower_patch=0.0, tower_pair=0.0)
             if role.encodes:
                 # A tower inside the step has no turn of its own on the device.
                 self.start_encoder(address, None if shape.in_step else device, encoder)
             if role.decodes:
                 self.workers[address] = SimulatedPD(context, device, tower)
         self.known = KnownWorkers()
-        self._register_all()
+        self._register_pd()
+        for address in self.encoders:
+            self.register_encoder(address)
         self.transport = SimulatedTransport(context, self.encoders, self.workers, items)
         self.proxy = SimulatedProxy(context, self.known, self.transport, ended)
         self.known.report_change()
@@ -92,8 +94,7 @@ class SimulatedCluster:
         self.known.workers[info.pool, info.address] = Worker(info)
         self.known.declare(info)
 
-    def _register_all(self) -> None:
-        """The workers of the cluster's shape."""
+    def _register_pd(self) -> None:
         for name, pd in self.workers.items():
             capacity = {
                 "max_num_seqs": self._limits.pd.max_num_seqs,
@@ -101,8 +102,6 @@ class SimulatedCluster:
                 KEEPS_ITEMS: int(self._limits.pd.prefix_caching),
             }
             self._register(WorkerInfo(name, "pd", "0", MODEL_KEY, MODEL, (), capacity))
-        for address in self.encoders:
-            self.register_encoder(address)
 
     def finish(self, records: Sequence[RequestRecord], seconds: float) -> Counters:
         """The counters of the whole simulation, which took `seconds`."""

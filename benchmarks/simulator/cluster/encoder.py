@@ -14,10 +14,9 @@ from triptych.config import MIB
 from triptych.encoder_worker.scheduler import EncoderItem, EncoderScheduler, Stage
 from triptych.errors import Unavailable
 from triptych.proxy.ports import JobFailure, JobReady
-from triptych.simulator.cluster.context import SimulationContext
-from triptych.simulator.cluster.fifo_lock import FifoLock
+from triptych.simulator.cluster.context import ByteLru, SimulationContext
+from triptych.simulator.cluster.loop import FifoLock
 from triptych.simulator.cluster.requests import SimulatedItem
-from triptych.simulator.cluster.store import ByteLru
 from triptych.simulator.costs.costs import EncoderCosts
 from triptych.types import ItemPlan
 

@@ -20,9 +20,8 @@ from benchmarks.autoscale.plot import save
 from benchmarks.autoscale.setup import SLO
 from triptych.errors import ConfigError
 from triptych.goodput.load.record import RequestRecord
-from triptych.simulator.autoscale.pool import PoolHistory, PoolMoment, WorkerLife
+from triptych.simulator.autoscale.pool import PoolHistory, PoolMoment, TrialResult, WorkerLife
 from triptych.simulator.autoscale.traces import TRACES, trace
-from triptych.simulator.autoscale.trial import TrialResult
 
 
 def figures(policy: str) -> TrialFigures:
