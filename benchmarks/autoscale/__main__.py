@@ -20,6 +20,7 @@ from benchmarks.autoscale.comparison import (
     COLD_STARTS,
     OURS,
     POLICIES,
+    SLO,
     STATIC,
     STRICT_SLO,
     TrialFigures,
@@ -27,7 +28,6 @@ from benchmarks.autoscale.comparison import (
     trials,
 )
 from benchmarks.autoscale.plot import save
-from benchmarks.autoscale.setup import SLO
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.goodput.report.machine import describe, load_average
 from triptych.progress.progress import each

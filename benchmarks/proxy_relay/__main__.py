@@ -23,12 +23,18 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.proxy_relay.clients import CLIENTS, LONG, SHORT, latency, paced, relay, served
-from benchmarks.proxy_relay.counting_pd import STEP_SECONDS
-from benchmarks.proxy_relay.processes import counting_process, pd_process, pin, proxy_process, receive_process
+from benchmarks.proxy_relay.processes import (
+    STEP_SECONDS,
+    children,
+    counting_process,
+    pd_process,
+    pin,
+    proxy_process,
+    receive_process,
+)
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from benchmarks.targets import record
 from triptych.goodput.report.machine import chip, commit
-from triptych.simulator.profile.proxy import children
 
 RESULT = RESULTS / "proxy_relay.md"
 #: Tokens/s per core, share of receive alone, text requests/s per core.

@@ -8,13 +8,36 @@ import ssl
 import time
 from typing import Any
 
-from benchmarks.proxy_relay.processes import Direct
-from triptych.simulator.profile.proxy import ask, post
-from triptych.simulator.profile.scripted_workers import MODEL
+from benchmarks.proxy_relay.processes import MODEL, Direct
 
 #: Clients at once, and the requests of each; output tokens of a short request, and of a long one.
 CLIENTS, EACH, SHORT, LONG = 32, 10, 8, 100
 _PROMPT = "What is the capital of France? Answer in one word."
+#: What an SSE chunk with one token holds.
+_MARK = b'"content":" token"'
+
+
+def post(tokens: int) -> bytes:
+    """A streamed chat request."""
+    message = {"role": "user", "content": "x"}
+    fields = {"model": MODEL, "max_tokens": tokens, "stream": True, "messages": [message]}
+    body = json.dumps(fields).encode()
+    return b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+async def ask(port: int, request: bytes, context: ssl.SSLContext | None = None) -> int:
+    """Reads one streamed reply to its end; the number of its tokens."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20, ssl=context)
+    writer.write(request)
+    chunks, tail = 0, b""
+    while b"[DONE]" not in tail:
+        data = tail + await reader.read(1 << 18)
+        if len(data) == len(tail):
+            raise RuntimeError(f"the proxy closed the stream after {tail!r}")
+        chunks += data.count(_MARK) - tail.count(_MARK)
+        tail = data[-64:]
+    writer.close()
+    return chunks
 
 
 def cpu_seconds(pipe: Any) -> float:

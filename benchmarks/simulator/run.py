@@ -12,7 +12,7 @@ from threading import current_thread, main_thread
 from typing import Protocol
 
 from triptych.errors import ConfigError
-from triptych.goodput.load.record import RequestRecord
+from triptych.goodput.load.job import RequestRecord
 from triptych.goodput.load.workload import PlannedRequest
 from triptych.simulator.cluster.cluster import SimulatedCluster
 from triptych.simulator.cluster.context import Counters, SimulatedStore, Simulation, SimulationContext

@@ -18,9 +18,7 @@ from benchmarks.baselines.tables import table
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from benchmarks.stages.decoding import CHUNK, CONTEXTS, PROMPT, ROWS, decoding
 from benchmarks.stages.encoding import encoding
-from benchmarks.stages.probes import Limits, limits
-from benchmarks.stages.stage import Stage
-from benchmarks.stages.work import Weights
+from benchmarks.stages.work import Limits, Stage, Weights, limits
 from benchmarks.targets import record
 from triptych.cpu.threads import use_threads
 from triptych.goodput.report.machine import chip, commit

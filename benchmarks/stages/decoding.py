@@ -11,9 +11,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.micro.engine_decode import engine_round, make_engine, make_requests, prefill_steps
-from benchmarks.stages.probes import Limits, median_seconds
-from benchmarks.stages.stage import Stage
-from benchmarks.stages.work import Weights
+from benchmarks.stages.work import Limits, Stage, Weights, median_seconds
 from triptych.config import GIB
 from triptych.pd_worker.core.sampling import ResolvedSampling
 from triptych.pd_worker.engine import Engine

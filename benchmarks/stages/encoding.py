@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from benchmarks.stages.probes import Limits, median_seconds
-from benchmarks.stages.stage import Stage
-from benchmarks.stages.work import Weights
+from benchmarks.stages.work import Limits, Stage, Weights, median_seconds
 from triptych import hashing
 from triptych.config import MIB
 from triptych.encoder_worker.media.formats import decode_image
-from triptych.goodput.load.pictures import jpeg
+from triptych.goodput.load.payload import jpeg
 from triptych.goodput.load.workload import Picture
-from triptych.launch.embedded_store import EmbeddedStore
 from triptych.models.registry import load_encoder
-from triptych.simulator.profile.store import Transfers
+from triptych.simulator.profile.encoder import Transfers
 
 #: Pixels of a side of the peer kit's pictures.
 SIDE = 320
@@ -51,17 +47,8 @@ def encoding(
 
 def transfers(nbytes: int, found: Limits, repeats: int) -> Iterator[Stage]:
     """Save and load of one embedding through a store of this machine."""
-    with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
-        store = EmbeddedStore(Path(folder), 256 * MIB)
-        store.start()
-        link = Transfers(store.url)
-        try:
-            items = [link.item(nbytes) for _ in range(repeats + 1)]
-            saves = [link.save(item) for item in items][1:]
-            loads = [link.load(item) for item in items][1:]
-        finally:
-            link.close()
-            store.stop()
+    with Transfers.opened(256 * MIB) as link:
+        saves, loads = link.times(nbytes, repeats)
     for name, taken in (("save", saves), ("load", loads)):
         yield Stage(
             f"{name} of {nbytes / 1e3:.0f} kB", statistics.median(taken), nbytes / found.copy, "copying"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from benchmarks.against_peer.figures import Turn, quiet, ratios
+from benchmarks.against_peer.loads import Load, Turn, quiet, ratios
+from benchmarks.against_peer.page import machine_lines, model_tables, of
 from benchmarks.against_peer.systems import MODELS
-from benchmarks.against_peer.turn_tables import machine_lines, model_tables, of
 from benchmarks.baselines.tables import spread, table
-from benchmarks.targets import fleet_by_epd, replicas_by_replicas
-from benchmarks.vllm_fleet.loads import AT_ONCE, LOADS, SHARED
+from triptych.goodput.load.workload import Workload
+from triptych.goodput.measure.slo import preset
 
 COMMAND = "python -m benchmarks vllm_fleet PEER --packages PACKAGES --results DIR"
 _PAIRS = (
@@ -84,6 +85,26 @@ def reached(turns: Sequence[Turn]) -> dict[str, dict[str, float]]:
     for model, load, pair in _asked(kept):
         ratio = _ratios(kept, model, load, *pair[:2])
         if ratio:
-            name = fleet_by_epd if pair == _BY_EPD else replicas_by_replicas
-            found[name(model, load)] = {"req/s": statistics.median(ratio)}
+            epd = "our encoders before vLLM by vLLM's EPD"
+            name = epd if pair == _BY_EPD else "two vLLM on our store by the two alone"
+            found[f"{name}, {model}, {load}"] = {"req/s": statistics.median(ratio)}
     return found
+
+
+REUSES = (0, 50, 90)
+
+
+def _workloads() -> dict[str, Workload]:
+    """64 output tokens each; pictures of 320 x 320."""
+    found = {}
+    for name in ("image", "images-4"):
+        for reuse in REUSES:
+            found[f"{name}-{reuse}"] = replace(preset(name).workload, reuse=reuse / 100)
+    return found
+
+
+WORKLOADS = _workloads()
+AT_ONCE = 8
+LOADS = tuple(Load(name, AT_ONCE) for name in WORKLOADS)
+#: Where replicas show each other's pictures.
+SHARED = ("image-50", "images-4-50")

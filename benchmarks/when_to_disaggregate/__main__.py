@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from benchmarks.result_page import RESULTS, add_write_flag, publish
-from benchmarks.when_to_disaggregate import devices, equal, plots, reports, reuse
+from benchmarks.when_to_disaggregate import devices, plots, reports, reuse
 
 PAGE = RESULTS / "when_to_disaggregate.md"
 _HEAD = """\
@@ -43,9 +43,9 @@ def _cells(one: reports.Found) -> str:
 
 
 def _equal() -> list[str]:
-    found = list(equal.plans())
+    found = list(devices.plans())
     plots.draw_equal(found)
-    return equal.table(found)
+    return devices.equal_table(found)
 
 
 def _devices() -> list[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from triptych.goodput.load.record import RequestRecord
+from triptych.goodput.load.job import RequestRecord
 from triptych.proxy.pd.router import KEEPS_ITEMS
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.simulator.cluster.context import Counters, SimulationContext
@@ -83,11 +84,9 @@ class SimulatedCluster:
         self._register(WorkerInfo(address, "encoder", "0", MODEL_KEY, MODEL, namespaces, credit, kind=kind))
 
     def encoder_drains(self, address: str) -> None:
-        """It shows that the encoder takes no new jobs."""
         self.known.workers["encoder", address].serving = False
 
     def encoder_gone(self, address: str) -> None:
-        """It shows that the encoder's process has ended."""
         self.known.report_loss(self.known.workers.pop(("encoder", address)))
 
     def _register(self, info: WorkerInfo) -> None:
@@ -105,19 +104,17 @@ class SimulatedCluster:
 
     def finish(self, records: Sequence[RequestRecord], seconds: float) -> Counters:
         """The counters of the whole simulation, which took `seconds`."""
-        counters, store = self.context.counters, self.context.store
-        encoders = self.encoders.values()
+        counters, store, encoders = self.context.counters, self.context.store, self.encoders.values()
         counters.seconds = seconds
         counters.items = dict(Counter(cache for record in records if record.ok for cache in record.caches))
         counters.re_encodes = self.proxy.re_encodes
         counters.store_evictions, counters.loaded_bytes = store.evictions, store.loaded_bytes
-        relay = counters.tokens * self.context.costs.proxy.token
         busy = {
-            "pd": sum(worker.step_seconds for worker in self.workers.values()) / len(self.workers),
-            "proxy": self.proxy.intake_seconds + relay,
+            "pd": statistics.fmean(worker.step_seconds for worker in self.workers.values()),
+            "proxy": self.proxy.intake_seconds + counters.tokens * self.context.costs.proxy.token,
         }
         if encoders:
-            busy["encoder"] = sum(encoder.tower_seconds for encoder in encoders) / len(encoders)
+            busy["encoder"] = statistics.fmean(encoder.tower_seconds for encoder in encoders)
         counters.utilisation = {name: spent / seconds for name, spent in busy.items()}
         return counters
 
@@ -125,8 +122,7 @@ class SimulatedCluster:
         """What is held though no request is left; all zero when nothing leaks."""
         workers, encoders = self.workers.values(), self.encoders.values()
         return {
-            "requests": self.proxy.dispatcher.in_flight
-            + sum(link.in_flight for link in self.transport.links),
+            "requests": self.proxy.dispatcher.in_flight + sum(one.in_flight for one in self.transport.links),
             "jobs": sum(len(encoder) for encoder in encoders),
             "scheduled items": sum(len(encoder.scheduler) for encoder in encoders),
             "saves": sum(encoder.saving_bytes for encoder in encoders),

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from triptych.goodput.load.record import RequestRecord
+from triptych.goodput.load.job import RequestRecord
 from triptych.simulator.cluster.loop import VirtualLoop
 from triptych.simulator.cluster.shape import Limits
 from triptych.simulator.costs.costs import CostModel, ModelShape

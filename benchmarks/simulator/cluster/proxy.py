@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from triptych.errors import Overloaded, RequestError
-from triptych.goodput.load.record import RequestRecord
+from triptych.goodput.load.job import RequestRecord
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.call.chat import ChatCall, ChatMessage, Delta, Done, Timings
 from triptych.proxy.dispatcher import Dispatcher

@@ -6,11 +6,11 @@ import math
 from dataclasses import asdict, dataclass, replace
 
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
-from triptych.goodput.load.record import RequestRecord
+from triptych.goodput.load.job import RequestRecord
 from triptych.goodput.load.workload import Workload, plan_requests
+from triptych.goodput.measure.figures import MATTERS, SURE, drift_of, judge
 from triptych.goodput.measure.search import SearchLimits, Verdict, search
 from triptych.goodput.measure.slo import Slo
-from triptych.goodput.measure.sustained import MATTERS, SURE, drift_of, judge
 from triptych.progress.progress import Progress
 from triptych.simulator.cluster.shape import ClusterShape
 from triptych.simulator.costs.costs import CostModel, ProxyCosts

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.gpu.device_limits import DeviceLimits
-from benchmarks.gpu.roofline import DecoderSize, Work, decoder_size, tower_work
+from benchmarks.gpu.device_limits import DecoderSize, DeviceLimits, Work, decoder_size, tower_work
 from support.data.checkpoints import build_checkpoint
 from triptych.models.registry import load_decoder, load_encoder
 

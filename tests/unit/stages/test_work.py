@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.stages.stage import Stage
-from benchmarks.stages.work import Weights, tensor_shapes
+from benchmarks.stages.work import Stage, Weights, tensor_shapes
 from triptych.errors import ConfigError
 from triptych.models.base import DecoderGeometry
 

@@ -14,9 +14,9 @@ from triptych.config import MIB, EncoderConfig, ProxyConfig
 from triptych.errors import ConfigError
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
 from triptych.goodput.load.workload import Workload, plan_requests
+from triptych.goodput.measure.figures import judge
 from triptych.goodput.measure.search import SearchLimits, search
 from triptych.goodput.measure.slo import Slo
-from triptych.goodput.measure.sustained import judge
 from triptych.simulator.cluster.context import Simulation
 from triptych.simulator.cluster.shape import ClusterShape, colocated, on_devices
 from triptych.simulator.run import simulate

@@ -10,7 +10,7 @@ import pytest
 
 from support.simulated import COSTS, LIMITS, MODEL
 from triptych.errors import ConfigError
-from triptych.goodput.load.record import RequestRecord
+from triptych.goodput.load.job import RequestRecord
 from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import Slo
 from triptych.simulator.cluster.shape import colocated, on_devices

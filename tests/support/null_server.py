@@ -1,6 +1,6 @@
 """A server that speaks OpenAI's streaming chat and computes nothing: what the generator is measured against.
 
-    python -m triptych.goodput.null_server [--port 0] [--ttft 0.02] [--tpot 0.005]
+    python -m support.null_server [--port 0] [--ttft 0.02] [--tpot 0.005]
 
 Prints its URL in one line once it listens.
 """
