@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from benchmarks.against_peer.loads import FIGURES, LOADS, OTHERS_LIMIT, Load, Turn, quiet, ratios
 from benchmarks.against_peer.systems import MODELS
 from benchmarks.baselines.tables import number, spread, table
+from benchmarks.result_page import fill
 
 _COMMAND = "python -m benchmarks against_peer PEER --results DIR"
 _PAIRS = (
@@ -18,17 +19,17 @@ _PAIRS = (
     ("before", "vllm"),
     ("vllm-epd", "vllm"),
 )
-_ABOUT = """\
-All systems are up on the same cores, one computes at a time. In every round each gets the same requests, a
-closed loop with 64 output tokens; no request comes twice. A ratio is the median of the rounds' ratios with
-its range. Times are in ms, means over requests; `step` is the median time between tokens while all sequences
-decode and none is prefilled; `CPU` is that of all of a system's processes per request, what waiting
-threads spin included."""
 
 
 def page(turns: Sequence[Turn]) -> str:
     kept = quiet(turns)
-    lines = ["# Against vLLM on the same cores", "", *machine_lines(_COMMAND, kept, len(turns)), "", _ABOUT]
+    lines = [
+        "# Against vLLM on the same cores",
+        "",
+        *machine_lines(_COMMAND, kept, len(turns)),
+        "",
+        fill("against_peer"),
+    ]
     return "\n".join([*lines, *model_tables(kept, LOADS, _PAIRS), ""])
 
 

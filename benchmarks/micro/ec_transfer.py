@@ -19,7 +19,7 @@ import numpy as np
 import redis
 import redis.asyncio
 
-from benchmarks.result_page import RESULTS, add_write_flag, publish
+from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
 from triptych.ec_connector.store import keys
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.ec_connector.store.results import Loaded, SaveResult
@@ -138,32 +138,20 @@ def report(speeds: dict[str, list[float]], command: str) -> str:
     """The results as the committed page has them."""
     median = {name: statistics.median(values) for name, values in speeds.items()}
     best = {name: max(values) for name, values in speeds.items()}
-    load = " ".join(f"{value:.1f}" for value in os.getloadavg())
-    return "\n".join(
-        (
-            "# Store transfers",
-            "",
-            f"`{command}`, {datetime.date.today().isoformat()}, {chip()}, {os.cpu_count()} cores, Python "
-            f"{platform.python_version()}, redis-py {redis.__version__}. Load averages at the end: {load}.",
-            "",
-            f"Items of {_ROWS * _WIDTH * 2 / 1e6:.1f} MB over the unix socket. Our side verifies (load) or "
-            "computes (save) the xxh3-128 checksum, redis-py's asyncio client moves bytes only. Buffers are "
-            "touched before. Repeats are interleaved. Neighbours on the machine slow the medians, those of "
-            "transfers between two processes more than memcpy's; the bests are nearer to a quiet machine.",
-            "",
-            "| ratio | by medians | by bests | target |",
-            "|---|---|---|---|",
-            *(
-                f"| {ours} / {theirs} | {median[ours] / median[theirs]:.2f} "
-                f"| {best[ours] / best[theirs]:.2f} | {target} |"
-                for ours, theirs, target in _RATIOS
-            ),
-            "",
-            "| operation | median GB/s | best GB/s |",
-            "|---|---|---|",
-            *(f"| {name} | {median[name]:.2f} | {best[name]:.2f} |" for name in speeds),
-            "",
-        )
+    ratios = [(f"{a} / {b}", median[a] / median[b], best[a] / best[b], target) for a, b, target in _RATIOS]
+    made = {
+        "date": datetime.date.today(),
+        "chip": chip(),
+        "cores": os.cpu_count(),
+        "redis": redis.__version__,
+    }
+    return fill(
+        "ec_transfer",
+        **made | {"command": command, "python": platform.python_version()},
+        load=" ".join(f"{value:.1f}" for value in os.getloadavg()),
+        megabytes=_ROWS * _WIDTH * 2 / 1e6,
+        ratios="\n".join(f"| {name} | {a:.2f} | {b:.2f} | {target} |" for name, a, b, target in ratios),
+        speeds="\n".join(f"| {name} | {median[name]:.2f} | {best[name]:.2f} |" for name in speeds),
     )
 
 

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.result_page import RESULTS, add_write_flag, publish
+from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.goodput.report.machine import describe, load_average
@@ -106,32 +106,17 @@ def line(costs: Costs, side: int) -> tuple[float, float]:
     return least - slope * WORKERS[0], slope
 
 
-def report(costs: Costs, options: argparse.Namespace, load_before: float) -> str:
-    machine = describe(load_before)
-    server, client = line(costs, 0), line(costs, 1)
-    loaded = " MADE ON A LOADED MACHINE." if machine.loaded else ""
-    return "\n".join(
-        (
-            "# Load of the registry",
-            "",
-            f"Command: `python -m benchmarks registry_load --repeats {options.repeats} --write`",
-            f"Date: {datetime.date.today()}. Commit: {machine.commit}. Chip: {machine.chip}, "
-            f"{machine.cores} cores.",
-            f"Load before: {machine.load_before}, after: {machine.load_after}.{loaded}",
-            "",
-            "CPU time of one call, medians; the store is the embedded one on its unix socket.",
-            "",
-            "| call | store, µs | worker or proxy, µs |",
-            "|---|---|---|",
-            *(
-                f"| {_title(name)} | {store * 1e6:.1f} | {other * 1e6:.1f} |"
-                for name, (store, other) in costs.items()
-            ),
-            "",
-            f"A look at changed workers costs the store {server[0] * 1e6:.0f} µs + {server[1] * 1e6:.2f} µs "
-            f"per worker, a proxy {client[0] * 1e6:.0f} µs + {client[1] * 1e6:.2f} µs per worker.",
-            "",
-        )
+def report(costs: Costs, repeats: int, load_before: float) -> str:
+    machine, rows = describe(load_before), costs.items()
+    fits = [f"{a * 1e6:.0f} µs + {b * 1e6:.2f} µs" for a, b in (line(costs, 0), line(costs, 1))]
+    return fill(
+        "registry_load",
+        repeats=repeats,
+        date=datetime.date.today(),
+        machine=machine,
+        fits=fits,
+        loaded=" MADE ON A LOADED MACHINE." if machine.loaded else "",
+        rows="\n".join(f"| {_title(n)} | {a * 1e6:.1f} | {b * 1e6:.1f} |" for n, (a, b) in rows),
     )
 
 
@@ -155,7 +140,7 @@ def main() -> int:
             costs = asyncio.run(measure(server.url, options.repeats))
         finally:
             server.stop()
-    publish(report(costs, options, load_before), RESULT, write=options.write)
+    publish(report(costs, options.repeats, load_before), RESULT, write=options.write)
     return 0
 
 

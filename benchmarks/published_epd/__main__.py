@@ -15,7 +15,6 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from benchmarks.published_epd.figures import (
     FIGURES,
@@ -24,7 +23,7 @@ from benchmarks.published_epd.figures import (
     disaggregated,
     replicas,
 )
-from benchmarks.result_page import RESULTS, add_write_flag, publish
+from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
 from triptych.config import EncoderConfig
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
 from triptych.goodput.load.workload import Workload, plan_requests
@@ -168,22 +167,19 @@ def report(cells: Cells, seconds: float, load_before: float) -> str:
         f"- {text}-{images}, {name}: {why or 'nothing up to the end of the search'}"
         for (text, images, name), (_, _, why) in cells.items()
     )
-    return (
-        (Path(__file__).parent / "page.md")
-        .read_text(encoding="utf-8")
-        .format(
-            seconds=f"{seconds:g}",
-            date=datetime.date.today(),
-            commit=describe(load_before).commit,
-            not_modelled=NOT_MODELLED,
-            warm_up=f"{WARM_UP:g}",
-            rows="\n".join(rows(cells)),
-            count=len(off),
-            within_15=sum(abs(error) <= 0.15 for _, error in off),
-            within_30=sum(abs(error) <= 0.30 for _, error in off),
-            worst=f"{worst[0]} ({worst[1]:+.0%})",
-            ends="\n".join(ends),
-        )
+    return fill(
+        "published_epd",
+        seconds=f"{seconds:g}",
+        date=datetime.date.today(),
+        commit=describe(load_before).commit,
+        not_modelled=NOT_MODELLED,
+        warm_up=f"{WARM_UP:g}",
+        rows="\n".join(rows(cells)),
+        count=len(off),
+        within_15=sum(abs(error) <= 0.15 for _, error in off),
+        within_30=sum(abs(error) <= 0.30 for _, error in off),
+        worst=f"{worst[0]} ({worst[1]:+.0%})",
+        ends="\n".join(ends),
     )
 
 
