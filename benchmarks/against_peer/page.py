@@ -23,13 +23,8 @@ _PAIRS = (
 
 def page(turns: Sequence[Turn]) -> str:
     kept = quiet(turns)
-    lines = [
-        "# Against vLLM on the same cores",
-        "",
-        *machine_lines(_COMMAND, kept, len(turns)),
-        "",
-        fill("against_peer"),
-    ]
+    lines = ["# Against vLLM on the same cores", "", *machine_lines(_COMMAND, kept, len(turns))]
+    lines += ["", fill("against_peer")]
     return "\n".join([*lines, *model_tables(kept, LOADS, _PAIRS), ""])
 
 

@@ -126,12 +126,12 @@ class DecoderSize:
         attention = 4 * batch * context * self.attention_width
         return Work(self.weight_bytes + batch * context * self.token_bytes, linear + attention)
 
-    def prefill(self, tokens: int) -> Work:
-        """One prompt from its begin; the head is needed for its last token."""
+    def prefill(self, tokens: int, context: int = 0) -> Work:
+        """A part of one prompt behind `context` tokens of it; the head is needed for its last token."""
         linear = 2 * (tokens * self.layer_weights + self.head_weights)
-        # Causal: half of all pairs of tokens.
-        attention = 2 * tokens * tokens * self.attention_width
-        return Work(self.weight_bytes + tokens * self.token_bytes, linear + attention)
+        # Causal: half of all pairs of its own tokens.
+        attention = (4 * tokens * context + 2 * tokens * tokens) * self.attention_width
+        return Work(self.weight_bytes + (context + tokens) * self.token_bytes, linear + attention)
 
 
 def decoder_size(decoder: DecoderSide) -> DecoderSize:

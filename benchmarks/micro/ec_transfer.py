@@ -139,15 +139,14 @@ def report(speeds: dict[str, list[float]], command: str) -> str:
     median = {name: statistics.median(values) for name, values in speeds.items()}
     best = {name: max(values) for name, values in speeds.items()}
     ratios = [(f"{a} / {b}", median[a] / median[b], best[a] / best[b], target) for a, b, target in _RATIOS]
-    made = {
-        "date": datetime.date.today(),
-        "chip": chip(),
-        "cores": os.cpu_count(),
-        "redis": redis.__version__,
-    }
     return fill(
         "ec_transfer",
-        **made | {"command": command, "python": platform.python_version()},
+        command=command,
+        date=datetime.date.today(),
+        chip=chip(),
+        cores=os.cpu_count(),
+        python=platform.python_version(),
+        redis=redis.__version__,
         load=" ".join(f"{value:.1f}" for value in os.getloadavg()),
         megabytes=_ROWS * _WIDTH * 2 / 1e6,
         ratios="\n".join(f"| {name} | {a:.2f} | {b:.2f} | {target} |" for name, a, b, target in ratios),

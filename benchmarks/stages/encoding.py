@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.stages.work import Limits, Stage, Weights, median_seconds
+from benchmarks.gpu.device_limits import tower_work
+from benchmarks.stages.work import Limits, Stage, median_seconds
 from triptych import hashing
 from triptych.config import MIB
 from triptych.encoder_worker.media.formats import decode_image
@@ -22,9 +23,7 @@ SIDE = 320
 _MAX_PIXELS = 1 << 22
 
 
-def encoding(
-    model: Path, dtype: torch.dtype, weights: Weights, found: Limits, rounds: int
-) -> Iterator[Stage]:
+def encoding(model: Path, dtype: torch.dtype, found: Limits, rounds: int) -> Iterator[Stage]:
     """Preprocess, the tower with one and with four pictures, an embedding to the store and back."""
     encoder = load_encoder(model, device=torch.device("cpu"), dtype=dtype)
     media = jpeg(Picture(1, SIDE, SIDE))
@@ -35,11 +34,10 @@ def encoding(
 
     yield Stage(f"hash, decode and preprocess {SIDE}x{SIDE}", median_seconds(prepare, 4 * rounds))
     item = encoder.preprocess(decode_image(media, max_pixels=_MAX_PIXELS), {})
-    merged = item.cost // item.rows
     for count in (1, 4):
         with torch.inference_mode():
             seconds = median_seconds(lambda count=count: encoder.encode([item] * count), rounds)  # type: ignore[misc]
-        least = count * weights.tower_operations(item.cost, merged) / found.product
+        least = tower_work(encoder, [item] * count).flops / found.product
         yield Stage(f"tower, {count} of {SIDE}x{SIDE}", seconds, least, "matrix product")
     nbytes = item.rows * encoder.width * torch.empty(0, dtype=dtype).element_size()
     yield from transfers(nbytes, found, 4 * rounds)

@@ -57,14 +57,9 @@ class SimulatedTransport:
     links: list[SimulatedLink] = field(default_factory=list)
 
     def open_job(
-        self,
-        address: str,
-        job: encoder_pb2.EncodeJob,
-        media: ItemMedia,
-        owner: JobOwner,
-        trace: object = None,
+        self, address: str, job: encoder_pb2.EncodeJob, media: ItemMedia, owner: JobOwner, trace: object = 0
     ) -> SimulatedJob:
-        return SimulatedJob(self, self.encoders[address], job, owner)
+        return SimulatedJob(self, address, job, owner)
 
     def open_link(self, address: str, events: RequestEvents, owner: LinkOwner) -> SimulatedLink:
         link = SimulatedLink(self, address, events, owner)
@@ -78,16 +73,12 @@ class SimulatedJob:
     media_sent = True
 
     def __init__(
-        self,
-        transport: SimulatedTransport,
-        encoder: SimulatedEncoder,
-        job: encoder_pb2.EncodeJob,
-        owner: JobOwner,
+        self, transport: SimulatedTransport, address: str, job: encoder_pb2.EncodeJob, owner: JobOwner
     ) -> None:
         self.item = transport.items[job.mm_hash]
         self.re_encode = job.re_encode
         self._loop, self._rpc = transport.context.loop, transport.context.costs.rpc
-        self._encoder, self._job_id, self._owner = encoder, job.job_id, owner
+        self._encoder, self._job_id, self._owner = transport.encoders[address], job.job_id, owner
         self._end: asyncio.Future[JobReady | JobFailure] = self._loop.create_future()
 
     def run(self) -> None:
@@ -101,8 +92,7 @@ class SimulatedJob:
             self._loop.call_later(self._rpc, self._encoder.leave, self)
             raise
 
-    async def close(self) -> None:
-        """The worker has ended the stream with its last message."""
+    async def close(self) -> None: ...
 
     def planned(self, plan: ItemPlan) -> None:
         """Sent by the worker."""

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter
 
 from triptych.goodput.report.plots import COLOURS
 from triptych.simulator.plan.answer import CapacityPlan, SensitivityPoint
-from triptych.simulator.plan.scaling import SHARE, Scaling
+from triptych.simulator.plan.scaling import Scaling
 from triptych.simulator.plan.tables import PARTS
 
 APART, REPLICAS = COLOURS[0], COLOURS[1]
@@ -35,8 +35,7 @@ def draw(plan: CapacityPlan) -> Figure:
         axis = figure.add_subplot(grid[0, first + 2 * index : first + 2 * index + 2])
         _sensitivity(axis, kind, [point for point in plan.points if point.kind == kind], plan)
     if plan.scaling is not None:
-        _rates(figure.add_subplot(grid[1, :columns]), plan.scaling)
-        _shares(figure.add_subplot(grid[1, columns:]), plan.scaling)
+        _rates(figure.add_subplot(grid[1, :]), plan.scaling)
     for axis in figure.axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", alpha=0.3)
@@ -82,24 +81,9 @@ def _rates(axis: Axes, scaled: Scaling) -> None:
         if one.workers is not None:
             label = f"{PARTS[one.part]}: full at {one.workers}"
             axis.axhline(one.rate, color=colour, linestyle="--", label=label)
-    _plain(axis, "requests/s", "scaling")
-
-
-def _shares(axis: Axes, scaled: Scaling) -> None:
-    workers = [point.workers for point in scaled.curve]
-    for colour, one in zip(COLOURS[1:], scaled.bottlenecks, strict=False):
-        alone = one.part == "proxy"
-        shares = [100 * (point.one_proxy if alone else point.shares[one.part]) for point in scaled.curve]
-        if max(shares) > 0:
-            axis.plot(workers, shares, marker=".", color=colour, label=PARTS[one.part])
-    axis.axhline(100 * SHARE, color="#555555", linestyle="--", label=f"full: {SHARE:.0%}")
-    _plain(axis, "share in use, %", "what fills up")
-
-
-def _plain(axis: Axes, ylabel: str, title: str) -> None:
-    """Over workers; both axes by powers of ten, written out."""
-    axis.set(xscale="log", yscale="log", xlabel="workers", ylabel=ylabel, title=title)
+    axis.set(xscale="log", yscale="log", xlabel="workers", ylabel="requests/s", title="scaling")
     for one in (axis.xaxis, axis.yaxis):
+        # Powers of ten, written out.
         one.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axis.legend(fontsize=8)
 

@@ -31,6 +31,7 @@ def _parts(plan: CapacityPlan) -> Iterator[RenderableType]:
         f"{question.workload_name} on {size} {question.devices_named}, {question.slo}; {_prices(plan)}\n"
         f"costs: {question.device.costs.source}"
     )
+    names: tuple[str, ...]
     names = ("shape", "requests/s", "of loads", "bound by costs", "proxies", "per million", "per $")
     yield table("Highest sustained rate", names, (_served(plan, served) for served in plan.ratios.all))
     yield Text(f"{plan.ratios.verdict}\n{plan.advice.reason}", "bold")

@@ -159,8 +159,9 @@ def transfer_samples(effort: Effort) -> tuple[list[Sample], list[Sample]]:
 
         def sample(size: int) -> tuple[Sample, Sample]:
             saves, loads = transfers.times(size << 10, effort.repeats)
-            terms = {"save_item": 1, "save_byte": size << 10}, {"load_item": 1, "load_byte": size << 10}
-            return sample_of(terms[0], saves), sample_of(terms[1], loads)
+            nbytes = float(size << 10)
+            saved = sample_of({"save_item": 1.0, "save_byte": nbytes}, saves)
+            return saved, sample_of({"load_item": 1.0, "load_byte": nbytes}, loads)
 
         pairs = in_time("saves and loads", map(sample, SIZES), len(SIZES), effort)
     return [saved for saved, _ in pairs], [loaded for _, loaded in pairs]
