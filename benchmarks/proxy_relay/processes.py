@@ -17,7 +17,6 @@ from typing import Any
 import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from triptych.config import TlsFiles
 from triptych.ec_connector.registry.registry import RegistrySnapshot
 from triptych.machine.heap import collect_rarely
 from triptych.metrics import ProxyMetrics
@@ -31,7 +30,6 @@ from triptych.proxy.openai.app import ApiLimits, make_app
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.transport import GrpcTransport
 from triptych.rpc.channels import listen, make_channel, make_server
-from triptych.rpc.tls.certificates import Certificates
 from triptych.types import FinishReason, ItemPlan, PDTimings, Usage, WorkerInfo
 
 MODEL = "bench"
@@ -126,13 +124,13 @@ def _messages(batch: Sequence[pd_pb2.SubmitRequest]) -> list[pd_pb2.StepEvents]:
     ]
 
 
-async def serve(worker: pd_pb2_grpc.PDServiceServicer, files: TlsFiles | None = None) -> tuple[Any, int]:
+async def serve(worker: pd_pb2_grpc.PDServiceServicer) -> tuple[Any, int]:
     """A started server with the worker and health beside it, and its port."""
     server, state = make_server(), health.aio.HealthServicer()
     pd_pb2_grpc.add_PDServiceServicer_to_server(worker, server)
     health_pb2_grpc.add_HealthServicer_to_server(state, server)
     await state.set("", health_pb2.HealthCheckResponse.SERVING)
-    port = listen(server, "127.0.0.1:0", Certificates(files) if files else None, mutual=True)
+    port = listen(server, "127.0.0.1:0", mutual=True)
     await server.start()
     return server, port
 
@@ -183,11 +181,11 @@ class CountingPD(pd_pb2_grpc.PDServiceServicer):
         return [tokens, end]
 
 
-def pd_process(pipe: Any, streams: int, files: TlsFiles | None = None) -> None:
+def pd_process(pipe: Any, streams: int) -> None:
     """A scripted PD worker; sends its port."""
 
     async def run() -> None:
-        server, port = await serve(ScriptedPD(streams), files)
+        server, port = await serve(ScriptedPD(streams))
         pipe.send(port)
         await server.wait_for_termination()
 
@@ -209,20 +207,16 @@ def counting_process(pipe: Any) -> None:
     asyncio.run(run())
 
 
-def proxy_process(pipe: Connection, pd_port: int, files: TlsFiles | None = None) -> None:
-    """A proxy on the first core; sends its port, and answers everything with its CPU seconds so far.
-
-    With files, both its sides speak TLS.
-    """
+def proxy_process(pipe: Connection, pd_port: int) -> None:
+    """A proxy on the first core; sends its port, and answers everything with its CPU seconds so far."""
 
     async def run() -> None:
-        metrics, certificates = ProxyMetrics(), Certificates(files) if files else None
-        pool = WorkerPool(FixedRegistry(f"127.0.0.1:{pd_port}"), "bench", certificates=certificates)
+        metrics, pool = ProxyMetrics(), WorkerPool(FixedRegistry(f"127.0.0.1:{pd_port}"), "bench")
         transport = GrpcTransport(pool, "bench")
         dispatcher = Dispatcher(pool, NoStore(), metrics, transport, proxy_id="bench", max_queue=4096)
         listener = bind("127.0.0.1", 0)
         app = make_app(dispatcher, pool, metrics.registry, ApiLimits())
-        await HttpServer(app, listener, certificates=certificates).start()
+        await HttpServer(app, listener).start()
         await pool.start()
         collect_rarely()
         pipe.send(listener.getsockname()[1])
