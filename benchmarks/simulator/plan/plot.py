@@ -82,9 +82,9 @@ def _rates(axis: Axes, scaled: Scaling) -> None:
             label = f"{PARTS[one.part]}: full at {one.workers}"
             axis.axhline(one.rate, color=colour, linestyle="--", label=label)
     axis.set(xscale="log", yscale="log", xlabel="workers", ylabel="requests/s", title="scaling")
-    for one in (axis.xaxis, axis.yaxis):
+    for scale in (axis.xaxis, axis.yaxis):
         # Powers of ten, written out.
-        one.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        scale.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axis.legend(fontsize=8)
 
 
