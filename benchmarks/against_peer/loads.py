@@ -1,4 +1,4 @@
-"""Loads: what is asked of every system, and how many requests at once. Pure."""
+"""Loads of the comparison, and the figures of one turn on one of them. Pure."""
 
 from __future__ import annotations
 

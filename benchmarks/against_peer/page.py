@@ -1,4 +1,4 @@
-"""The page and the figures of the targets, made of turns. Pure."""
+"""The page of turns, its tables, and the figures of the targets. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop over loads, rounds and systems; one system computes at a time."""
+"""The loop over loads, rounds and systems, one of which computes at a time; and its command line."""
 
 from __future__ import annotations
 

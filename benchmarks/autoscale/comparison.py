@@ -1,4 +1,4 @@
-"""All policies on all traces: figures of each trial, kept as JSON so that a run that is cut off goes on."""
+"""All policies on all traces; figures of each trial are kept as JSON; a run that is cut off goes on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.autoscale.hpa import Concurrency, CpuPercent, QueueLength
+from benchmarks.autoscale.policies import Concurrency, CpuPercent, QueueLength
 from triptych.config import GIB, EncoderConfig, PDConfig, ProxyConfig
 from triptych.errors import ConfigError
 from triptych.goodput.measure.slo import Slo

@@ -1,4 +1,4 @@
-"""Cells: one kind of measurement of one system on one load, once. Pure."""
+"""Cells, one kind of measurement of one system on one load once; and the folder of their files."""
 
 from __future__ import annotations
 

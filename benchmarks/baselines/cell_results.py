@@ -1,4 +1,4 @@
-"""The finished cells of one matrix, looked up for the report. Pure."""
+"""The finished cells of one matrix for the report: figures, verdicts, the stage a loss comes from. Pure."""
 
 from __future__ import annotations
 

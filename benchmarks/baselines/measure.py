@@ -1,4 +1,4 @@
-"""Measures one cell with the harness of `triptych bench`."""
+"""One cell measured with the harness of `triptych bench`, at the rate that finished cells give it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop over cells: what is finished is skipped, what fails is recorded, what would not fit is left."""
+"""The loop over cells under the machine lock: finished ones are skipped, failures recorded."""
 
 from __future__ import annotations
 

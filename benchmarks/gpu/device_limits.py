@@ -1,4 +1,4 @@
-"""Limits of a device: bytes and FLOPs per second, of its data sheet or measured."""
+"""Limits of a device, what stages cannot do without, and the options and pages of its benchmarks."""
 
 from __future__ import annotations
 

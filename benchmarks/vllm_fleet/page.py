@@ -1,4 +1,4 @@
-"""The page and the figures of the targets, made of turns. Pure."""
+"""Loads, with none, half or most pictures seen before; their page and the figures of the targets. Pure."""
 
 from __future__ import annotations
 

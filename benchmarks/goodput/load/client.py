@@ -1,4 +1,4 @@
-"""Sends one request and records what came of it."""
+"""Sends one request, reads its streamed reply, and records what came of it."""
 
 from __future__ import annotations
 

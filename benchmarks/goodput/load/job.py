@@ -1,4 +1,4 @@
-"""The load generator's input and output: its job, its progress, its report."""
+"""The load generator's input and output: its job, its progress, the record of each request, its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Request bodies, made before the window begins, so that sending costs no more than a copy."""
+"""Request bodies, made before the window begins so that sending costs a copy: texts and pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics of a window's records: latencies, throughput and goodput. Pure."""
+"""Statistics of a window's records, and whether its rate was sustained. Pure."""
 
 from __future__ import annotations
 

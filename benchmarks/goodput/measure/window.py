@@ -1,4 +1,4 @@
-"""One measured window: load, figures, verdict, queues."""
+"""One measured window: load, figures, verdict, and the time line of the server's queues."""
 
 from __future__ import annotations
 

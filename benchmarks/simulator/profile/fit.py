@@ -1,4 +1,4 @@
-"""Linear costs out of measured times: non-negative least squares, judged on samples that it has not seen."""
+"""Samples of measured times, and linear costs out of them, judged on samples that the fit has not seen."""
 
 from __future__ import annotations
 

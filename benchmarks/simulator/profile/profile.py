@@ -1,4 +1,4 @@
-"""The result of `triptych profile`: the costs of each stage on this machine, as a file and as a report."""
+"""`triptych profile`: every stage measured with its real parts, the costs fitted, the file and the report."""
 
 from __future__ import annotations
 

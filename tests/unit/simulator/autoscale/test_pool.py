@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.autoscale.hpa import Concurrency, CpuPercent, QueueLength
+from benchmarks.autoscale.policies import Concurrency, CpuPercent, QueueLength
 from support.simulated import COSTS, LIMITS, MIX, MODEL, PICTURE
 from triptych.config import EncoderConfig
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
