@@ -1,8 +1,9 @@
 """Other policies: Kubernetes' autoscaler on CPU use, and on a queue's length through KEDA; and Knative's.
 
-Parameters of the first two are the defaults of kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale: a sync every
-15 s, a tolerance of 10 %, at most four pods or as many as there are more in 15 s, and the highest
-recommendation of the last 300 s before pods are taken away.
+Parameters of the first two are the defaults of
+kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale: a sync every 15 s, a tolerance of 10 %,
+at most four pods or as many as there are more in 15 s, and the highest recommendation of the last 300 s
+before pods are taken away.
 """
 
 from __future__ import annotations
