@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triptych.pd_worker.core.items import ItemTracker
+from triptych.pd_worker.core.items.tracker import ItemTracker
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.outputs import GatheredRows, ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.core.request import RequestState

@@ -9,8 +9,8 @@ from triptych.errors import DeadlineExceeded, InternalError, RequestError, Unava
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.budget import Budget
 from triptych.pd_worker.core.chunks import ChunkMaker
-from triptych.pd_worker.core.item_stage import ItemStage
-from triptych.pd_worker.core.items import ItemTracker, Readiness
+from triptych.pd_worker.core.items.stage import ItemStage
+from triptych.pd_worker.core.items.tracker import ItemTracker, Readiness
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.kv_cache.swap import SwapManager
 from triptych.pd_worker.core.limits import CrossLimits, SchedulerLimits, check_request
@@ -56,7 +56,7 @@ class Scheduler:
         self._chunks = ChunkMaker(kv, items)
         self._overlap = OverlapPrefill(kv, items, self._chunks, limits, enabled=overlap_prefill)
         self._step = 0
-        self._requests = RequestTable()
+        self._requests = RequestTable(items.table)
         self._waiting = WaitingRequests()
         self._running: list[RequestState] = []
         #: Running requests that leave their blocks with the next step.
@@ -409,7 +409,7 @@ class Scheduler:
         state.num_computed_tokens = end = chunk.start + chunk.count
         if end % self.kv.block_size < chunk.count:  # it fills a block
             self.kv.register(state.request_id, state.chain, end)
-        if len(state.consumed) < len(state.request.features):
+        if state.unconsumed:
             self.items.consume(state)
 
     def _append(self, state: RequestState, token: int, logprobs: RawLogprobs | None, now: float) -> None:

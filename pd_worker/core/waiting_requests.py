@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Iterator, Sequence
 
-from triptych.pd_worker.core.items import Readiness
+from triptych.pd_worker.core.items.tracker import Readiness
 from triptych.pd_worker.core.request import RequestOrder, RequestState, RequestStatus
 
 

@@ -14,6 +14,7 @@ from triptych.errors import InvalidRequest, RequestError, Unavailable
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.admission import Admission, distinct_bytes
 from triptych.pd_worker.core.encoder_cache import EncoderCache, Residency
+from triptych.pd_worker.core.items.item import ItemStatus, ItemTable, ItemUse
 from triptych.pd_worker.core.kv_cache.block_pool import BlockPool
 from triptych.pd_worker.core.kv_cache.cross_kv_manager import CrossKVManager, TableState
 from triptych.pd_worker.core.outputs import Projection, SchedulerOutput
@@ -58,6 +59,7 @@ class ItemTracker:
         self.admission = admission
         self.connector = connector
         self.cross = cross or CrossKVManager(BlockPool(0), 1)
+        self.table = ItemTable()
         self._stats = ItemStats()
 
     def reset_tables(self) -> None:
@@ -88,7 +90,7 @@ class ItemTracker:
         features = [
             feature
             for index, feature in enumerate(state.features)
-            if index not in state.consumed and not self.has_table(feature)
+            if not state.is_consumed(index) and not self.has_table(feature.plan)
         ]
         if not self.admission.reserve(state.request_id, distinct_bytes(features)):
             return False
@@ -101,14 +103,24 @@ class ItemTracker:
         feature = state.cross
         return (
             feature is None
-            or 0 in state.consumed
-            or self.has_table(feature)
+            or not state.unconsumed
+            or self.has_table(feature.plan)
             or self.admission.holds(state.request_id, feature.mm_hash)
         )
 
-    def has_table(self, feature: MMFeature) -> bool:
+    def has_table(self, plan: ItemPlan) -> bool:
         """The item's cross table is in the KV cache, is being written, or is in host memory."""
-        return feature.placement.length == 0 and self.cross.state(feature.plan) is not TableState.ABSENT
+        return plan.length == 0 and self.cross.state(plan) is not TableState.ABSENT
+
+    def changed_tables(self) -> list[str]:
+        """Items whose cross table has come or gone since the last call."""
+        changed: list[str] = []
+        for item in self.table:
+            has_table = self.has_table(next(iter(item.uses.values())).plan)
+            if has_table is not item.had_table:
+                item.had_table = has_table
+                changed.append(item.mm_hash)
+        return changed
 
     def table_is_leaving(self, state: RequestState) -> bool:
         """The request's cross table is being copied to host memory and cannot be read in this step."""
@@ -184,10 +196,9 @@ class ItemTracker:
 
     def is_resident(self, state: RequestState) -> bool:
         """The embeddings of all items that are still to be projected are in the encoder cache."""
-        feature = state.cross
-        return (
-            feature is None or self.has_table(feature) or self.cache.state(feature.mm_hash) is Residency.READY
-        )
+        if (feature := state.cross) is None or self.has_table(feature.plan):
+            return True
+        return self.cache.state(feature.mm_hash) is Residency.READY
 
     def ensure_loading(self, state: RequestState, start: int, now: float) -> Readiness:
         """Acquires, or starts the loads of, all items needed from token `start` on.
@@ -215,11 +226,11 @@ class ItemTracker:
     def needed(self, state: RequestState, start: int) -> Iterator[int]:
         """Indices of items that are not consumed, with rows at or after token `start`, or without a table."""
         for index, feature in enumerate(state.features):
-            if index in state.consumed:
+            if index not in state.items[index].unconsumed:
                 continue
             placement = feature.placement
             if placement.length == 0:
-                if not self.has_table(feature):
+                if not self.has_table(feature.plan):
                     yield index
                 continue
             first, last = placement.embeds_in(start - placement.offset, placement.length)
@@ -229,14 +240,14 @@ class ItemTracker:
     def _load(
         self, state: RequestState, index: int, residency: Residency, presence: Presence, now: float
     ) -> bool:
-        plan = state.features[index].plan
+        plan, use = state.features[index].plan, state.items[index]
         if presence is Presence.HIT and residency is Residency.ABSENT:
             holder = (state.request_id, index)
             if self.cache.reserve(holder, plan, now + MOVE_TIMEOUT):
                 self.connector.update_state_after_alloc(state, index)
                 return True
-        elif presence is not Presence.HIT and plan.mm_hash in state.stored:
-            state.stored.discard(plan.mm_hash)
+        elif presence is not Presence.HIT and use.status is ItemStatus.STORED:
+            use.status = ItemStatus.MARKED
             self.connector.item_ready(plan.mm_hash)
         return False
 
@@ -261,17 +272,16 @@ class ItemTracker:
 
     def consume(self, state: RequestState) -> None:
         """Releases the items whose last row is in acknowledged blocks."""
-        if len(state.consumed) == len(state.features):
+        if not state.unconsumed:
             return
         for index, feature in enumerate(state.features):
-            if index not in state.consumed and self._is_consumed(state, feature):
-                state.consumed.add(index)
+            use = state.items[index]
+            if index in use.unconsumed and self._is_consumed(state, feature):
+                use.unconsumed.discard(index)
+                state.unconsumed -= 1
                 self.cache.release((state.request_id, index))
                 self.connector.release(state.request_id, feature.mm_hash)
-                if not any(
-                    other.mm_hash == feature.mm_hash and i not in state.consumed
-                    for i, other in enumerate(state.features)
-                ):
+                if not use.unconsumed:
                     self.admission.release(state.request_id, feature.mm_hash)
 
     def _is_consumed(self, state: RequestState, feature: MMFeature) -> bool:
@@ -290,14 +300,18 @@ class ItemTracker:
             return True
         self.release_table(state)
         self.cache.release_request(state.request_id)
-        state.stored.update(state.features[index].mm_hash for index in state.consumed)
-        if not swapped:
-            state.consumed.clear()
+        for index, use in enumerate(state.items):
+            if state.is_consumed(index):
+                use.load_again()
+                if not swapped:
+                    use.unconsumed.add(index)
+                    state.unconsumed += 1
         if not state.paused and self.admit(state):
             return True
         self.admission.release_request(state.request_id)
         self.connector.request_finished(state)
-        state.stored.update(feature.mm_hash for feature in state.features)
+        for use in state.items:
+            use.load_again()
         return False
 
     def finish(self, state: RequestState) -> None:
@@ -311,13 +325,13 @@ class ItemTracker:
         """ItemLoaded events of items that needed no load: resident, or covered by a prefix hit."""
         events: list[EngineEvent] = []
         for index, feature in enumerate(state.features):
-            key = feature.mm_hash
-            if key in state.loaded:
+            use = state.items[index]
+            if use.loaded:
                 continue
-            resident = self.has_table(feature) or self.cache.state(key) is Residency.READY
-            if index in state.consumed or resident:
+            resident = self.has_table(use.plan) or self.cache.state(feature.mm_hash) is Residency.READY
+            if resident or state.is_consumed(index):
                 self._stats.resident += 1
-                events.append(self._loaded(state, key, 0.0))
+                events.append(self._loaded(state, use, 0.0))
         return events
 
     def update(self, output: ECConnectorOutput, requests_of: RequestsByItem) -> list[EngineEvent]:
@@ -360,9 +374,10 @@ class ItemTracker:
         for state in states:
             if not state.admitted:
                 continue
-            nbytes = next(feature.plan.nbytes for feature in state.features if feature.mm_hash == key)
-            if key not in state.loaded:
-                yield self._loaded(state, key, seconds)
+            use = next(use for use in state.items if use.plan.mm_hash == key)
+            nbytes = use.plan.nbytes
+            if not use.loaded:
+                yield self._loaded(state, use, seconds)
         self._stats.load_bytes += nbytes
 
     def _missing(self, key: str, digest: str, states: Iterable[RequestState]) -> Iterator[EngineEvent]:
@@ -376,16 +391,12 @@ class ItemTracker:
             if not state.admitted or self.connector.has_caches(state)[index] is not Presence.MISS:
                 continue
             missing = True
-            state.stored.discard(key)
-            state.loaded.discard(key)
-            if key not in state.lost:
-                state.lost.add(key)
+            if state.items[index].lose():
                 yield request_events.item_missing(state, key, digest)
         if missing:
             self._stats.missing += 1
             self.connector.item_missing_reported(key)
 
-    def _loaded(self, state: RequestState, key: str, seconds: float) -> ItemLoaded:
-        state.loaded.add(key)
-        state.lost.discard(key)
-        return request_events.item_loaded(state, key, seconds)
+    def _loaded(self, state: RequestState, use: ItemUse, seconds: float) -> ItemLoaded:
+        use.arrive()
+        return request_events.item_loaded(state, use.plan.mm_hash, seconds)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 
 from triptych.ec_connector.base import ECConnectorOutput, Presence
 from triptych.errors import RequestError
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.encoder_cache import Residency
-from triptych.pd_worker.core.items import ItemTracker, Readiness
+from triptych.pd_worker.core.items.item import ItemStatus
+from triptych.pd_worker.core.items.tracker import ItemTracker, Readiness
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
 from triptych.pd_worker.core.kv_cache.swap import SwapManager
@@ -17,45 +19,6 @@ from triptych.pd_worker.core.request import EngineRequest, RequestState, Request
 from triptych.pd_worker.core.request_events import EngineEvent, ItemMissing
 from triptych.pd_worker.core.request_table import RequestTable
 from triptych.pd_worker.core.waiting_requests import WaitingRequests
-
-#: How long a ready mark counts, in seconds.
-MARK_SECONDS = 10.0
-
-
-class ReadyMarks:
-    """Keys whose embeddings were stored in the last seconds.
-
-    A ready mark may overtake the submission of a request that has the item as pending. Only recent marks
-    matter: older ones are dropped.
-    """
-
-    def __init__(self) -> None:
-        #: When each key's latest mark came, the oldest first.
-        self._marks: dict[str, float] = {}
-
-    def __len__(self) -> int:
-        return len(self._marks)
-
-    def add(self, mm_hashes: Iterable[str], now: float) -> None:
-        """These embeddings are in the store."""
-        marks = self._marks
-        for key in mm_hashes:
-            marks.pop(key, None)
-            marks[key] = now
-        while marks and not self._counts(marks[oldest := next(iter(marks))], now):
-            del marks[oldest]
-
-    def drop(self, mm_hash: str) -> None:
-        """The embedding is not in the store any more."""
-        self._marks.pop(mm_hash, None)
-
-    def has(self, mm_hash: str, now: float) -> bool:
-        """Whether a mark for the key counts now."""
-        at = self._marks.get(mm_hash)
-        return at is not None and self._counts(at, now)
-
-    def _counts(self, at: float, now: float) -> bool:
-        return at > now - MARK_SECONDS
 
 
 class ItemStage:
@@ -82,9 +45,7 @@ class ItemStage:
         self._swap = swap
         self._overlap = overlap
         self._cross_items = cross_items
-        self._marks = ReadyMarks()
-        #: Keys of requests whose cross table existed at the last step.
-        self._tables: set[str] = set()
+        self._table = items.table
 
     def new_state(self, request: EngineRequest, now: float) -> RequestState:
         """The state of a new request, with its items that are known to be in the store."""
@@ -95,19 +56,16 @@ class ItemStage:
             request.features,
             self._kv.block_size,
         )
-        keys = {feature.mm_hash for feature in request.features}
-        stored = {key for key in keys if key in request.ready or self._marks.has(key, now)}
-        return RequestState(request, chain, stored=stored, unencoded=keys & request.unencoded - stored)
+        state = RequestState(request, chain)
+        for use in state.items:
+            if self._table.is_marked(use.plan.mm_hash, now):
+                use.status = ItemStatus.STORED
+        return state
 
     def mark_ready(self, mm_hashes: Iterable[str], now: float) -> None:
         """These embeddings are in the store; counts also for requests that are submitted shortly after."""
         keys = set(mm_hashes)
-        self._marks.add(keys, now)
-        for key in keys:
-            for state in self._requests.with_item(key):
-                state.stored.add(key)
-                state.unencoded.discard(key)
-                state.lost.discard(key)
+        self._table.mark(keys, now)
         self._recheck(keys)
 
     def update(self, moved: ECConnectorOutput) -> list[EngineEvent]:
@@ -116,7 +74,7 @@ class ItemStage:
         self._recheck((*moved.fetched, *moved.loaded, *(failure.mm_hash for failure in moved.failed)))
         for event in events:
             if isinstance(event, ItemMissing):
-                self._marks.drop(event.mm_hash)
+                self._table.unmark(event.mm_hash)
         return events
 
     def advance(
@@ -132,7 +90,7 @@ class ItemStage:
         for state in self._waiting.drain_changed():
             events += self._load(state, now)
         for state in running:
-            if len(state.consumed) < len(state.features) and not state.is_decoding:
+            if state.unconsumed and not state.is_decoding:
                 # Starts it again where an earlier load has failed.
                 self._items.ensure_loading(state, state.num_computed_tokens, now)
                 events += self._report_unencoded(state, state.num_computed_tokens)
@@ -164,9 +122,7 @@ class ItemStage:
         """A new cross table makes a load superfluous; without its table a request may need room again."""
         if not self._cross_items:
             return
-        tables = {key for key, feature in self._requests.features() if self._items.has_table(feature)}
-        self._recheck(tables ^ self._tables)
-        self._tables = tables
+        self._recheck(self._items.changed_tables())
         for state in self._waiting.drain_changed():
             if not self._items.keeps_room(state):
                 state.status = RequestStatus.WAITING_ROOM
@@ -206,11 +162,15 @@ class ItemStage:
 
     def _report_unencoded(self, state: RequestState, start: int) -> list[EngineEvent]:
         """ItemMissing events of items that nobody encodes, and that tokens from `start` on need after all."""
-        if not state.unencoded:
+        if all(use.status is not ItemStatus.UNENCODED for use in state.items):
             return []
-        needed = {state.features[index].mm_hash for index in self._items.needed(state, start)}
-        absent = {key for key in needed if self._items.cache.state(key) is Residency.ABSENT}
-        missing = sorted(state.unencoded & absent)
-        state.unencoded.difference_update(missing)
-        state.lost.update(missing)
-        return [request_events.item_missing(state, key, "") for key in missing]
+        needed = {
+            use.plan.mm_hash: use
+            for index in self._items.needed(state, start)
+            if (use := state.items[index]).status is ItemStatus.UNENCODED
+        }
+        return [
+            request_events.item_missing(state, key, "")
+            for key, use in sorted(needed.items(), key=operator.itemgetter(0))
+            if self._items.cache.state(key) is Residency.ABSENT and use.lose()
+        ]
