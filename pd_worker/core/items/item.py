@@ -58,18 +58,41 @@ class ItemUse:
 
 
 @dataclass(eq=False, slots=True)
+class CrossTable:
+    """A cross table in KV blocks, in use by `holders` (request ids)."""
+
+    plan: ItemPlan
+    blocks: tuple[int, ...]
+    ready: bool
+    #: Its blocks can be found by their digests.
+    labelled: bool = False
+    holders: set[str] = field(default_factory=set)
+
+
+@dataclass(eq=False, slots=True)
+class SwappedTable:
+    """A cross table in host blocks; it may be read once its copy is confirmed (`written`)."""
+
+    plan: ItemPlan
+    blocks: tuple[int, ...]
+    written: bool = False
+
+
+@dataclass(eq=False, slots=True)
 class ItemState:
     """What is known of one item, for all requests."""
 
     mm_hash: str
     #: Its requests by (proxy id, request id), in the order in which they came.
     uses: dict[tuple[str, str], ItemUse] = field(default_factory=dict)
+    table: CrossTable | None = None
+    swapped: SwappedTable | None = None
     #: Its cross table existed at the last step.
     had_table: bool = False
 
 
 class ItemTable:
-    """The items of requests, and the keys whose embeddings were stored in the last seconds.
+    """The items of requests and cross tables, and the keys whose embeddings were stored in the last seconds.
 
     A ready mark may overtake the submission of a request that has the item as pending. Only recent marks
     matter: older ones are dropped.
@@ -98,7 +121,7 @@ class ItemTable:
 
     def drop_unused(self, item: ItemState) -> None:
         """Removes the record unless something is still known of the item."""
-        if not item.uses:
+        if not item.uses and item.table is None and item.swapped is None:
             self._items.pop(item.mm_hash, None)
 
     def mark(self, mm_hashes: Iterable[str], now: float) -> None:

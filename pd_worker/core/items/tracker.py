@@ -14,7 +14,7 @@ from triptych.errors import InvalidRequest, RequestError, Unavailable
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.admission import Admission, distinct_bytes
 from triptych.pd_worker.core.encoder_cache import EncoderCache, Residency
-from triptych.pd_worker.core.items.item import ItemStatus, ItemTable, ItemUse
+from triptych.pd_worker.core.items.item import ItemStatus, ItemUse
 from triptych.pd_worker.core.kv_cache.block_pool import BlockPool
 from triptych.pd_worker.core.kv_cache.cross_kv_manager import CrossKVManager, TableState
 from triptych.pd_worker.core.outputs import Projection, SchedulerOutput
@@ -59,7 +59,7 @@ class ItemTracker:
         self.admission = admission
         self.connector = connector
         self.cross = cross or CrossKVManager(BlockPool(0), 1)
-        self.table = ItemTable()
+        self.table = self.cross.items
         self._stats = ItemStats()
 
     def reset_tables(self) -> None:
@@ -116,7 +116,8 @@ class ItemTracker:
         """Items whose cross table has come or gone since the last call."""
         changed: list[str] = []
         for item in self.table:
-            has_table = self.has_table(next(iter(item.uses.values())).plan)
+            use = next(iter(item.uses.values()), None)
+            has_table = use is not None and self.has_table(use.plan)
             if has_table is not item.had_table:
                 item.had_table = has_table
                 changed.append(item.mm_hash)
