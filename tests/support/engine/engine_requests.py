@@ -263,6 +263,7 @@ class ModellessEngine:
         assert self.swap is None or self.swap.num_used == 0
         assert self.cache.references == 0
         assert self.admission.reserved == 0
+        assert not list(self.items.table)
 
 
 #: The fixture `make`: an engine without a model over an empty store, with these options.
