@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from triptych.pd_worker.core.items.item import ItemTable
 from triptych.pd_worker.core.request import RequestKey, RequestState, RequestStatus
@@ -60,10 +60,6 @@ class RequestTable:
         """The requests with this item."""
         item = self._items.get(mm_hash)
         return [] if item is None else [self._states[key] for key in item.uses]
-
-    def with_any_item(self, mm_hashes: Iterable[str]) -> list[RequestState]:
-        """The requests with any of these items; one with several of them is there several times."""
-        return [state for mm_hash in mm_hashes for state in self.with_item(mm_hash)]
 
     def next_deadline(self) -> float | None:
         """The earliest deadline of a request that has not finished."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 
 from triptych.ec_connector.base import ECConnectorOutput, Presence
@@ -45,7 +44,6 @@ class ItemStage:
         self._swap = swap
         self._overlap = overlap
         self._cross_items = cross_items
-        self._table = items.table
 
     def new_state(self, request: EngineRequest, now: float) -> RequestState:
         """The state of a new request, with its items that are known to be in the store."""
@@ -58,30 +56,30 @@ class ItemStage:
         )
         state = RequestState(request, chain)
         for use in state.items:
-            if self._table.is_marked(use.plan.mm_hash, now):
+            if self._items.table.is_marked(use.plan.mm_hash, now):
                 use.status = ItemStatus.STORED
         return state
 
     def mark_ready(self, mm_hashes: Iterable[str], now: float) -> None:
         """These embeddings are in the store; counts also for requests that are submitted shortly after."""
         keys = set(mm_hashes)
-        self._table.mark(keys, now)
+        self._items.table.mark(keys, now)
         self._recheck(keys)
 
     def update(self, moved: ECConnectorOutput) -> list[EngineEvent]:
         """Applies the connector's report of the step; the events that follow from it."""
-        events = self._items.update(moved, self._requests.with_item)
+        events = self._items.update(moved, self._requests)
         self._recheck((*moved.fetched, *moved.loaded, *(failure.mm_hash for failure in moved.failed)))
         for event in events:
             if isinstance(event, ItemMissing):
-                self._table.unmark(event.mm_hash)
+                self._items.table.unmark(event.mm_hash)
         return events
 
     def advance(
         self, running: Sequence[RequestState], now: float
     ) -> tuple[list[EngineEvent], list[tuple[RequestState, RequestError]]]:
         """Admits requests and starts loads; the events, and the requests that failed, with their errors."""
-        if expired := self._items.expire(now):
+        if expired := self._items.cache.expire(now):
             self._recheck(expired)
         self._recheck_tables()
         events, failed = self._admit(now)
@@ -116,7 +114,8 @@ class ItemStage:
 
     def _recheck(self, keys: Iterable[str]) -> None:
         """Requests that wait for these items may be able to go on."""
-        self._waiting.recheck(self._requests.with_any_item(keys))
+        for key in keys:
+            self._waiting.recheck(self._requests.with_item(key))
 
     def _recheck_tables(self) -> None:
         """A new cross table makes a load superfluous; without its table a request may need room again."""
@@ -164,13 +163,10 @@ class ItemStage:
         """ItemMissing events of items that nobody encodes, and that tokens from `start` on need after all."""
         if all(use.status is not ItemStatus.UNENCODED for use in state.items):
             return []
-        needed = {
-            use.plan.mm_hash: use
+        return [
+            request_events.item_missing(state, use.plan.mm_hash, "")
             for index in self._items.needed(state, start)
             if (use := state.items[index]).status is ItemStatus.UNENCODED
-        }
-        return [
-            request_events.item_missing(state, key, "")
-            for key, use in sorted(needed.items(), key=operator.itemgetter(0))
-            if self._items.cache.state(key) is Residency.ABSENT and use.lose()
+            and self._items.cache.state(use.plan.mm_hash) is Residency.ABSENT
+            and use.lose()
         ]

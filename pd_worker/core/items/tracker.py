@@ -7,7 +7,7 @@ is written. Where the table exists already, the embedding is not loaded.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput, ECConnectorScheduler, Presence
 from triptych.errors import InvalidRequest, RequestError, Unavailable
@@ -18,17 +18,14 @@ from triptych.pd_worker.core.items.item import ItemStatus, ItemUse
 from triptych.pd_worker.core.kv_cache.block_pool import BlockPool
 from triptych.pd_worker.core.kv_cache.cross_kv_manager import CrossKVManager, TableState
 from triptych.pd_worker.core.outputs import Projection, SchedulerOutput
-from triptych.pd_worker.core.request import EngineRequest, RequestState
+from triptych.pd_worker.core.request import RequestState
 from triptych.pd_worker.core.request_events import EngineEvent, ItemLoaded
+from triptych.pd_worker.core.request_table import RequestTable
 from triptych.pd_worker.core.stats import ItemStats
 from triptych.types import ItemPlan, MMFeature
 
 #: Timeout in seconds of moving a fetched host copy into the encoder cache.
 MOVE_TIMEOUT = 10.0
-
-
-#: The requests that have the item with a given mm_hash.
-RequestsByItem = Callable[[str], Iterable[RequestState]]
 
 
 class Readiness(enum.Enum):
@@ -61,14 +58,6 @@ class ItemTracker:
         self.cross = cross or CrossKVManager(BlockPool(0), 1)
         self.table = self.cross.items
         self._stats = ItemStats()
-
-    def reset_tables(self) -> None:
-        """Forgets all cross tables; the pool resets their blocks."""
-        self.cross.reset()
-
-    def check(self, request: EngineRequest) -> None:
-        """Raises InvalidRequest when the request's items could never be resident together."""
-        self.admission.check(request.features)
 
     def contradiction(self, state: RequestState) -> RequestError | None:
         """The error of a request whose plan of an item differs from the known plan of its key.
@@ -123,20 +112,14 @@ class ItemTracker:
                 changed.append(item.mm_hash)
         return changed
 
-    def table_is_leaving(self, state: RequestState) -> bool:
-        """The request's cross table is being copied to host memory and cannot be read in this step."""
-        feature = state.cross
-        return feature is not None and self.cross.state(feature.plan) is TableState.LEAVING
-
-    def cross_cost(self, state: RequestState) -> int:
-        """Free blocks that the request's cross table takes when it starts."""
-        feature = state.cross
-        return 0 if feature is None else self.cross.cost(feature.plan)
-
-    def acquire_table(self, state: RequestState) -> bool:
-        """Takes a reference to the request's cross table, if it exists."""
-        feature = state.cross
-        return feature is not None and self.cross.acquire(state.request_id, feature.plan)
+    def can_attend(self, state: RequestState) -> bool:
+        """The request's cross table can be read in this step, or projected from a resident embedding."""
+        if (feature := state.cross) is None:
+            return True
+        table = self.cross.state(feature.plan)
+        if table is TableState.ABSENT:
+            return self.cache.state(feature.mm_hash) is Residency.READY
+        return table is not TableState.LEAVING
 
     def write_table(self, state: RequestState, output: SchedulerOutput) -> Projection | None:
         """Schedules what writes the cross table of a request without one: a projection, or copies.
@@ -144,7 +127,7 @@ class ItemTracker:
         A projection's embedding is READY. The caller has made sure that the blocks are free.
         """
         feature = state.cross
-        if feature is None or self.acquire_table(state):
+        if feature is None or self.cross.acquire(state.request_id, feature.plan):
             return None
         if self.cross.state(feature.plan) is TableState.SWAPPED:
             output.swap_in += self.cross.restore(state.request_id, feature.plan)
@@ -171,7 +154,7 @@ class ItemTracker:
         self, output: SchedulerOutput, running: Iterable[RequestState], failed: frozenset[str]
     ) -> list[RequestState]:
         """Marks the step's tables as written, except `failed` ones; the requests that need one of these."""
-        self.tables_lost(failed)
+        self.cross.fail(failed)
         for mm_hash in output.written_tables:
             self.cross.commit(mm_hash)
         lost: list[RequestState] = []
@@ -181,25 +164,6 @@ class ItemTracker:
             else:
                 self.consume(state)
         return lost
-
-    def tables_lost(self, keys: Iterable[str]) -> None:
-        """These tables could not be written: all references to them are dropped."""
-        for mm_hash in keys:
-            self.cross.fail(mm_hash)
-
-    def release_table(self, state: RequestState) -> None:
-        """Drops the reference to the cross table. Idempotent."""
-        self.cross.release(state.request_id)
-
-    def cross_blocks(self, state: RequestState) -> tuple[int, ...]:
-        """The request's cross table; empty while it is not written, and without a cross item."""
-        return self.cross.table(state.request_id)
-
-    def is_resident(self, state: RequestState) -> bool:
-        """The embeddings of all items that are still to be projected are in the encoder cache."""
-        if (feature := state.cross) is None or self.has_table(feature.plan):
-            return True
-        return self.cache.state(feature.mm_hash) is Residency.READY
 
     def ensure_loading(self, state: RequestState, start: int, now: float) -> Readiness:
         """Acquires, or starts the loads of, all items needed from token `start` on.
@@ -266,11 +230,6 @@ class ItemTracker:
                 end = max(start, placement.offset)
         return end
 
-    def begin(self, state: RequestState) -> list[EngineEvent]:
-        """Releases items that the prefix cache covers; ItemLoaded events as `report_resident`."""
-        self.consume(state)
-        return self.report_resident(state)
-
     def consume(self, state: RequestState) -> None:
         """Releases the items whose last row is in acknowledged blocks."""
         if not state.unconsumed:
@@ -287,7 +246,7 @@ class ItemTracker:
 
     def _is_consumed(self, state: RequestState, feature: MMFeature) -> bool:
         if feature.placement.length == 0:
-            return bool(self.cross_blocks(state))
+            return bool(self.cross.table(state.request_id))
         return feature.placement.end <= state.num_computed_tokens
 
     def preempt(self, state: RequestState, *, swapped: bool = False) -> bool:
@@ -299,7 +258,7 @@ class ItemTracker:
         swapped = swapped and state.cross is None
         if swapped and not state.paused:
             return True
-        self.release_table(state)
+        self.cross.release(state.request_id)
         self.cache.release_request(state.request_id)
         for index, use in enumerate(state.items):
             if state.is_consumed(index):
@@ -317,7 +276,7 @@ class ItemTracker:
 
     def finish(self, state: RequestState) -> None:
         """Releases everything. Idempotent."""
-        self.release_table(state)
+        self.cross.release(state.request_id)
         self.cache.release_request(state.request_id)
         self.admission.release_request(state.request_id)
         self.connector.request_finished(state)
@@ -335,7 +294,7 @@ class ItemTracker:
                 events.append(self._loaded(state, use, 0.0))
         return events
 
-    def update(self, output: ECConnectorOutput, requests_of: RequestsByItem) -> list[EngineEvent]:
+    def update(self, output: ECConnectorOutput, requests: RequestTable) -> list[EngineEvent]:
         """Applies the connector's report; the events of every request that names one of its keys."""
         for key in output.loaded:
             self.cache.commit(key)
@@ -344,20 +303,16 @@ class ItemTracker:
         self.connector.update_connector_output(output)
         events: list[EngineEvent] = []
         for key, seconds in output.fetched.items():
-            events.extend(self._arrived(key, seconds, requests_of(key)))
+            events.extend(self._arrived(key, seconds, requests.with_item(key)))
         digests = {failure.mm_hash: failure.damaged_digest for failure in output.missing}
         for key, digest in digests.items():
-            events.extend(self._missing(key, digest, requests_of(key)))
+            events.extend(self._missing(key, digest, requests.with_item(key)))
         return events
 
     def build_metadata(self, output: SchedulerOutput) -> ECConnectorMetadata:
         """The step's work for the connector's worker role; writes the evicted keys into `output`."""
         output.evicted = self.cache.drain_evicted()
         return self.connector.build_connector_meta(output)
-
-    def expire(self, now: float) -> list[str]:
-        """Ends moves into the encoder cache that took too long; their keys."""
-        return self.cache.expire(now)
 
     def collect_stats(self) -> ItemStats:
         """Figures for metrics; those since the last report are drained."""

@@ -6,6 +6,7 @@ Their blocks come from the pool of the requests' own tables.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
 from blake3 import blake3
 
@@ -82,10 +83,6 @@ class CrossKVManager:
             return TableState.ABSENT
         return TableState.SWAPPED if self._swap.table_is_written(plan) else TableState.LEAVING
 
-    def cost(self, plan: ItemPlan) -> int:
-        """Free blocks that a reference to the table takes from the pool."""
-        return 0 if self._table(plan.mm_hash) is not None else self.blocks_for(plan)
-
     def acquire(self, request_id: str, plan: ItemPlan) -> bool:
         """Takes a reference to a READY or PENDING table; False, and nothing changed, when it is neither."""
         table = self._table(plan.mm_hash)
@@ -123,13 +120,12 @@ class CrossKVManager:
         for index, block in enumerate(table.blocks):
             self._pool.relabel(block, _digest(identity, index))
 
-    def fail(self, mm_hash: str) -> None:
-        """The projection, or the copy, has failed: ABSENT, and all references are dropped."""
-        table = self._table(mm_hash)
-        if table is None or table.labelled:
-            return
-        for request_id in list(table.holders):
-            self.release(request_id)
+    def fail(self, mm_hashes: Iterable[str]) -> None:
+        """Projections, or copies, have failed: ABSENT, and all references are dropped."""
+        for mm_hash in mm_hashes:
+            if (table := self._table(mm_hash)) is not None and not table.labelled:
+                for request_id in list(table.holders):
+                    self.release(request_id)
 
     def table(self, request_id: str) -> tuple[int, ...]:
         """The blocks of the request's READY table, in the order of rows; else empty."""
