@@ -45,9 +45,9 @@ class RequestTable:
         """Removes a request whose status has become FINISHED."""
         del self._states[state.key]
         for use in state.items:
-            if (item := self._items.get(use.plan.mm_hash)) is not None:
-                item.uses.pop(state.key, None)
-                self._items.drop_unused(item)
+            item = self._items.get(use.plan.mm_hash)
+            item.uses.pop(state.key, None)
+            self._items.drop_unused(item)
         self._finished += 1
         if 2 * self._finished > _FINISHED + len(self._deadlines):
             self._deadlines = [
@@ -58,8 +58,7 @@ class RequestTable:
 
     def with_item(self, mm_hash: str) -> list[RequestState]:
         """The requests with this item."""
-        item = self._items.get(mm_hash)
-        return [] if item is None else [self._states[key] for key in item.uses]
+        return [self._states[key] for key in self._items.get(mm_hash).uses]
 
     def next_deadline(self) -> float | None:
         """The earliest deadline of a request that has not finished."""

@@ -42,10 +42,6 @@ class OrderedRequests:
     def first(self) -> RequestState | None:
         return self._states[0] if self._states else None
 
-    def __contains__(self, state: RequestState) -> bool:
-        index = bisect.bisect_left(self._states, state.order, key=_order)
-        return index < len(self._states) and self._states[index] is state
-
     def add(self, state: RequestState) -> None:
         """Idempotent."""
         index = bisect.bisect_left(self._states, state.order, key=_order)

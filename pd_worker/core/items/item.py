@@ -110,14 +110,13 @@ class ItemTable:
     def __iter__(self) -> Iterator[ItemState]:
         return iter(self._items.values())
 
-    def get(self, mm_hash: str) -> ItemState | None:
-        return self._items.get(mm_hash)
+    def get(self, mm_hash: str) -> ItemState:
+        """The item's record; an empty one, which is not kept, where nothing is known of the item."""
+        return self._items.get(mm_hash) or ItemState(mm_hash)
 
     def add(self, mm_hash: str) -> ItemState:
-        """The item's record, a new one where there is none."""
-        if (item := self._items.get(mm_hash)) is None:
-            item = self._items[mm_hash] = ItemState(mm_hash)
-        return item
+        """The item's record, which is kept until `drop_unused`."""
+        return self._items.setdefault(mm_hash, self.get(mm_hash))
 
     def drop_unused(self, item: ItemState) -> None:
         """Removes the record unless something is still known of the item."""
@@ -130,9 +129,8 @@ class ItemTable:
         for key in mm_hashes:
             marks.pop(key, None)
             marks[key] = now
-            if (item := self._items.get(key)) is not None:
-                for use in item.uses.values():
-                    use.status = ItemStatus.STORED
+            for use in self.get(key).uses.values():
+                use.status = ItemStatus.STORED
         while marks and not self.is_marked(oldest := next(iter(marks)), now):
             del marks[oldest]
 

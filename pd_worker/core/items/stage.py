@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 from triptych.ec_connector.base import ECConnectorOutput, Presence
 from triptych.errors import RequestError
@@ -20,30 +21,21 @@ from triptych.pd_worker.core.request_table import RequestTable
 from triptych.pd_worker.core.waiting_requests import WaitingRequests
 
 
+@dataclass(frozen=True, slots=True)
 class ItemStage:
     """Admission in the order of arrival, then loads: for all waiting requests that may have changed.
 
     Without `cross_items` no request has a cross table.
     """
 
-    def __init__(
-        self,
-        requests: RequestTable,
-        waiting: WaitingRequests,
-        items: ItemTracker,
-        kv: KVCacheManager,
-        swap: SwapManager,
-        overlap: OverlapPrefill,
-        *,
-        cross_items: bool,
-    ) -> None:
-        self._requests = requests
-        self._waiting = waiting
-        self._items = items
-        self._kv = kv
-        self._swap = swap
-        self._overlap = overlap
-        self._cross_items = cross_items
+    requests: RequestTable
+    waiting: WaitingRequests
+    items: ItemTracker
+    kv: KVCacheManager
+    swap: SwapManager
+    overlap: OverlapPrefill
+    _: KW_ONLY
+    cross_items: bool
 
     def new_state(self, request: EngineRequest, now: float) -> RequestState:
         """The state of a new request, with its items that are known to be in the store."""
@@ -52,96 +44,96 @@ class ItemStage:
             request.prompt_token_ids,
             request.output_token_ids,
             request.features,
-            self._kv.block_size,
+            self.kv.block_size,
         )
         state = RequestState(request, chain)
         for use in state.items:
-            if self._items.table.is_marked(use.plan.mm_hash, now):
+            if self.items.table.is_marked(use.plan.mm_hash, now):
                 use.status = ItemStatus.STORED
         return state
 
     def mark_ready(self, mm_hashes: Iterable[str], now: float) -> None:
         """These embeddings are in the store; counts also for requests that are submitted shortly after."""
         keys = set(mm_hashes)
-        self._items.table.mark(keys, now)
+        self.items.table.mark(keys, now)
         self._recheck(keys)
 
     def update(self, moved: ECConnectorOutput) -> list[EngineEvent]:
         """Applies the connector's report of the step; the events that follow from it."""
-        events = self._items.update(moved, self._requests)
+        events = self.items.update(moved, self.requests)
         self._recheck((*moved.fetched, *moved.loaded, *(failure.mm_hash for failure in moved.failed)))
         for event in events:
             if isinstance(event, ItemMissing):
-                self._items.table.unmark(event.mm_hash)
+                self.items.table.unmark(event.mm_hash)
         return events
 
     def advance(
         self, running: Sequence[RequestState], now: float
     ) -> tuple[list[EngineEvent], list[tuple[RequestState, RequestError]]]:
         """Admits requests and starts loads; the events, and the requests that failed, with their errors."""
-        if expired := self._items.cache.expire(now):
+        if expired := self.items.cache.expire(now):
             self._recheck(expired)
         self._recheck_tables()
         events, failed = self._admit(now)
-        if changes := self._kv.drain_changes():
-            self._waiting.recheck_prefixes(changes)
-        for state in self._waiting.drain_changed():
+        if changes := self.kv.drain_changes():
+            self.waiting.recheck_prefixes(changes)
+        for state in self.waiting.drain_changed():
             events += self._load(state, now)
         for state in running:
             if state.unconsumed and not state.is_decoding:
                 # Starts it again where an earlier load has failed.
-                self._items.ensure_loading(state, state.num_computed_tokens, now)
+                self.items.ensure_loading(state, state.num_computed_tokens, now)
                 events += self._report_unencoded(state, state.num_computed_tokens)
         return events, failed
 
     def known_prefix(self, state: RequestState) -> tuple[list[int], int]:
         """The cached blocks that the request would start with, and how many of its tokens they cover."""
-        if swapped := self._swap.tokens(state.request_id):
+        if swapped := self.swap.tokens(state.request_id):
             return [], swapped
-        prefix = self._kv.find_prefix(state.chain, state.num_tokens)
-        return prefix, len(prefix) * self._kv.block_size
+        prefix = self.kv.find_prefix(state.chain, state.num_tokens)
+        return prefix, len(prefix) * self.kv.block_size
 
     def lacking(self, state: RequestState) -> set[str]:
         """The items that an admitted request waits for: they have not come from the store."""
         start = state.num_computed_tokens or self.known_prefix(state)[1]
-        presences = self._items.connector.has_caches(state)
+        presences = self.items.connector.has_caches(state)
         return {
             key
-            for index in self._items.needed(state, start)
-            if self._items.cache.state(key := state.features[index].mm_hash) is Residency.ABSENT
+            for index in self.items.needed(state, start)
+            if self.items.cache.state(key := state.features[index].mm_hash) is Residency.ABSENT
             and presences[index] is not Presence.HIT
         }
 
     def _recheck(self, keys: Iterable[str]) -> None:
         """Requests that wait for these items may be able to go on."""
         for key in keys:
-            self._waiting.recheck(self._requests.with_item(key))
+            self.waiting.recheck(self.requests.with_item(key))
 
     def _recheck_tables(self) -> None:
         """A new cross table makes a load superfluous; without its table a request may need room again."""
-        if not self._cross_items:
+        if not self.cross_items:
             return
-        self._recheck(self._items.changed_tables())
-        for state in self._waiting.drain_changed():
-            if not self._items.keeps_room(state):
+        self._recheck(self.items.changed_tables())
+        for state in self.waiting.drain_changed():
+            if not self.items.keeps_room(state):
                 state.status = RequestStatus.WAITING_ROOM
-            self._waiting.requeue(state)
+            self.waiting.requeue(state)
 
     def _admit(self, now: float) -> tuple[list[EngineEvent], list[tuple[RequestState, RequestError]]]:
         """Media requests behind one that does not fit wait too."""
         events: list[EngineEvent] = []
         failed: list[tuple[RequestState, RequestError]] = []
         blocked = False
-        while (state := self._waiting.first_for_room(text_only=blocked)) is not None:
-            if (error := self._items.contradiction(state)) is not None:
-                self._waiting.discard(state)
+        while (state := self.waiting.first_for_room(text_only=blocked)) is not None:
+            if (error := self.items.contradiction(state)) is not None:
+                self.waiting.discard(state)
                 failed.append((state, error))
                 continue
-            if not self._items.admit(state):
+            if not self.items.admit(state):
                 blocked = True
                 continue
             state.status = RequestStatus.WAITING_ITEMS
-            self._waiting.requeue(state)
+            self.waiting.requeue(state)
             if state.admitted_at is None:
                 state.admitted_at = now
                 events.append(request_events.admitted(state))
@@ -149,15 +141,15 @@ class ItemStage:
 
     def _load(self, state: RequestState, now: float) -> list[EngineEvent]:
         prefix, num_computed = self.known_prefix(state)
-        digests = self._kv.prefix_digests(state.chain, prefix, state.num_tokens)
-        self._waiting.watch_prefix(state, digests)
-        readiness = self._items.ensure_loading(state, num_computed, now)
+        digests = self.kv.prefix_digests(state.chain, prefix, state.num_tokens)
+        self.waiting.watch_prefix(state, digests)
+        readiness = self.items.ensure_loading(state, num_computed, now)
         if readiness is Readiness.READY and state.items_at is None:
             state.items_at = now
-            self._waiting.completed(state)
-        self._waiting.set_readiness(state, readiness)
-        self._overlap.examine(state, num_computed, readiness)
-        return [*self._items.report_resident(state), *self._report_unencoded(state, num_computed)]
+            self.waiting.completed(state)
+        self.waiting.set_readiness(state, readiness)
+        self.overlap.examine(state, num_computed, readiness)
+        return [*self.items.report_resident(state), *self._report_unencoded(state, num_computed)]
 
     def _report_unencoded(self, state: RequestState, start: int) -> list[EngineEvent]:
         """ItemMissing events of items that nobody encodes, and that tokens from `start` on need after all."""
@@ -165,8 +157,8 @@ class ItemStage:
             return []
         return [
             request_events.item_missing(state, use.plan.mm_hash, "")
-            for index in self._items.needed(state, start)
+            for index in self.items.needed(state, start)
             if (use := state.items[index]).status is ItemStatus.UNENCODED
-            and self._items.cache.state(use.plan.mm_hash) is Residency.ABSENT
+            and self.items.cache.state(use.plan.mm_hash) is Residency.ABSENT
             and use.lose()
         ]

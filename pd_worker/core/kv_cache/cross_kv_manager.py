@@ -67,12 +67,12 @@ class CrossKVManager:
 
     def plan_of(self, mm_hash: str) -> ItemPlan | None:
         """The plan of a table in use."""
-        table = self._table(mm_hash)
+        table = self.items.get(mm_hash).table
         return None if table is None else table.plan
 
     def state(self, plan: ItemPlan) -> TableState:
         """The state of the item's table; takes no reference."""
-        table = self._table(plan.mm_hash)
+        table = self.items.get(plan.mm_hash).table
         if table is not None:
             return TableState.READY if table.ready else TableState.PENDING
         # Blocks are freed, and so evicted, last one first: while that one is cached, all are.
@@ -85,7 +85,7 @@ class CrossKVManager:
 
     def acquire(self, request_id: str, plan: ItemPlan) -> bool:
         """Takes a reference to a READY or PENDING table; False, and nothing changed, when it is neither."""
-        table = self._table(plan.mm_hash)
+        table = self.items.get(plan.mm_hash).table
         if table is None:
             blocks = self._find(plan)
             if blocks is None:
@@ -112,7 +112,7 @@ class CrossKVManager:
 
     def commit(self, mm_hash: str) -> None:
         """The projection, or the copy, is written: READY, and findable from now on."""
-        table = self._table(mm_hash)
+        table = self.items.get(mm_hash).table
         if table is None or table.labelled:
             return
         table.ready = table.labelled = True
@@ -123,7 +123,7 @@ class CrossKVManager:
     def fail(self, mm_hashes: Iterable[str]) -> None:
         """Projections, or copies, have failed: ABSENT, and all references are dropped."""
         for mm_hash in mm_hashes:
-            if (table := self._table(mm_hash)) is not None and not table.labelled:
+            if (table := self.items.get(mm_hash).table) is not None and not table.labelled:
                 for request_id in list(table.holders):
                     self.release(request_id)
 
@@ -144,12 +144,8 @@ class CrossKVManager:
             self.items.drop_unused(item)
             self._pool.release(reversed(table.blocks))
 
-    def _table(self, mm_hash: str) -> CrossTable | None:
-        item = self.items.get(mm_hash)
-        return None if item is None else item.table
-
     def _begin(self, request_id: str, plan: ItemPlan, *, ready: bool) -> tuple[int, ...]:
-        assert self._table(plan.mm_hash) is None, "a table is projected once"
+        assert self.items.get(plan.mm_hash).table is None, "a table is projected once"
         blocks = tuple(self._pool.allocate(self.blocks_for(plan)))
         self._hold(request_id, CrossTable(plan, blocks, ready))
         return blocks

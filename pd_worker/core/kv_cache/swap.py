@@ -73,11 +73,12 @@ class SwapManager:
 
     def has_table(self, plan: ItemPlan) -> bool:
         """The item's cross table is swapped, or being swapped."""
-        return (table := self._table(plan.mm_hash)) is not None and table.plan == plan
+        return (table := self.items.get(plan.mm_hash).swapped) is not None and table.plan == plan
 
     def table_is_written(self, plan: ItemPlan) -> bool:
         """The copy of the item's cross table is confirmed."""
-        return (table := self._table(plan.mm_hash)) is not None and table.plan == plan and table.written
+        table = self.items.get(plan.mm_hash).swapped
+        return table is not None and table.plan == plan and table.written
 
     def commit(self) -> None:
         """The step's copies are complete: they may be read."""
@@ -109,7 +110,7 @@ class SwapManager:
         None, and nothing changed, where there is too little room or nothing to copy.
         """
         assert request_id not in self._requests, "a request is swapped out once"
-        if plan is not None and self._table(plan.mm_hash) is not None:
+        if plan is not None and self.items.get(plan.mm_hash).swapped is not None:
             table = ()
         if not blocks or len(blocks) + len(table) > len(self._free):
             return None
@@ -136,7 +137,7 @@ class SwapManager:
 
     def restore_table(self, mm_hash: str, blocks: Sequence[int]) -> list[BlockCopy]:
         """The copies of a cross table to `blocks`; its host blocks are free."""
-        table = self._table(mm_hash)
+        table = self.items.get(mm_hash).swapped
         assert table is not None and table.written, "only confirmed copies are read"
         self._drop(table)
         return [BlockCopy(block, target) for block, target in zip(table.blocks, blocks, strict=True)]
@@ -146,16 +147,13 @@ class SwapManager:
         swapped = self._requests.pop(request_id, None)
         if swapped is not None:
             self._free.extend(swapped.blocks)
-            # Another request may have been swapped with the table since.
-            if swapped.table is not None and self._table(swapped.table.plan.mm_hash) is swapped.table:
+            if swapped.table is not None:
                 self._drop(swapped.table)
 
-    def _table(self, mm_hash: str) -> SwappedTable | None:
-        item = self.items.get(mm_hash)
-        return None if item is None else item.swapped
-
     def _drop(self, table: SwappedTable) -> None:
-        item = self.items.add(table.plan.mm_hash)
-        item.swapped = None
-        self.items.drop_unused(item)
-        self._free.extend(table.blocks)
+        item = self.items.get(table.plan.mm_hash)
+        # It may be restored already, and another request swapped with the item's table since.
+        if item.swapped is table:
+            item.swapped = None
+            self.items.drop_unused(item)
+            self._free.extend(table.blocks)

@@ -19,7 +19,7 @@ from support.engine.engine_requests import (
 from triptych.pd_worker.core.request_events import ItemLoaded
 from triptych.types import MMFeature
 
-OWNERS = {"ItemTable", "EncoderCache", "Admission", "LoadTable"}
+OWNERS = {"ItemTable", "EncoderCache", "Admission", "MemoryConnectorScheduler"}
 
 
 def attributes(thing: object) -> Iterator[Any]:
