@@ -13,7 +13,7 @@ MARK_SECONDS = 10.0
 
 
 class ItemStatus(enum.Enum):
-    """What a request has heard of an item's embedding."""
+    """What a request knows of an item's embedding."""
 
     #: It is being encoded.
     PENDING = enum.auto()

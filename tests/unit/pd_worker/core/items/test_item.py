@@ -1,4 +1,4 @@
-"""An item's record: what each of its requests has heard of it, and its ready mark of the last seconds."""
+"""An item's record: what each of its requests knows, and its ready mark of the last seconds."""
 
 from __future__ import annotations
 

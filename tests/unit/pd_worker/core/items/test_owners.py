@@ -46,7 +46,7 @@ def owners(root: object, keys: set[str]) -> set[str]:
 
     Without the store, which is in this process.
     """
-    found: set[str] = set()
+    classes: set[str] = set()
     seen: dict[int, object] = {id(STORE): STORE}
     left = [root]
     while left:
@@ -59,8 +59,8 @@ def owners(root: object, keys: set[str]) -> set[str]:
             for value in (value for value in attributes(thing) if value is not STORE):
                 left.append(value)
                 if not isinstance(value, tuple | frozenset) and names_one(value, keys):
-                    found.add(type(thing).__name__)
-    return found
+                    classes.add(type(thing).__name__)
+    return classes
 
 
 def in_flight(engine: ModellessEngine, features: Iterable[MMFeature]) -> set[str]:
@@ -68,19 +68,19 @@ def in_flight(engine: ModellessEngine, features: Iterable[MMFeature]) -> set[str
     keys = {feature.mm_hash for feature in features}
     seen: set[str] = set()
 
-    def look(steps: int) -> None:
+    def watched(steps: int) -> None:
         for _ in range(steps):
             seen.update(owners(engine.scheduler, keys))
             engine.step()
 
-    look(2)
+    watched(2)
     publish(STORE, *features)
     engine.scheduler.mark_ready(keys, engine.now)
-    look(6)
+    watched(6)
     engine.scheduler.pause(["a"], [], "proxy")
-    look(3)
+    watched(3)
     engine.scheduler.pause([], ["a"], "proxy")
-    look(3)
+    watched(3)
     engine.run_out()
     return seen
 
