@@ -129,6 +129,6 @@ class SimulatedCluster:
             "blocks": sum(worker.kv.num_used for worker in workers),
             "references": sum(worker.cache.references for worker in workers),
             "reserved bytes": sum(worker.admission.reserved for worker in workers),
-            "loads": sum(worker.loads.held + len(worker.connector.table) for worker in workers),
+            "loads": sum(worker.loads.held + worker.connector.num_held for worker in workers),
             "engine requests": sum(worker.held for worker in workers),
         }

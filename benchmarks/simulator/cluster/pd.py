@@ -19,7 +19,7 @@ from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 from triptych.errors import RequestError
 from triptych.pd_worker.core.admission import Admission
 from triptych.pd_worker.core.encoder_cache import EncoderCache
-from triptych.pd_worker.core.items import ItemTracker
+from triptych.pd_worker.core.items.tracker import ItemTracker
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.limits import SchedulerLimits
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, ScheduledChunk, SchedulerOutput

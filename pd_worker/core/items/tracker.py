@@ -7,27 +7,25 @@ is written. Where the table exists already, the embedding is not loaded.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput, ECConnectorScheduler, Presence
 from triptych.errors import InvalidRequest, RequestError, Unavailable
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.admission import Admission, distinct_bytes
 from triptych.pd_worker.core.encoder_cache import EncoderCache, Residency
+from triptych.pd_worker.core.items.item import ItemStatus, ItemUse
 from triptych.pd_worker.core.kv_cache.block_pool import BlockPool
 from triptych.pd_worker.core.kv_cache.cross_kv_manager import CrossKVManager, TableState
 from triptych.pd_worker.core.outputs import Projection, SchedulerOutput
-from triptych.pd_worker.core.request import EngineRequest, RequestState
+from triptych.pd_worker.core.request import RequestState
 from triptych.pd_worker.core.request_events import EngineEvent, ItemLoaded
+from triptych.pd_worker.core.request_table import RequestTable
 from triptych.pd_worker.core.stats import ItemStats
 from triptych.types import ItemPlan, MMFeature
 
 #: Timeout in seconds of moving a fetched host copy into the encoder cache.
 MOVE_TIMEOUT = 10.0
-
-
-#: The requests that have the item with a given mm_hash.
-RequestsByItem = Callable[[str], Iterable[RequestState]]
 
 
 class Readiness(enum.Enum):
@@ -58,15 +56,8 @@ class ItemTracker:
         self.admission = admission
         self.connector = connector
         self.cross = cross or CrossKVManager(BlockPool(0), 1)
+        self.table = self.cross.items
         self._stats = ItemStats()
-
-    def reset_tables(self) -> None:
-        """Forgets all cross tables; the pool resets their blocks."""
-        self.cross.reset()
-
-    def check(self, request: EngineRequest) -> None:
-        """Raises InvalidRequest when the request's items could never be resident together."""
-        self.admission.check(request.features)
 
     def contradiction(self, state: RequestState) -> RequestError | None:
         """The error of a request whose plan of an item differs from the known plan of its key.
@@ -88,7 +79,7 @@ class ItemTracker:
         features = [
             feature
             for index, feature in enumerate(state.features)
-            if index not in state.consumed and not self.has_table(feature)
+            if not state.is_consumed(index) and not self.has_table(feature.plan)
         ]
         if not self.admission.reserve(state.request_id, distinct_bytes(features)):
             return False
@@ -101,29 +92,34 @@ class ItemTracker:
         feature = state.cross
         return (
             feature is None
-            or 0 in state.consumed
-            or self.has_table(feature)
+            or not state.unconsumed
+            or self.has_table(feature.plan)
             or self.admission.holds(state.request_id, feature.mm_hash)
         )
 
-    def has_table(self, feature: MMFeature) -> bool:
+    def has_table(self, plan: ItemPlan) -> bool:
         """The item's cross table is in the KV cache, is being written, or is in host memory."""
-        return feature.placement.length == 0 and self.cross.state(feature.plan) is not TableState.ABSENT
+        return plan.length == 0 and self.cross.state(plan) is not TableState.ABSENT
 
-    def table_is_leaving(self, state: RequestState) -> bool:
-        """The request's cross table is being copied to host memory and cannot be read in this step."""
-        feature = state.cross
-        return feature is not None and self.cross.state(feature.plan) is TableState.LEAVING
+    def changed_tables(self) -> list[str]:
+        """Items whose cross table has come or gone since the last call."""
+        changed: list[str] = []
+        for item in self.table:
+            use = next(iter(item.uses.values()), None)
+            has_table = use is not None and self.has_table(use.plan)
+            if has_table is not item.had_table:
+                item.had_table = has_table
+                changed.append(item.mm_hash)
+        return changed
 
-    def cross_cost(self, state: RequestState) -> int:
-        """Free blocks that the request's cross table takes when it starts."""
-        feature = state.cross
-        return 0 if feature is None else self.cross.cost(feature.plan)
-
-    def acquire_table(self, state: RequestState) -> bool:
-        """Takes a reference to the request's cross table, if it exists."""
-        feature = state.cross
-        return feature is not None and self.cross.acquire(state.request_id, feature.plan)
+    def can_attend(self, state: RequestState) -> bool:
+        """The request's cross table can be read in this step, or projected from a resident embedding."""
+        if (feature := state.cross) is None:
+            return True
+        table = self.cross.state(feature.plan)
+        if table is TableState.ABSENT:
+            return self.cache.state(feature.mm_hash) is Residency.READY
+        return table is not TableState.LEAVING
 
     def write_table(self, state: RequestState, output: SchedulerOutput) -> Projection | None:
         """Schedules what writes the cross table of a request without one: a projection, or copies.
@@ -131,7 +127,7 @@ class ItemTracker:
         A projection's embedding is READY. The caller has made sure that the blocks are free.
         """
         feature = state.cross
-        if feature is None or self.acquire_table(state):
+        if feature is None or self.cross.acquire(state.request_id, feature.plan):
             return None
         if self.cross.state(feature.plan) is TableState.SWAPPED:
             output.swap_in += self.cross.restore(state.request_id, feature.plan)
@@ -158,7 +154,7 @@ class ItemTracker:
         self, output: SchedulerOutput, running: Iterable[RequestState], failed: frozenset[str]
     ) -> list[RequestState]:
         """Marks the step's tables as written, except `failed` ones; the requests that need one of these."""
-        self.tables_lost(failed)
+        self.cross.fail(failed)
         for mm_hash in output.written_tables:
             self.cross.commit(mm_hash)
         lost: list[RequestState] = []
@@ -168,26 +164,6 @@ class ItemTracker:
             else:
                 self.consume(state)
         return lost
-
-    def tables_lost(self, keys: Iterable[str]) -> None:
-        """These tables could not be written: all references to them are dropped."""
-        for mm_hash in keys:
-            self.cross.fail(mm_hash)
-
-    def release_table(self, state: RequestState) -> None:
-        """Drops the reference to the cross table. Idempotent."""
-        self.cross.release(state.request_id)
-
-    def cross_blocks(self, state: RequestState) -> tuple[int, ...]:
-        """The request's cross table; empty while it is not written, and without a cross item."""
-        return self.cross.table(state.request_id)
-
-    def is_resident(self, state: RequestState) -> bool:
-        """The embeddings of all items that are still to be projected are in the encoder cache."""
-        feature = state.cross
-        return (
-            feature is None or self.has_table(feature) or self.cache.state(feature.mm_hash) is Residency.READY
-        )
 
     def ensure_loading(self, state: RequestState, start: int, now: float) -> Readiness:
         """Acquires, or starts the loads of, all items needed from token `start` on.
@@ -215,11 +191,11 @@ class ItemTracker:
     def needed(self, state: RequestState, start: int) -> Iterator[int]:
         """Indices of items that are not consumed, with rows at or after token `start`, or without a table."""
         for index, feature in enumerate(state.features):
-            if index in state.consumed:
+            if index not in state.items[index].unconsumed:
                 continue
             placement = feature.placement
             if placement.length == 0:
-                if not self.has_table(feature):
+                if not self.has_table(feature.plan):
                     yield index
                 continue
             first, last = placement.embeds_in(start - placement.offset, placement.length)
@@ -229,14 +205,14 @@ class ItemTracker:
     def _load(
         self, state: RequestState, index: int, residency: Residency, presence: Presence, now: float
     ) -> bool:
-        plan = state.features[index].plan
+        plan, use = state.features[index].plan, state.items[index]
         if presence is Presence.HIT and residency is Residency.ABSENT:
             holder = (state.request_id, index)
             if self.cache.reserve(holder, plan, now + MOVE_TIMEOUT):
                 self.connector.update_state_after_alloc(state, index)
                 return True
-        elif presence is not Presence.HIT and plan.mm_hash in state.stored:
-            state.stored.discard(plan.mm_hash)
+        elif presence is not Presence.HIT and use.status is ItemStatus.STORED:
+            use.status = ItemStatus.MARKED
             self.connector.item_ready(plan.mm_hash)
         return False
 
@@ -254,29 +230,23 @@ class ItemTracker:
                 end = max(start, placement.offset)
         return end
 
-    def begin(self, state: RequestState) -> list[EngineEvent]:
-        """Releases items that the prefix cache covers; ItemLoaded events as `report_resident`."""
-        self.consume(state)
-        return self.report_resident(state)
-
     def consume(self, state: RequestState) -> None:
         """Releases the items whose last row is in acknowledged blocks."""
-        if len(state.consumed) == len(state.features):
+        if not state.unconsumed:
             return
         for index, feature in enumerate(state.features):
-            if index not in state.consumed and self._is_consumed(state, feature):
-                state.consumed.add(index)
+            use = state.items[index]
+            if index in use.unconsumed and self._is_consumed(state, feature):
+                use.unconsumed.discard(index)
+                state.unconsumed -= 1
                 self.cache.release((state.request_id, index))
                 self.connector.release(state.request_id, feature.mm_hash)
-                if not any(
-                    other.mm_hash == feature.mm_hash and i not in state.consumed
-                    for i, other in enumerate(state.features)
-                ):
+                if not use.unconsumed:
                     self.admission.release(state.request_id, feature.mm_hash)
 
     def _is_consumed(self, state: RequestState, feature: MMFeature) -> bool:
         if feature.placement.length == 0:
-            return bool(self.cross_blocks(state))
+            return bool(self.cross.table(state.request_id))
         return feature.placement.end <= state.num_computed_tokens
 
     def preempt(self, state: RequestState, *, swapped: bool = False) -> bool:
@@ -288,21 +258,25 @@ class ItemTracker:
         swapped = swapped and state.cross is None
         if swapped and not state.paused:
             return True
-        self.release_table(state)
+        self.cross.release(state.request_id)
         self.cache.release_request(state.request_id)
-        state.stored.update(state.features[index].mm_hash for index in state.consumed)
-        if not swapped:
-            state.consumed.clear()
+        for index, use in enumerate(state.items):
+            if state.is_consumed(index):
+                use.load_again()
+                if not swapped:
+                    use.unconsumed.add(index)
+                    state.unconsumed += 1
         if not state.paused and self.admit(state):
             return True
         self.admission.release_request(state.request_id)
         self.connector.request_finished(state)
-        state.stored.update(feature.mm_hash for feature in state.features)
+        for use in state.items:
+            use.load_again()
         return False
 
     def finish(self, state: RequestState) -> None:
         """Releases everything. Idempotent."""
-        self.release_table(state)
+        self.cross.release(state.request_id)
         self.cache.release_request(state.request_id)
         self.admission.release_request(state.request_id)
         self.connector.request_finished(state)
@@ -311,16 +285,16 @@ class ItemTracker:
         """ItemLoaded events of items that needed no load: resident, or covered by a prefix hit."""
         events: list[EngineEvent] = []
         for index, feature in enumerate(state.features):
-            key = feature.mm_hash
-            if key in state.loaded:
+            use = state.items[index]
+            if use.loaded:
                 continue
-            resident = self.has_table(feature) or self.cache.state(key) is Residency.READY
-            if index in state.consumed or resident:
+            resident = self.has_table(use.plan) or self.cache.state(feature.mm_hash) is Residency.READY
+            if resident or state.is_consumed(index):
                 self._stats.resident += 1
-                events.append(self._loaded(state, key, 0.0))
+                events.append(self._loaded(state, use, 0.0))
         return events
 
-    def update(self, output: ECConnectorOutput, requests_of: RequestsByItem) -> list[EngineEvent]:
+    def update(self, output: ECConnectorOutput, requests: RequestTable) -> list[EngineEvent]:
         """Applies the connector's report; the events of every request that names one of its keys."""
         for key in output.loaded:
             self.cache.commit(key)
@@ -329,20 +303,16 @@ class ItemTracker:
         self.connector.update_connector_output(output)
         events: list[EngineEvent] = []
         for key, seconds in output.fetched.items():
-            events.extend(self._arrived(key, seconds, requests_of(key)))
+            events.extend(self._arrived(key, seconds, requests.with_item(key)))
         digests = {failure.mm_hash: failure.damaged_digest for failure in output.missing}
         for key, digest in digests.items():
-            events.extend(self._missing(key, digest, requests_of(key)))
+            events.extend(self._missing(key, digest, requests.with_item(key)))
         return events
 
     def build_metadata(self, output: SchedulerOutput) -> ECConnectorMetadata:
         """The step's work for the connector's worker role; writes the evicted keys into `output`."""
         output.evicted = self.cache.drain_evicted()
         return self.connector.build_connector_meta(output)
-
-    def expire(self, now: float) -> list[str]:
-        """Ends moves into the encoder cache that took too long; their keys."""
-        return self.cache.expire(now)
 
     def collect_stats(self) -> ItemStats:
         """Figures for metrics; those since the last report are drained."""
@@ -360,9 +330,10 @@ class ItemTracker:
         for state in states:
             if not state.admitted:
                 continue
-            nbytes = next(feature.plan.nbytes for feature in state.features if feature.mm_hash == key)
-            if key not in state.loaded:
-                yield self._loaded(state, key, seconds)
+            use = next(use for use in state.items if use.plan.mm_hash == key)
+            nbytes = use.plan.nbytes
+            if not use.loaded:
+                yield self._loaded(state, use, seconds)
         self._stats.load_bytes += nbytes
 
     def _missing(self, key: str, digest: str, states: Iterable[RequestState]) -> Iterator[EngineEvent]:
@@ -376,16 +347,12 @@ class ItemTracker:
             if not state.admitted or self.connector.has_caches(state)[index] is not Presence.MISS:
                 continue
             missing = True
-            state.stored.discard(key)
-            state.loaded.discard(key)
-            if key not in state.lost:
-                state.lost.add(key)
+            if state.items[index].lose():
                 yield request_events.item_missing(state, key, digest)
         if missing:
             self._stats.missing += 1
             self.connector.item_missing_reported(key)
 
-    def _loaded(self, state: RequestState, key: str, seconds: float) -> ItemLoaded:
-        state.loaded.add(key)
-        state.lost.discard(key)
-        return request_events.item_loaded(state, key, seconds)
+    def _loaded(self, state: RequestState, use: ItemUse, seconds: float) -> ItemLoaded:
+        use.arrive()
+        return request_events.item_loaded(state, use.plan.mm_hash, seconds)
