@@ -7,12 +7,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
 
+import msgspec
+
 from triptych.errors import RequestError
-from triptych.proxy.live.call_record import CallRecord, record_of
 from triptych.proxy.live.failures import FailureLog
-from triptych.proxy.live.goodput import GoodputWindow
-from triptych.proxy.live.names import draw_row, short_address
-from triptych.proxy.live.objects import RequestRow
+from triptych.proxy.live.objects import RequestRow, draw_row, short_address
+from triptych.proxy.live.statistics import GoodputWindow
 from triptych.proxy.requests.lifecycle import Phase
 from triptych.proxy.requests.request import Choices, InFlightRequest
 from triptych.proxy.requests.timeline import RequestTimeline
@@ -24,6 +24,46 @@ MOST_ROWS = 64
 #: A client's 4xx, and a client that has left, say nothing of the cluster.
 _SERVER_ERROR = 500
 _OK = 200
+
+
+class CallRecord(msgspec.Struct, frozen=True):
+    """`row` names it to everybody, and is empty until a snapshot has shown it; `label` names it to its tenant
+    alone. `started` and `ended` are moments of the proxy's clock, `started_at` is the time of day; without
+    `ended` and `status` it is in flight."""
+
+    row: str
+    label: str
+    tenant: str
+    model: str
+    started_at: float
+    started: float
+    timeline: RequestTimeline
+    choices: int
+    prompt_tokens: int
+    completion_tokens: int
+    ended: float | None = None
+    status: int | None = None
+
+
+def record_of(
+    choices: Choices, row: str, model: str, started_at: float, ended: float | None = None
+) -> CallRecord:
+    """The record of a call as it stands now; it keeps nothing of the call's content."""
+    first = choices.first
+    return CallRecord(
+        row=row,
+        label=first.call.label,
+        tenant=first.call.tenant,
+        model=model,
+        started_at=started_at,
+        started=choices.started,
+        timeline=first.timeline,
+        choices=len(choices.requests),
+        prompt_tokens=choices.prompt_tokens,
+        completion_tokens=choices.completion_tokens,
+        ended=ended,
+        status=None if ended is None else choices.status,
+    )
 
 
 class CallLog:

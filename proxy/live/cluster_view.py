@@ -14,12 +14,7 @@ from triptych.ec_connector.store.results import StoreMemory
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.live.calls import CallLog
-from triptych.proxy.live.counts import MOST_SECONDS, CountWindow, read_counts
-from triptych.proxy.live.encoder_tallies import EncoderTallies
-from triptych.proxy.live.failures import FailureLog
-from triptych.proxy.live.goodput import GoodputWindow, mean
-from triptych.proxy.live.history import STEP_SECONDS, HistoryPoint, HistoryRing
-from triptych.proxy.live.names import short_address
+from triptych.proxy.live.failures import FailureLog, Key, WorkerFailures, WorkerState, worker_state
 from triptych.proxy.live.objects import (
     ClusterGoodput,
     ClusterHistory,
@@ -32,9 +27,19 @@ from triptych.proxy.live.objects import (
     ProxyState,
     RequestRow,
     StoreState,
+    short_address,
 )
-from triptych.proxy.live.worker_failures import Key, WorkerFailures
-from triptych.proxy.live.worker_states import WorkerState, worker_state
+from triptych.proxy.live.statistics import (
+    MOST_SECONDS,
+    STEP_SECONDS,
+    CountWindow,
+    EncoderTallies,
+    GoodputWindow,
+    HistoryPoint,
+    HistoryRing,
+    mean,
+    read_counts,
+)
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.ports import PDLoadReport
 from triptych.proxy.workers import Worker

@@ -11,8 +11,8 @@ from typing import Protocol
 import msgspec
 
 from triptych.errors import Unavailable
-from triptych.proxy.live.history import STEP_SECONDS
 from triptych.proxy.live.objects import ClusterHistory, ClusterSnapshot, RequestRow
+from triptych.proxy.live.statistics import STEP_SECONDS
 from triptych.proxy.quotas.quota import Quota
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,12 @@ None of it holds a prompt, an output, a media URL, a key, a tenant's name or an 
 
 from __future__ import annotations
 
+import os
+
 import msgspec
+
+#: Longest short address.
+_MOST = 32
 
 
 class ProxyState(msgspec.Struct, frozen=True):
@@ -201,3 +206,19 @@ class Waterfall(msgspec.Struct, frozen=True):
     attempts: int
     items: int
     spans: list[StageSpan]
+
+
+def short_address(address: str) -> str:
+    """A worker's address for a narrow column: of a host's name the first label, of a path its last part."""
+    if "/" in address:
+        return address.rstrip("/").rpartition("/")[2][-_MOST:]
+    host, colon, port = address.rpartition(":")
+    label = host.partition(".")[0]
+    if colon and label and not label.isdigit() and "[" not in host and "." in host:
+        return f"{label[:_MOST]}:{port}" if label[:_MOST] else address
+    return address[-_MOST:]
+
+
+def draw_row() -> str:
+    """A name for a row, drawn for it alone: it is part of no id, and cannot be guessed."""
+    return os.urandom(4).hex()

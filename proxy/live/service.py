@@ -1,24 +1,45 @@
-"""Live data of one proxy, from its parts to its routes."""
+"""Live data of one proxy: its parts and its HTTP routes."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Callable
 
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
 
 from triptych.config import ProxyConfig
 from triptych.ec_connector.store.results import StoreMemory
+from triptych.errors import NotFound, RequestError
 from triptych.metrics import ProxyMetrics
+from triptych.proxy.auth.middleware import principal_of, sees_all
 from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.http.errors import error_json, retry_after
 from triptych.proxy.live.calls import CallLog
 from triptych.proxy.live.cluster_view import ClusterSources, ClusterView
-from triptych.proxy.live.endpoint import live_routes
 from triptych.proxy.live.failures import MAX_REFUSALS, FailureLog
-from triptych.proxy.live.feed import LiveFeed
-from triptych.proxy.live.goodput import GoodputWindow, Slo
+from triptych.proxy.live.feed import Listener, LiveFeed, event
+from triptych.proxy.live.statistics import GoodputWindow, Slo
+from triptych.proxy.live.waterfall import waterfall
 from triptych.proxy.pool import WorkerPool
 from triptych.scaling import ScalingDecision
+
+logger = logging.getLogger(__name__)
+
+#: A listener that takes nothing for so long is given up.
+WRITE_SECONDS = 10.0
+_JSON = "application/json"
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+_NO_STORE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
 class LiveData:
@@ -77,3 +98,100 @@ class LiveData:
         """The model that a call means: where it names none, the only one."""
         models = [] if name else self._pool.models()
         return name or (models[0] if models else "")
+
+
+def live_routes(feed: LiveFeed, calls: CallLog) -> list[Route]:
+    """The routes of one proxy."""
+    endpoints = LiveEndpoints(feed, calls)
+    return [
+        Route("/cluster", endpoints.snapshot),
+        Route("/cluster/events", EventsEndpoint(feed), methods=["GET"]),
+        Route("/cluster/requests/{name}", endpoints.record),
+    ]
+
+
+class LiveEndpoints:
+    """The replies in one piece. `clock` is the dispatcher's."""
+
+    def __init__(self, feed: LiveFeed, calls: CallLog, clock: Callable[[], float] = time.monotonic) -> None:
+        self._feed = feed
+        self._calls = calls
+        self._clock = clock
+
+    async def snapshot(self, request: Request) -> Response:
+        return Response(self._feed.snapshot(_shown(request.scope)), media_type=_JSON, headers=_NO_STORE)
+
+    async def record(self, request: Request) -> Response:
+        """404 of what another tenant has sent, as of what nobody has; an operator finds both."""
+        name = request.path_params["name"]
+        found = self._calls.find(principal_of(request.scope), name)
+        if found is None and sees_all(request.scope):
+            found = self._calls.find_any(name)
+        if found is None:
+            return refusal(
+                NotFound("no request of yours of this id is in flight or among the last ones that have ended")
+            )
+        body = msgspec.json.encode(waterfall(found, self._clock()))
+        return Response(body, media_type=_JSON, headers=_NO_STORE)
+
+
+class EventsEndpoint:
+    """ASGI application of the stream: the history once, then a snapshot every second."""
+
+    def __init__(self, feed: LiveFeed, write_seconds: float = WRITE_SECONDS) -> None:
+        self._feed = feed
+        self._write_seconds = write_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with self._feed.listen(principal_of(scope), _shown(scope)) as listener:
+                if scope["method"] == "HEAD":
+                    listener.close()
+                await self._serve(listener, receive, send)
+        except RequestError as error:
+            await refusal(error)(scope, receive, send)
+
+    async def _serve(self, listener: Listener, receive: Receive, send: Send) -> None:
+        """Sends until the client goes, takes nothing for too long, or the feed ends."""
+        sending = asyncio.create_task(self._send_all(listener, send))
+        leaving = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (sending, leaving):
+                task.cancel()
+            await asyncio.gather(sending, leaving, return_exceptions=True)
+
+    async def _send_all(self, listener: Listener, send: Send) -> None:
+        try:
+            await self._send(send, {"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            await self._send(send, _part(event("history", self._feed.history())))
+            while (data := await listener.next()) is not None:
+                await self._send(send, _part(data))
+            await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+        except (TimeoutError, OSError):
+            logger.info("a listener of the live data takes nothing any more, and is dropped")
+
+    async def _send(self, send: Send, message: Message) -> None:
+        async with asyncio.timeout(self._write_seconds):
+            await send(message)
+
+
+def _shown(scope: Scope) -> str:
+    """The tenant whose requests the sender is shown; empty: those of all."""
+    return "" if sees_all(scope) else principal_of(scope)
+
+
+def _part(data: bytes) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": True}
+
+
+def refusal(error: RequestError) -> Response:
+    wait = retry_after(error)
+    headers = _NO_STORE | ({"retry-after": wait} if wait else {})
+    return Response(error_json(error), status_code=error.status, media_type=_JSON, headers=headers)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from triptych.proxy.live.call_record import CallRecord
-from triptych.proxy.live.item_spans import item_spans
-from triptych.proxy.live.names import short_address
-from triptych.proxy.live.objects import StageSpan, Waterfall
-from triptych.proxy.live.request_phases import RequestPhase, request_phases
-from triptych.proxy.requests.timeline import TIMED_ITEMS
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
+from triptych.proxy.live.calls import CallRecord
+from triptych.proxy.live.objects import StageSpan, Waterfall, short_address
+from triptych.proxy.requests.timeline import TIMED_ITEMS, Mark, Moment
+
+PROXY, STORE = "proxy", "store"
+_FOR_STEP = "for a step"
+IN_STORE = "in the store: no encoder job"
+HELD = "held by the KV cache"
+JOINED = "encoded for another request"
+ALREADY = "in the store by then: the tower did not run"
 #: Digits of a second that are shown: microseconds.
 _DIGITS = 6
 
@@ -62,3 +68,198 @@ def _clipped(span: StageSpan, start: float, end: float) -> StageSpan:
     until = max(moment(span.end), begin)
     where = short_address(span.where)
     return StageSpan(span.name, begin, until, where, span.item, span.note, span.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPhase:
+    """What the request does from the moment `at` on."""
+
+    at: float
+    name: str
+    where: str
+    note: str = ""
+    attempt: int = 0
+
+
+def request_phases(
+    moments: Iterable[Moment], start: float, items: int, rest: tuple[float, float] | None = None
+) -> list[RequestPhase]:
+    """The phases in order, the first from `start`. `rest`: first and last moment of items that are summed."""
+    phases = _Phases(start, items, rest)
+    for moment in moments:
+        phases.add(moment)
+    return phases.found
+
+
+class _Phases:
+    """Reads the moments one by one."""
+
+    def __init__(self, start: float, items: int, rest: tuple[float, float] | None) -> None:
+        self.found = [RequestPhase(start, "fetch", PROXY)]
+        self._items = items
+        self._rest_end = rest[1] if rest else 0.0
+        self._lacking = 0
+        self._admitted = False
+        self._first_token: Moment | None = None
+        self._finished = False
+
+    def add(self, moment: Moment) -> None:
+        match moment.mark:
+            case Mark.FETCHED:
+                self._fetched(moment)
+            case Mark.LOOKED_UP:
+                self._begin(moment, "wait", PROXY, "for the sizes of items")
+            case Mark.SUBMITTED:
+                self._lacking, self._admitted = min(self._items, TIMED_ITEMS), False
+                self._begin(moment, "queue", PROXY, "for a PD worker")
+            case Mark.ACCEPTED if not self._admitted:
+                self._begin(moment, "queue", moment.where, "for room")
+            case Mark.ADMITTED:
+                self._admitted = True
+                self._wait_for_items(moment)
+            case Mark.LOADED | Mark.HELD:
+                self._lacking -= 1
+                if self._admitted and self._lacking == 0:
+                    self._wait_for_items(moment)
+            case Mark.FIRST_TOKEN:
+                self._first_token = moment
+                self._begin(moment, "decode", moment.where)
+            case Mark.FINISHED:
+                self._finish(moment)
+            case Mark.ATTEMPT_OVER:
+                self._over(moment)
+
+    def _begin(self, moment: Moment, name: str, where: str, note: str = "", at: float | None = None) -> None:
+        """The phase from `at` on, or from the moment; never before the phase that it follows."""
+        at = max(moment.at if at is None else at, self.found[-1].at)
+        self.found.append(RequestPhase(at, name, where, note, moment.attempt))
+
+    def _fetched(self, moment: Moment) -> None:
+        start = self.found[0].at
+        began = max(moment.at - moment.spent[0], start)
+        self.found = [RequestPhase(start, "wait", PROXY, "for its turn and its model")]
+        self._begin(moment, "fetch", PROXY, "" if self._items else "no media", began)
+        if self._items:
+            self._begin(moment, "wait", STORE, "look-up of its items")
+
+    def _wait_for_items(self, moment: Moment) -> None:
+        if self._lacking > 0:
+            self._begin(moment, "wait", moment.where, "for embeddings")
+        else:
+            # Until the request has ended nothing tells its wait for a step from its prefill.
+            self._begin(moment, "prefill", moment.where, "", max(moment.at, self._rest_end))
+
+    def _finish(self, moment: Moment) -> None:
+        """The PD worker's own seconds part prefill from what was before it, and decode in later attempts."""
+        prefill, decode = moment.spent
+        first = self._first_token
+        same = first is not None and first.attempt == moment.attempt
+        decoding = first.at if first is not None and same else moment.at - decode
+        began = decoding - prefill
+        where = next((p.where for p in reversed(self.found) if p.attempt == moment.attempt), "")
+        kept = [p for p in self.found if p.attempt != moment.attempt or p.at < began]
+        self.found = [
+            replace(p, name="queue", note=_FOR_STEP)
+            if p.attempt == moment.attempt and p.name == "prefill"
+            else p
+            for p in kept
+        ]
+        self._begin(moment, "prefill", where, at=began)
+        self._begin(moment, "decode", where, at=decoding)
+        self._finished = True
+
+    def _over(self, moment: Moment) -> None:
+        if self._finished:
+            self._begin(moment, "wait", PROXY, "until the reply is sent")
+        else:
+            self._begin(moment, "wait", PROXY, f"attempt {moment.attempt} is over")
+
+
+def item_spans(moments: Iterable[Moment], end: float) -> list[StageSpan]:
+    """The spans of all items, by item and then in order; those still under way last until `end`."""
+    items: dict[int, _Item] = {}
+    for moment in moments:
+        if moment.item is not None:
+            items.setdefault(moment.item, _Item(moment.item)).add(moment)
+    return [span for index in sorted(items) for span in items[index].until(end)]
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """An encoder job that the request waits for, since `at`."""
+
+    at: float
+    joined: bool
+    note: str = ""
+    planned: float | None = None
+
+
+class _Item:
+    """Reads the moments of one item."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._spans: list[StageSpan] = []
+        self._wanted: _Wanted | None = None
+        #: When its embedding was in the store.
+        self._stored = 0.0
+
+    def add(self, moment: Moment) -> None:
+        match moment.mark:
+            case Mark.STORED:
+                self._stored = moment.at
+                self._add("encode", moment.at, moment.at, STORE, IN_STORE)
+            case Mark.HELD:
+                self._add("encode", moment.at, moment.at, moment.where, HELD, moment.attempt)
+            case Mark.WANTED:
+                again = "encoded again: the store had lost it" if moment.note == "again" else ""
+                # A job that ended meanwhile is reported as joined, and ready at once.
+                self._wanted = _Wanted(moment.at, moment.note == "joined", again)
+            case Mark.PLANNED if self._wanted is not None:
+                self._wanted.planned = moment.at
+            case Mark.RETRIED if self._wanted is not None:
+                note = f"this try has failed: {moment.note}"
+                self._add("encode", self._wanted.at, moment.at, moment.where, note)
+                self._wanted = _Wanted(moment.at, joined=False, note="another try")
+            case Mark.READY:
+                self._ready(moment)
+            case Mark.LOADED:
+                began = max(moment.at - moment.spent[0], self._stored)
+                note = "" if moment.spent[0] else "resident at the PD worker"
+                self._add("load", began, moment.at, moment.where, note, moment.attempt)
+            case Mark.MISSING:
+                self._add("load", moment.at, moment.at, moment.where, "not found", moment.attempt)
+
+    def until(self, end: float) -> list[StageSpan]:
+        """All spans; what is still waited for lasts until `end`."""
+        if self._wanted is None:
+            return self._spans
+        since, note = self._wanted.at, self._wanted.note or "not encoded yet"
+        return [*self._spans, StageSpan("queue", since, max(end, since), PROXY, self._index, note)]
+
+    def _add(self, name: str, start: float, end: float, where: str, note: str = "", attempt: int = 0) -> None:
+        self._spans.append(StageSpan(name, min(start, end), end, where, self._index, note, attempt))
+
+    def _ready(self, moment: Moment) -> None:
+        wanted, self._wanted, self._stored = self._wanted, None, moment.at
+        if wanted is None:
+            return
+        if wanted.joined or moment.note == "stored":
+            note = JOINED if wanted.joined else ALREADY
+            self._add("wait", wanted.at, moment.at, moment.where, note)
+            return
+        preprocess, encode, save = moment.spent
+        saving = max(moment.at - save, wanted.at)
+        encoding = max(saving - encode, wanted.at)
+        planned = wanted.at + preprocess if wanted.planned is None else wanted.planned
+        planned = min(max(planned, wanted.at), encoding)
+        begun = max(planned - preprocess, wanted.at)
+        for name, start, end, where, note in (
+            ("queue", wanted.at, begun, PROXY, "for an encoder worker"),
+            ("preprocess", begun, planned, moment.where, ""),
+            ("queue", planned, encoding, moment.where, "for room at a PD worker, and for the tower"),
+            ("encode", encoding, saving, moment.where, wanted.note),
+            ("save", saving, moment.at, STORE, ""),
+        ):
+            if end > start:
+                self._add(name, start, end, where, note)

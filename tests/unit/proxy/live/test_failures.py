@@ -1,11 +1,23 @@
-"""Failures: plain words, bounded, and nothing of a tenant's request in them."""
+"""Failures: plain words, bounded, nothing of a tenant's request in them; states of workers."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from triptych.ec_connector.registry.matching import Mismatch
 from triptych.errors import DeadlineExceeded, InternalError, RequestError, Unavailable
-from triptych.proxy.live.failures import MOST_FAILURES, FailureLog, described
+from triptych.proxy.live.failures import (
+    MOST_FAILURES,
+    FailureLog,
+    WorkerFailures,
+    WorkerState,
+    described,
+    worker_state,
+)
+from triptych.proxy.workers import KnownWorkers, Worker
+from triptych.types import WorkerInfo
 
 
 def test_equal_failures_are_one_entry_with_a_count_and_the_newest_time() -> None:
@@ -60,3 +72,132 @@ def test_the_text_of_an_error_is_never_shown(kind: type[RequestError]) -> None:
     assert "secret" not in row.what + row.remedy + row.where
     assert "alice" not in row.what + row.remedy and "messages" not in row.what + row.remedy
     assert str(kind.status) in row.what
+
+
+KEY = ("encoder", "10.0.0.1:9000")
+INFO = WorkerInfo(KEY[1], "encoder", "first", "key", "model", ("space",))
+
+
+class Watched:
+    """One encoder worker, and the failures that are noted of it."""
+
+    def __init__(self) -> None:
+        self.log = FailureLog()
+        self.known = KnownWorkers()
+        self.worker = Worker(INFO)
+        self.failures = WorkerFailures(self.known, self.log, lambda: 7.0)
+        self.look()
+
+    def look(self, *, store_up: bool = True, gone: bool = False) -> None:
+        states = {} if gone else {KEY: (self.worker, *worker_state(self.worker))}
+        self.failures.look(states, store_up=store_up)
+
+    @property
+    def said(self) -> list[tuple[str, int]]:
+        return [(row.what, row.count) for row in self.log.read()]
+
+
+def test_a_worker_that_is_lost_is_noted_at_once_and_once() -> None:
+    watched = Watched()
+    watched.worker.alive = False
+    watched.known.report_loss(watched.worker)
+    watched.look()
+    watched.look()
+    assert watched.said == [("encoder worker 10.0.0.1:9000 is lost", 1)]
+    assert watched.log.read()[0].where == "10.0.0.1:9000"
+    assert watched.log.read()[0].time == 7.0
+
+
+def test_a_worker_that_is_lost_again_is_counted() -> None:
+    watched = Watched()
+    for _ in range(2):
+        watched.worker.alive = False
+        watched.known.report_loss(watched.worker)
+        watched.look()
+        watched.worker.alive = True
+        watched.look()
+    assert watched.said == [("encoder worker 10.0.0.1:9000 is lost", 2)]
+
+
+def test_a_worker_that_has_drained_is_no_failure() -> None:
+    watched = Watched()
+    watched.worker.registered = watched.worker.serving = False
+    watched.look()
+    watched.known.report_loss(watched.worker)
+    watched.look(gone=True)
+    assert watched.said == []
+
+
+def test_a_worker_that_stalls_is_a_failure() -> None:
+    watched = Watched()
+    watched.worker.serving = False
+    watched.look()
+    assert watched.said == [("encoder worker 10.0.0.1:9000 is stalled", 1)]
+
+
+def test_a_process_that_replaces_another_unseen_is_a_failure() -> None:
+    watched = Watched()
+    watched.worker.info = replace(INFO, incarnation="second")
+    watched.look()
+    watched.look()
+    assert watched.said == [("encoder worker 10.0.0.1:9000 was started again at its address", 1)]
+
+
+def test_a_process_that_replaces_a_lost_one_is_no_second_failure() -> None:
+    watched = Watched()
+    watched.worker.alive = False
+    watched.known.report_loss(watched.worker)
+    watched.worker.info = replace(INFO, incarnation="second")
+    watched.worker.alive = True
+    watched.look()
+    watched.look()
+    assert watched.said == [("encoder worker 10.0.0.1:9000 is lost", 1)]
+
+
+def test_a_store_that_does_not_answer_is_a_failure_each_time_it_stops() -> None:
+    watched = Watched()
+    for store_up in (False, False, True, False):
+        watched.look(store_up=store_up)
+    assert watched.said == [("the embedding store does not answer", 2)]
+    assert watched.log.read()[0].where == "store"
+
+
+def test_workers_that_have_gone_are_forgotten() -> None:
+    watched = Watched()
+    watched.look(gone=True)
+    assert not watched.failures._states and not watched.failures._incarnations
+
+
+PD = WorkerInfo("a:1", "pd", "i", "key", "model")
+
+
+@pytest.mark.parametrize(
+    ("worker", "set_aside", "state"),
+    [
+        (Worker(PD), False, WorkerState.SERVING),
+        (Worker(PD), True, WorkerState.STALLED),
+        (Worker(PD, serving=False), False, WorkerState.STALLED),
+        (Worker(PD, alive=False, serving=False), False, WorkerState.LOST),
+        (Worker(PD, alive=False, serving=False), True, WorkerState.LOST),
+        (Worker(PD, serving=False, registered=False), False, WorkerState.DRAINING),
+        # The store was flushed: it serves all the same.
+        (Worker(PD, registered=False), False, WorkerState.SERVING),
+        (Worker(PD, matched=False), False, WorkerState.MISMATCHED),
+    ],
+)
+def test_a_worker_is_in_the_state_that_an_operator_sees(
+    worker: Worker, set_aside: bool, state: WorkerState
+) -> None:
+    assert worker_state(worker, set_aside=set_aside)[0] is state
+
+
+def test_a_worker_that_does_not_serve_has_a_remedy() -> None:
+    assert worker_state(Worker(PD)) == (WorkerState.SERVING, "")
+    for worker in (
+        Worker(PD, alive=False),
+        Worker(PD, serving=False),
+        Worker(PD, serving=False, registered=False),
+    ):
+        assert worker_state(worker)[1]
+    mismatch = Mismatch("row_width", "its rows are 3 wide: give both the same checkpoint")
+    assert worker_state(Worker(PD, mismatch=mismatch, matched=False))[1] == mismatch.text

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from triptych.proxy.live.call_record import CallRecord
+from triptych.proxy.live.calls import CallRecord
 from triptych.proxy.live.objects import StageSpan, Waterfall
 from triptych.proxy.live.waterfall import waterfall
 from triptych.proxy.requests.timeline import MOST_MOMENTS, TIMED_ITEMS, Mark, RequestTimeline
