@@ -16,7 +16,6 @@ from triptych.metrics import ProxyMetrics
 from triptych.proxy.admission import Backpressure, RequestAdmission, make_choices
 from triptych.proxy.auth.limits import CURRENT, Session
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started
-from triptych.proxy.encoders.job import EncoderJob
 from triptych.proxy.encoders.job_runner import JobRunner
 from triptych.proxy.http.delivery import CURRENT_DELIVERY
 from triptych.proxy.media.loader import make_loader
@@ -26,17 +25,17 @@ from triptych.proxy.ports import JobReady, Link, Transport
 from triptych.proxy.quotas.quota import Hold
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.proxy.refusals.arrival import CURRENT_ARRIVAL
+from triptych.proxy.requests import events
 from triptych.proxy.requests import instructions as do
 from triptych.proxy.requests.encoder_shortage import EncoderShortage
 from triptych.proxy.requests.instructions import Instruction
 from triptych.proxy.requests.item_supply import ItemSupply, StoreView
-from triptych.proxy.requests.observer import CallObserver
+from triptych.proxy.requests.recorder import CallObserver, Recorder
 from triptych.proxy.requests.reply_memory import ReplyMemory
-from triptych.proxy.requests.request import Choices, InFlightRequest, begin_traces, draw_request_id
+from triptych.proxy.requests.request import Choices, InFlightRequest, draw_request_id
 from triptych.proxy.requests.store_wait import StoreWait
-from triptych.proxy.requests.timeline import Mark
 from triptych.proxy.workers import KnownWorkers, Worker
-from triptych.tracing.server_span import CURRENT_SPAN, ServerSpan
+from triptych.tracing.server_span import CURRENT_SPAN
 from triptych.types import ItemPlan, PDTimings, PositionLogprobs, Usage
 
 logger = logging.getLogger(__name__)
@@ -72,14 +71,15 @@ class Dispatcher:
         self._metrics = metrics
         self._clock = clock
         self._draw_id = draw_id
-        self._observer = observer
         self._requests: dict[str, InFlightRequest] = {}
+        self._recorder = Recorder(self._requests, metrics, clock, pool.resolve_model, observer)
+        self._record = self._recorder.record
         self.with_logprobs: set[str] = set()
         self._counter = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._media: MediaSource = media or make_loader(ProxyConfig(), metrics, self.quotas)
         self.jobs = JobRunner(pool, metrics, transport, self, clock, share=share, flow_control=flow_control)
-        self.jobs.on_retry = self._job_retried
+        self.jobs.record = self._recorder.record_job
         self.backpressure = Backpressure(flow_control=flow_control)
         self._items = ItemSupply(
             store, self.jobs, self.backpressure, metrics, clock, skip_held_items, lambda: pool.store_ok
@@ -150,7 +150,7 @@ class Dispatcher:
             call = replace(call, tenant=session.tenant)
             await session.begin(call.n)
         call, places, memory = self._admit(call, session)
-        choices = self._open(call, memory, CURRENT_SPAN.get())
+        choices = self._open(call, memory)
         if (arrival := CURRENT_ARRIVAL.get()) is not None:
             choices.route = arrival.route
             arrival.counted = arrival.counted or not call.internal
@@ -159,8 +159,8 @@ class Dispatcher:
         try:
             await self.admission.prepare(choices)
             first = choices.first
-            first.timeline.fetched([i.mm_hash for i in first.content.items], first.lifecycle.timings.fetch)
-            choices.prepared(self._clock())
+            items = tuple(item.mm_hash for item in first.content.items)
+            self._record(first, events.Fetched(items, first.lifecycle.timings.fetch))
             for request in choices.requests:
                 self._carry_out(request, request.lifecycle.begin())
             while True:
@@ -207,20 +207,17 @@ class Dispatcher:
             raise
         return call, places, memory
 
-    def _open(self, call: ChatCall, memory: ReplyMemory, span: ServerSpan | None) -> Choices:
+    def _open(self, call: ChatCall, memory: ReplyMemory) -> Choices:
         self._counter += 1
         choices = make_choices(call, self._counter, self._clock(), self._draw_id, memory)
         memory.pause, memory.end = partial(self._pause, choices), partial(self._end, choices)
-        if span is not None:
-            begin_traces(choices, span, self._pool.resolve_model(call.model))
         for request in choices.requests:
             self._requests[request.request_id] = request
             if call.sampling.logprobs is not None:
                 self.with_logprobs.add(request.request_id)
             call.media.join()
         self._metrics.in_flight.set(len(self._requests))
-        if self._observer is not None:
-            self._observer.opened(choices)
+        self._recorder.open(choices, CURRENT_SPAN.get())
         return choices
 
     def _pause(self, choices: Choices, paused: bool) -> None:
@@ -237,10 +234,7 @@ class Dispatcher:
             self.with_logprobs.discard(request.request_id)
             request.call.media.leave()
         self._metrics.in_flight.set(len(self._requests))
-        choices.end_traces(self._clock())
-        choices.report(self._metrics, self._clock())
-        if self._observer is not None:
-            self._observer.closed(choices, failure)
+        self._recorder.close(choices, failure)
 
     def _expire(self, choices: Choices) -> None:
         encoders = bool(self._pool.serving("encoder"))
@@ -250,19 +244,13 @@ class Dispatcher:
 
     def _carry_out(self, request: InFlightRequest, instructions: Iterable[Instruction]) -> None:
         for order in instructions:
-            if request.trace is not None:
-                address = "" if request.link is None else request.link.address
-                request.trace.observe(order, self._clock(), address, request.origins)
+            self._record(request, order)
             match order:
                 case do.Submit():
-                    if order.attempt > 1:
-                        self._metrics.resumes.labels("resume" if order.resume else "resubmit").inc()
-                    request.timeline.submitted(order.attempt)
                     self._router.submit(request, order)
                 case do.NotifyItems():
                     self._router.notify(request, order.mm_hashes)
                 case do.EndAttempt():
-                    request.timeline.mark(Mark.ATTEMPT_OVER)
                     self._router.release(request, cancel=order.cancel, now=order.now)
                     self.jobs.end_attempt(request.request_id)
                 case do.Emit():
@@ -280,21 +268,17 @@ class Dispatcher:
             case do.LookUpItems():
                 self._spawn(request, self._look_up(request, order.mm_hashes))
             case do.StartJobs(re_encode=True):
-                for mm_hash in order.mm_hashes:
-                    request.timeline.mark(Mark.WANTED, mm_hash, note="again")
                 again = self._items.re_encode(request, order.mm_hashes, order.damaged_digest, order.pause)
                 self._spawn(request, again)
                 self._shortage.lacking(request)
             case do.StartJobs():
                 self._items.encode(request, order.mm_hashes, expected=order.expected)
-                for mm_hash in order.mm_hashes:
-                    request.timeline.mark(Mark.WANTED, mm_hash, note=request.origins[mm_hash])
+                self._record(request, events.JobsStarted(order.mm_hashes))
                 self._shortage.lacking(request)
             case do.AdmitJobs():
                 self.jobs.admit(request.request_id)
                 self._shortage.lacking(request)
             case do.SkipJob():
-                request.timeline.mark(Mark.HELD, order.mm_hash, where=request.pd_address)
                 self._items.skip(request, order.mm_hash)
             case do.ReturnShare():
                 self.jobs.loaded(request.request_id, order.mm_hash)
@@ -307,9 +291,7 @@ class Dispatcher:
             prefixes = self._router.known_prefixes(request) if len(plans) < len(mm_hashes) else 0
             expected = self._items.expect(request, plans, prefixes)
         self._store_wait.watch(request)
-        request.timeline.mark(Mark.LOOKED_UP)
-        for mm_hash in plans:
-            request.timeline.mark(Mark.STORED, mm_hash)
+        self._record(request, events.LookedUp(tuple(plans)))
         self._carry_out(request, request.lifecycle.looked_up(plans, expected))
 
     def _spawn(self, request: InFlightRequest, work: Coroutine[object, object, None]) -> None:
@@ -325,29 +307,21 @@ class Dispatcher:
             logger.exception("request %s", request.name, extra=request.log_extra)
             self.failed(request.request_id, InternalError("an unexpected error in the proxy"))
 
-    def _job_retried(self, job: EncoderJob, address: str, why: str) -> None:
-        for request_id in job.waiters:
-            if request := self._requests.get(request_id):
-                request.timeline.mark(Mark.RETRIED, job.mm_hash, where=address, note=why)
-
     # RequestEvents
 
     def planned(self, request_id: str, mm_hash: str, plan: ItemPlan) -> None:
         self._items.known.add(plan)
         if request := self._requests.get(request_id):
-            request.timeline.mark(Mark.PLANNED, mm_hash)
+            self._record(request, events.Planned(mm_hash))
             self._carry_out(request, request.lifecycle.planned(mm_hash, plan))
 
     def ready(self, request_id: str, mm_hash: str, end: JobReady) -> None:
         if request := self._requests.get(request_id):
-            request.timeline.ready(mm_hash, end)
             if end.already_stored:
                 request.origins[mm_hash] = "store"
             self._items.note(request, mm_hash, self._pool.epoch)
             self._items.known.add(end.plan)
-            if request.trace is not None:
-                origin = request.origins.get(mm_hash, "encoded")
-                request.trace.item_ready(mm_hash, end, origin, self._clock())
+            self._record(request, events.ItemReady(mm_hash, end))
             instructions = request.lifecycle.item_ready(
                 mm_hash, end.plan, encode_seconds=end.encode_seconds, save_seconds=end.save_seconds
             )
@@ -360,9 +334,7 @@ class Dispatcher:
 
     def accepted(self, request_id: str, attempt: int) -> None:
         if request := self._requests.get(request_id):
-            request.timeline.mark(Mark.ACCEPTED, attempt=attempt, where=request.pd_address)
-            if request.trace is not None and attempt == request.lifecycle.attempt:
-                request.trace.accepted(self._clock())
+            self._record(request, events.Accepted(attempt))
             self._carry_out(request, request.lifecycle.accepted(attempt))
             if request.output.paused:
                 self._router.pause(request, True)
@@ -386,19 +358,18 @@ class Dispatcher:
         self, request_id: str, attempt: int, started: Started, placements: Sequence[tuple[int, int]]
     ) -> None:
         if request := self._requests.get(request_id):
-            request.timeline.mark(Mark.ADMITTED, attempt=attempt, where=request.pd_address)
+            self._record(request, events.Admitted(attempt))
             self._carry_out(request, request.lifecycle.admitted(attempt, started, placements))
 
     def item_loaded(self, request_id: str, attempt: int, mm_hash: str, seconds: float = 0.0) -> None:
         if request := self._requests.get(request_id):
             if mm_hash not in request.lifecycle.unencoded:
-                where = request.pd_address
-                request.timeline.mark(Mark.LOADED, mm_hash, attempt=attempt, where=where, spent=(seconds,))
+                self._record(request, events.ItemLoaded(attempt, mm_hash, seconds))
             self._carry_out(request, request.lifecycle.item_loaded(attempt, mm_hash))
 
     def item_missing(self, request_id: str, attempt: int, mm_hash: str, damaged_digest: str) -> None:
         if request := self._requests.get(request_id):
-            request.timeline.mark(Mark.MISSING, mm_hash, attempt=attempt, where=request.pd_address)
+            self._record(request, events.ItemMissing(attempt, mm_hash))
             self._carry_out(request, request.lifecycle.item_missing(attempt, mm_hash, damaged_digest))
 
     def tokens(
@@ -422,12 +393,12 @@ class Dispatcher:
             delta = Delta(text, token_ids, logprobs)
         if request.first_token is None and token_ids:
             request.first_token = self._clock()
-            request.timeline.mark(Mark.FIRST_TOKEN, where=request.pd_address)
+            self._record(request, events.FirstToken())
         request.output.put(delta)
 
     def finished(self, request_id: str, attempt: int, reason: str, usage: Usage, spent: PDTimings) -> None:
         if request := self._requests.get(request_id):
-            request.timeline.finished(attempt, usage, spent)
+            self._record(request, events.Finished(attempt, usage, spent))
             self._carry_out(request, request.lifecycle.finished(attempt, reason, usage, spent))
 
     # WorkersListener

@@ -205,6 +205,16 @@ class EncoderJob:
 
 
 @dataclass(frozen=True, slots=True)
+class JobRetried:
+    """A try of an item's job at the worker has failed. `waiters` are the requests that wait for it."""
+
+    mm_hash: str
+    waiters: tuple[str, ...]
+    address: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class StartPlan:
     """Open a stream for the job's current try, and have the item preprocessed."""
 

@@ -14,7 +14,15 @@ from triptych.errors import InternalError, InvalidRequest, RequestError, Triptyc
 from triptych.log import log_fields, short
 from triptych.metrics import ProxyMetrics
 from triptych.protos import encoder_pb2
-from triptych.proxy.encoders.job import MAX_LOSSES, EncoderJob, EncoderSlot, ItemSource, StartPlan, StartRun
+from triptych.proxy.encoders.job import (
+    MAX_LOSSES,
+    EncoderJob,
+    EncoderSlot,
+    ItemSource,
+    JobRetried,
+    StartPlan,
+    StartRun,
+)
 from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.proxy.encoders.loads import tower_patches
 from triptych.proxy.encoders.outstanding import ArrivedItems
@@ -46,8 +54,8 @@ class _Try:
 class JobRunner:
     """The encoder jobs of one proxy.
 
-    `on_arrival` is called for every new item that no cache has, `on_end` for every one that is ready,
-    `on_retry` with the address and the reason for every try that has failed.
+    `on_arrival` is called for every new item that no cache has, `record` for every job that is ready and
+    every try that has failed.
     """
 
     def __init__(
@@ -64,8 +72,7 @@ class JobRunner:
         self.model = WorkModel()
         self.arrived = ArrivedItems()
         self.on_arrival: Callable[[], None] = lambda: None
-        self.on_end: Callable[[JobReady], None] = lambda end: None
-        self.on_retry: Callable[[EncoderJob, str, str], None] = lambda job, address, why: None
+        self.record: Callable[[JobReady | JobRetried], None] = lambda event: None
         self.table = EncoderJobTable(share, tower_patches, self.model, flow_control=flow_control)
         self._pool = pool
         self._metrics = metrics
@@ -280,7 +287,7 @@ class JobRunner:
         self._unpin(job.mm_hash)
         end = replace(end, address=job.address)
         self._recent.add(job.mm_hash, end, self._clock())
-        self.on_end(end)
+        self.record(end)
         if not end.already_stored:
             self.model.learn(tower_patches(end.plan), end.work_seconds or end.encode_seconds, job.kind)
             cost = self._metrics.encode_cost.labels(self._metrics.kind(job.kind))
@@ -310,7 +317,7 @@ class JobRunner:
         address = job.address
         if self.table.lost(try_id, job.mm_hash, self._clock()) is None:
             return
-        self.on_retry(job, address, why)
+        self.record(JobRetried(job.mm_hash, tuple(job.waiters), address, why))
         if job.losses < MAX_LOSSES:
             self._log_later(address, why)
             return
@@ -329,7 +336,7 @@ class JobRunner:
             try_id, job.mm_hash, self._clock(), retryable=True, owner_address=owner, owner_token=token
         )
         if queued is not None:
-            self.on_retry(job, address, why)
+            self.record(JobRetried(job.mm_hash, tuple(job.waiters), address, why))
             self._log_later(address, why)
 
     def _log_later(self, address: str, why: str) -> None:

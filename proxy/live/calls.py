@@ -12,8 +12,9 @@ import msgspec
 from triptych.errors import RequestError
 from triptych.proxy.live.failures import FailureLog
 from triptych.proxy.live.objects import RequestRow, draw_row, short_address
-from triptych.proxy.live.statistics import GoodputWindow
-from triptych.proxy.requests.lifecycle import Phase
+from triptych.proxy.live.statistics import EncoderTallies, GoodputWindow
+from triptych.proxy.ports import JobReady
+from triptych.proxy.requests.lifecycle import Lifecycle, Phase
 from triptych.proxy.requests.request import Choices, InFlightRequest
 from triptych.proxy.requests.timeline import RequestTimeline
 
@@ -27,9 +28,12 @@ _OK = 200
 
 
 class CallRecord(msgspec.Struct, frozen=True):
-    """`row` names it to everybody, and is empty until a snapshot has shown it; `label` names it to its tenant
+    """What the waterfall of a call is made from, in flight and afterwards; nothing of the call's content.
+
+    `row` names it to everybody, and is empty until a snapshot has shown it; `label` names it to its tenant
     alone. `started` and `ended` are moments of the proxy's clock, `started_at` is the time of day; without
-    `ended` and `status` it is in flight."""
+    `ended` and `status` it is in flight.
+    """
 
     row: str
     label: str
@@ -43,27 +47,6 @@ class CallRecord(msgspec.Struct, frozen=True):
     completion_tokens: int
     ended: float | None = None
     status: int | None = None
-
-
-def record_of(
-    choices: Choices, row: str, model: str, started_at: float, ended: float | None = None
-) -> CallRecord:
-    """The record of a call as it stands now; it keeps nothing of the call's content."""
-    first = choices.first
-    return CallRecord(
-        row=row,
-        label=first.call.label,
-        tenant=first.call.tenant,
-        model=model,
-        started_at=started_at,
-        started=choices.started,
-        timeline=first.timeline,
-        choices=len(choices.requests),
-        prompt_tokens=choices.prompt_tokens,
-        completion_tokens=choices.completion_tokens,
-        ended=ended,
-        status=None if ended is None else choices.status,
-    )
 
 
 class CallLog:
@@ -88,28 +71,30 @@ class CallLog:
         self._clock = clock
         self._wall = wall
         #: By order of arrival.
-        self._open: dict[int, Choices] = {}
+        self._open: dict[int, tuple[Choices, RequestTimeline]] = {}
         #: Of those by tenant, and label or row: the newest of equal labels.
         self._names: dict[tuple[str, str], int] = {}
         #: Names of the calls that a snapshot has shown.
         self._rows: dict[int, str] = {}
         self._ended: OrderedDict[int, CallRecord] = OrderedDict()
+        self.tallies = EncoderTallies()
 
-    def opened(self, choices: Choices) -> None:
-        first = choices.first
-        first.timeline = RequestTimeline(self._clock)
-        self._open[first.order] = choices
+    def opened(self, choices: Choices) -> RequestTimeline:
+        first, timeline = choices.first, RequestTimeline()
+        self._open[first.order] = choices, timeline
         self._names[first.call.tenant, first.call.label] = first.order
+        return timeline
+
+    def encoded(self, end: JobReady) -> None:
+        self.tallies.add(end)
 
     def closed(self, choices: Choices, failure: RequestError | None) -> None:
         order, now = choices.first.order, self._clock()
-        del self._open[order]
-        self._ended[order] = self._record(order, choices, now)
+        self._ended[order] = self._record(order, *self._open.pop(order), now)
         if len(self._ended) > MOST_RECORDS:
             self._forget(*self._ended.popitem(last=False))
         if choices.status == _OK and not choices.first.call.internal:
-            tokens = [request.first_token for request in choices.requests if request.first_token is not None]
-            ttft = (min(tokens) if tokens else now) - choices.started
+            ttft = (now if choices.first_token is None else choices.first_token) - choices.started
             most = max(len(request.lifecycle.output_token_ids) for request in choices.requests)
             self._goodput.answered(now, ttft, now - choices.started, most)
         elif choices.status >= _SERVER_ERROR:
@@ -128,8 +113,8 @@ class CallLog:
         order = self._names.get((tenant, name))
         if order is None:
             return None
-        choices = self._open.get(order)
-        return self._ended.get(order) if choices is None else self._record(order, choices)
+        known = self._open.get(order)
+        return self._ended.get(order) if known is None else self._record(order, *known)
 
     def find_any(self, name: str) -> CallRecord | None:
         """The newest call of that label or row, whoever's it is: for operators."""
@@ -140,13 +125,27 @@ class CallLog:
     def rows(self, tenant: str = "") -> list[RequestRow]:
         """The newest calls in flight, newest first: the tenant's, or of all where it is empty."""
         now, newest = self._clock(), reversed(self._open.values())
-        own = (choices for choices in newest if not tenant or choices.first.call.tenant == tenant)
-        return [self._row(choices, now) for choices in islice(own, MOST_ROWS)]
+        own = (known for known in newest if not tenant or known[0].first.call.tenant == tenant)
+        return [self._row(*known, now) for known in islice(own, MOST_ROWS)]
 
-    def _record(self, order: int, choices: Choices, ended: float | None = None) -> CallRecord:
-        model = self._model_name(choices.first.call.model)
-        started_at = self._wall() - (self._clock() - choices.started)
-        return record_of(choices, self._rows.get(order, ""), model, started_at, ended)
+    def _record(
+        self, order: int, choices: Choices, timeline: RequestTimeline, ended: float | None = None
+    ) -> CallRecord:
+        call = choices.first.call
+        return CallRecord(
+            row=self._rows.get(order, ""),
+            label=call.label,
+            tenant=call.tenant,
+            model=self._model_name(call.model),
+            started_at=self._wall() - (self._clock() - choices.started),
+            started=choices.started,
+            timeline=timeline,
+            choices=len(choices.requests),
+            prompt_tokens=choices.prompt_tokens,
+            completion_tokens=choices.completion_tokens,
+            ended=ended,
+            status=None if ended is None else choices.status,
+        )
 
     def _row_name(self, first: InFlightRequest) -> str:
         """A name that a snapshot may show, drawn when one first does."""
@@ -156,14 +155,13 @@ class CallLog:
             self._names[first.call.tenant, row] = first.order
         return row
 
-    def _row(self, choices: Choices, now: float) -> RequestRow:
-        first, timeline = choices.first, choices.first.timeline
-        machine = first.lifecycle
+    def _row(self, choices: Choices, timeline: RequestTimeline, now: float) -> RequestRow:
+        first, machine = choices.first, choices.first.lifecycle
         return RequestRow(
             id=self._row_name(first),
             model=self._model_name(first.call.model),
             age=round(now - choices.started, 3),
-            stage=stage_of(first),
+            stage=stage_of(machine, timeline),
             items=timeline.items,
             items_ready=len(machine.ready) + len(machine.unencoded),
             tokens=choices.completion_tokens,
@@ -172,9 +170,8 @@ class CallLog:
         )
 
 
-def stage_of(request: InFlightRequest) -> str:
+def stage_of(machine: Lifecycle, timeline: RequestTimeline) -> str:
     """The stage that a request is in: fetch, queue, encode, load, prefill or decode."""
-    machine, timeline = request.lifecycle, request.timeline
     if machine.phase in (Phase.NEW, Phase.LOOK_UP):
         return "fetch"
     if machine.phase in (Phase.PLAN, Phase.WAIT):

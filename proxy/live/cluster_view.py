@@ -33,7 +33,6 @@ from triptych.proxy.live.statistics import (
     MOST_SECONDS,
     STEP_SECONDS,
     CountWindow,
-    EncoderTallies,
     GoodputWindow,
     HistoryPoint,
     HistoryRing,
@@ -87,9 +86,7 @@ class ClusterView:
         self._tokens = 0.0
         self._window = CountWindow()
         self._history = HistoryRing()
-        self._tallies = EncoderTallies()
         self._worker_failures = WorkerFailures(sources.pool, sources.failures, wall)
-        sources.dispatcher.jobs.on_end = self._tallies.add
 
     def look(self) -> None:
         """One look, every second: its cost grows with the workers alone."""
@@ -101,7 +98,7 @@ class ClusterView:
         counts = read_counts(sources.metrics, now, self._tokens, goodput.met, goodput.measured)
         self._window.add(counts)
         self._worker_failures.look(states, store_up=sources.pool.store_ok)
-        self._tallies.keep([address for pool, address in states if pool == "encoder"])
+        sources.calls.tallies.keep([address for pool, address in states if pool == "encoder"])
         self._looks += 1
         if self._looks % STEP_SECONDS == 0:
             self._history.add(self._point(states, reports), self._wall())
@@ -181,7 +178,7 @@ class ClusterView:
             if pool != "encoder" or len(rows) >= MOST_WORKERS:
                 continue
             unknown, known, patches = jobs.table.owed(address)
-            done, encode_ms = self._tallies.read(address)
+            done, encode_ms = self._sources.calls.tallies.read(address)
             rows.append(
                 EncoderState(
                     name=short_address(address),

@@ -15,14 +15,12 @@ from triptych.proxy.call.chat import ChatCall, Delta, Done, ItemTiming, Output, 
 from triptych.proxy.call.model_kind import name_prompt
 from triptych.proxy.call.output_format import name_field
 from triptych.proxy.ports import Link
+from triptych.proxy.requests.events import RequestView
 from triptych.proxy.requests.lifecycle import Lifecycle
 from triptych.proxy.requests.reply_memory import ReplyMemory
 from triptych.proxy.requests.request_trace import RequestTrace
-from triptych.proxy.requests.timeline import UNWATCHED, RequestTimeline
 from triptych.proxy.splitter import SplitRequest
 from triptych.proxy.workers import Binding
-from triptych.tracing.attributes import sampling
-from triptych.tracing.server_span import ServerSpan
 from triptych.types import Usage
 
 logger = logging.getLogger(__name__)
@@ -126,10 +124,10 @@ class InFlightRequest:
     #: When the store's look-up began, by the proxy's clock.
     looked_up: float = 0.0
     first_token: float | None = None
-    #: Kept for the call's first choice, where the cluster is watched.
-    timeline: RequestTimeline = UNWATCHED
-    #: Where the proxy has traces.
+    #: The contexts that go to the workers, where the proxy has traces.
     trace: RequestTrace | None = None
+    #: They get its events.
+    views: tuple[RequestView, ...] = ()
 
     @property
     def name(self) -> str:
@@ -181,15 +179,6 @@ class InFlightRequest:
         self.output.fail(name_prompt(error, self.call.prompt_param))
 
 
-def begin_traces(choices: Choices, span: ServerSpan, model: str) -> None:
-    """Has the spans of all choices of a call recorded under its server span, if that is."""
-    if span.recording:
-        call = choices.first.call
-        span.serves(model, sampling(call.sampling, len(choices.requests)))
-    for index, request in enumerate(choices.requests):
-        request.trace = RequestTrace(span, request.request_id, index)
-
-
 @dataclass(slots=True)
 class Choices:
     """The choices of one call (`n`), in order: they share media, deadline, one queue and one end."""
@@ -224,23 +213,11 @@ class Choices:
             if request.origins.get(key) == "encoded"
         )
 
-    def prepared(self, now: float) -> None:
-        """The call is bound, and its media are there."""
-        first = self.first
-        if first.trace is not None and first.split is not None and first.split.items:
-            seconds = first.lifecycle.timings.fetch
-            first.trace.fetched(now - seconds, seconds, len(first.split.items))
-
-    def end_traces(self, now: float) -> None:
-        """Hands in what is still open, and counts for the call's server span."""
-        for request in self.requests:
-            if request.trace is not None:
-                request.trace.end(now, request.origins)
-        if (trace := self.first.trace) is not None:
-            firsts = [request.first_token for request in self.requests if request.first_token is not None]
-            trace.call_ended(self.prompt_tokens, self.completion_tokens, min(firsts, default=None))
-            if self.status == 499:
-                trace.client_closed()
+    @property
+    def first_token(self) -> float | None:
+        """When the first token of all choices came."""
+        tokens = [request.first_token for request in self.requests if request.first_token is not None]
+        return min(tokens, default=None)
 
     def report(self, metrics: ProxyMetrics, now: float) -> None:
         """Counts the call that has ended, and logs one line of it."""
@@ -249,9 +226,8 @@ class Choices:
         seconds = now - self.started
         metrics.requests.labels(str(self.status), self.route).inc()
         metrics.duration.observe(seconds)
-        tokens = [request.first_token for request in self.requests if request.first_token is not None]
-        if tokens:
-            metrics.time_to_first_token.observe(min(tokens) - self.started)
+        if (first_token := self.first_token) is not None:
+            metrics.time_to_first_token.observe(first_token - self.started)
         self._log(seconds)
 
     def _log(self, seconds: float) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from triptych.proxy.call.chat import Done, Started
 from triptych.proxy.ports import JobReady
+from triptych.proxy.requests.events import Accepted, CallEnded, Ended, Event, Fetched, ItemReady
 from triptych.proxy.requests.instructions import (
     Emit,
     EndAttempt,
     Fail,
-    Instruction,
     LookUpItems,
     StartJobs,
     Submit,
@@ -28,15 +29,16 @@ class _OpenAttempt:
 
     span: Span
     start: float
+    number: int
     accepted: bool = False
     end: float | None = None
 
 
 class RequestTrace:
-    """The spans of one choice under the server span of its call. It sees no token.
+    """The spans of one choice under the server span of its call. A `RequestView` where the trace is sampled.
 
-    Without a sampled trace it keeps nothing; `attempt` and `item` are the server span's context then, so that
-    workers do not begin traces of their own.
+    Without a sampled trace it gets no events; `attempt` and `item` are the server span's context then, so
+    that workers do not begin traces of their own.
     """
 
     def __init__(self, server: ServerSpan, request_id: str, choice: int) -> None:
@@ -68,50 +70,56 @@ class RequestTrace:
         span = self._items.get(mm_hash)
         return self._server.context if span is None else span.get_span_context()
 
-    def fetched(self, start: float, seconds: float, items: int) -> None:
-        """The call's media are fetched, split and hashed."""
-        self._server.tracer.stage("fetch", self._server.context, start, seconds, {names.ITEMS: items})
-
-    def observe(self, order: Instruction, now: float, address: str, origins: dict[str, str]) -> None:
-        """One instruction of the state machine, before it is carried out.
-
-        `address` is that of the attempt's PD worker, `origins` say where the items' embeddings come from.
-        """
-        if not self._server.recording:
-            return
-        match order:
-            case LookUpItems():
-                self._look_up = now
-            case StartJobs():
-                self._end_look_up(now)
-                for mm_hash in order.mm_hashes:
-                    self._begin_item(mm_hash, now, re_encode=order.re_encode)
+    def observe(self, event: Event, at: float, address: str, origins: Mapping[str, str]) -> None:
+        """Begins and ends spans by the event."""
+        match event:
+            case Fetched(mm_hashes=items, seconds=seconds):
+                if items:
+                    count: dict[str, Value] = {names.ITEMS: len(items)}
+                    self._server.tracer.stage("fetch", self._server.context, at - seconds, seconds, count)
             case Submit():
-                self._end_look_up(now)
+                self._end_look_up(at)
                 self._end_attempt("worker_lost")
-                attributes = {**self._names, names.ATTEMPT: order.attempt}
-                self._attempt = _OpenAttempt(self._begin("PD attempt", now, attributes), now)
+                attributes = {**self._names, names.ATTEMPT: event.attempt}
+                self._attempt = _OpenAttempt(self._begin("PD attempt", at, attributes), at, event.attempt)
+            case Accepted():
+                self._accepted(event.attempt, at)
             case EndAttempt():
-                self._leave_attempt(order, now, address)
+                self._leave_attempt(event, at, address)
             case Emit(output=Started()):
-                self._note("admitted", now)
+                self._note("admitted", at)
             case Emit(output=Done() as done):
                 self._finished(done)
             case Fail():
-                self._end_attempt(order.error.code)
-                for mm_hash in list(self._items):
-                    self._end_item(mm_hash, now, origins.get(mm_hash, ""), order.error.code)
+                self._end_all(at, origins, event.error.code)
+            case Ended():
+                self._end_look_up(at)
+                self._end_all(at, origins, "cancelled")
+            case CallEnded():
+                self._call_ended(event)
+            case _:
+                self._observe_items(event, at, origins)
 
-    def accepted(self, now: float) -> None:
+    def _observe_items(self, event: Event, at: float, origins: Mapping[str, str]) -> None:
+        match event:
+            case LookUpItems():
+                self._look_up = at
+            case StartJobs():
+                self._end_look_up(at)
+                for mm_hash in event.mm_hashes:
+                    self._begin_item(mm_hash, at, re_encode=event.re_encode)
+            case ItemReady():
+                self._item_ready(event.mm_hash, event.end, origins.get(event.mm_hash, "encoded"), at)
+
+    def _accepted(self, number: int, now: float) -> None:
         """A PD worker has taken the request: until then it has waited in the proxy."""
         attempt = self._attempt
-        if attempt is not None and not attempt.accepted:
+        if attempt is not None and attempt.number == number and not attempt.accepted:
             attempt.accepted = True
             self._server.tracer.stage("queue", self.attempt, attempt.start, now - attempt.start)
             self._note("accepted", now)
 
-    def item_ready(self, mm_hash: str, end: JobReady, origin: str, now: float) -> None:
-        """An encoder job has ended with the embedding in the store."""
+    def _item_ready(self, mm_hash: str, end: JobReady, origin: str, now: float) -> None:
         if span := self._items.get(mm_hash):
             span.set_attributes(
                 {
@@ -123,22 +131,18 @@ class RequestTrace:
             )
             self._end_item(mm_hash, now, origin, "")
 
-    def end(self, now: float, origins: dict[str, str]) -> None:
-        """The request has ended in any way: what is still open was cancelled."""
-        self._end_look_up(now)
-        self._end_attempt("cancelled")
+    def _end_all(self, now: float, origins: Mapping[str, str], error: str) -> None:
+        """Ends what is still open with this error."""
+        self._end_attempt(error)
         for mm_hash in list(self._items):
-            self._end_item(mm_hash, now, origins.get(mm_hash, ""), "cancelled")
+            self._end_item(mm_hash, now, origins.get(mm_hash, ""), error)
 
-    def call_ended(self, prompt_tokens: int, completion_tokens: int, first_token: float | None) -> None:
-        """The whole call has ended: its tokens, and when its first one came."""
-        self._server.count(prompt_tokens, self._cached_tokens, completion_tokens)
-        if first_token is not None:
-            self._server.first_token(first_token)
-
-    def client_closed(self) -> None:
-        """The client has left before its answer's end."""
-        self._server.broken("client_closed")
+    def _call_ended(self, call: CallEnded) -> None:
+        self._server.count(call.prompt_tokens, self._cached_tokens, call.completion_tokens)
+        if call.first_token is not None:
+            self._server.first_token(call.first_token)
+        if call.status == 499:
+            self._server.broken("client_closed")
 
     def _begin_item(self, mm_hash: str, now: float, *, re_encode: bool) -> None:
         attributes = {**self._names, **names.item(mm_hash), names.RE_ENCODE: re_encode}

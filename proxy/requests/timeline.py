@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from triptych.proxy.ports import JobReady
-from triptych.types import PDTimings, Usage
+from triptych.proxy.encoders.job import JobRetried
+from triptych.proxy.requests import events
+from triptych.proxy.requests import instructions as do
+from triptych.proxy.requests.events import Event
 
 #: Items whose moments are kept one by one; those of further ones are summed.
 TIMED_ITEMS = 16
@@ -65,12 +66,11 @@ _MOST_NOTED = MOST_MOMENTS * _FIELDS
 
 
 class RequestTimeline:
-    """The moments of one request in order; bounded. `clock` is the proxy's."""
+    """The moments of one request in order; bounded. A `RequestView`."""
 
-    __slots__ = ("_clock", "_indices", "_noted", "attempt", "cached_tokens", "items", "loaded", "rest")
+    __slots__ = ("_indices", "_noted", "attempt", "cached_tokens", "items", "loaded", "rest")
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._indices: dict[str, int] = {}
         #: The fields of all moments one after another: most timelines are never read, and a tuple for each
         #: moment would cost every request its making, and the garbage collector its visits.
@@ -90,77 +90,90 @@ class RequestTimeline:
         noted = self._noted
         return [Moment(*noted[first : first + _FIELDS]) for first in range(0, len(noted), _FIELDS)]
 
-    def fetched(self, mm_hashes: Iterable[str], seconds: float) -> None:
-        """The request is split; `mm_hashes` are its items in order."""
-        if keys := list(dict.fromkeys(mm_hashes)):
-            self.items = len(keys)
-            self._indices = {key: index for index, key in enumerate(keys[:TIMED_ITEMS])}
-        self.mark(Mark.FETCHED, spent=(seconds,))
+    def observe(self, event: Event, at: float, address: str, origins: Mapping[str, str]) -> None:
+        """Notes what a waterfall shows of the event; one of an attempt that is over is ignored."""
+        match event:
+            case events.AttemptEvent():
+                if event.attempt == self.attempt:
+                    self._observe_attempt(event, at, address)
+            case do.Submit():
+                self.attempt, self.loaded = event.attempt, 0
+                self._note(at, Mark.SUBMITTED)
+            case do.EndAttempt():
+                self._note(at, Mark.ATTEMPT_OVER)
+            case events.FirstToken():
+                self._note(at, Mark.FIRST_TOKEN, where=address)
+            case events.Fetched():
+                if keys := list(dict.fromkeys(event.mm_hashes)):
+                    self.items = len(keys)
+                    self._indices = {key: index for index, key in enumerate(keys[:TIMED_ITEMS])}
+                self._note(at, Mark.FETCHED, spent=(event.seconds,))
+            case _:
+                self._observe_items(event, at, address, origins)
 
-    def submitted(self, attempt: int) -> None:
-        """An attempt begins; moments of those before it are ignored from now on."""
-        self.attempt, self.loaded = attempt, 0
-        self.mark(Mark.SUBMITTED)
+    def _observe_attempt(self, event: events.AttemptEvent, at: float, address: str) -> None:
+        match event:
+            case events.Accepted():
+                self._note(at, Mark.ACCEPTED, where=address)
+            case events.Admitted():
+                self._note(at, Mark.ADMITTED, where=address)
+            case events.ItemLoaded():
+                self._note_item(at, Mark.LOADED, event.mm_hash, address, spent=(event.seconds,))
+            case events.ItemMissing():
+                self._note_item(at, Mark.MISSING, event.mm_hash, address)
+            case events.Finished():
+                self.cached_tokens = event.usage.cached_tokens
+                self._note(at, Mark.FINISHED, spent=(event.spent.prefill, event.spent.decode))
 
-    def ready(self, mm_hash: str, end: JobReady) -> None:
-        """An encoder job has ended with the embedding in the store."""
-        spent = (end.preprocess_seconds, end.encode_seconds, end.save_seconds)
-        note = "stored" if end.already_stored else ""
-        self.mark(Mark.READY, mm_hash, where=end.address, note=note, spent=spent)
+    def _observe_items(self, event: Event, at: float, address: str, origins: Mapping[str, str]) -> None:
+        """What happens to items outside of PD workers."""
+        match event:
+            case events.LookedUp():
+                self._note(at, Mark.LOOKED_UP)
+                for key in event.stored:
+                    self._note_item(at, Mark.STORED, key)
+            case do.StartJobs(re_encode=True):
+                for key in event.mm_hashes:
+                    self._note_item(at, Mark.WANTED, key, note="again")
+            case events.JobsStarted():
+                for key in event.mm_hashes:
+                    self._note_item(at, Mark.WANTED, key, note=origins[key])
+            case events.Planned():
+                self._note_item(at, Mark.PLANNED, event.mm_hash)
+            case JobRetried():
+                self._note_item(at, Mark.RETRIED, event.mm_hash, event.address, event.why)
+            case events.ItemReady(mm_hash=key, end=end):
+                spent = (end.preprocess_seconds, end.encode_seconds, end.save_seconds)
+                note = "stored" if end.already_stored else ""
+                self._note_item(at, Mark.READY, key, end.address, note, spent)
+            case do.SkipJob():
+                self._note_item(at, Mark.HELD, event.mm_hash, address)
 
-    def finished(self, attempt: int, usage: Usage, spent: PDTimings) -> None:
-        """The answer is complete."""
-        self.cached_tokens = usage.cached_tokens
-        self.mark(Mark.FINISHED, attempt=attempt, spent=(spent.prefill, spent.decode))
-
-    def mark(
+    def _note_item(
         self,
+        at: float,
         mark: Mark,
-        mm_hash: str = "",
-        *,
-        attempt: int | None = None,
+        mm_hash: str,
         where: str = "",
         note: str = "",
         spent: tuple[float, ...] = (),
     ) -> None:
-        """Notes what happens now, to one item or to the request; an `attempt` that is over is ignored."""
-        if attempt is not None and attempt != self.attempt:
-            return
-        now, index = self._clock(), None
-        if mm_hash:
-            if mark is Mark.LOADED or mark is Mark.HELD:
-                self.loaded += 1
-            index = self._indices.get(mm_hash)
-            if index is None:
-                self.rest = (self.rest[0] if self.rest else now, now)
-                return
-        if len(self._noted) < _MOST_NOTED:
-            self._noted += (now, mark, self.attempt, index, where, note[:_NOTE] if note else "", spent)
+        if mark is Mark.LOADED or mark is Mark.HELD:
+            self.loaded += 1
+        index = self._indices.get(mm_hash)
+        if index is None:
+            self.rest = (self.rest[0] if self.rest else at, at)
+        else:
+            self._note(at, mark, index, where, note[:_NOTE] if note else "", spent)
 
-
-class UnwatchedTimeline(RequestTimeline):
-    """The timeline of all requests that nobody watches: it notes nothing."""
-
-    __slots__ = ()
-
-    def fetched(self, mm_hashes: Iterable[str], seconds: float) -> None: ...
-
-    def submitted(self, attempt: int) -> None: ...
-
-    def ready(self, mm_hash: str, end: JobReady) -> None: ...
-
-    def finished(self, attempt: int, usage: Usage, spent: PDTimings) -> None: ...
-
-    def mark(
+    def _note(
         self,
+        at: float,
         mark: Mark,
-        mm_hash: str = "",
-        *,
-        attempt: int | None = None,
+        item: int | None = None,
         where: str = "",
         note: str = "",
         spent: tuple[float, ...] = (),
-    ) -> None: ...
-
-
-UNWATCHED = UnwatchedTimeline(time.monotonic)
+    ) -> None:
+        if len(self._noted) < _MOST_NOTED:
+            self._noted += (at, mark, self.attempt, item, where, note, spent)

@@ -377,7 +377,7 @@ async def test_without_the_page_there_are_no_live_data(store: EmbeddingStore, pa
         async with aiohttp.ClientSession() as web, web.get(address) as reply:
             assert reply.status == 404
         await cluster.ask(user("?"))
-        assert cluster.dispatcher._observer is None
+        assert cluster.dispatcher._recorder._calls is None
 
 
 async def test_records_of_many_requests_are_bounded(store: EmbeddingStore) -> None:

@@ -3,29 +3,48 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
+from support.data.items import make_plan
+from triptych.proxy.encoders.job import JobRetried
 from triptych.proxy.live.calls import CallRecord
 from triptych.proxy.live.objects import StageSpan, Waterfall
 from triptych.proxy.live.waterfall import waterfall
-from triptych.proxy.requests.timeline import MOST_MOMENTS, TIMED_ITEMS, Mark, RequestTimeline
+from triptych.proxy.ports import JobReady
+from triptych.proxy.requests.events import (
+    Accepted,
+    Admitted,
+    Event,
+    Fetched,
+    Finished,
+    FirstToken,
+    ItemLoaded,
+    ItemMissing,
+    ItemReady,
+    JobsStarted,
+    LookedUp,
+    Planned,
+)
+from triptych.proxy.requests.instructions import EndAttempt, SkipJob, StartJobs, Submit
+from triptych.proxy.requests.timeline import MOST_MOMENTS, TIMED_ITEMS, RequestTimeline
+from triptych.types import PDTimings, Usage
 
 START, PD, PD2, ENCODER = 100.0, "pd:1", "pd:2", "encoder:1"
-Event = tuple[float, Callable[[RequestTimeline], None]]
+PLAN = make_plan(rows=4, width=8)
 
 
 class Script:
-    """A timeline whose clock stands where the script says."""
+    """The events of a request, when they come, and its timeline."""
 
     def __init__(self) -> None:
-        self.now = START
-        self.timeline = RequestTimeline(lambda: self.now)
+        self.timeline = RequestTimeline()
 
-    def at(self, seconds: float) -> RequestTimeline:
-        self.now = START + seconds
-        return self.timeline
+    def at(self, seconds: float, *events: Event, pd: str = PD, origin: str = "encoded") -> None:
+        for event in events:
+            origins = dict.fromkeys(event.mm_hashes, origin) if isinstance(event, JobsStarted) else {}
+            self.timeline.observe(event, START + seconds, pd, origins)
 
     def shown(self, end: float | None, now: float = 0.0) -> Waterfall:
         record = CallRecord(
@@ -70,31 +89,39 @@ def notes(found: Waterfall, item: int | None = 0) -> str:
     return "; ".join(s.note for s in found.spans if s.item == item)
 
 
+def ready(item: str, preprocess: float, encode: float, save: float, address: str = ENCODER) -> ItemReady:
+    return ItemReady(
+        item, JobReady(PLAN, False, encode, save, preprocess_seconds=preprocess, address=address)
+    )
+
+
+def finished(attempt: int, prefill: float, decode: float) -> Finished:
+    return Finished(attempt, Usage(7, 3), PDTimings(prefill=prefill, decode=decode))
+
+
 def planned(script: Script, *items: str) -> None:
     """Fetched by 1 s, looked up by 2 s; then each item is wanted."""
-    script.at(1.0).fetched(items, 0.5)
-    script.at(2.0).mark(Mark.LOOKED_UP)
-    for item in items:
-        script.timeline.mark(Mark.WANTED, item, note="encoded")
+    script.at(1.0, Fetched(items, 0.5))
+    script.at(2.0, LookedUp(()), JobsStarted(items))
 
 
 def answered(script: Script, attempt: int = 1, pd: str = PD, since: float = 0.0) -> None:
     """Submitted at 4 s, with a PD worker by 5 s, admitted at 6 s."""
-    script.at(4.0 + since).submitted(attempt)
-    script.at(5.0 + since).mark(Mark.ACCEPTED, attempt=attempt, where=pd)
-    script.at(6.0 + since).mark(Mark.ADMITTED, attempt=attempt, where=pd)
+    script.at(4.0 + since, Submit(attempt, None, frozenset()))
+    script.at(5.0 + since, Accepted(attempt), pd=pd)
+    script.at(6.0 + since, Admitted(attempt), pd=pd)
 
 
 def test_every_stage_of_a_request_with_an_item_has_its_span() -> None:
     script = Script()
     planned(script, "a")
-    script.at(4.0).mark(Mark.PLANNED, "a")
+    script.at(4.0, Planned("a"))
     answered(script)
-    script.at(10.0).mark(Mark.READY, "a", where=ENCODER, spent=(1.5, 2.0, 0.5))
-    script.at(11.0).mark(Mark.LOADED, "a", attempt=1, where=PD, spent=(0.75,))
-    script.at(13.0).mark(Mark.FIRST_TOKEN, where=PD)
-    script.at(15.0).mark(Mark.FINISHED, attempt=1, spent=(1.5, 2.0))
-    script.timeline.mark(Mark.ATTEMPT_OVER)
+    script.at(10.0, ready("a", 1.5, 2.0, 0.5))
+    script.at(11.0, ItemLoaded(1, "a", 0.75))
+    script.at(13.0, FirstToken())
+    script.at(15.0, finished(1, 1.5, 2.0))
+    script.at(15.0, EndAttempt(cancel=False))
     found = script.shown(15.5)
     assert tiles(found) == [
         ("wait", "proxy", 0.0, 0.5),
@@ -122,10 +149,10 @@ def test_every_stage_of_a_request_with_an_item_has_its_span() -> None:
 
 def test_text_has_no_item_spans() -> None:
     script = Script()
-    script.at(0.5).fetched((), 0.0)
+    script.at(0.5, Fetched((), 0.0))
     answered(script)
-    script.at(9.0).mark(Mark.FIRST_TOKEN, where=PD)
-    script.at(10.0).mark(Mark.FINISHED, attempt=1, spent=(2.0, 1.0))
+    script.at(9.0, FirstToken())
+    script.at(10.0, finished(1, 2.0, 1.0))
     found = script.shown(10.0)
     assert {span.item for span in found.spans} == {None}
     assert ("prefill", PD, 7.0, 9.0) in tiles(found)
@@ -133,13 +160,11 @@ def test_text_has_no_item_spans() -> None:
 
 def test_hits_are_named() -> None:
     script = Script()
-    script.at(1.0).fetched(("stored", "held", "joined"), 0.5)
-    script.at(2.0).mark(Mark.LOOKED_UP)
-    script.timeline.mark(Mark.STORED, "stored")
-    script.timeline.mark(Mark.WANTED, "joined", note="joined")
+    script.at(1.0, Fetched(("stored", "held", "joined"), 0.5))
+    script.at(2.0, LookedUp(("stored",)), JobsStarted(("joined",)), origin="joined")
     answered(script)
-    script.at(7.0).mark(Mark.HELD, "held", where=PD)
-    script.at(8.0).mark(Mark.READY, "joined", where=ENCODER, spent=(9.0, 9.0, 9.0))
+    script.at(7.0, SkipJob("held"))
+    script.at(8.0, ready("joined", 9.0, 9.0, 9.0))
     found = script.shown(9.0)
     assert of_item(found, 0) == [("encode", "store", 2.0, 2.0)]
     assert "in the store" in notes(found, 0)
@@ -152,8 +177,8 @@ def test_hits_are_named() -> None:
 def test_a_try_that_failed_is_a_span_of_its_own() -> None:
     script = Script()
     planned(script, "a")
-    script.at(3.0).mark(Mark.RETRIED, "a", where=ENCODER, note="the encoder worker does not answer")
-    script.at(8.0).mark(Mark.READY, "a", where="encoder:2", spent=(0.5, 1.0, 0.5))
+    script.at(3.0, JobRetried("a", (), ENCODER, "the encoder worker does not answer"))
+    script.at(8.0, ready("a", 0.5, 1.0, 0.5, "encoder:2"))
     found = script.shown(9.0)
     assert of_item(found)[0] == ("encode", ENCODER, 2.0, 3.0)
     assert ("encode", "encoder:2", 6.5, 7.5) in of_item(found)
@@ -162,14 +187,13 @@ def test_a_try_that_failed_is_a_span_of_its_own() -> None:
 
 def test_an_embedding_that_the_store_has_lost_is_encoded_again() -> None:
     script = Script()
-    script.at(1.0).fetched(("a",), 0.0)
-    script.at(2.0).mark(Mark.LOOKED_UP)
-    script.timeline.mark(Mark.STORED, "a")
+    script.at(1.0, Fetched(("a",), 0.0))
+    script.at(2.0, LookedUp(("a",)))
     answered(script)
-    script.at(7.0).mark(Mark.MISSING, "a", attempt=1, where=PD)
-    script.timeline.mark(Mark.WANTED, "a", note="again")
-    script.at(9.0).mark(Mark.READY, "a", where=ENCODER, spent=(0.1, 0.5, 0.1))
-    script.at(9.5).mark(Mark.LOADED, "a", attempt=1, where=PD, spent=(0.2,))
+    script.at(7.0, ItemMissing(1, "a"))
+    script.at(7.0, StartJobs(("a",), re_encode=True))
+    script.at(9.0, ready("a", 0.1, 0.5, 0.1))
+    script.at(9.5, ItemLoaded(1, "a", 0.2))
     found = script.shown(10.0)
     assert "not found" in notes(found) and "the store had lost it" in notes(found)
     assert of_item(found)[-1] == ("load", PD, 9.3, 9.5)
@@ -177,13 +201,13 @@ def test_an_embedding_that_the_store_has_lost_is_encoded_again() -> None:
 
 def test_a_second_attempt_is_seen_and_late_moments_of_the_first_are_not() -> None:
     script = Script()
-    script.at(1.0).fetched((), 0.0)
+    script.at(1.0, Fetched((), 0.0))
     answered(script)
-    script.at(8.0).mark(Mark.FIRST_TOKEN, where=PD)
-    script.at(9.0).mark(Mark.ATTEMPT_OVER)
+    script.at(8.0, FirstToken())
+    script.at(9.0, EndAttempt(cancel=False))
     answered(script, 2, PD2, since=6.0)
-    script.at(13.0).mark(Mark.ADMITTED, attempt=1, where=PD)
-    script.at(20.0).mark(Mark.FINISHED, attempt=2, spent=(2.0, 3.0))
+    script.at(13.0, Admitted(1))
+    script.at(20.0, finished(2, 2.0, 3.0))
     found = script.shown(20.0)
     assert tiles(found)[-6:] == [
         ("wait", "proxy", 9.0, 10.0),
@@ -213,7 +237,7 @@ def test_a_request_that_is_still_fetched_is_one_span() -> None:
 
 def test_a_request_that_ends_before_its_look_up_adds_up() -> None:
     script = Script()
-    script.at(1.0).fetched(("a",), 5.0)
+    script.at(1.0, Fetched(("a",), 5.0))
     assert tiles(script.shown(1.5))[0] == ("fetch", "proxy", 0.0, 1.0)
 
 
@@ -223,10 +247,10 @@ def test_it_adds_up_whatever_a_worker_reports(prefill: float, decode: float) -> 
     script = Script()
     planned(script, "a")
     answered(script)
-    script.at(7.0).mark(Mark.READY, "a", where=ENCODER, spent=(prefill, decode, prefill))
-    script.at(8.0).mark(Mark.LOADED, "a", attempt=1, where=PD, spent=(decode,))
-    script.at(9.0).mark(Mark.FIRST_TOKEN, where=PD)
-    script.at(10.0).mark(Mark.FINISHED, attempt=1, spent=(prefill, decode))
+    script.at(7.0, ready("a", prefill, decode, prefill))
+    script.at(8.0, ItemLoaded(1, "a", decode))
+    script.at(9.0, FirstToken())
+    script.at(10.0, finished(1, prefill, decode))
     script.shown(10.0)
     script.shown(9.5)
 
@@ -236,7 +260,7 @@ def test_items_beyond_the_first_are_one_span() -> None:
     names = [f"item {index}" for index in range(TIMED_ITEMS + 3)]
     planned(script, *names)
     for name in names:
-        script.at(5.0).mark(Mark.READY, name, where=ENCODER, spent=(0.1, 0.1, 0.1))
+        script.at(5.0, ready(name, 0.1, 0.1, 0.1))
     found = script.shown(6.0)
     summed = of_item(found, TIMED_ITEMS)
     assert summed == [("encode", "", 2.0, 5.0)]
@@ -248,7 +272,7 @@ def test_a_trace_holds_a_bounded_number_of_moments() -> None:
     script = Script()
     planned(script, "a")
     for index in range(10_000):
-        script.at(3.0 + index / 1000).mark(Mark.RETRIED, "a", where=ENCODER, note="x" * 10_000)
+        script.at(3.0 + index / 1000, JobRetried("a", (), ENCODER, "x" * 10_000))
     assert len(script.timeline.moments) == MOST_MOMENTS
     assert max(len(moment.note) for moment in script.timeline.moments) <= 120
     script.shown(20.0)

@@ -10,7 +10,7 @@ from support.tracing.spans import KeptSpan, KeptSpans, TickingClock, kept_tracer
 from triptych.errors import InvalidRequest
 from triptych.proxy.call.chat import Started
 from triptych.proxy.ports import JobReady
-from triptych.proxy.requests.instructions import Instruction
+from triptych.proxy.requests.events import Accepted, Ended, Event, ItemReady
 from triptych.proxy.requests.lifecycle import Lifecycle
 from triptych.proxy.requests.request_trace import RequestTrace
 from triptych.tracing.server_span import ServerSpan
@@ -33,24 +33,25 @@ class Traced:
         tracer, self.kept = kept_tracer(ratio, clock=self.clock)
         self.server = ServerSpan(tracer, None, "chat", {})
         self.trace = RequestTrace(self.server, "r1", 0)
+        self.views = [self.trace] if self.server.recording else []
         self.machine = Lifecycle(dict.fromkeys(keys, "image"))
         self.address = ""
         self.origins: dict[str, str] = {}
 
-    def carry_out(self, instructions: Sequence[Instruction], at: float) -> None:
+    def carry_out(self, events: Sequence[Event], at: float) -> None:
         self.clock.now = at
-        for order in instructions:
-            self.trace.observe(order, at, self.address, self.origins)
+        for event in events:
+            for view in self.views:
+                view.observe(event, at, self.address, self.origins)
 
     def accept(self, at: float) -> None:
-        self.clock.now = at
-        self.trace.accepted(at)
-        self.carry_out(self.machine.accepted(self.machine.attempt), at)
+        attempt = self.machine.attempt
+        self.carry_out([Accepted(attempt), *self.machine.accepted(attempt)], at)
         self.address = "127.0.0.1:5000"
 
     def ready(self, key: str, at: float) -> None:
-        self.trace.item_ready(key, JobReady(plan(key), False, 0.1, 0.1), "encoded", at)
-        self.carry_out(self.machine.item_ready(key, plan(key)), at)
+        ready = ItemReady(key, JobReady(plan(key), False, 0.1, 0.1))
+        self.carry_out([ready, *self.machine.item_ready(key, plan(key))], at)
 
     def finish(self, at: float) -> None:
         done = self.machine.finished(self.machine.attempt, "stop", Usage(5, 3, 2))
@@ -139,7 +140,7 @@ def test_a_failed_job_fails_what_is_open_by_its_code() -> None:
     t.carry_out(t.machine.looked_up({}), 102.0)
     t.carry_out(t.machine.job_failed(A, InvalidRequest("a secret file name", param="image")), 103.0)
     assert [s.error for s in t.kept.all("encode item")] == [InvalidRequest.code] * 2
-    t.trace.end(104.0, {})
+    t.carry_out([Ended()], 104.0)
     assert len(t.kept.all("encode item")) == 2
     assert "secret" not in repr(t.kept.spans)
 
@@ -150,7 +151,7 @@ def test_a_client_that_leaves_cancels_what_is_open() -> None:
     t.carry_out(t.machine.looked_up({}), 102.0)
     t.carry_out(t.machine.planned(A, plan(A)), 103.0)
     t.carry_out(t.machine.client_gone(), 104.0)
-    t.trace.end(104.0, {A: "encoded"})
+    t.carry_out([Ended()], 104.0)
     assert [s.error for s in t.kept.spans if s.kind is SpanKind.CLIENT] == ["cancelled"] * 2
 
 
@@ -164,7 +165,7 @@ def test_a_request_that_is_not_recorded_sends_its_unsampled_context_on() -> None
     t.accept(104.0)
     t.ready(A, 105.0)
     t.finish(106.0)
-    t.trace.end(107.0, {})
+    t.carry_out([Ended()], 107.0)
     assert t.kept.spans == []
 
 
@@ -172,7 +173,6 @@ def test_a_request_that_is_not_recorded_sends_its_unsampled_context_on() -> None
 def test_choices_are_told_apart(choice: int) -> None:
     tracer, kept = kept_tracer(clock=TickingClock())
     trace = RequestTrace(ServerSpan(tracer, None, "chat", {}), "r1", choice)
-    for order in Lifecycle({}).begin():
-        trace.observe(order, 101.0, "", {})
-    trace.end(102.0, {})
+    for event in [*Lifecycle({}).begin(), Ended()]:
+        trace.observe(event, 101.0, "", {})
     assert kept.one("PD attempt").attributes.get("triptych.request.choice", 0) == choice

@@ -1,0 +1,90 @@
+"""Recorder of requests: their only observer. It hands every event to the views of its request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from triptych.errors import RequestError
+from triptych.metrics import ProxyMetrics
+from triptych.proxy.encoders.job import JobRetried
+from triptych.proxy.ports import JobReady
+from triptych.proxy.requests.events import CallEnded, Ended, Event, RequestView
+from triptych.proxy.requests.instructions import Submit
+from triptych.proxy.requests.request import Choices, InFlightRequest
+from triptych.proxy.requests.request_trace import RequestTrace
+from triptych.tracing.attributes import sampling
+from triptych.tracing.server_span import ServerSpan
+
+
+class CallObserver(Protocol):
+    """Whatever watches the calls of one proxy."""
+
+    def opened(self, choices: Choices) -> RequestView:
+        """A call is admitted; the view gets the events of its first choice."""
+
+    def closed(self, choices: Choices, failure: RequestError | None) -> None:
+        """A call has ended; `failure`: with this error."""
+
+    def encoded(self, end: JobReady) -> None:
+        """An encoder job has ended with its item in the store."""
+
+
+class Recorder:
+    """The recorder of one proxy. `requests` are those in flight, `clock` is the proxy's."""
+
+    def __init__(
+        self,
+        requests: Mapping[str, InFlightRequest],
+        metrics: ProxyMetrics,
+        clock: Callable[[], float],
+        model_name: Callable[[str], str],
+        calls: CallObserver | None = None,
+    ) -> None:
+        self._requests = requests
+        self._metrics = metrics
+        self._clock = clock
+        self._model_name = model_name
+        self._calls = calls
+
+    def open(self, choices: Choices, span: ServerSpan | None) -> None:
+        """A call is admitted; `span`: its requests are traced under this one."""
+        first = choices.first
+        if span is not None:
+            for index, request in enumerate(choices.requests):
+                request.trace = RequestTrace(span, request.request_id, index)
+                if span.recording:
+                    request.views = (request.trace,)
+            if span.recording:
+                model = self._model_name(first.call.model)
+                span.serves(model, sampling(first.call.sampling, len(choices.requests)))
+        if self._calls is not None:
+            first.views = (*first.views, self._calls.opened(choices))
+
+    def record(self, request: InFlightRequest, event: Event) -> None:
+        """One event of a request, now."""
+        if isinstance(event, Submit) and event.attempt > 1:
+            self._metrics.resumes.labels("resume" if event.resume else "resubmit").inc()
+        if request.views:
+            now, address = self._clock(), request.pd_address
+            for view in request.views:
+                view.observe(event, now, address, request.origins)
+
+    def record_job(self, event: JobReady | JobRetried) -> None:
+        """One event of an encoder job."""
+        if isinstance(event, JobRetried):
+            for request_id in event.waiters:
+                if request := self._requests.get(request_id):
+                    self.record(request, event)
+        elif self._calls is not None:
+            self._calls.encoded(event)
+
+    def close(self, choices: Choices, failure: RequestError | None) -> None:
+        """A call has ended; `failure`: with this error."""
+        for request in choices.requests:
+            self.record(request, Ended())
+        tokens = choices.prompt_tokens, choices.completion_tokens
+        self.record(choices.first, CallEnded(choices.status, *tokens, choices.first_token))
+        choices.report(self._metrics, self._clock())
+        if self._calls is not None:
+            self._calls.closed(choices, failure)
