@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from triptych.proxy.encoders import job
 from triptych.proxy.live.calls import CallRecord
 from triptych.proxy.live.objects import StageSpan, Waterfall, short_address
-from triptych.proxy.requests.timeline import TIMED_ITEMS, Mark, Moment
+from triptych.proxy.requests import events
+from triptych.proxy.requests import instructions as do
+from triptych.proxy.requests.timeline import TIMED_ITEMS, Moment
 
 PROXY, STORE = "proxy", "store"
 _FOR_STEP = "for a step"
@@ -104,29 +107,29 @@ class _Phases:
         self._finished = False
 
     def add(self, moment: Moment) -> None:
-        match moment.mark:
-            case Mark.FETCHED:
+        match moment.kind:
+            case events.Fetched:
                 self._fetched(moment)
-            case Mark.LOOKED_UP:
+            case events.LookedUp if moment.item is None:
                 self._begin(moment, "wait", PROXY, "for the sizes of items")
-            case Mark.SUBMITTED:
+            case do.Submit:
                 self._lacking, self._admitted = min(self._items, TIMED_ITEMS), False
                 self._begin(moment, "queue", PROXY, "for a PD worker")
-            case Mark.ACCEPTED if not self._admitted:
+            case events.Accepted if not self._admitted:
                 self._begin(moment, "queue", moment.where, "for room")
-            case Mark.ADMITTED:
+            case events.Admitted:
                 self._admitted = True
                 self._wait_for_items(moment)
-            case Mark.LOADED | Mark.HELD:
+            case events.ItemLoaded | do.SkipJob:
                 self._lacking -= 1
                 if self._admitted and self._lacking == 0:
                     self._wait_for_items(moment)
-            case Mark.FIRST_TOKEN:
+            case events.FirstToken:
                 self._first_token = moment
                 self._begin(moment, "decode", moment.where)
-            case Mark.FINISHED:
+            case events.Finished:
                 self._finish(moment)
-            case Mark.ATTEMPT_OVER:
+            case do.EndAttempt:
                 self._over(moment)
 
     def _begin(self, moment: Moment, name: str, where: str, note: str = "", at: float | None = None) -> None:
@@ -205,29 +208,29 @@ class _Item:
         self._stored = 0.0
 
     def add(self, moment: Moment) -> None:
-        match moment.mark:
-            case Mark.STORED:
+        match moment.kind:
+            case events.LookedUp:
                 self._stored = moment.at
                 self._add("encode", moment.at, moment.at, STORE, IN_STORE)
-            case Mark.HELD:
+            case do.SkipJob:
                 self._add("encode", moment.at, moment.at, moment.where, HELD, moment.attempt)
-            case Mark.WANTED:
+            case events.JobsStarted | do.StartJobs:
                 again = "encoded again: the store had lost it" if moment.note == "again" else ""
                 # A job that ended meanwhile is reported as joined, and ready at once.
                 self._wanted = _Wanted(moment.at, moment.note == "joined", again)
-            case Mark.PLANNED if self._wanted is not None:
+            case events.Planned if self._wanted is not None:
                 self._wanted.planned = moment.at
-            case Mark.RETRIED if self._wanted is not None:
+            case job.JobRetried if self._wanted is not None:
                 note = f"this try has failed: {moment.note}"
                 self._add("encode", self._wanted.at, moment.at, moment.where, note)
                 self._wanted = _Wanted(moment.at, joined=False, note="another try")
-            case Mark.READY:
+            case events.ItemReady:
                 self._ready(moment)
-            case Mark.LOADED:
+            case events.ItemLoaded:
                 began = max(moment.at - moment.spent[0], self._stored)
                 note = "" if moment.spent[0] else "resident at the PD worker"
                 self._add("load", began, moment.at, moment.where, note, moment.attempt)
-            case Mark.MISSING:
+            case events.ItemMissing:
                 self._add("load", moment.at, moment.at, moment.where, "not found", moment.attempt)
 
     def until(self, end: float) -> list[StageSpan]:

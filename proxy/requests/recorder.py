@@ -16,6 +16,8 @@ from triptych.proxy.requests.request_trace import RequestTrace
 from triptych.tracing.attributes import sampling
 from triptych.tracing.server_span import ServerSpan
 
+_ENDED = Ended()
+
 
 class CallObserver(Protocol):
     """Whatever watches the calls of one proxy."""
@@ -63,12 +65,12 @@ class Recorder:
 
     def record(self, request: InFlightRequest, event: Event) -> None:
         """One event of a request, now."""
-        if isinstance(event, Submit) and event.attempt > 1:
+        if type(event) is Submit and event.attempt > 1:
             self._metrics.resumes.labels("resume" if event.resume else "resubmit").inc()
-        if request.views:
-            now, address = self._clock(), request.pd_address
-            for view in request.views:
-                view.observe(event, now, address, request.origins)
+        if views := request.views:
+            now, link = self._clock(), request.link
+            for view in views:
+                view.observe(event, now, "" if link is None else link.address, request.origins)
 
     def record_job(self, event: JobReady | JobRetried) -> None:
         """One event of an encoder job."""
@@ -82,9 +84,10 @@ class Recorder:
     def close(self, choices: Choices, failure: RequestError | None) -> None:
         """A call has ended; `failure`: with this error."""
         for request in choices.requests:
-            self.record(request, Ended())
-        tokens = choices.prompt_tokens, choices.completion_tokens
-        self.record(choices.first, CallEnded(choices.status, *tokens, choices.first_token))
+            self.record(request, _ENDED)
+        if choices.first.trace is not None:  # no other view shows it
+            tokens = choices.prompt_tokens, choices.completion_tokens
+            self.record(choices.first, CallEnded(choices.status, *tokens, choices.first_token))
         choices.report(self._metrics, self._clock())
         if self._calls is not None:
             self._calls.closed(choices, failure)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -19,41 +18,16 @@ MOST_MOMENTS = 192
 _NOTE = 120
 
 
-class Mark(enum.Enum):
-    """The event that a moment is of. Those from WANTED to LOADED are of one item."""
-
-    #: Its media are there and hashed; `spent` is how long that took.
-    FETCHED = enum.auto()
-    LOOKED_UP = enum.auto()
-    #: An encoder job is asked for; `note` is "joined" where it was there for another request.
-    WANTED = enum.auto()
-    STORED = enum.auto()
-    PLANNED = enum.auto()
-    #: A try at the worker `where` has failed; `note` says why.
-    RETRIED = enum.auto()
-    #: `spent`: preprocessing, tower, save; `note` is "stored" where the tower did not run.
-    READY = enum.auto()
-    #: The PD worker's KV cache holds it.
-    HELD = enum.auto()
-    #: The PD worker did not find it.
-    MISSING = enum.auto()
-    #: `spent`: the load.
-    LOADED = enum.auto()
-    #: An attempt begins: the request waits for a PD worker.
-    SUBMITTED = enum.auto()
-    ACCEPTED = enum.auto()
-    ADMITTED = enum.auto()
-    FIRST_TOKEN = enum.auto()
-    ATTEMPT_OVER = enum.auto()
-    #: `spent`: prefill, decode.
-    FINISHED = enum.auto()
-
-
 class Moment(NamedTuple):
-    """One event. `item` is its place among the request's distinct items; None: it is of the whole request."""
+    """One event. `item` is its place among the request's distinct items; None: it is of the whole request.
+
+    An item's `note` says why a try has failed, that its job is another request's ("joined"), that
+    it is encoded "again", or that the tower did not run ("stored"). `spent` are the seconds of the fetch, the
+    load, of preprocessing, tower and save, or of prefill and decode.
+    """
 
     at: float
-    mark: Mark
+    kind: type[Event]
     attempt: int = 0
     item: int | None = None
     where: str = ""
@@ -63,6 +37,30 @@ class Moment(NamedTuple):
 
 _FIELDS = len(Moment._fields)
 _MOST_NOTED = MOST_MOMENTS * _FIELDS
+_OF_REQUEST: frozenset[type[Event]] = frozenset(
+    (
+        events.Fetched,
+        do.Submit,
+        events.Accepted,
+        events.Admitted,
+        events.FirstToken,
+        do.EndAttempt,
+        events.Finished,
+    )
+)
+_OF_ITEMS: frozenset[type[Event]] = frozenset(
+    (
+        events.LookedUp,
+        do.StartJobs,
+        events.JobsStarted,
+        events.Planned,
+        JobRetried,
+        events.ItemReady,
+        do.SkipJob,
+        events.ItemMissing,
+        events.ItemLoaded,
+    )
+)
 
 
 class RequestTimeline:
@@ -92,88 +90,73 @@ class RequestTimeline:
 
     def observe(self, event: Event, at: float, address: str, origins: Mapping[str, str]) -> None:
         """Notes what a waterfall shows of the event; one of an attempt that is over is ignored."""
+        kind = type(event)
+        if isinstance(event, events.AttemptEvent) and event.attempt != self.attempt:
+            return
+        if kind in _OF_REQUEST:
+            self._observe_request(event, at, address)
+        elif kind in _OF_ITEMS:
+            self._observe_items(event, at, address, origins)
+
+    def _observe_request(self, event: Event, at: float, address: str) -> None:
+        spent: tuple[float, ...] = ()
         match event:
-            case events.AttemptEvent():
-                if event.attempt == self.attempt:
-                    self._observe_attempt(event, at, address)
             case do.Submit():
                 self.attempt, self.loaded = event.attempt, 0
-                self._note(at, Mark.SUBMITTED)
-            case do.EndAttempt():
-                self._note(at, Mark.ATTEMPT_OVER)
-            case events.FirstToken():
-                self._note(at, Mark.FIRST_TOKEN, where=address)
             case events.Fetched():
                 if keys := list(dict.fromkeys(event.mm_hashes)):
                     self.items = len(keys)
                     self._indices = {key: index for index, key in enumerate(keys[:TIMED_ITEMS])}
-                self._note(at, Mark.FETCHED, spent=(event.seconds,))
-            case _:
-                self._observe_items(event, at, address, origins)
-
-    def _observe_attempt(self, event: events.AttemptEvent, at: float, address: str) -> None:
-        match event:
-            case events.Accepted():
-                self._note(at, Mark.ACCEPTED, where=address)
-            case events.Admitted():
-                self._note(at, Mark.ADMITTED, where=address)
-            case events.ItemLoaded():
-                self._note_item(at, Mark.LOADED, event.mm_hash, address, spent=(event.seconds,))
-            case events.ItemMissing():
-                self._note_item(at, Mark.MISSING, event.mm_hash, address)
+                spent = (event.seconds,)
             case events.Finished():
                 self.cached_tokens = event.usage.cached_tokens
-                self._note(at, Mark.FINISHED, spent=(event.spent.prefill, event.spent.decode))
+                spent = (event.spent.prefill, event.spent.decode)
+        self._note(at, type(event), None, address, "", spent)
 
     def _observe_items(self, event: Event, at: float, address: str, origins: Mapping[str, str]) -> None:
-        """What happens to items outside of PD workers."""
+        kind = type(event)
         match event:
             case events.LookedUp():
-                self._note(at, Mark.LOOKED_UP)
+                self._note(at, kind, None, "", "", ())
                 for key in event.stored:
-                    self._note_item(at, Mark.STORED, key)
+                    self._note_item(at, kind, key)
             case do.StartJobs(re_encode=True):
                 for key in event.mm_hashes:
-                    self._note_item(at, Mark.WANTED, key, note="again")
+                    self._note_item(at, kind, key, note="again")
             case events.JobsStarted():
                 for key in event.mm_hashes:
-                    self._note_item(at, Mark.WANTED, key, note=origins[key])
-            case events.Planned():
-                self._note_item(at, Mark.PLANNED, event.mm_hash)
+                    self._note_item(at, kind, key, note=origins[key])
             case JobRetried():
-                self._note_item(at, Mark.RETRIED, event.mm_hash, event.address, event.why)
+                self._note_item(at, kind, event.mm_hash, event.address, event.why[:_NOTE])
             case events.ItemReady(mm_hash=key, end=end):
                 spent = (end.preprocess_seconds, end.encode_seconds, end.save_seconds)
-                note = "stored" if end.already_stored else ""
-                self._note_item(at, Mark.READY, key, end.address, note, spent)
+                self._note_item(at, kind, key, end.address, "stored" if end.already_stored else "", spent)
+            case events.ItemLoaded():
+                self.loaded += 1
+                self._note_item(at, kind, event.mm_hash, address, spent=(event.seconds,))
             case do.SkipJob():
-                self._note_item(at, Mark.HELD, event.mm_hash, address)
+                self.loaded += 1
+                self._note_item(at, kind, event.mm_hash, address)
+            case events.Planned() | events.ItemMissing():
+                self._note_item(at, kind, event.mm_hash, address)
 
     def _note_item(
         self,
         at: float,
-        mark: Mark,
+        kind: type[Event],
         mm_hash: str,
         where: str = "",
         note: str = "",
         spent: tuple[float, ...] = (),
     ) -> None:
-        if mark is Mark.LOADED or mark is Mark.HELD:
-            self.loaded += 1
         index = self._indices.get(mm_hash)
         if index is None:
             self.rest = (self.rest[0] if self.rest else at, at)
         else:
-            self._note(at, mark, index, where, note[:_NOTE] if note else "", spent)
+            self._note(at, kind, index, where, note, spent)
 
     def _note(
-        self,
-        at: float,
-        mark: Mark,
-        item: int | None = None,
-        where: str = "",
-        note: str = "",
-        spent: tuple[float, ...] = (),
+        self, at: float, kind: type[Event], item: int | None, where: str, note: str, spent: tuple[float, ...]
     ) -> None:
         if len(self._noted) < _MOST_NOTED:
-            self._noted += (at, mark, self.attempt, item, where, note, spent)
+            self._noted += (at, kind, self.attempt, item, where, note, spent)

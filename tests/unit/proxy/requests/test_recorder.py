@@ -77,7 +77,7 @@ def test_events_reach_the_first_choices_view_in_order_and_with_their_moments() -
 
 
 def test_a_call_ends_once_after_all_its_choices() -> None:
-    r = Recorded()
+    r = Recorded(ratio=1.0)
     r.second.first_token, r.first.first_token = 2.0, 3.0
     r.recorder.close(r.choices, None)
     assert r.events() == [Ended(), CallEnded(499, 0, 0, 2.0)]
@@ -123,5 +123,7 @@ def test_resumes_and_resubmissions_are_counted_apart_whether_anybody_watches_or_
     for order in (attempt(1), attempt(2), attempt(3, RESUME), attempt(4, RESUME)):
         r.recorder.record(r.first, order)
     (family,) = r.metrics.resumes.collect()
-    counts = {sample.labels["kind"]: sample.value for sample in family.samples if sample.name.endswith("_total")}
+    counts = {
+        sample.labels["reason"]: sample.value for sample in family.samples if sample.name.endswith("_total")
+    }
     assert counts == {"resume": 2, "resubmit": 1}

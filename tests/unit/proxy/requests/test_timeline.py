@@ -6,7 +6,7 @@ from support.data.items import make_plan
 from triptych.proxy.ports import JobReady
 from triptych.proxy.requests.events import Event, Fetched, Finished, ItemLoaded, ItemReady
 from triptych.proxy.requests.instructions import Submit
-from triptych.proxy.requests.timeline import Mark, RequestTimeline
+from triptych.proxy.requests.timeline import RequestTimeline
 from triptych.types import PDTimings, Usage
 
 PLAN = make_plan(rows=4, width=8)
@@ -34,7 +34,7 @@ def test_an_item_that_two_parts_name_is_one_item() -> None:
 def test_a_ready_item_has_its_worker_its_seconds_and_whether_the_tower_ran() -> None:
     timeline = observed(Fetched(("a",), 0.5), ready(stored=False), ready(stored=True))
     ran, found = timeline.moments[1:]
-    assert (ran.mark, ran.where, ran.spent, ran.note) == (Mark.READY, "encoder:1", (1.0, 2.0, 3.0), "")
+    assert (ran.kind, ran.where, ran.spent, ran.note) == (ItemReady, "encoder:1", (1.0, 2.0, 3.0), "")
     assert found.note == "stored"
 
 
@@ -45,5 +45,5 @@ def test_the_end_has_the_cached_tokens_and_the_pd_workers_seconds() -> None:
         Finished(2, Usage(9, 1, cached_tokens=6), PDTimings(prefill=0.25, decode=0.75)),
     )
     assert timeline.cached_tokens == 6
-    (end,) = (moment for moment in timeline.moments if moment.mark is Mark.FINISHED)
+    (end,) = (moment for moment in timeline.moments if moment.kind is Finished)
     assert (end.attempt, end.spent) == (2, (0.25, 0.75))
