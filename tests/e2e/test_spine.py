@@ -24,8 +24,8 @@ PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- spine: begin -->", "<!-- spine: end -->"
 REQUESTS = range(FIRST_REQUEST, FIRST_REQUEST + 3)
 IDLE_SECONDS = 8.0
-#: What a request is only shown to: it decides nothing of it, and is off with --no-page.
-WATCHING = "proxy/live/"
+#: What a request is only shown to: it decides nothing of it.
+WATCHING = ("proxy/live/", "proxy/requests/recorder.py")
 #: Most files on the way of one request, by package and the process that it runs in.
 MOST_FILES = {
     ("proxy", "proxy"): 14,
