@@ -65,8 +65,8 @@ class CallLog:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._goodput = goodput
-        self._failures = failures
+        self.goodput = goodput
+        self.failures = failures
         self._model_name = model_name
         self._clock = clock
         self._wall = wall
@@ -96,11 +96,11 @@ class CallLog:
         if choices.status == _OK and not choices.first.call.internal:
             ttft = (now if choices.first_token is None else choices.first_token) - choices.started
             most = max(len(request.lifecycle.output_token_ids) for request in choices.requests)
-            self._goodput.answered(now, ttft, now - choices.started, most)
+            self.goodput.answered(now, ttft, now - choices.started, most)
         elif choices.status >= _SERVER_ERROR:
-            self._goodput.failed()
+            self.goodput.failed()
             if failure is not None:
-                self._failures.add_request(self._wall(), failure)
+                self.failures.add_request(self._wall(), failure)
 
     def _forget(self, order: int, record: CallRecord) -> None:
         self._rows.pop(order, None)

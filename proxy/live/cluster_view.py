@@ -16,7 +16,6 @@ from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.live.calls import CallLog
 from triptych.proxy.live.failures import FailureLog, Key, WorkerFailures, WorkerState, worker_state
 from triptych.proxy.live.objects import (
-    ClusterGoodput,
     ClusterHistory,
     ClusterRates,
     ClusterSnapshot,
@@ -33,7 +32,6 @@ from triptych.proxy.live.statistics import (
     MOST_SECONDS,
     STEP_SECONDS,
     CountWindow,
-    GoodputWindow,
     HistoryPoint,
     HistoryRing,
     mean,
@@ -51,6 +49,10 @@ MOST_MODELS = 64
 RATE_SECONDS = 10
 _ID_CHARS = 12
 
+#: Workers with their states and remedies; the load of each PD worker that reports one, by address.
+States = Mapping[Key, tuple[Worker, WorkerState, str]]
+Reports = Mapping[str, PDLoadReport]
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterSources:
@@ -60,8 +62,6 @@ class ClusterSources:
     pool: WorkerPool
     metrics: ProxyMetrics
     calls: CallLog
-    goodput: GoodputWindow
-    failures: FailureLog
     refusals: FailureLog
     proxy_id: str
     max_queue: int
@@ -86,7 +86,7 @@ class ClusterView:
         self._tokens = 0.0
         self._window = CountWindow()
         self._history = HistoryRing()
-        self._worker_failures = WorkerFailures(sources.pool, sources.failures, wall)
+        self._worker_failures = WorkerFailures(sources.pool, sources.calls.failures, wall)
 
     def look(self) -> None:
         """One look, every second: its cost grows with the workers alone."""
@@ -94,7 +94,7 @@ class ClusterView:
         states, reports = self._states(), self._reports(now)
         self._tokens += sum(r.tokens_per_second for r in reports.values()) * (now - self._looked)
         self._looked = now
-        goodput = sources.goodput
+        goodput = sources.calls.goodput
         counts = read_counts(sources.metrics, now, self._tokens, goodput.met, goodput.measured)
         self._window.add(counts)
         self._worker_failures.look(states, store_up=sources.pool.store_ok)
@@ -122,10 +122,10 @@ class ClusterView:
             pd_workers=self._pd_workers(states, reports),
             scaling=PoolsScaling(self._scaling("encoder", states), self._scaling("pd", states)),
             rates=self._rates(reports, minute.hit_rate),
-            goodput=self._goodput(now, minute.met_share),
+            goodput=sources.calls.goodput.read(now, minute.met_share),
             requests=sources.calls.rows(),
             failures=sorted(
-                sources.failures.read() + sources.refusals.read(), key=attrgetter("time"), reverse=True
+                sources.calls.failures.read() + sources.refusals.read(), key=attrgetter("time"), reverse=True
             ),
         )
 
@@ -171,7 +171,7 @@ class ClusterView:
             return StoreState(up)
         return StoreState(up, memory.used_bytes, memory.max_bytes, memory.evicted_keys)
 
-    def _encoders(self, states: Mapping[Key, tuple[Worker, WorkerState, str]]) -> list[EncoderState]:
+    def _encoders(self, states: States) -> list[EncoderState]:
         jobs = self._sources.dispatcher.jobs
         rows: list[EncoderState] = []
         for (pool, address), (worker, state, reason) in states.items():
@@ -195,11 +195,7 @@ class ClusterView:
             )
         return rows
 
-    def _pd_workers(
-        self,
-        states: Mapping[Key, tuple[Worker, WorkerState, str]],
-        reports: Mapping[str, PDLoadReport],
-    ) -> list[PDWorkerState]:
+    def _pd_workers(self, states: States, reports: Reports) -> list[PDWorkerState]:
         links = self._sources.dispatcher.pd_links
         rows: list[PDWorkerState] = []
         for (pool, address), (worker, state, reason) in states.items():
@@ -224,11 +220,11 @@ class ClusterView:
             )
         return rows
 
-    def _scaling(self, pool: str, states: Mapping[Key, tuple[Worker, WorkerState, str]]) -> PoolScaling:
+    def _scaling(self, pool: str, states: States) -> PoolScaling:
         decision, live = self._sources.decision(pool), _serving(pool, states)
         return PoolScaling(live) if decision is None else PoolScaling(live, decision.workers, decision.reason)
 
-    def _rates(self, reports: Mapping[str, PDLoadReport], hit_rate: float | None) -> ClusterRates:
+    def _rates(self, reports: Reports, hit_rate: float | None) -> ClusterRates:
         last = self._window.last(RATE_SECONDS)
         return ClusterRates(
             requests=round(last.rate(last.requests), 2),
@@ -239,14 +235,7 @@ class ClusterView:
             hit_rate=None if hit_rate is None else round(hit_rate, 4),
         )
 
-    def _goodput(self, now: float, met: float | None) -> ClusterGoodput:
-        return self._sources.goodput.read(now, met)
-
-    def _point(
-        self,
-        states: Mapping[Key, tuple[Worker, WorkerState, str]],
-        reports: Mapping[str, PDLoadReport],
-    ) -> HistoryPoint:
+    def _point(self, states: States, reports: Reports) -> HistoryPoint:
         last, wanted = self._window.last(STEP_SECONDS), self._sources.decision("encoder")
         return HistoryPoint(
             in_flight=self._sources.dispatcher.in_flight,
@@ -264,7 +253,7 @@ class ClusterView:
         )
 
 
-def _serving(pool: str, states: Mapping[Key, tuple[Worker, WorkerState, str]]) -> int:
+def _serving(pool: str, states: States) -> int:
     return sum(named == pool and state is WorkerState.SERVING for (named, _), (_, state, _) in states.items())
 
 

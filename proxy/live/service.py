@@ -48,11 +48,10 @@ class LiveData:
     def __init__(self, config: ProxyConfig, pool: WorkerPool) -> None:
         self._max_queue = config.max_queue
         self._pool = pool
-        self._goodput = GoodputWindow(Slo(config.page_ttft_slo, config.page_tpot_slo))
-        self._failures = FailureLog()
         self._refusals = FailureLog(MAX_REFUSALS)
         self._feed: LiveFeed | None = None
-        self.calls = CallLog(self._goodput, self._failures, self._model_name)
+        slo = Slo(config.page_ttft_slo, config.page_tpot_slo)
+        self.calls = CallLog(GoodputWindow(slo), FailureLog(), self._model_name)
 
     def start(
         self,
@@ -69,8 +68,6 @@ class LiveData:
             pool=self._pool,
             metrics=metrics,
             calls=self.calls,
-            goodput=self._goodput,
-            failures=self._failures,
             refusals=self._refusals,
             proxy_id=proxy_id,
             max_queue=self._max_queue,
@@ -79,7 +76,12 @@ class LiveData:
         )
         self._feed = LiveFeed(ClusterView(sources), dispatcher.quotas["listeners"])
         self._feed.start()
-        return live_routes(self._feed, self.calls)
+        endpoints = LiveEndpoints(self._feed, self.calls)
+        return [
+            Route("/cluster", endpoints.snapshot),
+            Route("/cluster/events", EventsEndpoint(self._feed), methods=["GET"]),
+            Route("/cluster/requests/{name}", endpoints.record),
+        ]
 
     def refused(self, status: int, route: str) -> None:
         """A request that was refused before it was a call."""
@@ -98,16 +100,6 @@ class LiveData:
         """The model that a call means: where it names none, the only one."""
         models = [] if name else self._pool.models()
         return name or (models[0] if models else "")
-
-
-def live_routes(feed: LiveFeed, calls: CallLog) -> list[Route]:
-    """The routes of one proxy."""
-    endpoints = LiveEndpoints(feed, calls)
-    return [
-        Route("/cluster", endpoints.snapshot),
-        Route("/cluster/events", EventsEndpoint(feed), methods=["GET"]),
-        Route("/cluster/requests/{name}", endpoints.record),
-    ]
 
 
 class LiveEndpoints:

@@ -26,8 +26,10 @@ def waterfall(record: CallRecord, now: float) -> Waterfall:
     """Where the call's time went, up to its end or `now`."""
     timeline, start = record.timeline, record.started
     end = now if record.ended is None else record.ended
-    phases = request_phases(timeline.moments, start, timeline.items, timeline.rest)
-    spans = [*_tiles(phases, start, end)]
+    phases = _Phases(start, timeline.items, timeline.rest)
+    for moment in timeline.moments:
+        phases.add(moment)
+    spans = _tiles(phases.found, start, end)
     for found in item_spans(timeline.moments, end):
         spans.append(_clipped(found, start, end))
     if timeline.rest is not None:
@@ -84,18 +86,11 @@ class RequestPhase:
     attempt: int = 0
 
 
-def request_phases(
-    moments: Iterable[Moment], start: float, items: int, rest: tuple[float, float] | None = None
-) -> list[RequestPhase]:
-    """The phases in order, the first from `start`. `rest`: first and last moment of items that are summed."""
-    phases = _Phases(start, items, rest)
-    for moment in moments:
-        phases.add(moment)
-    return phases.found
-
-
 class _Phases:
-    """Reads the moments one by one."""
+    """The phases in order, the first from `start`; it reads the moments one by one.
+
+    `rest`: the first and the last moment of items that are summed.
+    """
 
     def __init__(self, start: float, items: int, rest: tuple[float, float] | None) -> None:
         self.found = [RequestPhase(start, "fetch", PROXY)]

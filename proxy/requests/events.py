@@ -9,7 +9,7 @@ import msgspec
 
 from triptych.proxy.encoders.job import JobRetried
 from triptych.proxy.ports import JobReady
-from triptych.proxy.requests.instructions import Instruction
+from triptych.proxy.requests.instructions import EndAttempt, Instruction, SkipJob, StartJobs, Submit
 from triptych.types import PDTimings, Usage
 
 
@@ -96,23 +96,13 @@ class CallEnded(msgspec.Struct, frozen=True):
     first_token: float | None
 
 
-Event = (
-    Instruction
-    | Fetched
-    | LookedUp
-    | JobsStarted
-    | Planned
-    | JobRetried
-    | ItemReady
-    | FirstToken
-    | Accepted
-    | Admitted
-    | ItemLoaded
-    | ItemMissing
-    | Finished
-    | Ended
-    | CallEnded
+#: Events of items.
+ItemEvent = (
+    LookedUp | StartJobs | JobsStarted | Planned | JobRetried | ItemReady | SkipJob | ItemLoaded | ItemMissing
 )
+#: Events of the whole request, of which a timeline has moments.
+StageEvent = Fetched | Submit | Accepted | Admitted | FirstToken | Finished | EndAttempt
+Event = Instruction | ItemEvent | StageEvent | Ended | CallEnded
 
 
 class RequestView(Protocol):

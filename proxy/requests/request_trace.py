@@ -8,14 +8,7 @@ from dataclasses import dataclass
 from triptych.proxy.call.chat import Done, Started
 from triptych.proxy.ports import JobReady
 from triptych.proxy.requests.events import Accepted, CallEnded, Ended, Event, Fetched, ItemReady
-from triptych.proxy.requests.instructions import (
-    Emit,
-    EndAttempt,
-    Fail,
-    LookUpItems,
-    StartJobs,
-    Submit,
-)
+from triptych.proxy.requests.instructions import Emit, EndAttempt, Fail, LookUpItems, StartJobs, Submit
 from triptych.tracing import attributes as names
 from triptych.tracing.attributes import Value
 from triptych.tracing.context import SpanContext, hex_trace_id

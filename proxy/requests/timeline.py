@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from triptych.proxy.encoders.job import JobRetried
 from triptych.proxy.requests import events
@@ -16,6 +16,8 @@ TIMED_ITEMS = 16
 MOST_MOMENTS = 192
 #: Characters of a note.
 _NOTE = 120
+
+Seconds = tuple[float, ...]
 
 
 class Moment(NamedTuple):
@@ -32,35 +34,13 @@ class Moment(NamedTuple):
     item: int | None = None
     where: str = ""
     note: str = ""
-    spent: tuple[float, ...] = ()
+    spent: Seconds = ()
 
 
 _FIELDS = len(Moment._fields)
 _MOST_NOTED = MOST_MOMENTS * _FIELDS
-_OF_REQUEST: frozenset[type[Event]] = frozenset(
-    (
-        events.Fetched,
-        do.Submit,
-        events.Accepted,
-        events.Admitted,
-        events.FirstToken,
-        do.EndAttempt,
-        events.Finished,
-    )
-)
-_OF_ITEMS: frozenset[type[Event]] = frozenset(
-    (
-        events.LookedUp,
-        do.StartJobs,
-        events.JobsStarted,
-        events.Planned,
-        JobRetried,
-        events.ItemReady,
-        do.SkipJob,
-        events.ItemMissing,
-        events.ItemLoaded,
-    )
-)
+_STAGES = frozenset(get_args(events.StageEvent))
+_ITEMS = frozenset(get_args(events.ItemEvent))
 
 
 class RequestTimeline:
@@ -93,13 +73,13 @@ class RequestTimeline:
         kind = type(event)
         if isinstance(event, events.AttemptEvent) and event.attempt != self.attempt:
             return
-        if kind in _OF_REQUEST:
-            self._observe_request(event, at, address)
-        elif kind in _OF_ITEMS:
+        if kind in _STAGES:
+            self._observe_stage(event, at, address)
+        elif kind in _ITEMS:
             self._observe_items(event, at, address, origins)
 
-    def _observe_request(self, event: Event, at: float, address: str) -> None:
-        spent: tuple[float, ...] = ()
+    def _observe_stage(self, event: Event, at: float, address: str) -> None:
+        spent: Seconds = ()
         match event:
             case do.Submit():
                 self.attempt, self.loaded = event.attempt, 0
@@ -141,22 +121,16 @@ class RequestTimeline:
                 self._note_item(at, kind, event.mm_hash, address)
 
     def _note_item(
-        self,
-        at: float,
-        kind: type[Event],
-        mm_hash: str,
-        where: str = "",
-        note: str = "",
-        spent: tuple[float, ...] = (),
+        self, at: float, kind: type[Event], key: str, where: str = "", note: str = "", spent: Seconds = ()
     ) -> None:
-        index = self._indices.get(mm_hash)
+        index = self._indices.get(key)
         if index is None:
             self.rest = (self.rest[0] if self.rest else at, at)
         else:
             self._note(at, kind, index, where, note, spent)
 
     def _note(
-        self, at: float, kind: type[Event], item: int | None, where: str, note: str, spent: tuple[float, ...]
+        self, at: float, kind: type[Event], item: int | None, where: str, note: str, spent: Seconds
     ) -> None:
         if len(self._noted) < _MOST_NOTED:
             self._noted += (at, kind, self.attempt, item, where, note, spent)
