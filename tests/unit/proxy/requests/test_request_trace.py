@@ -107,6 +107,17 @@ def test_a_lost_worker_is_a_failed_attempt_and_a_second_one() -> None:
     assert [s.attributes["triptych.request.attempt"] for s in (lost, done)] == [1, 2]
 
 
+def test_a_late_acceptance_is_not_the_next_attempts() -> None:
+    t = Traced()
+    t.carry_out(t.machine.begin(), 101.0)
+    t.carry_out(t.machine.worker_lost(1), 103.0)
+    t.carry_out([Accepted(1)], 104.0)
+    t.accept(105.0)
+    t.finish(106.0)
+    queue = t.kept.one("queue")
+    assert (queue.start, queue.end) == (103.0, 105.0)
+
+
 def test_a_lost_item_is_encoded_again_under_a_span_of_its_own() -> None:
     t = Traced(A, B)
     t.carry_out(t.machine.begin(), 101.0)
