@@ -39,8 +39,8 @@ class Moment(NamedTuple):
 
 _FIELDS = len(Moment._fields)
 _MOST_NOTED = MOST_MOMENTS * _FIELDS
-_STAGES = frozenset(get_args(events.StageEvent))
 _ITEMS = frozenset(get_args(events.ItemEvent))
+_SHOWN = _ITEMS | frozenset(get_args(events.StageEvent))
 
 
 class RequestTimeline:
@@ -70,16 +70,10 @@ class RequestTimeline:
 
     def observe(self, event: Event, at: float, address: str, origins: Mapping[str, str]) -> None:
         """Notes what a waterfall shows of the event; one of an attempt that is over is ignored."""
-        kind = type(event)
-        if isinstance(event, events.AttemptEvent) and event.attempt != self.attempt:
-            return
-        if kind in _STAGES:
-            self._observe_stage(event, at, address)
-        elif kind in _ITEMS:
-            self._observe_items(event, at, address, origins)
-
-    def _observe_stage(self, event: Event, at: float, address: str) -> None:
         spent: Seconds = ()
+        kind = type(event)
+        if kind not in _SHOWN or (isinstance(event, events.AttemptEvent) and event.attempt != self.attempt):
+            return
         match event:
             case do.Submit():
                 self.attempt, self.loaded = event.attempt, 0
@@ -91,7 +85,10 @@ class RequestTimeline:
             case events.Finished():
                 self.cached_tokens = event.usage.cached_tokens
                 spent = (event.spent.prefill, event.spent.decode)
-        self._note(at, type(event), None, address, "", spent)
+            case _ if kind in _ITEMS:
+                self._observe_items(event, at, address, origins)
+                return
+        self._note(at, kind, None, address, "", spent)
 
     def _observe_items(self, event: Event, at: float, address: str, origins: Mapping[str, str]) -> None:
         kind = type(event)
