@@ -61,6 +61,14 @@ class Record:
     idle: list[list[str]]
     calls: list[tuple[int, int, str, str, str]]
 
+    def files(self, package: str) -> set[str]:
+        """All files of the package that ran code for a request."""
+        return {file for _, _, _, file, _ in self.calls if file.startswith(package + "/")}
+
+    def background(self, package: str) -> set[str]:
+        """Those of them that run code without requests, too."""
+        return self.files(package) & {file for file, _ in self.idle}
+
     def way(self, package: str, request: int) -> list[str]:
         """Files of the package as the request enters them, thread by thread; calls in a row count once.
 
