@@ -85,8 +85,3 @@ def test_a_modules_tests_are_found_by_its_path() -> None:
             if not home.joinpath(*parts[1:]).is_dir():
                 strange.append(str(folder.relative_to(ROOT)))
     assert strange == []
-
-
-def test_the_vocabulary_is_short() -> None:
-    rows = [row for row in (ROOT / "docs" / "vocabulary.md").read_text().splitlines() if row.startswith("| ")]
-    assert len(rows) - 2 <= 40

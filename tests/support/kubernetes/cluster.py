@@ -116,9 +116,6 @@ class MiniCluster:
         annotations = metadata.setdefault("annotations", {})
         annotations["kubectl.kubernetes.io/restartedAt"] = str(next(self._ages))
 
-    def uncordon(self, node: str) -> None:
-        self._cordoned.discard(node)
-
     def scale(self, kind: str, name: str, replicas: int) -> None:
         self._objects[kind, name]["spec"]["replicas"] = replicas
 
