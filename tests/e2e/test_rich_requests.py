@@ -17,6 +17,8 @@ from support.hostile.malformed import tool
 pytestmark = pytest.mark.timeout(300)
 
 QWEN = ("qwen3_vl", "qwen2_5_vl")
+
+
 @pytest.fixture(scope="module")
 def client(families: Any) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"{families.cluster.url}/v1", api_key="-", max_retries=0, timeout=120.0) as client:
