@@ -143,6 +143,31 @@ async def test_rolling_updates_of_everything_and_a_drained_node_lose_nothing(
         assert {code for pod in cluster.gone for one in pod.containers for code in one.codes} == {0}
 
 
+async def test_a_pod_that_never_gets_ready_stops_the_rollout_and_harms_nobody(
+    checkpoint: Path, asked: list[Case], answers: list[Any], tmp_path: Path
+) -> None:
+    values = _values()
+    broken = values | {"pd": values["pd"] | {"args": [*values["pd"]["args"], "--max-model-len", "100000000"]}}
+    async with _cluster(values, checkpoint, tmp_path) as cluster:
+        good = {pod.name for pod in cluster.pods_of("triptych-pd-default")}
+        async with _load(cluster, asked, answers) as clients:
+            await _step("rollout of PD workers that cannot start", clients, _stuck(cluster, broken))
+            assert {pod.name for pod in cluster.pods_of("triptych-pd-default") if pod.ready} == good
+
+
+async def _stuck(cluster: MiniCluster, values: dict[str, Any]) -> None:
+    """Applies the values and waits until the first new pod has failed several times."""
+    secrets = {"Secret"}
+    cluster.apply(one for one in render(values) if one["kind"] not in secrets)
+    await until(
+        lambda: any(
+            len(one.restarts) >= 2 for pod in cluster.pods_of("triptych-pd-default") for one in pod.containers
+        ),
+        "the new pod to fail",
+        3 * PATIENCE,
+    )
+
+
 async def test_the_liveness_probe_restarts_a_stalled_engine(
     checkpoint: Path, asked: list[Case], answers: list[Any], tmp_path: Path
 ) -> None:
