@@ -12,7 +12,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,17 +80,6 @@ def test_the_record_of_a_real_request_adds_up(cluster: Cluster) -> None:
     assert {span["where"] for span in record["spans"] if span["name"] in ("prefill", "decode")} == {pd_worker}
 
 
-def test_the_workers_report_their_load(cluster: Cluster) -> None:
-    def reported() -> Any:
-        (worker,) = get(cluster, "/cluster")["pd_workers"]
-        return worker if worker["running"] is not None else None
-
-    worker = wait_for("the PD worker's report", reported)
-    assert 0 <= worker["kv_usage"] <= 1 and 0 <= worker["cache_usage"] <= 1
-    assert worker["state"] == "serving"
-    assert get(cluster, "/cluster")["store"]["max_bytes"] > 0
-
-
 def test_an_encoder_that_is_killed_is_a_failure_and_another_one_takes_its_place(cluster: Cluster) -> None:
     before = {worker["name"] for worker in get(cluster, "/cluster")["encoders"]}
     stopped = cluster.pid("encoder-0")
@@ -127,22 +115,3 @@ def test_top_prints_one_snapshot_for_scripts(cluster: Cluster) -> None:
     assert seen.keys() == get(cluster, "/cluster").keys()
     text = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
     assert "Encoder workers: 2" in text and "PD workers: 1" in text
-
-
-def test_the_history_has_what_has_happened(cluster: Cluster) -> None:
-    with urllib.request.urlopen(f"{cluster.url}/cluster/events", timeout=30) as stream:
-        assert stream.readline() == b"event: history\n"
-        history = json.loads(stream.readline().removeprefix(b"data: "))
-        assert stream.readline() == b"\n" and stream.readline() == b"event: snapshot\n"
-    assert history["series"]["encoders"][-1] in (1, 2)
-    assert max(filter(None, history["series"]["items"]), default=0) > 0
-
-
-def test_a_cluster_without_the_page_has_no_live_data(tmp_path: Path) -> None:
-    checkpoint = build_checkpoint("qwen3_vl", tmp_path / "qwen3_vl")
-    with running_cluster(checkpoint, tmp_path / "run", "--threads", "1", "--no-page") as running:
-        for path in ("/cluster", "/cluster/events", "/cluster/requests/x"):
-            with pytest.raises(urllib.error.HTTPError) as missing:
-                get(running, path)
-            assert missing.value.code == 404
-            missing.value.close()

@@ -14,7 +14,7 @@ from support.chaos.rest import assert_at_rest
 from support.data.checkpoints import build_checkpoint
 from support.data.conversation import Conversation, lose_embeddings
 from support.data.oracle import assert_exact
-from support.data.traffic import Answer, ask_all, mixed_cases, picture
+from support.data.traffic import Answer, picture
 from support.encdec import traffic as encdec_traffic
 from support.encdec.oracle import tokenizer_of
 from support.encdec.traffic import EncDecCase
@@ -96,42 +96,6 @@ async def test_all_choices_of_a_later_turn_are_answered_without_a_job(families):
     reply = await asyncio.to_thread(cluster.post, body | more)
     assert_exact([reference] * 3, [choice["token_ids"] for choice in reply["choices"]], min_distinct=1)
     assert jobs(cluster) == before
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "evicts"),
-    [
-        (("--no-prefix-caching",), False),
-        (("--kv-memory", "960KiB", "--max-model-len", "1024", "--encoder-cache-memory", "64KiB"), True),
-    ],
-    ids=["without prefix caching", "evicted by others"],
-)
-async def test_a_picture_that_the_worker_does_not_hold_is_encoded_again(tmp_path, words, evicts):
-    path, chat = build_checkpoint("qwen3_vl", tmp_path / "qwen3_vl"), Conversation()
-    with running_cluster(path, tmp_path / "run", "--threads", "1", *words) as cluster:
-        await turn(cluster, chat, path, "What is this? ", [picture(5, 96, 64)])
-        if evicts:
-            await ask_all(cluster.url, mixed_cases(40, seed=6), TOKENS)
-        answer, made = await turn(cluster, chat, path, "And why? ")
-        assert (made, caches(answer)) == (1, ["encoded"])
-        skipped = cluster.total("proxy", "triptych_skipped_jobs_total")
-        assert skipped == (1 if evicts else 0)  # the worker was asked, or it was known to keep nothing
-        assert cluster.total("proxy", "triptych_re_encodes_total") == 0
-        await asyncio.to_thread(assert_at_rest, cluster)
-
-
-@pytest.mark.slow
-async def test_a_pd_worker_killed_between_two_turns_has_the_picture_encoded_again(tmp_path):
-    path, chat = build_checkpoint("qwen3_vl", tmp_path / "qwen3_vl"), Conversation()
-    with running_cluster(path, tmp_path / "run", "--threads", "1") as cluster:
-        await turn(cluster, chat, path, "What is this? ", [picture(5, 96, 64)])
-        cluster.kill("pd-0")
-        answer, made = await turn(cluster, chat, path, "And why? ")
-        assert (made, caches(answer)) == (1, ["encoded"])
-        answer, made = await turn(cluster, chat, path, "Really? ")
-        assert (made, caches(answer)) == (0, ["pd"])
-        await asyncio.to_thread(assert_at_rest, cluster)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from support.chaos.rest import assert_at_rest
 from support.chaos.streams import Streams
 from support.data.checkpoints import build_checkpoint
 from support.data.oracle import assert_exact
-from support.data.traffic import ALBUM_TOKENS, OVERLAP_FLAGS, SMALL_STEPS, albums, expected
+from support.data.traffic import ALBUM_TOKENS, OVERLAP_FLAGS, albums, expected
 from support.processes.cluster import running_cluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -45,17 +45,3 @@ async def test_answers_are_exact_where_prompts_are_prefilled_between_two_of_thei
             cached = answer.usage.prompt_tokens_details.cached_tokens
             assert cached <= answer.prompt_token_ids.index(image)
         await asyncio.to_thread(assert_at_rest, cluster)
-
-
-@pytest.mark.slow
-async def test_without_the_flag_prompts_wait_for_all_of_their_pictures(tmp_path):
-    checkpoint, cases = build_checkpoint("qwen3_vl", tmp_path / "model"), albums(2)
-    reference = expected(checkpoint, cases, ALBUM_TOKENS)
-    with running_cluster(checkpoint, tmp_path / "run", *SMALL_STEPS) as cluster:
-        async with (
-            stages.slowed(cluster, "encoder"),
-            Streams(cluster.url, cases, ALBUM_TOKENS, ["slowly"]) as streams,
-        ):
-            answers = await streams.all()
-        assert_exact(reference, [answer.token_ids for answer in answers], min_distinct=15)
-        assert cluster.total("pd", "triptych_pd_overlap_tokens_total") == 0

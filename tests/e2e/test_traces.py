@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -105,69 +103,6 @@ def test_a_reader_is_linked_through_the_store_and_a_damaged_value_is_encoded_aga
         assert not has("tower")(spans)
         assert named(spans, "load item").links == ((made, tower.span_id),)
         assert not named(spans, "chat demo").failed
-
-
-@pytest.mark.slow
-def test_a_killed_pd_worker_shows_as_a_failed_attempt_and_a_second_one(tmp_path: Path) -> None:
-    words = ("--pd-workers", "2")
-    with running_collector() as collector, traced(tmp_path / "run", collector, *words) as cluster:
-        trace_id, headers = parent_of_a_trace()
-        body = {"stream": False, "max_tokens": 400, "ignore_eos": True}
-        with ThreadPoolExecutor(1) as thread:
-            asked = thread.submit(ask, cluster, picture_url((30, 30, 200)), headers, **body)
-
-            def running() -> int:
-                pages = cluster.metrics("pd")
-                busy = [page.get("vllm:num_requests_running", 0.0) > 0 for page in pages]
-                return busy.index(True) + 1 if any(busy) else 0
-
-            index = wait_for("a PD worker with the request", running) - 1
-            ports = [w.capacity["metrics_port"] for w in cluster.workers() if w.pool == "pd"]
-            cluster.kill(name_of_port(ports[index], cluster))
-            asked.result(120)
-        spans = spans_of(collector, trace_id, has("chat demo", "PD request"))
-        attempts = sorted(
-            (s for s in spans if s.name == "PD attempt"),
-            key=lambda span: span.attributes["triptych.request.attempt"],
-        )
-        assert [a.failed for a in attempts] == [True, False]
-        assert attempts[0].attributes["error.type"] == "worker_lost"
-        done = named(spans, "PD request")  # the first one's is lost with its process
-        assert done.parent_id == attempts[1].span_id
-        assert done.attributes["triptych.request.resumed_tokens"] > 0
-
-
-def name_of_port(port: int, cluster: Cluster) -> str:
-    """The name of the PD worker whose process listens at the port."""
-    for name, pid in cluster.pids("pd").items():
-        sockets = {
-            target.removeprefix("socket:[").removesuffix("]")
-            for link in Path(f"/proc/{pid}/fd").iterdir()
-            if (target := _target(link)).startswith("socket:[")
-        }
-        for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
-            fields = line.split()
-            if int(fields[1].split(":")[1], 16) == port and fields[9] in sockets and fields[3] == "0A":
-                return name
-    raise AssertionError(f"no PD worker listens at port {port}")
-
-
-def _target(link: Path) -> str:
-    with contextlib.suppress(OSError):
-        return str(link.readlink())
-    return ""
-
-
-@pytest.mark.slow
-def test_nothing_is_sent_where_the_sample_is_zero(tmp_path: Path) -> None:
-    with (
-        running_collector() as collector,
-        traced(tmp_path / "run", collector, "--trace-sample", "0") as cluster,
-    ):
-        for colour in range(3):
-            ask(cluster, picture_url((colour, 0, 0)), parent_of_a_trace()[1])
-        cluster.stop()
-        assert collector.spans() == []
 
 
 @pytest.mark.slow

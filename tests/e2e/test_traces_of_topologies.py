@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import base64
-import ssl
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 from openai import OpenAI
 
-from support.certificates import NAME, CertificateFolder, issue, pem_of
 from support.data.checkpoints import build_checkpoint
 from support.data.pictures import picture
 from support.data.sounds import audio_file, sound
-from support.processes.cluster import Cluster, data_url, free_port, running_cluster, scrape, wait_for
+from support.processes.cluster import Cluster, data_url, running_cluster, wait_for
 from support.processes.ray_nodes import ENVIRONMENT
 from support.tracing.collector import Collector, running_collector
 from support.tracing.requests import (
@@ -137,63 +132,6 @@ def test_a_transcription_is_one_trace_whatever_its_windows(tmp_path: Path) -> No
             ),
         )
         assert named(spans, "generate_content demo").attributes["http.response.status_code"] == 200
-
-
-def test_of_two_proxies_that_ask_for_one_picture_the_second_is_linked_to_the_firsts_tower(
-    tmp_path: Path,
-) -> None:
-    with running_collector() as collector, traced(tmp_path / "run", collector) as cluster:
-        port, grpc_port = free_port(), free_port()
-        words = ("--port", str(port), "--grpc-port", str(grpc_port), "--otlp-endpoint", collector.url)
-        cluster.add_worker("proxy", *words)
-        other = replace(cluster, url=f"http://127.0.0.1:{port}")
-        wait_for("the second proxy", lambda: is_ready(other.url))
-        for colour in range(6):
-            asked = [parent_of_a_trace() for _ in range(2)]
-            url = picture_url((colour * 40, 200, 30))
-            with ThreadPoolExecutor(2) as threads:
-                done = [
-                    threads.submit(ask, one, url, headers)
-                    for one, (_, headers) in zip((cluster, other), asked, strict=True)
-                ]
-                for one in done:
-                    one.result(120)
-            traces = [
-                spans_of(collector, trace_id, has("chat demo", "PD request", "load item"))
-                for trace_id, _ in asked
-            ]
-            # One of the two has had it encoded; the store or the encoder's single flight served the other.
-            [tower] = [span for spans in traces for span in spans if span.name == "tower"]
-            for spans in traces:
-                assert named(spans, "load item").links == ((tower.trace_id, tower.span_id),)
-                for job in spans:
-                    if job.name == "encoder job" and job.attributes["triptych.item.shared"]:
-                        assert job.links == ((tower.trace_id, tower.span_id),)
-        assert len({s.instance for s in collector.spans() if s.service == "triptych-proxy"}) == 2
-
-
-def is_ready(url: str) -> bool:
-    try:
-        return bool(scrape(f"{url}/metrics"))
-    except OSError:
-        return False
-
-
-def test_a_trace_goes_through_a_cluster_with_tls_at_every_port(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    inside = CertificateFolder(tmp_path / "services").write(
-        issue(authority, NAME, "localhost"), pem_of(authority)
-    )
-    front = CertificateFolder(tmp_path / "front").write(issue(authority, "127.0.0.1"), pem_of(authority))
-    words = (*inside.flags, *front.front_flags, "--metrics-port", str(free_port()))
-    with running_collector() as collector, traced(tmp_path / "run", collector, *words) as cluster:
-        trace_id, headers = parent_of_a_trace()
-        content = [{"type": "image_url", "image_url": {"url": picture_url((9, 99, 9))}}]
-        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 4}
-        trust = ssl.create_default_context(cafile=str(front.ca))
-        post(f"{cluster.url}/v1/chat/completions", body, headers, trust)
-        spans = spans_of(collector, trace_id, has(*WHOLE))
-        assert parents(spans) == WHOLE
 
 
 def test_actors_of_ray_send_their_spans_too(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import trustme
 
 from triptych.config import ServiceConfig, TlsFiles
-from triptych.rpc.tls.certificates import Certificates
 
 #: The name that all services' certificates carry.
 NAME = ServiceConfig().tls_name
@@ -81,8 +80,3 @@ class CertificateFolder:
     @property
     def front_flags(self) -> list[str]:
         return [word for flag, path in self.front_door.named for word in (flag, path)]
-
-
-def internal_certificates_in(folder: Path, authority: trustme.CA) -> Certificates:
-    """A service's certificates from this CA, in a new folder."""
-    return Certificates(CertificateFolder(folder).write(issue(authority), pem_of(authority)).internal)

@@ -15,15 +15,8 @@ ELSEWHERE = {service: service for service in SERVICES} | {
     "goodput": "benchmarks/goodput",
     "simulator": "benchmarks/simulator",
     "benchmarks": "benchmarks",
-    "baselines": "benchmarks/baselines",
     "against_peer": "benchmarks/against_peer",
-    "vllm_fleet": "benchmarks/vllm_fleet",
-    "stages": "benchmarks/stages",
-    "store_eviction": "benchmarks/store_eviction",
-    "micro": "benchmarks/micro",
     "autoscale": "benchmarks/autoscale",
-    "published_epd": "benchmarks/published_epd",
-    "scaling": "benchmarks/scaling",
     "gpu": "benchmarks/gpu",
     "examples": "examples",
     "deploy": "deploy",
@@ -85,8 +78,3 @@ def test_a_modules_tests_are_found_by_its_path() -> None:
             if not home.joinpath(*parts[1:]).is_dir():
                 strange.append(str(folder.relative_to(ROOT)))
     assert strange == []
-
-
-def test_the_vocabulary_is_short() -> None:
-    rows = [row for row in (ROOT / "docs" / "vocabulary.md").read_text().splitlines() if row.startswith("| ")]
-    assert len(rows) - 2 <= 40

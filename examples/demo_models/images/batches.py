@@ -1,7 +1,6 @@
 """From samples to batches: the image processor's and the chat template's work, done fast.
 
-tests/unit/examples/demo_models/images checks that pixels, tokens and positions equal what transformers
-makes of the same PNG and the same messages.
+Pixels, tokens and positions equal what transformers makes of the same PNG and the same messages.
 """
 
 from __future__ import annotations

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
 import signal
 import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 import grpc
@@ -27,43 +31,81 @@ from triptych.protos import proxy_pb2, proxy_pb2_grpc
 from triptych.proxy import service
 from triptych.scaling import PoolDemand, ScalingDecision
 
+QUESTION: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 6}
+#: Where a proxy may listen for others than this machine.
+OPEN: dict[str, Any] = {"host": "127.0.1.7", "auth": False, "insecure": True}
+
+
+@dataclass
+class Running:
+    """A proxy's service under way, its port, and the PD worker that it knows."""
+
+    task: asyncio.Task[None]
+    port: int
+    worker: FakePD
+
+    async def knows_the_worker(self) -> None:
+        await until(lambda: self.task.done() or self.worker.attaches)
+
+    async def question_under_way(self, client: AsyncOpenAI) -> asyncio.Task[Any]:
+        """A question whose answer stands after two tokens, until the worker's gate is opened."""
+        self.worker.pause_at = 2
+        asked = asyncio.create_task(client.chat.completions.create(**QUESTION))
+        await until(lambda: self.worker.requests)
+        return asked
+
+
+@contextlib.asynccontextmanager
+async def running_service(
+    store: EmbeddingStore, store_url: str, *, registered: bool = True, **config: Any
+) -> AsyncIterator[Running]:
+    """A proxy with one PD worker; the block ends it by SIGTERM, and it must end in good order."""
+    worker, port = FakePD(), free_port()
+    await worker.start()
+    if registered:
+        await Registry(store).register(worker.info, term=600.0)
+    given = {"port": port, "grpc_port": 0, "internal_token": TOKEN} | config
+    task = asyncio.create_task(service.run(ProxyConfig(store=store_url, **given)))
+    try:
+        yield Running(task, port, worker)
+        await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await worker.kill()
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What the service logs, its ordinary lines too."""
+    caplog.set_level(logging.INFO)
+    return caplog
+
+
+def openai_client(port: int) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0)
+
 
 async def test_the_service_serves_until_sigterm_and_finishes_what_is_in_flight(
-    store: EmbeddingStore, store_url: str, caplog: pytest.LogCaptureFixture
+    store: EmbeddingStore, store_url: str, told: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
-    worker = FakePD()
-    await worker.start()
-    await Registry(store).register(worker.info, term=600.0)
-    running = asyncio.create_task(
-        service.run(ProxyConfig(store=store_url, port=0, grpc_port=0, internal_token=TOKEN))
-    )
-    try:
-        await until(lambda: running.done() or "ready: proxy http://" in caplog.text)
-        ready = re.search(r"ready: proxy (http://127\.0\.0\.1:\d+) grpc 127\.0\.0\.1:\d+", caplog.text)
-        assert ready
-        await until(lambda: worker.attaches)
-        client = AsyncOpenAI(base_url=ready[1] + "/v1", api_key="-", max_retries=0)
-        worker.pause_at = 2
-        asked = asyncio.create_task(
-            client.chat.completions.create(
-                model="demo", messages=[{"role": "user", "content": "x"}], max_tokens=6
-            )
-        )
-        await until(lambda: worker.requests)
-        os.kill(os.getpid(), signal.SIGTERM)
-        await until(lambda: "draining 1 requests" in caplog.text)
-        not_ready = await client._client.get(ready[1] + "/ready")
-        assert not_ready.status_code == 503
-        worker.gate.set()
-        assert (await asked).choices[0].message.content == whole_text(6)
-        await client.close()
-        await running
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await worker.kill()
-    lines = [record.getMessage() for record in caplog.records if "status 200" in record.getMessage()]
+    async with running_service(store, store_url) as proxy:
+        ready = re.compile(rf"ready: proxy http://127\.0\.0\.1:{proxy.port} grpc 127\.0\.0\.1:\d+")
+        await until(lambda: proxy.task.done() or ready.search(told.text))
+        await proxy.knows_the_worker()
+        async with openai_client(proxy.port) as client:
+            asked = await proxy.question_under_way(client)
+            terminate()
+            await until(lambda: "draining 1 requests" in told.text)
+            not_ready = await client._client.get(f"http://127.0.0.1:{proxy.port}/ready")
+            assert not_ready.status_code == 503
+            proxy.worker.gate.set()
+            assert (await asked).choices[0].message.content == whole_text(6)
+    lines = [record.getMessage() for record in told.records if "status 200" in record.getMessage()]
     assert len(lines) == 1
     assert "model demo, 3 prompt tokens, 6 completion tokens, 0 items" in lines[0]
 
@@ -71,69 +113,34 @@ async def test_the_service_serves_until_sigterm_and_finishes_what_is_in_flight(
 async def test_the_kubelets_probes_follow_the_proxy_but_not_its_last_pd_worker(
     store: EmbeddingStore, store_url: str
 ) -> None:
-    worker = FakePD()
-    await worker.start()
-    metrics_port = free_port()
-    config = ProxyConfig(
-        store=store_url,
-        port=0,
-        grpc_port=0,
-        metrics_port=metrics_port,
-        metrics_host="127.0.1.7",
-        internal_token=TOKEN,
-    )
-    running = asyncio.create_task(service.run(config))
+    host, metrics_port = "127.0.1.7", free_port()
+    flags = {"metrics_port": metrics_port, "metrics_host": host}
+    async with running_service(store, store_url, registered=False, **flags) as proxy:
 
-    async def shows(expected: dict[str, object]) -> None:
-        async with asyncio.timeout(45):
-            while await asyncio.to_thread(probe, metrics_port, "/ready", "127.0.1.7") != expected:
-                assert not running.done()
-                await asyncio.sleep(0.05)
-        assert await asyncio.to_thread(probe, metrics_port, "/health", "127.0.1.7") == {
-            "code": 200,
-            "status": "ok",
-        }
+        async def shows(expected: dict[str, object]) -> None:
+            async with asyncio.timeout(45):
+                while await asyncio.to_thread(probe, metrics_port, "/ready", host) != expected:
+                    assert not proxy.task.done()
+                    await asyncio.sleep(0.05)
+            alive = await asyncio.to_thread(probe, metrics_port, "/health", host)
+            assert alive == {"code": 200, "status": "ok"}
 
-    try:
         await shows({"code": 503, "status": "starting"})
-        await Registry(store).register(worker.info, term=600.0)
+        await Registry(store).register(proxy.worker.info, term=600.0)
         await shows({"code": 200, "status": "ready"})
-        await Registry(store).withdraw(worker.info)
-        await worker.kill()
+        await Registry(store).withdraw(proxy.worker.info)
+        await proxy.worker.kill()
         await shows({"code": 200, "status": "ready", "degraded": ["PD workers"]})
-        os.kill(os.getpid(), signal.SIGTERM)
-        await running
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await worker.kill()
+        terminate()
 
 
 async def test_a_proxy_that_drains_is_alive_and_not_ready(store: EmbeddingStore, store_url: str) -> None:
-    worker = FakePD()
-    await worker.start()
-    await Registry(store).register(worker.info, term=600.0)
-    port, metrics_port = free_port(), free_port()
-    config = ProxyConfig(
-        store=store_url,
-        port=port,
-        grpc_port=0,
-        metrics_port=metrics_port,
-        internal_token=TOKEN,
-        drain_timeout=0.5,
-    )
-    running = asyncio.create_task(service.run(config))
-    client = AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0)
-    try:
-        await until(lambda: running.done() or worker.attaches)
-        worker.pause_at = 2
-        asked = asyncio.create_task(
-            client.chat.completions.create(
-                model="demo", messages=[{"role": "user", "content": "x"}], max_tokens=6
-            )
-        )
-        await until(lambda: worker.requests)
-        os.kill(os.getpid(), signal.SIGTERM)
+    metrics_port = free_port()
+    flags = {"metrics_port": metrics_port, "drain_timeout": 0.5}
+    async with running_service(store, store_url, **flags) as proxy, openai_client(proxy.port) as client:
+        await proxy.knows_the_worker()
+        asked = await proxy.question_under_way(client)
+        terminate()
         async with asyncio.timeout(45):
             while (await asyncio.to_thread(probe, metrics_port, "/ready"))["code"] != 503:
                 await asyncio.sleep(0.01)
@@ -141,32 +148,13 @@ async def test_a_proxy_that_drains_is_alive_and_not_ready(store: EmbeddingStore,
         # The request is never finished: --drain-timeout ends it.
         with pytest.raises(APIStatusError, match="stopping"):
             await asked
-        await running
-    finally:
-        await client.close()
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await worker.kill()
 
 
 async def test_a_proxy_that_drains_leaves_scaling_to_the_others(
-    store: EmbeddingStore, store_url: str, caplog: pytest.LogCaptureFixture
+    store: EmbeddingStore, store_url: str, told: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
-    board, worker = ScalingBoard(store), FakePD()
+    board = ScalingBoard(store)
     await board.announce("pd", ScalingDecision(2, "flow", active=True), 60.0)
-    await worker.start()
-    await Registry(store).register(worker.info, term=600.0)
-    port = free_port()
-    config = ProxyConfig(
-        store=store_url,
-        port=port,
-        grpc_port=0,
-        internal_token=TOKEN,
-        scaling=ScalingConfig(max_pd_workers=3),
-    )
-    running = asyncio.create_task(service.run(config))
-    client = AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0)
 
     async def published() -> PoolDemand | None:
         """What the proxy has on the board."""
@@ -178,133 +166,79 @@ async def test_a_proxy_that_drains_leaves_scaling_to_the_others(
                 await asyncio.sleep(0.01)
         return demand
 
-    try:
-        await until(lambda: running.done() or worker.attaches)
-        worker.pause_at = 2
-        asked = asyncio.create_task(
-            client.chat.completions.create(
-                model="demo", messages=[{"role": "user", "content": "x"}], max_tokens=6
-            )
-        )
-        await until(lambda: worker.requests)
+    scaling = ScalingConfig(max_pd_workers=3)
+    async with (
+        running_service(store, store_url, scaling=scaling) as proxy,
+        openai_client(proxy.port) as client,
+    ):
+        await proxy.knows_the_worker()
+        asked = await proxy.question_under_way(client)
         await until_published(2)
-        os.kill(os.getpid(), signal.SIGTERM)
-        await until(lambda: "draining 1 requests" in caplog.text)
+        terminate()
+        await until(lambda: "draining 1 requests" in told.text)
         assert (await until_published(None)).slow > 0.0, "its request still counts"
-        worker.gate.set()
+        proxy.worker.gate.set()
         assert (await asked).choices[0].message.content == whole_text(6)
-        await running
-    finally:
-        await client.close()
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await worker.kill()
 
 
 async def test_a_kept_connection_is_served_once_more_after_sigterm_and_then_closed(
     store: EmbeddingStore, store_url: str
 ) -> None:
-    worker = FakePD()
-    await worker.start()
-    await Registry(store).register(worker.info, term=600.0)
-    port = free_port()
-    config = ProxyConfig(
-        store=store_url,
-        host="127.0.1.7",
-        port=port,
-        grpc_port=0,
-        internal_token=TOKEN,
-        auth=False,
-        insecure=True,
-    )
-    running = asyncio.create_task(service.run(config))
-    question = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 6}
-    try:
-        await until(lambda: running.done() or worker.attaches)
-        async with (
-            aiohttp.TCPConnector(limit=1) as connector,
-            aiohttp.ClientSession(f"http://127.0.1.7:{port}", connector=connector) as session,
-        ):
+    async with (
+        running_service(store, store_url, **OPEN) as proxy,
+        aiohttp.TCPConnector(limit=1) as connector,
+        aiohttp.ClientSession(f"http://127.0.1.7:{proxy.port}", connector=connector) as session,
+    ):
+        await proxy.knows_the_worker()
 
-            async def ask() -> tuple[int, str | None]:
-                async with session.post("/v1/chat/completions", json=question) as reply:
-                    await reply.read()
-                    return reply.status, reply.headers.get("connection")
+        async def ask() -> tuple[int, str | None]:
+            async with session.post("/v1/chat/completions", json=QUESTION) as reply:
+                await reply.read()
+                return reply.status, reply.headers.get("connection")
 
-            assert await ask() == (200, None)
-            os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.sleep(0.5)
-            # A gateway sends on until its connection is closed, for the endpoints are no concern of it.
-            assert await ask() == (200, "close")
-        await running
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await worker.kill()
+        assert await ask() == (200, None)
+        terminate()
+        await asyncio.sleep(0.5)
+        # A gateway sends on until its connection is closed, for the endpoints are no concern of it.
+        assert await ask() == (200, "close")
 
 
 async def test_a_grpc_client_of_a_proxy_that_drains_is_sent_elsewhere_and_its_call_finished(
-    store: EmbeddingStore, store_url: str, caplog: pytest.LogCaptureFixture
+    store: EmbeddingStore, store_url: str, told: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
-    worker = FakePD()
-    await worker.start()
-    await Registry(store).register(worker.info, term=600.0)
-    config = ProxyConfig(
-        store=store_url,
-        host="127.0.1.7",
-        port=0,
-        grpc_port=0,
-        internal_token=TOKEN,
-        auth=False,
-        insecure=True,
-    )
-    running = asyncio.create_task(service.run(config))
-    try:
+    async with running_service(store, store_url, **OPEN) as proxy:
         # The worker may be known before the line that says where the proxy listens.
         said = re.compile(r"grpc (127\.0\.1\.7:\d+)")
-        await until(lambda: running.done() or (worker.attaches and said.search(caplog.text)))
-        found = said.search(caplog.text)
+        await until(lambda: proxy.task.done() or (proxy.worker.attaches and said.search(told.text)))
+        found = said.search(told.text)
         assert found
         async with aio.insecure_channel(found[1]) as channel:
             message = proxy_pb2.ChatMessage(role="user", parts=[proxy_pb2.ChatPart(text="x")])
             request = proxy_pb2.ChatRequest(messages=[message])
             request.sampling.max_tokens = 6
-            worker.pause_at = 2
+            proxy.worker.pause_at = 2
             call = proxy_pb2_grpc.ProxyServiceStub(channel).Chat(request)
-            await until(lambda: worker.requests)
-            os.kill(os.getpid(), signal.SIGTERM)
+            await until(lambda: proxy.worker.requests)
+            terminate()
             # GOAWAY: the channel looks for another server, which there is none of here.
             async with asyncio.timeout(45):
                 while channel.get_state() is grpc.ChannelConnectivity.READY:
                     await asyncio.sleep(0.01)
-            worker.gate.set()
+            proxy.worker.gate.set()
             assert "".join([reply.text async for reply in call]) == whole_text(6)
-        await running
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await worker.kill()
 
 
-async def test_a_port_that_is_taken_is_named_with_the_remedy(store_url: str) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port} is taken: --port N picks another"):
-            await service.run(ProxyConfig(store=store_url, port=port, grpc_port=0))
-
-
-async def test_a_grpc_port_that_is_taken_is_named_with_the_remedy(
-    store: EmbeddingStore, store_url: str
+@pytest.mark.parametrize(("flag", "other"), [("port", "grpc_port"), ("grpc_port", "port")])
+async def test_a_port_that_is_taken_is_named_with_the_remedy(
+    store: EmbeddingStore, store_url: str, flag: str, other: str
 ) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port} is taken: --grpc-port N picks another"):
-            await service.run(ProxyConfig(store=store_url, port=0, grpc_port=port))
+        remedy = f"port {port} is taken: --{flag.replace('_', '-')} N picks another"
+        with pytest.raises(ConfigError, match=remedy):
+            await service.run(ProxyConfig(store=store_url, **{flag: port, other: 0}))
 
 
 async def test_a_store_that_never_answers_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:

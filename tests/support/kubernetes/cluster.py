@@ -1,7 +1,7 @@
 """A small Kubernetes for tests: it runs rendered manifests as real processes of this machine.
 
 Modelled, by Kubernetes' own rules: Deployments (rolling updates with maxSurge and maxUnavailable),
-StatefulSets, pods with init containers, environment, Secrets, ConfigMaps, emptyDirs, probes, hooks, grace
+StatefulSets, pods with init containers, environment, Secrets, emptyDirs, probes, hooks, grace
 periods, restarts with back-off, Services over ready pods with a delay, nodes that are drained by
 PodDisruptionBudgets.
 
@@ -115,9 +115,6 @@ class MiniCluster:
         metadata = self._objects[kind, name]["spec"]["template"]["metadata"]
         annotations = metadata.setdefault("annotations", {})
         annotations["kubectl.kubernetes.io/restartedAt"] = str(next(self._ages))
-
-    def uncordon(self, node: str) -> None:
-        self._cordoned.discard(node)
 
     def scale(self, kind: str, name: str, replicas: int) -> None:
         self._objects[kind, name]["spec"]["replicas"] = replicas
@@ -298,10 +295,7 @@ class MiniCluster:
             owners = {self._owners[one.name][0] for one in alike}
             expected = sum(self._objects[key]["spec"]["replicas"] for key in owners if key in self._objects)
             healthy = sum(one.ready and not one.terminating for one in alike)
-            allowed = evictions_allowed(
-                expected, healthy, least=spec.get("minAvailable"), most_gone=spec.get("maxUnavailable")
-            )
-            if not allowed and pod.ready:
+            if not evictions_allowed(expected, healthy, spec["maxUnavailable"]) and pod.ready:
                 return False
         return True
 

@@ -5,7 +5,6 @@ Pure functions, but for the volumes, which are written into the pod's folder.
 
 from __future__ import annotations
 
-import base64
 import math
 import re
 import tempfile
@@ -100,33 +99,19 @@ def on_machine(text: str, mounts: Mapping[str, Path]) -> str:
 
 def _variables(container: Manifest, context: PodContext) -> dict[str, str]:
     variables: dict[str, str] = {}
-    for source in container.get("envFrom", ()):
-        kind = "Secret" if "secretRef" in source else "ConfigMap"
-        reference = source.get("secretRef") or source["configMapRef"]
-        for key, data in _entries(context.lookup, kind, reference).items():
-            variables[source.get("prefix", "") + key] = data.decode()
     for one in container.get("env", ()):
         if "valueFrom" in one:
-            value = _value_from(one["valueFrom"], container, context)
-            if value is None:
-                continue
-            variables[one["name"]] = value
+            variables[one["name"]] = _value_from(one["valueFrom"], container, context)
         else:
             variables[one["name"]] = expand(str(one.get("value", "")), variables)
     return variables
 
 
-def _value_from(source: Manifest, container: Manifest, context: PodContext) -> str | None:
+def _value_from(source: Manifest, container: Manifest, context: PodContext) -> str:
     if reference := source.get("resourceFieldRef"):
         return _whole(container, reference)
     if "fieldRef" in source:
         return _field(source["fieldRef"]["fieldPath"], context)
-    for key, kind in (("secretKeyRef", "Secret"), ("configMapKeyRef", "ConfigMap")):
-        if reference := source.get(key):
-            found = _entries(context.lookup, kind, reference).get(reference["key"])
-            if found is None and not reference.get("optional"):
-                raise SpecError(f"{kind} {reference['name']} has no key {reference['key']}")
-            return None if found is None else found.decode()
     raise SpecError(f"valueFrom {sorted(source)} is not modelled")
 
 
@@ -138,32 +123,18 @@ def _whole(container: Manifest, reference: Manifest) -> str:
 
 
 def _field(path: str, context: PodContext) -> str:
-    fields = {
-        "metadata.name": context.name,
-        "metadata.namespace": context.namespace,
-        "status.podIP": context.ip,
-        "status.hostIP": context.ip,
-        "spec.nodeName": context.node,
-    }
-    if label := re.fullmatch(r"metadata\.labels\['(.+)'\]", path):
-        return context.labels.get(label[1], "")
+    fields = {"metadata.name": context.name, "status.podIP": context.ip}
     if path not in fields:
-        raise SpecError(f"fieldRef {path} is not known")
+        raise SpecError(f"fieldRef {path} is not modelled")
     return fields[path]
 
 
-def _entries(lookup: Lookup, kind: str, reference: Manifest) -> dict[str, bytes]:
-    """The data of a Secret or ConfigMap."""
-    found = lookup(kind, reference.get("name") or reference["secretName"])
+def _entries(lookup: Lookup, name: str) -> dict[str, bytes]:
+    """The data of a Secret."""
+    found = lookup("Secret", name)
     if found is None:
-        if reference.get("optional"):
-            return {}
-        raise SpecError(f"there is no {kind} {reference.get('name') or reference['secretName']}")
-    plain = found.get("stringData" if kind == "Secret" else "data") or {}
-    coded = found.get("data" if kind == "Secret" else "binaryData") or {}
-    return {key: base64.b64decode(value) for key, value in coded.items()} | {
-        key: value.encode() for key, value in plain.items()
-    }
+        raise SpecError(f"there is no Secret {name}")
+    return {key: value.encode() for key, value in found["stringData"].items()}
 
 
 def make_volumes(spec: Manifest, context: PodContext) -> dict[str, Path]:
@@ -175,9 +146,8 @@ def make_volumes(spec: Manifest, context: PodContext) -> dict[str, Path]:
         if "emptyDir" in volume:
             folder.mkdir(parents=True, exist_ok=True)
         elif "secret" in volume:
-            _write(folder, _entries(context.lookup, "Secret", volume["secret"]), volume["secret"])
-        elif "configMap" in volume:
-            _write(folder, _entries(context.lookup, "ConfigMap", volume["configMap"]), volume["configMap"])
+            secret = volume["secret"]
+            _write(folder, _entries(context.lookup, secret["secretName"]), secret)
         elif claim := volume.get("persistentVolumeClaim") or volume.get("image"):
             key = claim.get("claimName") or claim["reference"]
             if key not in context.disks:
@@ -196,7 +166,7 @@ def _write(folder: Path, entries: Mapping[str, bytes], source: Manifest) -> None
     version = Path(tempfile.mkdtemp(prefix="..version-", dir=folder))
     for item in items:
         if item["key"] not in entries:
-            raise SpecError(f"{source.get('secretName') or source.get('name')} has no key {item['key']}")
+            raise SpecError(f"{source['secretName']} has no key {item['key']}")
         (version / item["path"]).write_bytes(entries[item["key"]])
     scratch, data = folder / "..data_tmp", folder / "..data"
     scratch.symlink_to(version.name)
@@ -212,5 +182,5 @@ def mounts_of(container: Manifest, volumes: Mapping[str, Path]) -> dict[str, Pat
     for mount in container.get("volumeMounts", ()):
         if mount["name"] not in volumes:
             raise SpecError(f"container {container['name']} mounts {mount['name']}, which is no volume")
-        found[mount["mountPath"]] = volumes[mount["name"]] / mount.get("subPath", "")
+        found[mount["mountPath"]] = volumes[mount["name"]]
     return found

@@ -1,4 +1,4 @@
-"""Probes as a kubelet makes them: HTTP, TCP, gRPC health or a command, counted against thresholds."""
+"""Probes as a kubelet makes them: HTTP or a command, counted against thresholds."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from grpc import aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 Manifest = dict[str, Any]
 #: Runs a command in the container and says whether its exit code is 0.
@@ -66,22 +63,13 @@ class Probe:
         try:
             async with asyncio.timeout(seconds):
                 return await self._ask()
-        except (OSError, TimeoutError, aio.AioRpcError, asyncio.IncompleteReadError, ValueError):
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError):
             return False
 
     async def _ask(self) -> bool:
         if action := self.spec.get("httpGet"):
             host = action.get("host") or self.ip
             return 200 <= await http_status(host, self._port(action), action.get("path", "/")) < 400
-        if action := self.spec.get("tcpSocket"):
-            _, writer = await asyncio.open_connection(action.get("host") or self.ip, self._port(action))
-            writer.close()
-            return True
-        if action := self.spec.get("grpc"):
-            async with aio.insecure_channel(f"{self.ip}:{self._port(action)}") as channel:
-                request = health_pb2.HealthCheckRequest(service=action.get("service", ""))
-                reply = await health_pb2_grpc.HealthStub(channel).Check(request)
-                return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
         return await self.execute(self.spec["exec"]["command"])
 
     def _port(self, action: Manifest) -> int:

@@ -83,12 +83,6 @@ def stateful_changes(pods: Sequence[PodView], names: Sequence[str]) -> PodChange
     return PodChanges()
 
 
-def evictions_allowed(
-    expected: int, healthy: int, *, least: int | str | None = None, most_gone: int | str | None = None
-) -> int:
-    """How many of a PodDisruptionBudget's pods may be evicted now: minAvailable or maxUnavailable."""
-    if least is not None:
-        needed = share(least, expected, up=True)
-    else:
-        needed = expected - share(most_gone if most_gone is not None else expected, expected, up=True)
-    return max(0, healthy - needed)
+def evictions_allowed(expected: int, healthy: int, most_gone: int | str) -> int:
+    """How many of a PodDisruptionBudget's pods may be evicted now; `most_gone` is its maxUnavailable."""
+    return max(0, healthy - expected + share(most_gone, expected, up=True))

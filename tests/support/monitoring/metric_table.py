@@ -97,11 +97,6 @@ def documented() -> dict[DocumentedMetric, list[str]]:
     return found
 
 
-def series_names() -> frozenset[str]:
-    """The names of all series that queries may use."""
-    return frozenset(name for metric in documented() for name in metric.series)
-
-
 def table() -> str:
     """The table of docs/metrics.md."""
     rows = ["| name | type | labels | unit | process | meaning |", "| --- | --- | --- | --- | --- | --- |"]

@@ -1,41 +1,21 @@
-"""The chart's dashboards are those of their descriptions, and ask for metrics that exist.
-
-TRIPTYCH_WRITE_METRICS=1 writes the files anew in place of comparing them.
-"""
+"""The chart's dashboards ask for metrics that exist and show them in units that fit."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-from pathlib import Path
 
 import pytest
 
 from support.kubernetes.chart import render
 from support.kubernetes.manifests import of_kind
-from support.monitoring.dashboards import DASHBOARDS
-from support.monitoring.grafana import Dashboard, document
+from support.monitoring.grafana import DASHBOARDS, FOLDER, Dashboard
 from support.monitoring.metric_table import documented
 from support.monitoring.promql import metric_names, selectors
 
-FOLDER = Path(__file__).parents[4] / "deploy" / "helm" / "triptych" / "files" / "dashboards"
 #: Units of Grafana that the panels use.
 UNITS = {"none", "s", "ops", "reqps", "bytes", "Bps", "percentunit", "dateTimeFromNow"}
 EACH = pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
-
-
-def _json(dashboard: Dashboard) -> str:
-    return json.dumps(document(dashboard), indent=1, ensure_ascii=False) + "\n"
-
-
-@EACH
-def test_a_file_is_that_of_its_description(dashboard: Dashboard):
-    path = FOLDER / f"{dashboard.name}.json"
-    if os.environ.get("TRIPTYCH_WRITE_METRICS"):
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        path.write_text(_json(dashboard))
-    assert path.read_text() == _json(dashboard), "write it anew with TRIPTYCH_WRITE_METRICS=1"
 
 
 def test_no_other_dashboard_is_shipped():
@@ -70,7 +50,7 @@ def test_panels_have_a_unit_an_explanation_and_a_place_of_their_own(dashboard: D
     taken: set[tuple[int, int]] = set()
     for panel in dashboard.panels:
         assert panel.unit in UNITS and panel.help.endswith(".")
-    for shown in document(dashboard)["panels"]:
+    for shown in dashboard.document["panels"]:
         place = shown["gridPos"]
         cells = {
             (x, y)
@@ -102,7 +82,7 @@ def test_rates_are_per_second_and_seconds_are_seconds(dashboard: Dashboard):
 
 def test_nothing_is_bound_to_one_grafana():
     for dashboard in DASHBOARDS:
-        shown = document(dashboard)
+        shown = dashboard.document
         assert "id" not in shown
         assert set(re.findall(r'"uid": "([^"]*)"', json.dumps(shown))) == {
             "${datasource}",
@@ -117,7 +97,7 @@ def test_the_chart_mounts_them_as_they_are():
     mounted = {
         name: json.loads(text) for one in made for name, text in one["data"].items() if ".json" in name
     }
-    assert mounted == {f"{dashboard.name}.json": document(dashboard) for dashboard in DASHBOARDS}
+    assert mounted == {f"{dashboard.name}.json": dashboard.document for dashboard in DASHBOARDS}
     assert all(
         one["metadata"]["labels"]["grafana_dashboard"] == "1"
         for one in made

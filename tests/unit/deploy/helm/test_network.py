@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 
 from support.kubernetes.chart import CASES, Manifest, case, render
-from support.kubernetes.manifests import called, component, of_kind, peer, workloads
+from support.kubernetes.manifests import component, of_kind, peer, workloads
 from support.kubernetes.reach import Peer, allowed, selects
 
 PROMETHEUS = Peer({"app": "prometheus"}, "monitoring")
@@ -164,9 +162,3 @@ def test_two_releases_in_one_namespace_do_not_reach_each_other() -> None:
     for role, port in (("encoder", 50051), ("pd", 50051), ("store", 6379)):
         assert allowed(rules, pods(blue)["proxy"], pods(blue)[role], port)
         assert not allowed(rules, pods(blue)["proxy"], pods(green)[role], port)
-
-
-def test_a_policy_that_is_missing_is_found() -> None:
-    manifests = copy.deepcopy(render())
-    manifests.remove(called(manifests, "NetworkPolicy", "triptych-encoder"))
-    assert allowed(policies(manifests), STRANGER, pods(manifests)["encoder"], 50051)

@@ -134,13 +134,6 @@ def allowed_disruptions(budget: Manifest, replicas: int) -> int:
     return pods(spec["maxUnavailable"]) if "maxUnavailable" in spec else replicas - pods(spec["minAvailable"])
 
 
-def test_a_budget_that_never_lets_a_pod_go_is_found() -> None:
-    manifests = render(
-        {"proxy": {"replicas": 1}, "pdb": {"proxy": {"minAvailable": 1, "maxUnavailable": None}}}
-    )
-    assert allowed_disruptions(called(manifests, "PodDisruptionBudget", "triptych-proxy"), 1) == 0
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_where_gpus_are_taken_a_pod_goes_before_the_next_one_comes(name: str) -> None:
     for manifest in of_kind(case(name), "Deployment"):

@@ -10,7 +10,6 @@ import pytest
 import yaml
 from helm_python.chart import lint
 from helm_python.errors import HelmError
-from jsonschema import ValidationError
 
 from support.kubernetes.chart import CASES, CHART, case, example, notes, render
 from support.kubernetes.manifests import (
@@ -101,32 +100,6 @@ def test_names_are_unique_and_labels_are_the_recommended_ones(name: str) -> None
         assert labels["app.kubernetes.io/instance"] == "triptych"
         assert labels["app.kubernetes.io/version"] == __version__
         assert manifest["metadata"]["namespace"] == "default"
-
-
-def test_a_typo_in_a_manifest_is_found() -> None:
-    manifest = next(one for one in render() if one["kind"] == "Deployment")
-    manifest["spec"]["replica"] = 1
-    with pytest.raises(ValidationError):
-        validate(manifest, VERSIONS[0])
-
-
-@pytest.mark.parametrize(
-    ("kind", "field", "value"),
-    [
-        ("ScaledObject", "minReplicas", 1),
-        ("ScaledObject", "maxReplicaCount", "8"),
-        ("TriggerAuthentication", "secretRef", []),
-        ("Certificate", "secret", "x"),
-        ("HTTPRoute", "hosts", []),
-        ("ServiceMonitor", "endpoint", []),
-        ("PrometheusRule", "rules", []),
-    ],
-)
-def test_a_typo_in_a_custom_resource_is_found(kind: str, field: str, value: object) -> None:
-    manifest = next(one for one in render(EVERYTHING) if one["kind"] == kind)
-    manifest["spec"][field] = value
-    with pytest.raises(ValidationError):
-        validate(manifest, VERSIONS[0])
 
 
 def test_a_release_may_have_any_name_and_namespace() -> None:

@@ -16,7 +16,6 @@ from support.encdec.checkpoints import FAMILIES
 from support.encdec.reference import NAME
 from triptych.errors import ConfigError, InvalidRequest
 from triptych.models.base import DecoderSide, EncoderSide
-from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.identity import ModelIdentity, model_identity
 from triptych.models.registry import family_of
 from triptych.types import ItemPlan
@@ -36,36 +35,6 @@ def encoder(path: Path, dtype: torch.dtype = torch.float32) -> EncoderSide:
 
 def decoder(path: Path, dtype: torch.dtype = torch.float32) -> DecoderSide:
     return family_of(path).decoder.load(path, device=CPU, dtype=dtype, attn_implementation=NAME)
-
-
-@pytest.mark.parametrize("variant", ["", "hub", "sharded"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_union_of_both_sides_is_the_checkpoint_and_they_share_embeddings_alone(
-    family: str, variant: str
-) -> None:
-    path = build_checkpoint(family, variant=variant)
-    files, keys = Checkpoint(path).files, family_of(path).keys
-    held_by_encoder, held_by_decoder = keys.encoder_names(files), keys.decoder_names(files)
-    assert set(held_by_encoder) | set(held_by_decoder) == set(files)
-    both = {key.removeprefix("model.") for key in set(held_by_encoder) & set(held_by_decoder)}
-    assert both == (set() if family in ("whisper", "trocr") else {"shared.weight"})
-
-
-@pytest.mark.parametrize("variant", ["", "hub+sharded"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_each_side_holds_its_own_tensors_and_nothing_on_meta(family: str, variant: str) -> None:
-    path = build_checkpoint(family, variant=variant)
-    checkpoint, keys = Checkpoint(path), family_of(path).keys
-    sides = (
-        (encoder(path).module, keys.encoder_names(checkpoint.files)),
-        (decoder(path).module, keys.decoder_names(checkpoint.files)),
-    )
-    for module, names in sides:
-        held = dict(module.state_dict(keep_vars=True))
-        assert not any(tensor.is_meta for tensor in held.values())
-        assert not any(parameter.requires_grad for parameter in module.parameters())
-        for key, tensor in checkpoint.read(names):
-            assert torch.equal(held[names[key]].to_dense(), tensor)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

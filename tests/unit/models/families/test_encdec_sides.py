@@ -68,16 +68,6 @@ def test_logits_of_a_ragged_batch_equal_transformers(family: str, variant: str) 
 
 
 @pytest.mark.parametrize("family", TEXT_FAMILIES)
-def test_another_text_gives_other_logits(family: str) -> None:
-    path = build_checkpoint(family)
-    encoder, decoder = sides(path)
-    prompt = said(path, TEXTS[0])[:9]
-    rows = encoder.encode([encoder.preprocess(text.encode(), {}) for text in TEXTS[:2]])
-    one, other = decoder_logits(decoder, [prompt, prompt], rows)
-    assert (one[-1] - other[-1]).abs().max() > 0.3
-
-
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_token_ids_are_encoded_as_the_text_that_they_stand_for(family: str) -> None:
     path = build_checkpoint(family)
     encoder, _ = sides(path)
@@ -87,13 +77,6 @@ def test_token_ids_are_encoded_as_the_text_that_they_stand_for(family: str) -> N
         [encoder.preprocess(TEXTS[1].encode(), {}), encoder.preprocess(data, {"form": "token_ids"})]
     )
     torch.testing.assert_close(text, tokens, atol=0, rtol=0)
-
-
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
-def test_greedy_output_of_the_checkpoint_varies(family: str) -> None:
-    path = build_checkpoint(family)
-    for text in TEXTS:
-        assert len(set(greedy(path, text_inputs(path, text), max_new_tokens=64).token_ids)) >= 20
 
 
 def test_a_text_beyond_all_tokens_is_refused_before_it_is_tokenised() -> None:

@@ -100,22 +100,6 @@ def test_buffers_are_shared_by_no_two_budgets_and_with_no_item(adapter: Adapter)
 
 
 @EVERY
-@torch.inference_mode()
-def test_rows_on_padded_buffers_equal_those_of_the_ordinary_call(adapter: Adapter) -> None:
-    encoder = supporting(adapter)
-    for first, count in ((0, 1), (0, 4), (3, 2)):
-        items = adapter.items(encoder, count, first)
-        for more in (0, 1, encoder.get_encoder_cudagraph_config().token_multiple * 3):
-            buffers = captured(encoder, budget_for(encoder, sum(item.rows for item in items) + more), count)
-            replay = encoder.prepare_encoder_cudagraph_replay_buffers(items, count, count)
-            output = encoder.encoder_cudagraph_forward(filled(encoder, buffers, replay))
-            assert output.shape[1] == encoder.width
-            found = encoder.split_encoder_cudagraph_output(output, items)
-            for rows, wanted in zip(found, encoder.encode(items), strict=True):
-                torch.testing.assert_close(rows, wanted, atol=2e-5, rtol=0)
-
-
-@EVERY
 def test_what_is_traced_depends_on_shapes_only_and_is_the_same_each_time(adapter: Adapter) -> None:
     encoder = supporting(adapter)
     items = adapter.items(encoder, 4)
