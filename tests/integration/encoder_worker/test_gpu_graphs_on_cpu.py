@@ -1,0 +1,64 @@
+"""`tests/gpu` and `benchmarks/gpu` of encoder graphs on a CPU: plain calls over the same buffers."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from support.data.checkpoints import build_checkpoint
+from support.encoder_graphs.adapters import ADAPTERS, Adapter
+from triptych.machine.graphs import EagerStatic
+
+pytestmark = pytest.mark.timeout(300)
+
+ROOT = Path(__file__).parents[3]
+QUICK = ("t5", "two_towers")
+EACH = [
+    pytest.param(adapter, id=adapter.name, marks=() if adapter.name in QUICK else pytest.mark.slow)
+    for adapter in ADAPTERS
+]
+
+
+@pytest.fixture(scope="module")
+def gpu_tests() -> ModuleType:
+    path = ROOT / "tests" / "gpu" / "test_encoder_graphs_gpu.py"
+    spec = importlib.util.spec_from_file_location("encoder_graphs_gpu", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.DEVICE, module.backend = "cpu", EagerStatic  # type: ignore[attr-defined]
+    return module
+
+
+@pytest.mark.parametrize("adapter", EACH)
+def test_the_gpu_tests_hold_for_plain_calls(gpu_tests: ModuleType, adapter: Adapter) -> None:
+    gpu_tests.test_padded_replays_equal_the_ordinary_call_for_each_number_of_items_at_each_budget(adapter)
+    gpu_tests.test_a_replay_follows_from_its_items_alone_and_what_it_gave_stays(adapter)
+    gpu_tests.test_what_runs_between_two_replays_changes_neither(adapter)
+    gpu_tests.test_in_half_precision_a_replay_is_as_near_to_fp32_as_the_ordinary_call(adapter, torch.bfloat16)
+    with pytest.raises(AssertionError, match="the tower was called"):
+        gpu_tests.test_a_replay_runs_no_code_of_the_tower(adapter)
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["trocr", pytest.param("t5", marks=pytest.mark.slow), pytest.param("whisper", marks=pytest.mark.slow)],
+)
+def test_the_benchmark_runs_at_small_size(
+    family: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks.gpu import encoder_graphs
+
+    monkeypatch.setattr(encoder_graphs, "COUNTS", (1, 3))
+    monkeypatch.setattr(encoder_graphs, "RESULT", tmp_path / "result.md")
+    path = str(build_checkpoint(family, variant="small" if family == "whisper" else ""))
+    sizes = ["--side=64", "--tokens=24", "--repeats=1", "--dtype=float32"]
+    encoder_graphs.main([path, "--device=cpu", "--write", *sizes])
+    parts = (tmp_path / "result.md").read_text().split("| items |")
+    captures, speeds = ([line.split()[1] for line in part.splitlines() if " ms |" in line] for part in parts)
+    assert captures and speeds == ["1", "3"]
