@@ -312,7 +312,7 @@ class Dispatcher:
     def planned(self, request_id: str, mm_hash: str, plan: ItemPlan) -> None:
         self._items.known.add(plan)
         if request := self._requests.get(request_id):
-            self._record(request, events.Planned(mm_hash))
+            self._record(request, events.PlanReported(mm_hash))
             self._carry_out(request, request.lifecycle.planned(mm_hash, plan))
 
     def ready(self, request_id: str, mm_hash: str, end: JobReady) -> None:
@@ -364,12 +364,12 @@ class Dispatcher:
     def item_loaded(self, request_id: str, attempt: int, mm_hash: str, seconds: float = 0.0) -> None:
         if request := self._requests.get(request_id):
             if mm_hash not in request.lifecycle.unencoded:
-                self._record(request, events.ItemLoaded(attempt, mm_hash, seconds))
+                self._record(request, events.LoadReported(attempt, mm_hash, seconds))
             self._carry_out(request, request.lifecycle.item_loaded(attempt, mm_hash))
 
     def item_missing(self, request_id: str, attempt: int, mm_hash: str, damaged_digest: str) -> None:
         if request := self._requests.get(request_id):
-            self._record(request, events.ItemMissing(attempt, mm_hash))
+            self._record(request, events.MissReported(attempt, mm_hash))
             self._carry_out(request, request.lifecycle.item_missing(attempt, mm_hash, damaged_digest))
 
     def tokens(

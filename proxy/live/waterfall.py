@@ -115,7 +115,7 @@ class _Phases:
             case events.Admitted:
                 self._admitted = True
                 self._wait_for_items(moment)
-            case events.ItemLoaded | do.SkipJob:
+            case events.LoadReported | do.SkipJob:
                 self._lacking -= 1
                 if self._admitted and self._lacking == 0:
                     self._wait_for_items(moment)
@@ -213,7 +213,7 @@ class _Item:
                 again = "encoded again: the store had lost it" if moment.note == "again" else ""
                 # A job that ended meanwhile is reported as joined, and ready at once.
                 self._wanted = _Wanted(moment.at, moment.note == "joined", again)
-            case events.Planned if self._wanted is not None:
+            case events.PlanReported if self._wanted is not None:
                 self._wanted.planned = moment.at
             case job.JobRetried if self._wanted is not None:
                 note = f"this try has failed: {moment.note}"
@@ -221,11 +221,11 @@ class _Item:
                 self._wanted = _Wanted(moment.at, joined=False, note="another try")
             case events.ItemReady:
                 self._ready(moment)
-            case events.ItemLoaded:
+            case events.LoadReported:
                 began = max(moment.at - moment.spent[0], self._stored)
                 note = "" if moment.spent[0] else "resident at the PD worker"
                 self._add("load", began, moment.at, moment.where, note, moment.attempt)
-            case events.ItemMissing:
+            case events.MissReported:
                 self._add("load", moment.at, moment.at, moment.where, "not found", moment.attempt)
 
     def until(self, end: float) -> list[StageSpan]:

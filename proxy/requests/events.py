@@ -32,7 +32,7 @@ class JobsStarted(msgspec.Struct, frozen=True):
     mm_hashes: tuple[str, ...]
 
 
-class Planned(msgspec.Struct, frozen=True):
+class PlanReported(msgspec.Struct, frozen=True):
     """An encoder worker has preprocessed the item."""
 
     mm_hash: str
@@ -63,14 +63,14 @@ class Admitted(AttemptEvent, frozen=True):
     """The PD worker has reserved memory for it."""
 
 
-class ItemLoaded(AttemptEvent, frozen=True):
+class LoadReported(AttemptEvent, frozen=True):
     """The PD worker has the item; it was resident where `seconds` is 0."""
 
     mm_hash: str
     seconds: float
 
 
-class ItemMissing(AttemptEvent, frozen=True):
+class MissReported(AttemptEvent, frozen=True):
     """The PD worker did not find the item."""
 
     mm_hash: str
@@ -98,7 +98,15 @@ class CallEnded(msgspec.Struct, frozen=True):
 
 #: Events of items.
 ItemEvent = (
-    LookedUp | StartJobs | JobsStarted | Planned | JobRetried | ItemReady | SkipJob | ItemLoaded | ItemMissing
+    LookedUp
+    | StartJobs
+    | JobsStarted
+    | PlanReported
+    | JobRetried
+    | ItemReady
+    | SkipJob
+    | LoadReported
+    | MissReported
 )
 #: Events of the whole request, of which a timeline has moments.
 StageEvent = Fetched | Submit | Accepted | Admitted | FirstToken | Finished | EndAttempt

@@ -108,13 +108,13 @@ class RequestTimeline:
             case events.ItemReady(mm_hash=key, end=end):
                 spent = (end.preprocess_seconds, end.encode_seconds, end.save_seconds)
                 self._note_item(at, kind, key, end.address, "stored" if end.already_stored else "", spent)
-            case events.ItemLoaded():
+            case events.LoadReported():
                 self.loaded += 1
                 self._note_item(at, kind, event.mm_hash, address, spent=(event.seconds,))
             case do.SkipJob():
                 self.loaded += 1
                 self._note_item(at, kind, event.mm_hash, address)
-            case events.Planned() | events.ItemMissing():
+            case events.PlanReported() | events.MissReported():
                 self._note_item(at, kind, event.mm_hash, address)
 
     def _note_item(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from types import SimpleNamespace
 from typing import Any
 
 from support.hostile.fuzzing import Fuzzer, messages, mutate, random_json, randoms
@@ -205,8 +206,9 @@ def test_a_chat_body_is_a_call_or_an_error_of_ours(fuzzer: Fuzzer) -> None:
 
 def test_a_body_of_another_endpoint_is_taken_or_an_error_of_ours(fuzzer: Fuzzer) -> None:
     nobody: Any = None
-    tokenize = TokenizeEndpoint(nobody, nobody, nobody, max_images=4, max_body=1 << 20)
-    detokenize = DetokenizeEndpoint(nobody, nobody, nobody, max_body=1 << 20)
+    dispatcher: Any = SimpleNamespace(quotas={"parser": None})
+    tokenize = TokenizeEndpoint(dispatcher, nobody, nobody, max_images=4, max_body=1 << 20)
+    detokenize = DetokenizeEndpoint(dispatcher, nobody, nobody, max_body=1 << 20)
 
     def check(case: tuple[str, bytes]) -> None:
         name, raw = case

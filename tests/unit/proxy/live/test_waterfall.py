@@ -20,12 +20,12 @@ from triptych.proxy.requests.events import (
     Fetched,
     Finished,
     FirstToken,
-    ItemLoaded,
-    ItemMissing,
     ItemReady,
     JobsStarted,
+    LoadReported,
     LookedUp,
-    Planned,
+    MissReported,
+    PlanReported,
 )
 from triptych.proxy.requests.instructions import EndAttempt, SkipJob, StartJobs, Submit
 from triptych.proxy.requests.timeline import MOST_MOMENTS, TIMED_ITEMS, RequestTimeline
@@ -115,10 +115,10 @@ def answered(script: Script, attempt: int = 1, pd: str = PD, since: float = 0.0)
 def test_every_stage_of_a_request_with_an_item_has_its_span() -> None:
     script = Script()
     planned(script, "a")
-    script.at(4.0, Planned("a"))
+    script.at(4.0, PlanReported("a"))
     answered(script)
     script.at(10.0, ready("a", 1.5, 2.0, 0.5))
-    script.at(11.0, ItemLoaded(1, "a", 0.75))
+    script.at(11.0, LoadReported(1, "a", 0.75))
     script.at(13.0, FirstToken())
     script.at(15.0, finished(1, 1.5, 2.0))
     script.at(15.0, EndAttempt(cancel=False))
@@ -190,10 +190,10 @@ def test_an_embedding_that_the_store_has_lost_is_encoded_again() -> None:
     script.at(1.0, Fetched(("a",), 0.0))
     script.at(2.0, LookedUp(("a",)))
     answered(script)
-    script.at(7.0, ItemMissing(1, "a"))
+    script.at(7.0, MissReported(1, "a"))
     script.at(7.0, StartJobs(("a",), re_encode=True))
     script.at(9.0, ready("a", 0.1, 0.5, 0.1))
-    script.at(9.5, ItemLoaded(1, "a", 0.2))
+    script.at(9.5, LoadReported(1, "a", 0.2))
     found = script.shown(10.0)
     assert "not found" in notes(found) and "the store had lost it" in notes(found)
     assert of_item(found)[-1] == ("load", PD, 9.3, 9.5)
@@ -248,7 +248,7 @@ def test_it_adds_up_whatever_a_worker_reports(prefill: float, decode: float) -> 
     planned(script, "a")
     answered(script)
     script.at(7.0, ready("a", prefill, decode, prefill))
-    script.at(8.0, ItemLoaded(1, "a", decode))
+    script.at(8.0, LoadReported(1, "a", decode))
     script.at(9.0, FirstToken())
     script.at(10.0, finished(1, prefill, decode))
     script.shown(10.0)

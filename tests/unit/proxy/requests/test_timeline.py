@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.data.items import make_plan
 from triptych.proxy.ports import JobReady
-from triptych.proxy.requests.events import Event, Fetched, Finished, ItemLoaded, ItemReady
+from triptych.proxy.requests.events import Event, Fetched, Finished, ItemReady, LoadReported
 from triptych.proxy.requests.instructions import Submit
 from triptych.proxy.requests.timeline import RequestTimeline
 from triptych.types import PDTimings, Usage
@@ -25,7 +25,7 @@ def ready(*, stored: bool) -> ItemReady:
 
 
 def test_an_item_that_two_parts_name_is_one_item() -> None:
-    fetched, loaded = Fetched(("a", "b", "a"), 0.5), ItemLoaded(1, "b", 0.0)
+    fetched, loaded = Fetched(("a", "b", "a"), 0.5), LoadReported(1, "b", 0.0)
     timeline = observed(fetched, Submit(1, None, frozenset()), loaded)
     assert timeline.items == 2
     assert [moment.item for moment in timeline.moments] == [None, None, 1]
