@@ -30,7 +30,7 @@ from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, RequestFinished
 from triptych.pd_worker.engine import Engine
-from triptych.pd_worker.engine_builder import build_engine
+from triptych.pd_worker.native import build_engine
 from triptych.pd_worker.ranks.ranked_runner import OtherRanks
 from triptych.types import DTYPE_BYTES, ItemPlan, MMFeature, Placement
 
