@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from triptych.proxy.pd.suspects import CLEARING_TOKENS, MAX_LOSSES, Suspects
+from triptych.proxy.pd.suspects import CLEARING_TOKENS, Suspects
 from triptych.proxy.routing import PDLoad
+from triptych.proxy.suspects import MAX_LOSSES
 
 MODEL = "m"
 
