@@ -18,9 +18,9 @@ from triptych.ec_connector.registry.leases import Leases
 from triptych.ec_connector.registry.matching import ROW_WIDTH, PDModels, described
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.registry.store_reach import StoreReach
-from triptych.ec_connector.registry.worker_server import WorkerServer
+from triptych.ec_connector.registry.worker_server import WorkerProcess, WorkerServer, worker_process
 from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.encoder_worker.engine import EncoderEngine, EngineEvent
 from triptych.encoder_worker.graphs.metrics import count_graphs
 from triptych.encoder_worker.job_spec import ItemFormat
@@ -49,12 +49,10 @@ from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity
 from triptych.models.layers import before_each_layer
 from triptych.protos import encoder_pb2_grpc
-from triptych.status.service_status import ServiceStatus
-from triptych.status.status_server import StatusServer, status_server
 from triptych.tracing.start import worker_tracer
 from triptych.tracing.tracer import Tracer
 from triptych.types import WorkerInfo
-from triptych.worker_process import ProcessWatch, check_worker, stop_signal
+from triptych.worker_process import ProcessWatch
 
 logger = logging.getLogger(__name__)
 
@@ -251,31 +249,20 @@ def transfer_config(config: EncoderConfig, identity: WorkerIdentity) -> ECTransf
 
 async def run(config: EncoderConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
-    check_worker(config)
-    stop = stop_signal()
-    use_threads(threads_of_rank(tower_threads(config.threads, config.cpus), config.encoder_data_parallel))
-    with status_server(config.host, config.metrics_port, ServiceStatus()) as page:
-        store = await connect_configured(config.store)
+    async with worker_process(config) as process:
+        use_threads(threads_of_rank(tower_threads(config.threads, config.cpus), config.encoder_data_parallel))
+        encoder, model = await asyncio.to_thread(load_ranks, config)
         try:
-            encoder, model = await asyncio.to_thread(load_ranks, config)
-            try:
-                await _serve(config, encoder, model, store, stop, page)
-            finally:
-                if isinstance(encoder, DataParallelTower):
-                    await asyncio.to_thread(encoder.close)
+            await _serve(config, encoder, model, process)
         finally:
-            await store.close()
+            if isinstance(encoder, DataParallelTower):
+                await asyncio.to_thread(encoder.close)
 
 
 async def _serve(
-    config: EncoderConfig,
-    encoder: EncoderSide,
-    model: ModelIdentity,
-    store: EmbeddingStore,
-    stop: asyncio.Event,
-    page: StatusServer,
+    config: EncoderConfig, encoder: EncoderSide, model: ModelIdentity, process: WorkerProcess
 ) -> None:
-    server = WorkerServer(config, "encoder", page, options=UNREAD_STREAMS)
+    server, store = WorkerServer(config, "encoder", process, options=UNREAD_STREAMS), process.store
     identity = worker_identity(config, model, server.address)
     metrics = EncoderMetrics(identity.model_name)
     metrics.parameter_bytes.set(parameter_bytes(encoder))
@@ -287,13 +274,11 @@ async def _serve(
         before_each_layer(encoder.module, pacer.choose_threads)
         beats = _watched(encoder, worker.beat, metrics, identity.model_name)
         watch = ProcessWatch(server.health, beats, config.stall_timeout)
-        registry, info = Registry(store), worker.info(server.metrics_port)
-        await warn_of_mismatch(registry, info)
-        worker.start()
+        info = worker.info(server.metrics_port)
+        await warn_of_mismatch(Registry(store), info)
         reach = StoreReach(store.ping, server.health.reaches_store, worker.jobs.fail_all)
         worker.jobs.reaches_store = lambda: reach.reaches
-        async with watch, reach:
-            await server.serve(worker, registry, [info], watch, stop)
+        await server.serve(worker, [info], watch, reach)
 
 
 def _step_pacer(config: EncoderConfig) -> StepPacer:

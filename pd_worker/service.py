@@ -10,10 +10,8 @@ from collections.abc import Callable, Sequence
 from triptych.config import PDConfig
 from triptych.cpu.step_pacer import StepPacer, step_pacer
 from triptych.cpu.threads import in_short_lived_thread
-from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.registry.store_reach import StoreReach
-from triptych.ec_connector.registry.worker_server import WorkerServer
-from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
+from triptych.ec_connector.registry.worker_server import WorkerProcess, WorkerServer, worker_process
 from triptych.metrics import PDMetrics
 from triptych.models.layers import before_each_layer
 from triptych.pd_worker.native import LoadedModel, NativeWorker, load_model
@@ -23,36 +21,27 @@ from triptych.pd_worker.vllm.settings import check_engine
 from triptych.pd_worker.vllm.worker import VLLMWorker, load_front_model
 from triptych.pd_worker.worker import PDWorker
 from triptych.protos import pd_pb2_grpc
-from triptych.status.service_status import ServiceStatus
-from triptych.status.status_server import StatusServer, status_server
 from triptych.tracing.start import worker_tracer
-from triptych.worker_process import ProcessWatch, check_worker, stop_signal
+from triptych.worker_process import ProcessWatch
 
 logger = logging.getLogger(__name__)
 
 
 async def run(config: PDConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
-    check_worker(config)
-    vllm = config.engine == "vllm"
-    if vllm:
+    serve = _serve_native
+    if config.engine == "vllm":
         check_engine(config)
-    stop = stop_signal()
-    with status_server(config.host, config.metrics_port, ServiceStatus()) as page:
-        store = await connect_configured(config.store)
-        try:
-            await (_serve_vllm if vllm else _serve_native)(config, store, page, stop)
-        finally:
-            await store.close()
+        serve = _serve_vllm
+    async with worker_process(config) as process:
+        await serve(config, process)
 
 
-async def _serve_native(
-    config: PDConfig, store: EmbeddingStore, page: StatusServer, stop: asyncio.Event
-) -> None:
+async def _serve_native(config: PDConfig, process: WorkerProcess) -> None:
     config = share_of_rank(config)
     model = await asyncio.to_thread(in_short_lived_thread, load_model, config)
     metrics, incarnation = PDMetrics(model.name), uuid.uuid4().hex
-    server = WorkerServer(config, "pd", page)
+    server = WorkerServer(config, "pd", process)
     server.publish(metrics.registry)
     pacer = _step_pacer(config, model)
     async with worker_tracer(config, "pd", incarnation) as tracer:
@@ -63,43 +52,40 @@ async def _serve_native(
         beats = [beat, *(() if model.ranks is None else model.ranks.beats)]
         watch = ProcessWatch(server.health, beats, config.stall_timeout)
         try:
-            await _serve(worker, server, watch, store, stop)
+            await _serve(worker, server, watch, process)
         finally:
             pacer.close()
 
 
-async def _serve_vllm(
-    config: PDConfig, store: EmbeddingStore, page: StatusServer, stop: asyncio.Event
-) -> None:
-    async with connected(config, stop) as engine:
+async def _serve_vllm(config: PDConfig, process: WorkerProcess) -> None:
+    async with connected(config, process.stop) as engine:
         if engine is None:
             return
         info, health = engine.info, engine.health
         logger.info("vLLM %s serves %s, %d tokens", info.version, info.root, info.max_model_len)
         model = await asyncio.to_thread(in_short_lived_thread, load_front_model, config, info.max_model_len)
         metrics, incarnation = PDMetrics(model.name), uuid.uuid4().hex
-        server = WorkerServer(config, "pd", page)
+        server = WorkerServer(config, "pd", process)
         server.publish(metrics.registry)
         async with worker_tracer(config, "pd", incarnation) as tracer:
-            worker = VLLMWorker(config, model, engine, store, metrics, tracer=tracer, incarnation=incarnation)
+            worker = VLLMWorker(
+                config, model, engine, process.store, metrics, tracer=tracer, incarnation=incarnation
+            )
             watch = ProcessWatch(server.health, [], config.stall_timeout, serves=lambda: health.up)
-            await _serve(worker, server, watch, store, stop, lambda: () if health.up else ("vLLM",))
+            await _serve(worker, server, watch, process, lambda: () if health.up else ("vLLM",))
 
 
 async def _serve(
     worker: PDWorker,
     server: WorkerServer,
     watch: ProcessWatch,
-    store: EmbeddingStore,
-    stop: asyncio.Event,
+    process: WorkerProcess,
     degraded: Callable[[], Sequence[str]] = tuple,
 ) -> None:
     info = worker.info(server.address, server.metrics_port)
     pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server.grpc)
-    worker.start()
-    reach = StoreReach(store.ping, server.health.reaches_store, worker.fail_unloaded)
-    async with watch, reach:
-        await server.serve(worker, Registry(store), [info], watch, stop, degraded=degraded)
+    reach = StoreReach(process.store.ping, server.health.reaches_store, worker.fail_unloaded)
+    await server.serve(worker, [info], watch, reach, degraded=degraded)
 
 
 def _step_pacer(config: PDConfig, model: LoadedModel) -> StepPacer:

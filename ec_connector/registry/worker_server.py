@@ -1,10 +1,12 @@
-"""The gRPC server of a worker process, from its bound port to the end of its drain."""
+"""The process of a worker: its status page and store, and its gRPC server from the port to the drain."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Protocol
 
 from grpc import aio
@@ -13,21 +15,48 @@ from prometheus_client import CollectorRegistry
 from triptych.config import WorkerConfig, check_advertise, check_worker_encryption, is_loopback
 from triptych.ec_connector.registry.heartbeat import Heartbeat
 from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.registry.store_reach import StoreReach
+from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
 from triptych.errors import ConfigError
 from triptych.metrics import show_expiry
 from triptych.progress.progress import ready
 from triptych.rpc.channels import listen, make_server
 from triptych.rpc.server_auth import WorkerAuth
 from triptych.rpc.tls.certificates import Certificates, internal_certificates
-from triptych.status.status_server import StatusServer
+from triptych.status.service_status import ServiceStatus
+from triptych.status.status_server import StatusServer, status_server
 from triptych.types import WorkerInfo
-from triptych.worker_process import Health, ProcessWatch
+from triptych.worker_process import Health, ProcessWatch, check_worker, stop_signal
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerProcess:
+    """What a worker's process has before it loads a model: the event of SIGTERM or SIGINT, page and store."""
+
+    stop: asyncio.Event
+    page: StatusServer
+    store: EmbeddingStore
+
+
+@asynccontextmanager
+async def worker_process(config: WorkerConfig) -> AsyncIterator[WorkerProcess]:
+    """A worker's process; ConfigError for what cannot work as configured."""
+    check_worker(config)
+    stop = stop_signal()
+    with status_server(config.host, config.metrics_port, ServiceStatus()) as page:
+        store = await connect_configured(config.store)
+        try:
+            yield WorkerProcess(stop, page, store)
+        finally:
+            await store.close()
+
+
 class ServedWorker(Protocol):
-    """A worker as its server uses it. It has been started."""
+    """A worker as its server uses it."""
+
+    def start(self) -> None: ...
 
     def describe_held(self) -> str:
         """What a drain waits for, as in `3 requests`."""
@@ -48,7 +77,7 @@ class WorkerServer:
         self,
         config: WorkerConfig,
         service: str,
-        page: StatusServer,
+        process: WorkerProcess,
         *,
         options: Sequence[tuple[str, int]] = (),
     ) -> None:
@@ -59,30 +88,43 @@ class WorkerServer:
         self._certificates = internal_certificates(config)
         self.address = bind(self.grpc, config, self._certificates)
         self.health = Health(self.grpc)
-        self._page = page
+        self._process = process
 
     def publish(self, metrics: CollectorRegistry) -> None:
         """Serves the worker's metrics on its status page, with the expiry of its certificates."""
         show_expiry(metrics, internal=self._certificates)
-        self._page.registry = metrics
+        self._process.page.registry = metrics
 
     @property
     def metrics_port(self) -> int:
-        return self._page.server_port
+        return self._process.page.server_port
 
     async def serve(
         self,
         worker: ServedWorker,
-        registry: Registry,
         infos: Sequence[WorkerInfo],
         watch: ProcessWatch,
-        stop: asyncio.Event,
+        reach: StoreReach | None = None,
         *,
         degraded: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """Serves, registered as `infos`, until `stop`, then drains. `degraded` is what the worker lacks."""
+        """Starts the worker and serves, registered as `infos`, until the process is to stop, then drains.
+
+        `degraded` is what the worker lacks.
+        """
+        worker.start()
+        async with watch, reach or nullcontext():
+            await self._serve(worker, infos, watch, degraded)
+
+    async def _serve(
+        self,
+        worker: ServedWorker,
+        infos: Sequence[WorkerInfo],
+        watch: ProcessWatch,
+        degraded: Callable[[], Sequence[str]],
+    ) -> None:
+        registry, status = Registry(self._process.store), self._process.page.status
         beats = [Heartbeat(registry, self._auth.add_worker(info), healthy=watch.healthy) for info in infos]
-        status = self._page.status
         # Not `watch.healthy`: a restart of this process does not help a process that this one waits for.
         status.follow(watch.alive, lambda: (*beats[0].degraded(), *degraded()))
         try:
@@ -93,7 +135,7 @@ class WorkerServer:
             status.ready()
             ready()
             logger.info("ready: %s %s %s", self._service, self.address, infos[0].model)
-            await stop.wait()
+            await self._process.stop.wait()
             logger.info("draining: %s", worker.describe_held())
             status.drain()
             for beat in beats:

@@ -12,9 +12,8 @@ from triptych.config import ColocatedConfig
 from triptych.cpu.threads import decoder_threads, in_short_lived_thread, use_threads
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.connectors.memory_store import MemoryStore
-from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.registry.worker_server import WorkerServer
-from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
+from triptych.ec_connector.registry.worker_server import WorkerProcess, WorkerServer, worker_process
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.encoder_worker import loading as encoder_loading
 from triptych.encoder_worker import service as encoder_service
 from triptych.engine_beat import EngineBeat
@@ -24,13 +23,11 @@ from triptych.models.identity import ModelIdentity
 from triptych.models.layers import before_each_layer
 from triptych.pd_worker import native as pd_worker
 from triptych.protos import encoder_pb2_grpc, pd_pb2_grpc
-from triptych.status.service_status import ServiceStatus
-from triptych.status.status_server import StatusServer, status_server
 from triptych.tracing.producers import Producers
 from triptych.tracing.start import worker_tracer
 from triptych.tracing.tracer import Tracer
 from triptych.types import WorkerInfo
-from triptych.worker_process import ProcessWatch, check_worker, stop_signal
+from triptych.worker_process import ProcessWatch
 
 logger = logging.getLogger(__name__)
 
@@ -46,15 +43,9 @@ class LoadedReplica:
 
 async def run(config: ColocatedConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
-    check_worker(config.pd)
-    stop = stop_signal()
-    with status_server(config.pd.host, config.pd.metrics_port, ServiceStatus()) as page:
-        store = await connect_configured(config.pd.store)
-        try:
-            model = await asyncio.to_thread(in_short_lived_thread, load, config)
-            await _serve(config, model, store, stop, page)
-        finally:
-            await store.close()
+    async with worker_process(config.pd) as process:
+        model = await asyncio.to_thread(in_short_lived_thread, load, config)
+        await _serve(config, model, process)
 
 
 def load(config: ColocatedConfig) -> LoadedReplica:
@@ -67,23 +58,15 @@ def load(config: ColocatedConfig) -> LoadedReplica:
     return LoadedReplica(encoder, identity, decoder)
 
 
-async def _serve(
-    config: ColocatedConfig,
-    model: LoadedReplica,
-    store: EmbeddingStore,
-    stop: asyncio.Event,
-    page: StatusServer,
-) -> None:
-    server = WorkerServer(config.pd, "colocated", page, options=encoder_service.UNREAD_STREAMS)
+async def _serve(config: ColocatedConfig, model: LoadedReplica, process: WorkerProcess) -> None:
+    server = WorkerServer(config.pd, "colocated", process, options=encoder_service.UNREAD_STREAMS)
     async with worker_tracer(config.pd, "colocated", uuid.uuid4().hex) as tracer:
-        replica = Replica(config, model, store, server.address, tracer)
+        replica = Replica(config, model, process.store, server.address, tracer)
         server.publish(replica.registry)
         encoder_pb2_grpc.add_EncoderServiceServicer_to_server(replica.encoder.servicer, server.grpc)
         pd_pb2_grpc.add_PDServiceServicer_to_server(replica.pd.servicer, server.grpc)
         watch = ProcessWatch(server.health, replica.engines, config.pd.stall_timeout)
-        replica.start()
-        async with watch:
-            await server.serve(replica, Registry(store), replica.infos(server.metrics_port), watch, stop)
+        await server.serve(replica, replica.infos(server.metrics_port), watch)
 
 
 class Replica:
