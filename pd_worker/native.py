@@ -200,7 +200,7 @@ def transfer_config(config: PDConfig, model: ModelIdentity) -> ECTransferConfig:
 def build_engine(
     config: PDConfig,
     decoder: DecoderSide,
-    transfer: ECTransferConfig,
+    transfer: ECTransferConfig | None,
     emit: Callable[[list[EngineEvent]], None],
     metrics: PDMetrics,
     *,
@@ -210,10 +210,15 @@ def build_engine(
 ) -> Engine:
     """An engine whose thread is not started; ConfigError for what its memory cannot hold.
 
-    `transfer` says where embeddings are loaded from; `emit` and `pacer` are the engine's. With `ranks`,
-    `decoder` is rank 0's share and `config` what each rank has; the engine ends them.
+    `transfer` says where embeddings are loaded from; with None there is no connector, and only text is
+    computed. `emit` and `pacer` are the engine's. With `ranks`, `decoder` is rank 0's share and `config` what
+    each rank has; the engine ends them.
     """
-    connector = ECConnectorFactory.create_connector(transfer, ECConnectorRole.SCHEDULER)
+    connector = None
+    if transfer is None and ranks is not None:
+        raise ValueError("an engine of several ranks has connectors: give it a transfer")
+    if transfer is not None:
+        connector = ECConnectorFactory.create_connector(transfer, ECConnectorRole.SCHEDULER)
     runner = _build_runner(config, decoder, ranks)
     metrics.ranks.set(config.tensor_parallel)
     metrics.parameter_bytes.set(runner.parameter_bytes)
@@ -226,13 +231,16 @@ def build_engine(
         decoder.device,
         pacer=pacer,
     )
-    runner.ensure_ec_transfer_initialized(transfer, ECConnectorRole.WORKER, engine.wake)
-    if ranks is not None:
-        ranks.build(config, transfer, engine.wake)
+    if transfer is not None:
+        runner.ensure_ec_transfer_initialized(transfer, ECConnectorRole.WORKER, engine.wake)
+        if ranks is not None:
+            ranks.build(config, transfer, engine.wake)
     return engine
 
 
-def _build_scheduler(config: PDConfig, decoder: DecoderSide, connector: ECConnectorScheduler) -> Scheduler:
+def _build_scheduler(
+    config: PDConfig, decoder: DecoderSide, connector: ECConnectorScheduler | None
+) -> Scheduler:
     longest = max_model_len(config, decoder.geometry, decoder.dtype)
     num_blocks = num_kv_blocks(config, decoder.geometry, decoder.dtype)
     kv = KVCacheManager(
