@@ -112,40 +112,31 @@ class WorkerServer:
 
         `degraded` is what the worker lacks.
         """
-        worker.start()
-        async with watch, reach or nullcontext():
-            await self._serve(worker, infos, watch, degraded)
-
-    async def _serve(
-        self,
-        worker: ServedWorker,
-        infos: Sequence[WorkerInfo],
-        watch: ProcessWatch,
-        degraded: Callable[[], Sequence[str]],
-    ) -> None:
         registry, status = Registry(self._process.store), self._process.page.status
         beats = [Heartbeat(registry, self._auth.add_worker(info), healthy=watch.healthy) for info in infos]
         # Not `watch.healthy`: a restart of this process does not help a process that this one waits for.
         status.follow(watch.alive, lambda: (*beats[0].degraded(), *degraded()))
-        try:
-            await self.grpc.start()
-            await self.health.serving()
-            for beat in beats:
-                beat.start()
-            status.ready()
-            ready()
-            logger.info("ready: %s %s %s", self._service, self.address, infos[0].model)
-            await self._process.stop.wait()
-            logger.info("draining: %s", worker.describe_held())
-            status.drain()
-            for beat in beats:
-                await beat.stop()
-            await self.health.leaving()
-            await worker.drain(self._drain_timeout)
-        finally:
-            worker.end_streams()
-            await self.grpc.stop(1.0)
-            await worker.stop()
+        worker.start()
+        async with watch, reach or nullcontext():
+            try:
+                await self.grpc.start()
+                await self.health.serving()
+                for beat in beats:
+                    beat.start()
+                status.ready()
+                ready()
+                logger.info("ready: %s %s %s", self._service, self.address, infos[0].model)
+                await self._process.stop.wait()
+                logger.info("draining: %s", worker.describe_held())
+                status.drain()
+                for beat in beats:
+                    await beat.stop()
+                await self.health.leaving()
+                await worker.drain(self._drain_timeout)
+            finally:
+                worker.end_streams()
+                await self.grpc.stop(1.0)
+                await worker.stop()
 
 
 def bind(server: aio.Server, config: WorkerConfig, certificates: Certificates | None = None) -> str:
