@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from triptych.proxy.media.ports import ItemMedia
-from triptych.proxy.suspects import LossRecord
+from triptych.proxy.routing import LossRecord
 from triptych.tracing.context import SpanContext
 from triptych.types import ItemPlan
 

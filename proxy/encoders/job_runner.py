@@ -28,7 +28,7 @@ from triptych.proxy.encoders.outstanding import ArrivedItems
 from triptych.proxy.encoders.recent_items import RecentItems
 from triptych.proxy.encoders.work_model import WorkModel
 from triptych.proxy.ports import JobFailure, JobReady, JobStream, RequestEvents, Transport
-from triptych.proxy.suspects import MAX_LOSSES
+from triptych.proxy.routing import MAX_LOSSES
 from triptych.proxy.workers import KnownWorkers
 from triptych.types import ItemPlan
 

@@ -22,8 +22,7 @@ from triptych.proxy.pd.wire import submit_message
 from triptych.proxy.ports import Link, ProcessEnd, RequestEvents, Transport
 from triptych.proxy.requests.instructions import Submit
 from triptych.proxy.requests.request import InFlightRequest
-from triptych.proxy.routing import PDLoad, PrefixAffinity, choose_pd
-from triptych.proxy.suspects import MAX_LOSSES
+from triptych.proxy.routing import MAX_LOSSES, PDLoad, PrefixAffinity, choose_pd
 from triptych.proxy.workers import KnownWorkers, Worker
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from triptych.proxy.routing import PDLoad
-from triptych.proxy.suspects import LossRecord
+from triptych.proxy.routing import LossRecord, PDLoad
 
 #: Output tokens of its own, alone, after which a suspect is cleared.
 CLEARING_TOKENS = 8
