@@ -1,4 +1,4 @@
-"""Routing: pure functions that choose a worker from a snapshot, and the rule of work that ends its workers."""
+"""Routing: pure functions that choose a worker from a snapshot, and the rule of lost workers."""
 
 from __future__ import annotations
 
