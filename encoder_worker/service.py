@@ -1,126 +1,284 @@
-"""The encoder worker's process: load, warm up, serve, register, and drain on SIGTERM."""
+"""The encoder worker and its process: load, warm up, serve, register, and drain on SIGTERM."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
 
-from triptych.config import EncoderConfig
+from triptych.config import MIB, EncoderConfig
 from triptych.cpu.step_pacer import StepPacer, step_pacer
 from triptych.cpu.threads import threads_of_rank, tower_threads, use_threads
-from triptych.ec_connector.registry.heartbeat import Heartbeat
+from triptych.ec_connector.base import ECTransferConfig
+from triptych.ec_connector.connectors.memory_store import MemoryStore
+from triptych.ec_connector.connectors.output_cache import OutputCache
+from triptych.ec_connector.registry.leases import Leases
 from triptych.ec_connector.registry.matching import ROW_WIDTH, PDModels, described
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.registry.store_reach import StoreReach
+from triptych.ec_connector.registry.worker_server import WorkerProcess, WorkerServer, worker_process
 from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.encoder_worker.engine import EncoderEngine, EngineEvent
 from triptych.encoder_worker.graphs.metrics import count_graphs
+from triptych.encoder_worker.job_spec import ItemFormat
+from triptych.encoder_worker.jobs.job import EncodeJob
+from triptych.encoder_worker.jobs.lease_keeper import LeaseKeeper
+from triptych.encoder_worker.jobs.loop import JobLoop
+from triptych.encoder_worker.jobs.metrics import JobMetrics
+from triptych.encoder_worker.jobs.saves import JobSaves
+from triptych.encoder_worker.jobs.single_flight import SingleFlight
+from triptych.encoder_worker.jobs.streams import JobStreams
+from triptych.encoder_worker.jobs.table import EncodeJobs, JobBounds
 from triptych.encoder_worker.loading import parameter_bytes
+from triptych.encoder_worker.media.audio import AudioLimits
+from triptych.encoder_worker.media.budget import MediaBudget
+from triptych.encoder_worker.media.preparer import Preparer
 from triptych.encoder_worker.ranks.metrics import RankMetrics
 from triptych.encoder_worker.ranks.starting import load_ranks
 from triptych.encoder_worker.ranks.tower import DataParallelTower
-from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity, worker_identity
+from triptych.encoder_worker.scheduler import EncoderScheduler
+from triptych.encoder_worker.server import EncoderServicer
 from triptych.engine_beat import EngineBeat
 from triptych.machine.resources import threads_of_one_worker
 from triptych.machine.worker_kind import worker_kind
-from triptych.metrics import EncoderMetrics, show_expiry
+from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity
 from triptych.models.layers import before_each_layer
-from triptych.progress.progress import ready
 from triptych.protos import encoder_pb2_grpc
-from triptych.rpc.channels import make_server
-from triptych.rpc.server_auth import WorkerAuth
-from triptych.rpc.tls.certificates import Certificates, internal_certificates
-from triptych.status.service_status import ServiceStatus
-from triptych.status.status_server import StatusServer, status_server
-from triptych.tracing.start import start_tracer
+from triptych.tracing.start import worker_tracer
+from triptych.tracing.tracer import Tracer
 from triptych.types import WorkerInfo
-from triptych.worker_process import Health, ProcessWatch, bind, check_worker, stop_signal
+from triptych.worker_process import ProcessWatch
 
 logger = logging.getLogger(__name__)
 
 #: Streams that wait for media room are not read. Without BDP probing each of them buffers at most 64 KiB.
 UNREAD_STREAMS = [("grpc.http2.bdp_probe", 0)]
+#: Bytes of the latest encoder outputs kept in host memory.
+OUTPUT_CACHE_BYTES = 64 * MIB
+#: Accepted jobs without a plan, as a multiple of the plan credit.
+CREDIT_SLACK = 4
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """Identity of one worker process: its model and namespace, its address and incarnation."""
+
+    namespace: str
+    model_key: str
+    model_name: str
+    address: str
+    incarnation: str
+    modality: str = "image"
+
+
+def worker_identity(config: EncoderConfig, model: ModelIdentity, address: str) -> WorkerIdentity:
+    """A new identity for a worker of this checkpoint at `address`."""
+    name = config.served_model_name or Path(config.model).resolve().name
+    return WorkerIdentity(model.namespace, model.model_key, name, address, uuid.uuid4().hex, model.modality)
+
+
+class EncoderWorker:
+    """An encoder worker without its process: everything between gRPC server and store, in the running loop.
+
+    `transfer` configures the EC connector, by default over the store. An in-process memory store is also used
+    for look-ups and replaces the output cache. `pacer` is entered while the tower computes. The caller
+    closes the `tracer`.
+    """
+
+    def __init__(
+        self,
+        config: EncoderConfig,
+        identity: WorkerIdentity,
+        encoder: EncoderSide,
+        store: EmbeddingStore,
+        *,
+        metrics: EncoderMetrics,
+        lease_term: float = 5.0,
+        transfer: ECTransferConfig | None = None,
+        pacer: StepPacer | None = None,
+        thread_per_batch: bool = False,
+        tracer: Tracer | None = None,
+    ) -> None:
+        transfer = transfer or transfer_config(config, identity)
+        if tracer is not None:
+            transfer = transfer.traced()
+        self._config, self._identity = config, identity
+        memory = transfer.store if isinstance(transfer.store, MemoryStore) else None
+        outputs = OutputCache(OUTPUT_CACHE_BYTES) if memory is None else memory
+        self._preparer = _preparer(config, encoder)
+        self._engine = EncoderEngine(encoder, transfer, outputs, pacer, thread_per_batch=thread_per_batch)
+        self._leases = _lease_keeper(store, identity, self._engine, lease_term)
+        metrics.leases_held.set_function(lambda: self._leases.held)
+        count_graphs(encoder, metrics, identity.model_name)
+        self._format = format = _item_format(identity, encoder)
+        scheduler, changed = _scheduler(config), asyncio.Event()
+        job_metrics = JobMetrics(metrics, identity.model_name)
+        self.jobs = EncodeJobs(
+            JobBounds(unplanned_jobs=CREDIT_SLACK * config.plan_credit),
+            scheduler,
+            self._leases,
+            job_metrics,
+            changed,
+        )
+        streams = JobStreams(self.jobs, scheduler, self._preparer, job_metrics, changed)
+        self._saves = JobSaves(self.jobs, self._engine, job_metrics)
+        self._loop = JobLoop(
+            self.jobs,
+            scheduler,
+            streams,
+            SingleFlight(self.jobs, store if memory is None else memory, self._leases, identity.namespace),
+            self._preparer,
+            self._engine,
+            outputs,
+            self._saves,
+            format=format,
+            metrics=job_metrics,
+            changed=changed,
+            producers=transfer.producers,
+        )
+        self.media = MediaBudget(config.encoder_media_memory)
+        self.servicer = EncoderServicer(streams, self.media, format, tracer)
+
+    @property
+    def beat(self) -> EngineBeat:
+        """The engine's beat, for the watchdog."""
+        return self._engine.beat
+
+    def info(self, metrics_port: int) -> WorkerInfo:
+        """The worker's registration."""
+        config, identity = self._config, self._identity
+        threads, ranks = tower_threads(config.threads, config.cpus), config.encoder_data_parallel
+        return WorkerInfo(
+            address=identity.address,
+            pool="encoder",
+            incarnation=identity.incarnation,
+            model_key=identity.model_key,
+            model=identity.model_name,
+            namespaces=(identity.namespace,),
+            capacity={
+                "plan_credit": config.plan_credit,
+                "tower_credit": config.tower_places,
+                "metrics_port": metrics_port,
+                ROW_WIDTH: self._format.width,
+            },
+            modality=identity.modality,
+            kind=worker_kind(config.worker_kind, config.device, threads, ranks=ranks),
+        )
+
+    def start(self) -> None:
+        """Starts the engine's thread and the jobs' loop."""
+        loop = asyncio.get_running_loop()
+
+        def emit(event: EngineEvent) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._saves.on_engine, event)
+
+        self._engine.start(emit)
+        self._loop.start()
+
+    def describe_held(self) -> str:
+        return f"{len(self.jobs)} open jobs"
+
+    async def drain(self, grace: float) -> None:
+        """Refuses new jobs and finishes those with permission, for at most `grace` seconds."""
+        await self.jobs.drain(grace)
+
+    def end_streams(self) -> None:
+        """Streams end with their jobs, which a drain has ended."""
+
+    async def stop(self) -> None:
+        """Ends threads and connections, and releases the leases."""
+        await self.jobs.drain(0)
+        await self._loop.stop()
+        await self._leases.close()
+        await asyncio.to_thread(self._engine.stop)
+        self._preparer.close()
+
+
+def _preparer(config: EncoderConfig, encoder: EncoderSide) -> Preparer:
+    return Preparer(
+        encoder,
+        max_pixels=config.max_image_pixels,
+        audio=AudioLimits(config.max_audio_seconds),
+        threads=max(1, config.decode_threads),
+    )
+
+
+def _lease_keeper(
+    store: EmbeddingStore, identity: WorkerIdentity, engine: EncoderEngine, term: float
+) -> LeaseKeeper:
+    return LeaseKeeper(
+        Leases(store),
+        address=identity.address,
+        incarnation=identity.incarnation,
+        last_progress=engine.last_progress,
+        term=term,
+    )
+
+
+def _scheduler(config: EncoderConfig) -> EncoderScheduler[EncodeJob]:
+    return EncoderScheduler(
+        prepared_memory=config.prepared_memory,
+        batch_patches=config.batch_patches * config.encoder_data_parallel,
+        preparations=max(1, config.decode_threads),
+        tower_credit=max(1, config.tower_places),
+    )
+
+
+def _item_format(identity: WorkerIdentity, encoder: EncoderSide) -> ItemFormat:
+    dtype = str(encoder.dtype).removeprefix("torch.")
+    return ItemFormat(identity.namespace, encoder.modality, encoder.width, dtype)
+
+
+def transfer_config(config: EncoderConfig, identity: WorkerIdentity) -> ECTransferConfig:
+    """The config of this worker's connector; outputs are in host memory when they are saved."""
+    return ECTransferConfig(
+        connector="redis",
+        store_url=config.store,
+        model_key=identity.model_key,
+        namespace=identity.namespace,
+        ttl=config.embedding_ttl,
+        ec_role="producer",
+    )
 
 
 async def run(config: EncoderConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
-    check_worker(config)
-    stop = stop_signal()
-    use_threads(threads_of_rank(tower_threads(config.threads, config.cpus), config.encoder_data_parallel))
-    with status_server(config.host, config.metrics_port, ServiceStatus()) as page:
-        store = await connect_configured(config.store)
+    async with worker_process(config) as process:
+        use_threads(threads_of_rank(tower_threads(config.threads, config.cpus), config.encoder_data_parallel))
+        encoder, model = await asyncio.to_thread(load_ranks, config)
         try:
-            encoder, model = await asyncio.to_thread(load_ranks, config)
-            try:
-                await _serve(config, encoder, model, store, stop, page)
-            finally:
-                if isinstance(encoder, DataParallelTower):
-                    await asyncio.to_thread(encoder.close)
+            await _serve(config, encoder, model, process)
         finally:
-            await store.close()
+            if isinstance(encoder, DataParallelTower):
+                await asyncio.to_thread(encoder.close)
 
 
 async def _serve(
-    config: EncoderConfig,
-    encoder: EncoderSide,
-    model: ModelIdentity,
-    store: EmbeddingStore,
-    stop: asyncio.Event,
-    page: StatusServer,
+    config: EncoderConfig, encoder: EncoderSide, model: ModelIdentity, process: WorkerProcess
 ) -> None:
-    auth = WorkerAuth(config.internal_token)
-    server = make_server(auth, options=UNREAD_STREAMS)
-    certificates = internal_certificates(config)
-    address = bind(server, config, certificates)
-    identity = worker_identity(config, model, address)
-    metrics = _metrics(identity, encoder, certificates)
-    pacer = _step_pacer(config)
-    tracer = start_tracer(config, "encoder", identity.incarnation)
-    worker = EncoderWorker(config, identity, encoder, store, metrics=metrics, pacer=pacer, tracer=tracer)
-    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(worker.servicer, server)
-    before_each_layer(encoder.module, pacer.choose_threads)
-    beats = _watched(encoder, worker.beat, metrics, identity.model_name)
-    health = Health(server)
-    watch = ProcessWatch(health, beats, config.stall_timeout)
-    page.registry = metrics.registry
-    worker.start()
-    reach = StoreReach(store.ping, health.reaches_store, worker.jobs.fail_all)
-    worker.jobs.reaches_store = lambda: reach.reaches
-    async with watch, reach:
-        try:
-            info = auth.add_worker(worker_info(config, identity, page.server_port, encoder.width))
-            registry = Registry(store)
-            await warn_of_mismatch(registry, info)
-            heartbeat = Heartbeat(registry, info, healthy=watch.healthy)
-            page.status.follow(watch.healthy, heartbeat.degraded)
-            await server.start()
-            await health.serving()
-            heartbeat.start()
-            page.status.ready()
-            ready()
-            logger.info("ready: encoder %s %s", address, identity.model_name)
-            await stop.wait()
-            logger.info("draining: %d open jobs", len(worker.jobs))
-            page.status.drain()
-            await heartbeat.stop()
-            await health.leaving()
-            await worker.drain(config.drain_timeout)
-            await server.stop(1.0)
-        finally:
-            await worker.stop()
-            if tracer is not None:
-                await asyncio.to_thread(tracer.close)
-
-
-def _metrics(
-    identity: WorkerIdentity, encoder: EncoderSide, certificates: Certificates | None
-) -> EncoderMetrics:
+    server, store = WorkerServer(config, "encoder", process, options=UNREAD_STREAMS), process.store
+    identity = worker_identity(config, model, server.address)
     metrics = EncoderMetrics(identity.model_name)
-    show_expiry(metrics.registry, internal=certificates)
     metrics.parameter_bytes.set(parameter_bytes(encoder))
-    return metrics
+    server.publish(metrics.registry)
+    pacer = _step_pacer(config)
+    async with worker_tracer(config, "encoder", identity.incarnation) as tracer:
+        worker = EncoderWorker(config, identity, encoder, store, metrics=metrics, pacer=pacer, tracer=tracer)
+        encoder_pb2_grpc.add_EncoderServiceServicer_to_server(worker.servicer, server.grpc)
+        before_each_layer(encoder.module, pacer.choose_threads)
+        beats = _watched(encoder, worker.beat, metrics, identity.model_name)
+        watch = ProcessWatch(server.health, beats, config.stall_timeout)
+        info = worker.info(server.metrics_port)
+        await warn_of_mismatch(Registry(store), info)
+        reach = StoreReach(store.ping, server.health.reaches_store, worker.jobs.fail_all)
+        worker.jobs.reaches_store = lambda: reach.reaches
+        await server.serve(worker, [info], watch, reach)
 
 
 def _step_pacer(config: EncoderConfig) -> StepPacer:
@@ -153,30 +311,3 @@ async def warn_of_mismatch(registry: Registry, info: WorkerInfo) -> None:
         return
     if found is not None:
         logger.warning("the embeddings of this %s are not taken: %s", described(info), found.text)
-
-
-def worker_info(
-    config: EncoderConfig, identity: WorkerIdentity, metrics_port: int, row_width: int
-) -> WorkerInfo:
-    """The worker's registration."""
-    return WorkerInfo(
-        address=identity.address,
-        pool="encoder",
-        incarnation=identity.incarnation,
-        model_key=identity.model_key,
-        model=identity.model_name,
-        namespaces=(identity.namespace,),
-        capacity={
-            "plan_credit": config.plan_credit,
-            "tower_credit": config.tower_places,
-            "metrics_port": metrics_port,
-            ROW_WIDTH: row_width,
-        },
-        modality=identity.modality,
-        kind=worker_kind(
-            config.worker_kind,
-            config.device,
-            tower_threads(config.threads, config.cpus),
-            ranks=config.encoder_data_parallel,
-        ),
-    )

@@ -53,7 +53,7 @@ class Engine:
 
     `emit` gets all events of one step at once, in order, and must not block. `pacer` is entered while the
     decoder computes, and waits between two steps by the number of requests that wait for embeddings, per
-    running request. `connector` is the scheduler's.
+    running request. `connector` is the scheduler's, if it has one.
 
     `beat` has to be watched: a thread that dies, for example of a lost device, ends no request.
     """
@@ -62,7 +62,7 @@ class Engine:
         self,
         scheduler: Scheduler,
         runner: ModelRunner,
-        connector: ECConnectorScheduler,
+        connector: ECConnectorScheduler | None,
         emit: Callable[[list[EngineEvent]], None],
         metrics: StepMetrics,
         device: torch.device,
@@ -104,7 +104,8 @@ class Engine:
         if self._thread.ident is not None:
             self._thread.join(timeout)
         self.runner.shutdown_ec_transfer()
-        self._connector.shutdown()
+        if self._connector is not None:
+            self._connector.shutdown()
 
     def submit(self, request: EngineRequest) -> None:
         """Queues a request; its results come by `emit`. Raises InvalidRequest for one that can never run."""

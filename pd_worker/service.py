@@ -1,66 +1,91 @@
-"""The process of a PD worker: load, serve, register, and drain on SIGTERM."""
+"""The process of a PD worker, native or before vLLM: load, serve, register, and drain on SIGTERM."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import uuid
+from collections.abc import Callable, Sequence
 
 from triptych.config import PDConfig
 from triptych.cpu.step_pacer import StepPacer, step_pacer
 from triptych.cpu.threads import in_short_lived_thread
-from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
+from triptych.ec_connector.registry.store_reach import StoreReach
+from triptych.ec_connector.registry.worker_server import WorkerProcess, WorkerServer, worker_process
 from triptych.metrics import PDMetrics
 from triptych.models.layers import before_each_layer
-from triptych.pd_worker.model_loading import LoadedModel, load_model
-from triptych.pd_worker.process import PDProcess
+from triptych.pd_worker.native import LoadedModel, NativeWorker, load_model
 from triptych.pd_worker.ranks.share import decoder_threads_of_rank, share_of_rank
-from triptych.pd_worker.vllm.service import serve_vllm
+from triptych.pd_worker.vllm.connection import connected
+from triptych.pd_worker.vllm.settings import check_engine
+from triptych.pd_worker.vllm.worker import VLLMWorker, load_front_model
 from triptych.pd_worker.worker import PDWorker
-from triptych.status.service_status import ServiceStatus
-from triptych.status.status_server import StatusServer, status_server
-from triptych.tracing.start import start_tracer
-from triptych.worker_process import ProcessWatch, check_worker, stop_signal
+from triptych.protos import pd_pb2_grpc
+from triptych.tracing.start import worker_tracer
+from triptych.worker_process import ProcessWatch
 
 logger = logging.getLogger(__name__)
 
 
 async def run(config: PDConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
-    check_worker(config)
+    serve = _serve_native
     if config.engine == "vllm":
-        await serve_vllm(config)
-        return
+        check_engine(config)
+        serve = _serve_vllm
+    async with worker_process(config) as process:
+        await serve(config, process)
+
+
+async def _serve_native(config: PDConfig, process: WorkerProcess) -> None:
     config = share_of_rank(config)
-    stop = stop_signal()
-    with status_server(config.host, config.metrics_port, ServiceStatus()) as page:
-        store = await connect_configured(config.store)
+    model = await asyncio.to_thread(in_short_lived_thread, load_model, config)
+    metrics, incarnation = PDMetrics(model.name), uuid.uuid4().hex
+    server = WorkerServer(config, "pd", process)
+    server.publish(metrics.registry)
+    pacer = _step_pacer(config, model)
+    async with worker_tracer(config, "pd", incarnation) as tracer:
+        worker = NativeWorker(config, model, metrics, pacer=pacer, tracer=tracer, incarnation=incarnation)
+        beat = worker.engine.beat
+        before_each_layer(model.decoder.module, beat.tick)
+        before_each_layer(model.decoder.module, pacer.choose_threads)
+        beats = [beat, *(() if model.ranks is None else model.ranks.beats)]
+        watch = ProcessWatch(server.health, beats, config.stall_timeout)
         try:
-            model = await asyncio.to_thread(in_short_lived_thread, load_model, config)
-            await _serve(config, model, store, stop, page)
+            await _serve(worker, server, watch, process)
         finally:
-            await store.close()
+            pacer.close()
+
+
+async def _serve_vllm(config: PDConfig, process: WorkerProcess) -> None:
+    async with connected(config, process.stop) as engine:
+        if engine is None:
+            return
+        info, health = engine.info, engine.health
+        logger.info("vLLM %s serves %s, %d tokens", info.version, info.root, info.max_model_len)
+        model = await asyncio.to_thread(in_short_lived_thread, load_front_model, config, info.max_model_len)
+        metrics, incarnation = PDMetrics(model.name), uuid.uuid4().hex
+        server = WorkerServer(config, "pd", process)
+        server.publish(metrics.registry)
+        async with worker_tracer(config, "pd", incarnation) as tracer:
+            worker = VLLMWorker(
+                config, model, engine, process.store, metrics, tracer=tracer, incarnation=incarnation
+            )
+            watch = ProcessWatch(server.health, [], config.stall_timeout, serves=lambda: health.up)
+            await _serve(worker, server, watch, process, lambda: () if health.up else ("vLLM",))
 
 
 async def _serve(
-    config: PDConfig, model: LoadedModel, store: EmbeddingStore, stop: asyncio.Event, page: StatusServer
+    worker: PDWorker,
+    server: WorkerServer,
+    watch: ProcessWatch,
+    process: WorkerProcess,
+    degraded: Callable[[], Sequence[str]] = tuple,
 ) -> None:
-    metrics = PDMetrics(model.name)
-    process = PDProcess(config, metrics, store, page)
-    pacer = _step_pacer(config, model)
-    incarnation = uuid.uuid4().hex
-    tracer = start_tracer(config, "pd", incarnation)
-    worker = PDWorker(config, model, metrics, pacer=pacer, tracer=tracer, incarnation=incarnation)
-    before_each_layer(model.decoder.module, worker.engine.beat.tick)
-    before_each_layer(model.decoder.module, pacer.choose_threads)
-    others = [] if model.ranks is None else model.ranks.beats
-    watch = ProcessWatch(process.health, [worker.engine.beat, *others], config.stall_timeout)
-    try:
-        await process.serve(worker, watch, stop, healthy=watch.healthy)
-    finally:
-        pacer.close()
-        if tracer is not None:
-            await asyncio.to_thread(tracer.close)
+    info = worker.info(server.address, server.metrics_port)
+    pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server.grpc)
+    reach = StoreReach(process.store.ping, server.health.reaches_store, worker.fail_unloaded)
+    await server.serve(worker, [info], watch, reach, degraded=degraded)
 
 
 def _step_pacer(config: PDConfig, model: LoadedModel) -> StepPacer:

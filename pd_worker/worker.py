@@ -1,137 +1,184 @@
-"""One PD worker: engine, input processor, event streams and gRPC service of one model."""
+"""One PD worker before its engine, native or vLLM: input processor, event streams, gRPC service, upkeep."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import Sequence
-from dataclasses import replace
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from tokenizers import Tokenizer
 
 from triptych.config import PDConfig
-from triptych.cpu.step_pacer import StepPacer
-from triptych.ec_connector.base import ECTransferConfig
+from triptych.ec_connector.registry.matching import ROW_WIDTH
+from triptych.engine_beat import EngineBeat
 from triptych.errors import Unavailable
-from triptych.machine.worker_kind import worker_kind
-from triptych.metrics import PDMetrics
-from triptych.models.identity import ModelIdentity
-from triptych.pd_worker.engine_builder import build_engine
+from triptych.models.base import DecoderSide, GenerationDefaults
+from triptych.models.identity import ModelIdentity, model_identity
+from triptych.models.registry import generation_defaults
 from triptych.pd_worker.events.attempt_trace import PDTraces
-from triptych.pd_worker.events.load_report import load_report
-from triptych.pd_worker.front import PDFront
+from triptych.pd_worker.events.streams import EventStreams
+from triptych.pd_worker.events.token_texts import TokenTexts
+from triptych.pd_worker.events.upkeep import StreamUpkeep
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
-from triptych.pd_worker.frontend.grammar import GrammarCompiler
-from triptych.pd_worker.model_loading import LoadedModel
-from triptych.pd_worker.ranks.share import decoder_threads_of_rank
-from triptych.tracing.tracer import Tracer
+from triptych.pd_worker.frontend.input_processor import Formats, InputProcessor
+from triptych.pd_worker.frontend.prompt import PromptBuilder, open_checkpoint
+from triptych.pd_worker.server import MAX_WAITING, EnginePort, PDServicer
+from triptych.protos import pd_pb2
 from triptych.types import WorkerInfo
+
+_INPUT_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PDModel:
+    """A checkpoint's decoder side, and what its files say. Before vLLM `decoder` has no weights."""
+
+    path: Path
+    name: str
+    decoder: DecoderSide
+    identity: ModelIdentity
+    defaults: GenerationDefaults
+    prompts: PromptBuilder
+    tokenizer: Tokenizer
+
+    @classmethod
+    def open(cls, config: PDConfig, decoder: DecoderSide, max_model_len: int, **more: Any) -> Self:
+        """The checkpoint of `config.model` for requests of such a length; `more` are a subclass's fields."""
+        path = Path(config.model)
+        prompts, tokenizer = open_checkpoint(path, decoder, max_model_len)
+        identity = model_identity(
+            path, dtype=decoder.dtype, revision=config.model_revision, quantization=config.quantization
+        )
+        name = config.served_model_name or path.resolve().name
+        return cls(path, name, decoder, identity, generation_defaults(path), prompts, tokenizer, **more)
+
+
+class PDEngine(EnginePort, Protocol):
+    """The engine as its worker uses it."""
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    def fail_unloaded(self) -> None: ...
 
 
 class PDWorker:
-    """Engine, input processor, event streams and servicer of one model, in the running event loop.
+    """The worker of one model and one engine, in the running event loop.
 
-    `transfer` says where embeddings are loaded from, the store by default; `pacer` is the engine's. The
-    caller closes the `tracer`. Without an `incarnation` one is drawn.
+    Engines put their events into `streams`: a subclass makes its engine after this class, and then calls
+    `connect`. Without an `incarnation` one is drawn.
     """
 
-    def __init__(
-        self,
-        config: PDConfig,
-        model: LoadedModel,
-        metrics: PDMetrics,
-        *,
-        transfer: ECTransferConfig | None = None,
-        pacer: StepPacer | None = None,
-        tracer: Tracer | None = None,
-        incarnation: str = "",
-    ) -> None:
-        self._config = config = _with_memory(config, model)
-        self._model = model
-        self.front = PDFront(config, model, self._cancel, incarnation)
-        self.streams = self.front.streams
-        transfer = transfer or transfer_config(config, model.identity)
-        if tracer is not None:
-            transfer = transfer.traced()
-        self.engine = build_engine(
-            config,
-            model.decoder,
-            transfer,
-            self.streams.emit,
-            metrics,
-            model_name=model.name,
-            pacer=pacer,
-            ranks=model.ranks,
-        )
-        grammars = GrammarCompiler(model.tokenizer, model.defaults.eos_token_ids)
-        self.front.connect(
-            self.engine,
-            self.front.input_processor(grammars, self.engine.max_model_len, self._two_prompts()),
-            self.engine.beat,
-            lambda: load_report(metrics, config.embedding_memory),
-            traces=None
-            if tracer is None or transfer.producers is None
-            else PDTraces(tracer, transfer.producers),
-        )
-        self.servicer = self.front.servicer
+    servicer: PDServicer
+    _engine: PDEngine
+    _upkeep: StreamUpkeep
 
-    def _two_prompts(self) -> EncDecPrompts | None:
-        """The prompts of an encoder-decoder model; None for any other."""
+    def __init__(self, config: PDConfig, model: PDModel, incarnation: str = "") -> None:
+        self._config = config
+        self._model = model
+        self._incarnation = incarnation or uuid.uuid4().hex
+        self._pool = ThreadPoolExecutor(_INPUT_THREADS, thread_name_prefix="input")
+        self._queries = ThreadPoolExecutor(1, thread_name_prefix="query")
+        self.streams = EventStreams(self._cancel, texts=TokenTexts(model.tokenizer))
+
+    def connect(
+        self,
+        engine: PDEngine,
+        formats: Formats,
+        beat: EngineBeat,
+        load: Callable[[], pd_pb2.PDLoad],
+        *,
+        two_prompts: EncDecPrompts | None = None,
+        traces: PDTraces | None = None,
+    ) -> None:
+        """Puts the service before `engine`; proxies get its `beat` and `load`."""
+        self._engine = engine
         model = self._model
-        if model.decoder.cross is None:
-            return None
-        return EncDecPrompts(model.tokenizer, model.prompts.guarded, model.decoder, self.engine.max_model_len)
+        self._upkeep = StreamUpkeep(self.streams, beat, load)
+        input_processor = InputProcessor(
+            model_key=model.identity.model_key,
+            prompts=model.prompts,
+            tokenizer=model.tokenizer,
+            decoder=model.decoder,
+            defaults=model.defaults,
+            max_model_len=engine.max_model_len,
+            encoder_cache_bytes=self._config.embedding_memory,
+            grammars=formats,
+            two_prompts=two_prompts,
+        )
+        self.servicer = PDServicer(
+            engine,
+            input_processor,
+            self.streams,
+            self._pool,
+            self._queries,
+            max_requests=MAX_WAITING + self._config.max_num_seqs,
+            incarnation=self._incarnation,
+            traces=traces,
+        )
 
     def info(self, address: str, metrics_port: int) -> WorkerInfo:
         """The worker's registration."""
-        config, cross = self._config, self._model.decoder.cross is not None
-        ranks = config.tensor_parallel
-        threads = ranks * decoder_threads_of_rank(config, self._model.decoder.geometry.hidden_size)
-        kind = worker_kind(config.worker_kind, config.device, threads, ranks=ranks)
-        more = {
-            "tensor_parallel": ranks,
-            "encoder_decoder": int(cross),
-            "keeps_items": int(config.prefix_caching or cross),
+        raise NotImplementedError
+
+    def registration(
+        self, address: str, metrics_port: int, kind: str, capacity: Mapping[str, int]
+    ) -> WorkerInfo:
+        """A registration with an engine's own `capacity`. The worker serves all namespaces of its
+        model_key."""
+        common = {
+            "encoder_cache_bytes": self._config.embedding_memory,
+            "max_num_seqs": self._config.max_num_seqs,
+            "max_model_len": self._engine.max_model_len,
+            "tensor_parallel": self._config.tensor_parallel,
+            "metrics_port": metrics_port,
+            ROW_WIDTH: self._model.decoder.row_width,
         }
-        return self.front.info(address, metrics_port, kind, self.engine.max_model_len, more)
+        return WorkerInfo(
+            address=address,
+            pool="pd",
+            incarnation=self._incarnation,
+            model_key=self._model.identity.model_key,
+            model=self._model.name,
+            capacity={**common, **capacity},
+            modality=self._model.decoder.modality,
+            kind=kind,
+        )
 
     def start(self) -> None:
-        self.engine.start()
-        self.front.upkeep.start()
+        self._upkeep.start()
+
+    def describe_held(self) -> str:
+        return f"{self.streams.unfinished} requests"
 
     async def drain(self, grace: float) -> None:
         """Refuses new requests and lets those held finish, for at most `grace` seconds."""
-        await self.front.drain(grace)
+        self.servicer.drain()
+        await self._upkeep.drain(grace)
+
+    def end_streams(self) -> None:
+        self.streams.shut_down()
 
     async def stop(self) -> None:
         """Ends the engine and all threads."""
-        await self.front.upkeep.stop()
-        await asyncio.to_thread(self.engine.stop)
-        self.front.close()
+        await self._upkeep.stop()
+        await self._stop_engine()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._queries.shutdown(wait=False, cancel_futures=True)
+
+    async def _stop_engine(self) -> None:
+        raise NotImplementedError
 
     def fail_unloaded(self) -> None:
-        self.engine.fail_unloaded()
+        """Ends requests that wait for embeddings, so that they go on elsewhere. Called again and again while
+        the process does not reach the store."""
+        self._engine.fail_unloaded()
 
     def _cancel(self, request_ids: Sequence[str], proxy_id: str) -> None:
         # An engine that is stopping ends all its requests anyway.
         with contextlib.suppress(Unavailable):
-            self.engine.cancel(request_ids, proxy_id)
-
-
-def _with_memory(config: PDConfig, model: LoadedModel) -> PDConfig:
-    """`config` with the sizes that were measured at the start, where its flags leave them open."""
-    return replace(
-        config,
-        kv_memory=config.kv_memory or model.kv_memory,
-        encoder_cache_memory=config.encoder_cache_memory or model.encoder_cache_memory,
-    )
-
-
-def transfer_config(config: PDConfig, model: ModelIdentity) -> ECTransferConfig:
-    """The connector's configuration: a consumer of the store."""
-    return ECTransferConfig(
-        store_url=config.store,
-        model_key=model.model_key,
-        namespace=model.namespace,
-        device=config.device,
-        host_buffer_bytes=config.embedding_memory,
-        ec_role="consumer",
-    )
+            self._engine.cancel(request_ids, proxy_id)

@@ -1,4 +1,4 @@
-"""The parts of every process that serves gRPC: address, health service, watchdog, stop signal."""
+"""The parts of every process that serves gRPC: checks, health service, watchdog, stop signal."""
 
 from __future__ import annotations
 
@@ -16,13 +16,9 @@ from triptych.config import (
     check_advertise,
     check_bind,
     check_drain_timeout,
-    check_worker_encryption,
-    is_loopback,
 )
 from triptych.engine_beat import EngineBeat
-from triptych.errors import ConfigError
-from triptych.rpc.channels import STORE_SERVICE, listen
-from triptych.rpc.tls.certificates import Certificates
+from triptych.rpc.channels import STORE_SERVICE
 from triptych.tracing.start import check_tracing
 from triptych.watchdog import Watchdog, check_stall_timeout
 
@@ -46,21 +42,6 @@ def check_worker(config: WorkerConfig) -> None:
     check_tracing(config)
     if config.advertise:
         check_advertise(config.advertise)
-
-
-def bind(server: aio.Server, config: WorkerConfig, certificates: Certificates | None = None) -> str:
-    """Binds the worker's port, with TLS where it has certificates; the address at which it is reached."""
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    try:
-        port = listen(server, f"{host}:{config.port}", certificates, mutual=True)
-    except RuntimeError as error:
-        raise ConfigError(f"--port {config.port} on {config.host} is taken: choose another one") from error
-    address = config.advertise or f"{host}:{port}"
-    check_advertise(address)
-    check_worker_encryption(config.host, config)
-    if certificates is None and not is_loopback(config.host):
-        logger.warning("--insecure: prompts, media and answers come to %s in clear text", address)
-    return address
 
 
 class Health:

@@ -37,7 +37,7 @@ from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import ResolvedSampling
 from triptych.pd_worker.engine import Engine
-from triptych.pd_worker.engine_builder import build_engine
+from triptych.pd_worker.native import build_engine
 from triptych.simulator.cluster.pd import CountedOutput
 from triptych.simulator.profile.pd import engine_request
 

@@ -1,12 +1,29 @@
-"""Admission: reserves the bytes of a request's distinct items before they are encoded."""
+"""Admission of requests, in their order, with the bytes of their distinct items reserved."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import bisect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Generic, Protocol, TypeVar
 
 from triptych.config import format_size
-from triptych.errors import InvalidRequest
+from triptych.errors import InvalidRequest, RequestError
+from triptych.pd_worker.core.request import RequestOrder
 from triptych.types import MMFeature
+
+
+class HasOrder(Protocol):
+    """A request in a queue."""
+
+    @property
+    def order(self) -> RequestOrder: ...
+
+
+R = TypeVar("R", bound=HasOrder)
+
+
+def order_of(request: HasOrder) -> RequestOrder:
+    return request.order
 
 
 def distinct_bytes(features: Iterable[MMFeature]) -> dict[str, int]:
@@ -76,3 +93,82 @@ class Admission:
         """Drops all reservations of the request. Idempotent."""
         for key in list(self._keys.get(request_id, ())):
             self.release(request_id, key)
+
+
+class OrderedRequests(Generic[R]):
+    """Requests sorted by `order`, each once. Not to be changed in an iteration other than `one_by_one`."""
+
+    def __init__(self) -> None:
+        self._requests: list[R] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[R]:
+        return iter(self._requests)
+
+    def one_by_one(self) -> Iterator[R]:
+        """In order; each is looked up when it is asked for, so that requests may be added and discarded."""
+        index = 0
+        while index < len(self._requests):
+            request = self._requests[index]
+            yield request
+            index = bisect.bisect_right(self._requests, request.order, key=order_of)
+
+    @property
+    def first(self) -> R | None:
+        return self._requests[0] if self._requests else None
+
+    def add(self, request: R) -> None:
+        """Idempotent."""
+        index = bisect.bisect_left(self._requests, request.order, key=order_of)
+        if index == len(self._requests) or self._requests[index] is not request:
+            self._requests.insert(index, request)
+
+    def discard(self, request: R) -> None:
+        """Idempotent."""
+        index = bisect.bisect_left(self._requests, request.order, key=order_of)
+        if index < len(self._requests) and self._requests[index] is request:
+            del self._requests[index]
+
+
+class AdmissionQueue(Generic[R]):
+    """Requests that wait to be admitted, by `order`.
+
+    Those with items wait for all such requests before them, so that small ones never starve a large one;
+    those without wait for none of these.
+    """
+
+    def __init__(self) -> None:
+        self._with_items = OrderedRequests[R]()
+        self._without = OrderedRequests[R]()
+
+    def add(self, request: R, *, has_items: bool) -> None:
+        (self._with_items if has_items else self._without).add(request)
+
+    def discard(self, request: R) -> None:
+        """Idempotent."""
+        self._with_items.discard(request)
+        self._without.discard(request)
+
+    def admit(self, take: Callable[[R], bool]) -> Iterator[tuple[R, RequestError | None]]:
+        """Removes the requests that `take` admits, or refuses by a RequestError: these, and their errors."""
+        blocked = False
+        while (request := self._first(with_items=not blocked)) is not None:
+            error: RequestError | None = None
+            try:
+                if not take(request):
+                    if request is self._without.first:
+                        return
+                    blocked = True
+                    continue
+            except RequestError as refusal:
+                error = refusal
+            self.discard(request)
+            yield request, error
+
+    def _first(self, *, with_items: bool) -> R | None:
+        plain, first = self._without.first, self._with_items.first if with_items else None
+        if plain is None or first is None:
+            return plain or first
+        return min(plain, first, key=order_of)

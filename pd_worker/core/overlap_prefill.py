@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from triptych.pd_worker.core.admission import OrderedRequests
 from triptych.pd_worker.core.budget import Budget
 from triptych.pd_worker.core.chunks import ChunkMaker
 from triptych.pd_worker.core.items.tracker import ItemTracker, Readiness
@@ -14,7 +15,6 @@ from triptych.pd_worker.core.limits import SchedulerLimits
 from triptych.pd_worker.core.outputs import ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.core.request import RequestState
 from triptych.pd_worker.core.stats import OverlapStats
-from triptych.pd_worker.core.waiting_requests import OrderedRequests
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class OverlapPrefill:
         self._limits = limits
         self._enabled = enabled and kv.prefix_caching
         #: Requests with tokens to compute before their first missing item.
-        self._able = OrderedRequests()
+        self._able = OrderedRequests[RequestState]()
         self._begun: dict[RequestState, _Begun] = {}
         #: KV blocks of all requests in `_begun`.
         self._blocks = 0

@@ -91,7 +91,7 @@ class Scheduler:
     def check(self, request: EngineRequest) -> None:
         """Raises InvalidRequest for a request that can never run. Thread-safe."""
         check_request(request, self.limits, self._cross_limits)
-        self.items.admission.check(request.features)
+        self.items.check(request)
 
     def add(self, request: EngineRequest, now: float) -> None:
         """Adds a checked request. A later attempt ends the earlier one; the same one is ignored."""

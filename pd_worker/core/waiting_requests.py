@@ -2,57 +2,17 @@
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from triptych.errors import RequestError
+from triptych.pd_worker.core.admission import AdmissionQueue, OrderedRequests, order_of
 from triptych.pd_worker.core.items.tracker import Readiness
-from triptych.pd_worker.core.request import RequestOrder, RequestState, RequestStatus
-
-
-def _order(state: RequestState) -> RequestOrder:
-    return state.order
+from triptych.pd_worker.core.request import RequestState, RequestStatus
 
 
 def waits_for_items(state: RequestState) -> bool:
     """Admitted, with items, and not running."""
     return bool(state.features) and state.status in (RequestStatus.WAITING_ITEMS, RequestStatus.PREEMPTED)
-
-
-class OrderedRequests:
-    """Requests sorted by `order`, each once. Not to be changed in an iteration other than `one_by_one`."""
-
-    def __init__(self) -> None:
-        self._states: list[RequestState] = []
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def __iter__(self) -> Iterator[RequestState]:
-        return iter(self._states)
-
-    def one_by_one(self) -> Iterator[RequestState]:
-        """In order; each is looked up when it is asked for, so that requests may be added and discarded."""
-        index = 0
-        while index < len(self._states):
-            state = self._states[index]
-            yield state
-            index = bisect.bisect_right(self._states, state.order, key=_order)
-
-    @property
-    def first(self) -> RequestState | None:
-        return self._states[0] if self._states else None
-
-    def add(self, state: RequestState) -> None:
-        """Idempotent."""
-        index = bisect.bisect_left(self._states, state.order, key=_order)
-        if index == len(self._states) or self._states[index] is not state:
-            self._states.insert(index, state)
-
-    def discard(self, state: RequestState) -> None:
-        """Idempotent."""
-        index = bisect.bisect_left(self._states, state.order, key=_order)
-        if index < len(self._states) and self._states[index] is state:
-            del self._states[index]
 
 
 class PrefixWatch:
@@ -99,12 +59,10 @@ class WaitingRequests:
     """
 
     def __init__(self) -> None:
-        self._all = OrderedRequests()
-        #: Not admitted: with items, and text only.
-        self._for_room = OrderedRequests()
-        self._text = OrderedRequests()
+        self._all = OrderedRequests[RequestState]()
+        self._admission = AdmissionQueue[RequestState]()
         #: Admitted, with all items resident or being moved from their host copies, as far as is known.
-        self.startable = OrderedRequests()
+        self.startable = OrderedRequests[RequestState]()
         self._changed: set[RequestState] = set()
         #: Those whose items have never all been resident.
         self._incomplete: set[RequestState] = set()
@@ -126,19 +84,19 @@ class WaitingRequests:
 
     def discard(self, state: RequestState) -> None:
         """Idempotent."""
-        for queue in (self._all, self._for_room, self._text, self.startable):
-            queue.discard(state)
+        self._all.discard(state)
+        self._admission.discard(state)
+        self.startable.discard(state)
         self._changed.discard(state)
         self._incomplete.discard(state)
         self.prefixes.forget(state)
 
     def requeue(self, state: RequestState) -> None:
         """Moves the request to the queue that belongs to its status."""
-        self._for_room.discard(state)
-        self._text.discard(state)
+        self._admission.discard(state)
         self.startable.discard(state)
         if state.status is RequestStatus.WAITING_ROOM:
-            (self._for_room if state.features else self._text).add(state)
+            self._admission.add(state, has_items=bool(state.features))
             return
         if state.features:
             self._changed.add(state)
@@ -177,16 +135,14 @@ class WaitingRequests:
         self.startable.discard(state)
         self._changed.add(state)
 
-    def first_for_room(self, *, text_only: bool) -> RequestState | None:
-        """The first request that is not admitted; `text_only`: the first one without items."""
-        text = self._text.first
-        media = None if text_only else self._for_room.first
-        if text is None or media is None:
-            return text or media
-        return min(text, media, key=_order)
+    def admit(
+        self, take: Callable[[RequestState], bool]
+    ) -> Iterator[tuple[RequestState, RequestError | None]]:
+        """As `AdmissionQueue.admit`; the caller queues the admitted ones again."""
+        return self._admission.admit(take)
 
     def drain_changed(self) -> list[RequestState]:
         """The admitted requests to examine now, in order."""
-        changed = sorted(self._changed, key=_order)
+        changed = sorted(self._changed, key=order_of)
         self._changed.clear()
         return changed

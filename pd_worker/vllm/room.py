@@ -1,52 +1,23 @@
-"""Places that requests wait for, in their order: bytes of embeddings, and places in vLLM's batch."""
+"""What requests wait for, in their order: bytes of embeddings, and places in vLLM's batch."""
 
 from __future__ import annotations
 
 import asyncio
-import heapq
-from collections.abc import AsyncIterator, Callable, Mapping
+import itertools
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
-from triptych.pd_worker.core.admission import Admission
+from triptych.pd_worker.core.admission import Admission, AdmissionQueue
 from triptych.pd_worker.core.request import RequestOrder
 
 
-class Turns:
-    """Waiters in order, the first of which goes on as soon as `free` lets it."""
-
-    def __init__(self) -> None:
-        self._waiting: list[tuple[RequestOrder, int, Callable[[], bool], asyncio.Future[None]]] = []
-        self._count = 0
-
-    def __len__(self) -> int:
-        return sum(not entry[-1].done() for entry in self._waiting)
-
-    async def wait(
-        self, order: RequestOrder, take: Callable[[], bool], give_back: Callable[[], None]
-    ) -> None:
-        """Returns once `take` has succeeded, which is tried for the first waiter only."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._count += 1
-        heapq.heappush(self._waiting, (order, self._count, take, future))
-        self.pump()
-        try:
-            await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled():
-                give_back()
-            future.cancel()
-            self.pump()
-            raise
-
-    def pump(self) -> None:
-        """Lets waiters go on, as many as can."""
-        while self._waiting:
-            _, _, take, future = self._waiting[0]
-            if not future.done():
-                if not take():
-                    return
-                future.set_result(None)
-            heapq.heappop(self._waiting)
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    request_id: str
+    order: RequestOrder
+    sizes: Mapping[str, int]
+    turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class EmbeddingRoom:
@@ -54,7 +25,7 @@ class EmbeddingRoom:
 
     def __init__(self, capacity: int) -> None:
         self._admission = Admission(capacity)
-        self._turns = Turns()
+        self._queue = AdmissionQueue[_Waiter]()
 
     @property
     def reserved(self) -> int:
@@ -62,41 +33,44 @@ class EmbeddingRoom:
 
     async def reserve(self, request_id: str, order: RequestOrder, sizes: Mapping[str, int]) -> None:
         """Waits until all of `sizes`, bytes by key, have room. Without items there is no wait."""
-        if sizes:
-            await self._turns.wait(
-                order,
-                lambda: self._admission.reserve(request_id, sizes),
-                lambda: self._admission.release_request(request_id),
-            )
+        waiter = _Waiter(request_id, order, sizes)
+        self._queue.add(waiter, has_items=bool(sizes))
+        self._pump()
+        try:
+            await waiter.turn
+        except asyncio.CancelledError:
+            self._queue.discard(waiter)
+            self.release(request_id)
+            raise
 
     def release(self, request_id: str) -> None:
         """Idempotent."""
         self._admission.release_request(request_id)
-        self._turns.pump()
+        self._pump()
+
+    def _pump(self) -> None:
+        for waiter, _ in self._queue.admit(self._take):
+            if not waiter.turn.done():
+                waiter.turn.set_result(None)
+
+    def _take(self, waiter: _Waiter) -> bool:
+        # A cancelled wait leaves the queue here, should its task not have run since.
+        return waiter.turn.done() or self._admission.reserve(waiter.request_id, waiter.sizes)
 
 
 class BatchPlaces:
     """Places of requests that are at work in vLLM, as many as --max-num-seqs."""
 
     def __init__(self, places: int) -> None:
-        self._free = places
-        self._turns = Turns()
+        self._room = EmbeddingRoom(places)
+        self._names = map(str, itertools.count())
 
     @asynccontextmanager
     async def place(self, order: RequestOrder) -> AsyncIterator[None]:
         """A place, for as long as the context lasts."""
-        await self._turns.wait(order, self._take, self._give_back)
+        name = next(self._names)
+        await self._room.reserve(name, order, {name: 1})
         try:
             yield
         finally:
-            self._give_back()
-            self._turns.pump()
-
-    def _take(self) -> bool:
-        if not self._free:
-            return False
-        self._free -= 1
-        return True
-
-    def _give_back(self) -> None:
-        self._free += 1
+            self._room.release(name)

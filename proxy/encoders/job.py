@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from triptych.proxy.media.ports import ItemMedia
+from triptych.proxy.routing import LossRecord
 from triptych.tracing.context import SpanContext
 from triptych.types import ItemPlan
-
-#: Encoders that may die while they work on an item. The last one of them works on nothing else.
-MAX_LOSSES = 3
 
 #: Seconds that a job keeps away from an encoder that failed it, doubled with every failure up to the limit.
 FIRST_BACKOFF = 0.1
@@ -140,8 +138,7 @@ class EncoderJob:
     tries: int = 0
     #: Times that it was queued again, without a failure, for an encoder with less work.
     moves: int = 0
-    #: Encoders that ended while they worked on the item.
-    losses: int = 0
+    record: LossRecord = field(default_factory=LossRecord)
     plan: ItemPlan | None = None
     #: Requests that wait for the item.
     waiters: dict[str, None] = field(default_factory=dict)
@@ -161,9 +158,14 @@ class EncoderJob:
         return f"{self.mm_hash[:12]}-{self.order}.{self.tries + self.moves}"
 
     @property
+    def losses(self) -> int:
+        """Encoders that ended while they worked on the item."""
+        return len(self.record)
+
+    @property
     def suspect(self) -> bool:
         """Whether one encoder more may be lost to the item, and none after that."""
-        return self.losses >= MAX_LOSSES - 1
+        return self.record.suspect
 
     @property
     def rank(self) -> Rank:

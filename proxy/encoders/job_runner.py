@@ -15,7 +15,6 @@ from triptych.log import log_fields, short
 from triptych.metrics import ProxyMetrics
 from triptych.protos import encoder_pb2
 from triptych.proxy.encoders.job import (
-    MAX_LOSSES,
     EncoderJob,
     EncoderSlot,
     ItemSource,
@@ -29,6 +28,7 @@ from triptych.proxy.encoders.outstanding import ArrivedItems
 from triptych.proxy.encoders.recent_items import RecentItems
 from triptych.proxy.encoders.work_model import WorkModel
 from triptych.proxy.ports import JobFailure, JobReady, JobStream, RequestEvents, Transport
+from triptych.proxy.routing import MAX_LOSSES
 from triptych.proxy.workers import KnownWorkers
 from triptych.types import ItemPlan
 

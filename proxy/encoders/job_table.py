@@ -20,7 +20,6 @@ from dataclasses import replace
 from triptych.proxy.encoders.fair_turns import FairTurns
 from triptych.proxy.encoders.job import (
     AT_WORK,
-    MAX_LOSSES,
     EncoderJob,
     EncoderSlot,
     JobState,
@@ -258,8 +257,9 @@ class EncoderJobTable:
         job = self._current(try_id, mm_hash)
         if job is None:
             return None
-        job.losses += job.state in AT_WORK
-        return self.failed(try_id, mm_hash, now, retryable=job.losses < MAX_LOSSES)
+        # A suspect at work is alone there.
+        at_fault = job.state in AT_WORK and job.record.add(job.address, alone=job.suspect)
+        return self.failed(try_id, mm_hash, now, retryable=not at_fault)
 
     def pump(self, now: float) -> list[StartPlan | StartRun]:
         """Everything that may start now, in order; the table counts it as started."""

@@ -17,12 +17,12 @@ from triptych.protos import pd_pb2
 from triptych.protos.convert import error_from_proto
 from triptych.proxy.pd.context_length import least_tokens, takes, too_long
 from triptych.proxy.pd.stall_watch import LOOK_SECONDS
-from triptych.proxy.pd.suspects import CLEARING_TOKENS, MAX_LOSSES, Suspects
+from triptych.proxy.pd.suspects import CLEARING_TOKENS, Suspects
 from triptych.proxy.pd.wire import submit_message
 from triptych.proxy.ports import Link, ProcessEnd, RequestEvents, Transport
 from triptych.proxy.requests.instructions import Submit
 from triptych.proxy.requests.request import InFlightRequest
-from triptych.proxy.routing import PDLoad, PrefixAffinity, choose_pd
+from triptych.proxy.routing import MAX_LOSSES, PDLoad, PrefixAffinity, choose_pd
 from triptych.proxy.workers import KnownWorkers, Worker
 
 logger = logging.getLogger(__name__)

@@ -1,8 +1,7 @@
 """Which requests may have ended their PD workers, and which one of them runs alone, and where. Pure.
 
-A request that was present at two losses is a suspect. Suspects of one model run one at a time, alone on a
-worker; there a request is cleared after its prefill and some tokens, or is the reason for a third loss. What
-it shares a worker with is never blamed for that one.
+Suspects of one model run one at a time, alone on a worker; there a request is cleared after its prefill and
+some tokens, or is the reason for the loss.
 """
 
 from __future__ import annotations
@@ -10,21 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from triptych.proxy.routing import PDLoad
+from triptych.proxy.routing import LossRecord, PDLoad
 
-#: PD workers that may be lost with a request present; at the last of them it is alone.
-MAX_LOSSES = 3
 #: Output tokens of its own, alone, after which a suspect is cleared.
 CLEARING_TOKENS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class _Loss:
-    """`final`: nothing that is seen later can show that the process lived on undisturbed."""
-
-    address: str
-    incarnation: str
-    final: bool
 
 
 @dataclass(slots=True)
@@ -44,15 +32,10 @@ class Suspects:
     """
 
     def __init__(self) -> None:
-        self._losses: dict[str, list[_Loss]] = {}
+        self._losses: dict[str, LossRecord] = {}
         self._trials: dict[str, _Trial] = {}
         #: Where the last suspect of each model ran.
         self._last: dict[str, str] = {}
-
-    @property
-    def tried(self) -> bool:
-        """Whether any suspect has, or is being given, a worker of its own."""
-        return bool(self._trials)
 
     @property
     def apart(self) -> frozenset[str]:
@@ -61,7 +44,8 @@ class Suspects:
 
     def suspect(self, request_id: str) -> bool:
         """Whether the request may only run alone."""
-        return len(self._losses.get(request_id, ())) >= MAX_LOSSES - 1
+        record = self._losses.get(request_id)
+        return record is not None and record.suspect
 
     def on_trial(self, request_id: str) -> bool:
         """Whether it has, or is being given, a worker of its own."""
@@ -72,30 +56,25 @@ class Suspects:
         guilty = []
         for request_id in requests:
             trial = self._trial(request_id)
-            if trial is not None and trial.alone:
+            record = self._losses.setdefault(request_id, LossRecord())
+            if record.add(address, incarnation, alone=trial is not None and trial.alone, final=final):
                 guilty.append(request_id)
-                continue
-            losses = self._losses.setdefault(request_id, [])
-            losses.append(_Loss(address, incarnation, final))
-            del losses[: -(MAX_LOSSES - 1)]
         for request_id in guilty:
             self.forget(request_id)
         return guilty
 
     def returned(self, incarnation: str) -> None:
         """The process never ended, only its connection was lost: no request is suspected for that."""
-        for request_id, losses in list(self._losses.items()):
-            left = [loss for loss in losses if loss.final or loss.incarnation != incarnation]
-            if left:
-                self._losses[request_id] = left
-            else:
+        for request_id, record in list(self._losses.items()):
+            record.withdraw(incarnation)
+            if not record:
                 del self._losses[request_id]
 
     def place(self, request_id: str, model_key: str, workers: Sequence[PDLoad]) -> str | None:
         """The worker to set apart for a suspect; None while another one is tried, or none can take it."""
         if model_key in self._trials or not workers:
             return None
-        known = {loss.address for loss in self._losses.get(request_id, ())}
+        known = self._losses.get(request_id, LossRecord()).addresses
         last = self._last.get(model_key)
         best = min(
             workers, key=lambda w: (w.address in known, w.address != last, w.in_flight, w.address)

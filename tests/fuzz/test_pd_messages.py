@@ -13,8 +13,7 @@ import pytest
 from support.engine.pd_serving import serving, tiny_model
 from support.hostile.fuzzing import Fuzzer, random_json, random_message, randoms
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.pd_worker.model_loading import LoadedModel
-from triptych.pd_worker.worker import PDWorker
+from triptych.pd_worker.native import LoadedModel, NativeWorker
 from triptych.protos import pd_pb2
 from triptych.protos.convert import plan_to_proto
 from triptych.types import ItemPlan
@@ -48,7 +47,7 @@ class Context:
 class Peer:
     """Speaks every call of the service, mostly of a few requests and items, so that calls meet."""
 
-    def __init__(self, worker: PDWorker, model_key: str, plans: list[ItemPlan]) -> None:
+    def __init__(self, worker: NativeWorker, model_key: str, plans: list[ItemPlan]) -> None:
         self._worker = worker
         self._servicer = worker.servicer
         self._known = {

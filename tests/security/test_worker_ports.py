@@ -14,7 +14,7 @@ from support.fakes.pd_client import Answer, PDClient
 from support.hostile.forgeries import FORGERIES, GREEDY, Forgery, honest, model, slot, stored_items
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.pd_worker.core.encoder_cache import Residency
-from triptych.pd_worker.worker import PDWorker
+from triptych.pd_worker.native import NativeWorker
 from triptych.protos import pd_pb2
 
 QUEUED, REFUSED = pd_pb2.SubmitReply.STATUS_QUEUED, pd_pb2.SubmitReply.STATUS_REFUSED
@@ -23,7 +23,7 @@ QUEUED, REFUSED = pd_pb2.SubmitReply.STATUS_QUEUED, pd_pb2.SubmitReply.STATUS_RE
 class Victim:
     """A worker, its honest proxy, and what an honest question gets when nobody forges anything."""
 
-    def __init__(self, worker: PDWorker, client: PDClient) -> None:
+    def __init__(self, worker: NativeWorker, client: PDClient) -> None:
         self.worker = worker
         self.client = client
         self.expected: list[int] = []

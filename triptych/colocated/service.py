@@ -12,31 +12,22 @@ from triptych.config import ColocatedConfig
 from triptych.cpu.threads import decoder_threads, in_short_lived_thread, use_threads
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.connectors.memory_store import MemoryStore
-from triptych.ec_connector.registry.heartbeat import Heartbeat
-from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
+from triptych.ec_connector.registry.worker_server import WorkerProcess, WorkerServer, worker_process
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.encoder_worker import loading as encoder_loading
 from triptych.encoder_worker import service as encoder_service
-from triptych.encoder_worker import worker as encoder_worker
 from triptych.engine_beat import EngineBeat
-from triptych.metrics import EncoderMetrics, PDMetrics, new_registry, show_expiry
+from triptych.metrics import EncoderMetrics, PDMetrics, new_registry
 from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity
 from triptych.models.layers import before_each_layer
-from triptych.pd_worker import model_loading as pd_loading
-from triptych.pd_worker import worker as pd_worker
-from triptych.progress.progress import ready
+from triptych.pd_worker import native as pd_worker
 from triptych.protos import encoder_pb2_grpc, pd_pb2_grpc
-from triptych.rpc.channels import make_server
-from triptych.rpc.server_auth import WorkerAuth
-from triptych.rpc.tls.certificates import internal_certificates
-from triptych.status.service_status import ServiceStatus
-from triptych.status.status_server import StatusServer, status_server
 from triptych.tracing.producers import Producers
-from triptych.tracing.start import start_tracer
+from triptych.tracing.start import worker_tracer
 from triptych.tracing.tracer import Tracer
 from triptych.types import WorkerInfo
-from triptych.worker_process import Health, ProcessWatch, bind, check_worker, stop_signal
+from triptych.worker_process import ProcessWatch
 
 logger = logging.getLogger(__name__)
 
@@ -47,79 +38,35 @@ class LoadedReplica:
 
     encoder: EncoderSide
     encoder_model: ModelIdentity
-    decoder: pd_loading.LoadedModel
+    decoder: pd_worker.LoadedModel
 
 
 async def run(config: ColocatedConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
-    check_worker(config.pd)
-    stop = stop_signal()
-    with status_server(config.pd.host, config.pd.metrics_port, ServiceStatus()) as page:
-        store = await connect_configured(config.pd.store)
-        try:
-            model = await asyncio.to_thread(in_short_lived_thread, load, config)
-            await _serve(config, model, store, stop, page)
-        finally:
-            await store.close()
+    async with worker_process(config.pd) as process:
+        model = await asyncio.to_thread(in_short_lived_thread, load, config)
+        await _serve(config, model, process)
 
 
 def load(config: ColocatedConfig) -> LoadedReplica:
     """Tower and decoder of the checkpoint; ConfigError for one that cannot be served as configured."""
     encoder, identity = encoder_loading.load(config.encoder)
     peak = encoder_loading.activation_bytes(config.encoder, encoder)
-    decoder = pd_loading.load_model(config.pd, other_peak=peak)
+    decoder = pd_worker.load_model(config.pd, other_peak=peak)
     # One device: both sides use all of its threads, each in its turn.
     use_threads(decoder_threads(config.pd.threads, decoder.decoder.geometry.hidden_size))
     return LoadedReplica(encoder, identity, decoder)
 
 
-async def _serve(
-    config: ColocatedConfig,
-    model: LoadedReplica,
-    store: EmbeddingStore,
-    stop: asyncio.Event,
-    page: StatusServer,
-) -> None:
-    auth = WorkerAuth(config.pd.internal_token)
-    server = make_server(auth, options=encoder_service.UNREAD_STREAMS)
-    certificates = internal_certificates(config.pd)
-    address = bind(server, config.pd, certificates)
-    incarnation = uuid.uuid4().hex
-    tracer = start_tracer(config.pd, "colocated", incarnation)
-    replica = Replica(config, model, store, address, tracer)
-    show_expiry(replica.registry, internal=certificates)
-    page.registry = replica.registry
-    encoder_pb2_grpc.add_EncoderServiceServicer_to_server(replica.encoder.servicer, server)
-    pd_pb2_grpc.add_PDServiceServicer_to_server(replica.pd.servicer, server)
-    health = Health(server)
-    watch = ProcessWatch(health, replica.engines, config.pd.stall_timeout)
-    infos = [auth.add_worker(info) for info in replica.infos(page.server_port)]
-    beats = [Heartbeat(Registry(store), info, healthy=watch.healthy) for info in infos]
-    page.status.follow(watch.healthy, beats[0].degraded)
-    replica.start()
-    async with watch:
-        try:
-            await server.start()
-            await health.serving()
-            for beat in beats:
-                beat.start()
-            page.status.ready()
-            ready()
-            logger.info("ready: colocated %s %s", address, model.decoder.name)
-            await stop.wait()
-            jobs = len(replica.encoder.jobs)
-            logger.info("draining: %d requests, %d jobs", replica.pd.streams.unfinished, jobs)
-            page.status.drain()
-            for beat in beats:
-                await beat.stop()
-            await health.leaving()
-            await replica.drain(config.pd.drain_timeout)
-        finally:
-            replica.pd.streams.shut_down()
-            await server.stop(1.0)
-            await replica.stop()
-            if tracer is not None:
-                await asyncio.to_thread(tracer.close)
+async def _serve(config: ColocatedConfig, model: LoadedReplica, process: WorkerProcess) -> None:
+    server = WorkerServer(config.pd, "colocated", process, options=encoder_service.UNREAD_STREAMS)
+    async with worker_tracer(config.pd, "colocated", uuid.uuid4().hex) as tracer:
+        replica = Replica(config, model, process.store, server.address, tracer)
+        server.publish(replica.registry)
+        encoder_pb2_grpc.add_EncoderServiceServicer_to_server(replica.encoder.servicer, server.grpc)
+        pd_pb2_grpc.add_PDServiceServicer_to_server(replica.pd.servicer, server.grpc)
+        watch = ProcessWatch(server.health, replica.engines, config.pd.stall_timeout)
+        await server.serve(replica, replica.infos(server.metrics_port), watch)
 
 
 class Replica:
@@ -133,20 +80,18 @@ class Replica:
         address: str,
         tracer: Tracer | None = None,
     ) -> None:
-        self._config = config
         self._address = address
-        self._identity = encoder_worker.worker_identity(config.encoder, model.encoder_model, address)
-        self._row_width = model.encoder.width
+        identity = encoder_service.worker_identity(config.encoder, model.encoder_model, address)
         self.registry = new_registry()
         metrics = EncoderMetrics(model.decoder.name, self.registry)
-        saving, loading = _transfers(config, self._identity, model.decoder.identity)
+        saving, loading = _transfers(config, identity, model.decoder.identity)
         if tracer is not None:
             producers = Producers()
             saving, loading = (replace(one, producers=producers) for one in (saving, loading))
         device = DeviceLock()
-        self.encoder = encoder_worker.EncoderWorker(
+        self.encoder = encoder_service.EncoderWorker(
             config.encoder,
-            self._identity,
+            identity,
             model.encoder,
             store,
             metrics=metrics,
@@ -156,7 +101,7 @@ class Replica:
             tracer=tracer,
         )
         pd_metrics = PDMetrics(model.decoder.name, self.registry, metrics.parameter_bytes)
-        self.pd = pd_worker.PDWorker(
+        self.pd = pd_worker.NativeWorker(
             config.pd, model.decoder, pd_metrics, transfer=loading, pacer=device, tracer=tracer
         )
         metrics.parameter_bytes.inc(encoder_loading.parameter_bytes(model.encoder))
@@ -170,14 +115,17 @@ class Replica:
 
     def infos(self, metrics_port: int) -> tuple[WorkerInfo, WorkerInfo]:
         """Its registrations, one in each pool."""
-        return (
-            encoder_service.worker_info(self._config.encoder, self._identity, metrics_port, self._row_width),
-            self.pd.info(self._address, metrics_port),
-        )
+        return self.encoder.info(metrics_port), self.pd.info(self._address, metrics_port)
 
     def start(self) -> None:
         self.encoder.start()
         self.pd.start()
+
+    def describe_held(self) -> str:
+        return f"{self.pd.describe_held()}, {self.encoder.describe_held()}"
+
+    def end_streams(self) -> None:
+        self.pd.end_streams()
 
     async def drain(self, grace: float) -> None:
         """Finishes what is held, for at most `grace` seconds; everything new is refused."""
@@ -190,11 +138,11 @@ class Replica:
 
 
 def _transfers(
-    config: ColocatedConfig, identity: encoder_worker.WorkerIdentity, model: ModelIdentity
+    config: ColocatedConfig, identity: encoder_service.WorkerIdentity, model: ModelIdentity
 ) -> tuple[ECTransferConfig, ECTransferConfig]:
     """How embeddings are saved, and how they are loaded."""
     both = (
-        encoder_worker.transfer_config(config.encoder, identity),
+        encoder_service.transfer_config(config.encoder, identity),
         pd_worker.transfer_config(config.pd, model),
     )
     if config.connector == "redis":

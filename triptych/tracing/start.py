@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 from triptych import __version__
@@ -35,6 +38,17 @@ def start_tracer(
     }
     sampler = request_sampler(config.trace_sample, trusts_parent=trusts_parent)
     return otlp_tracer(traces_url(config.otlp_endpoint), resource, __version__, sampler)
+
+
+@asynccontextmanager
+async def worker_tracer(config: ServiceConfig, service: str, instance: str) -> AsyncIterator[Tracer | None]:
+    """The tracer of `start_tracer`, closed at the end."""
+    tracer = start_tracer(config, service, instance)
+    try:
+        yield tracer
+    finally:
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)
 
 
 def check_tracing(config: ServiceConfig) -> None:

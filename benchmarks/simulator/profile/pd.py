@@ -21,10 +21,10 @@ from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import resolve
-from triptych.pd_worker.engine_builder import build_engine
 from triptych.pd_worker.events.streams import EventStream, EventStreams
 from triptych.pd_worker.frontend.detokenizer import OutputText
 from triptych.pd_worker.frontend.prompt import PromptBuilder
+from triptych.pd_worker.native import build_engine
 from triptych.pd_worker.runner.capacity import block_bytes
 from triptych.pd_worker.step_metrics import StepMetrics
 from triptych.progress.progress import step

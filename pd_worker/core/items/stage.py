@@ -120,17 +120,12 @@ class ItemStage:
             self.waiting.requeue(state)
 
     def _admit(self, now: float) -> tuple[list[EngineEvent], list[tuple[RequestState, RequestError]]]:
-        """Media requests behind one that does not fit wait too."""
         events: list[EngineEvent] = []
         failed: list[tuple[RequestState, RequestError]] = []
-        blocked = False
-        while (state := self.waiting.first_for_room(text_only=blocked)) is not None:
-            if (error := self.items.contradiction(state)) is not None:
+        for state, error in self.waiting.admit(self._take):
+            if error is not None:
                 self.waiting.discard(state)
                 failed.append((state, error))
-                continue
-            if not self.items.admit(state):
-                blocked = True
                 continue
             state.status = RequestStatus.WAITING_ITEMS
             self.waiting.requeue(state)
@@ -138,6 +133,11 @@ class ItemStage:
                 state.admitted_at = now
                 events.append(request_events.admitted(state))
         return events, failed
+
+    def _take(self, state: RequestState) -> bool:
+        if (error := self.items.contradiction(state)) is not None:
+            raise error
+        return self.items.admit(state)
 
     def _load(self, state: RequestState, now: float) -> list[EngineEvent]:
         prefix, num_computed = self.known_prefix(state)

@@ -18,7 +18,7 @@ from triptych.pd_worker.core.items.item import ItemStatus, ItemUse
 from triptych.pd_worker.core.kv_cache.block_pool import BlockPool
 from triptych.pd_worker.core.kv_cache.cross_kv_manager import CrossKVManager, TableState
 from triptych.pd_worker.core.outputs import Projection, SchedulerOutput
-from triptych.pd_worker.core.request import RequestState
+from triptych.pd_worker.core.request import EngineRequest, RequestState
 from triptych.pd_worker.core.request_events import EngineEvent, ItemLoaded
 from triptych.pd_worker.core.request_table import RequestTable
 from triptych.pd_worker.core.stats import ItemStats
@@ -42,22 +42,37 @@ class Readiness(enum.Enum):
 class ItemTracker:
     """Admission, encoder cache, connector and cross tables, kept consistent with each other.
 
-    Without `cross` no request has a cross item.
+    Without `cross` no request has a cross item, and without a connector none has an item.
     """
 
     def __init__(
         self,
         cache: EncoderCache,
         admission: Admission,
-        connector: ECConnectorScheduler,
+        connector: ECConnectorScheduler | None,
         cross: CrossKVManager | None = None,
     ) -> None:
         self.cache = cache
         self.admission = admission
-        self.connector = connector
+        self._connector = connector
         self.cross = cross or CrossKVManager(BlockPool(0), 1)
         self.table = self.cross.items
         self._stats = ItemStats()
+
+    @property
+    def connector(self) -> ECConnectorScheduler:
+        """The connector of items; RuntimeError without one."""
+        if self._connector is None:
+            raise RuntimeError("this engine has no EC connector")
+        return self._connector
+
+    def check(self, request: EngineRequest) -> None:
+        """Raises InvalidRequest when the request's items could never be resident together, or be loaded."""
+        if request.features and self._connector is None:
+            raise InvalidRequest(
+                "this engine loads no items: send text, or configure a transfer", param="items"
+            )
+        self.admission.check(request.features)
 
     def contradiction(self, state: RequestState) -> RequestError | None:
         """The error of a request whose plan of an item differs from the known plan of its key.
@@ -269,7 +284,8 @@ class ItemTracker:
         if not state.paused and self.admit(state):
             return True
         self.admission.release_request(state.request_id)
-        self.connector.request_finished(state)
+        if self._connector is not None:
+            self._connector.request_finished(state)
         for use in state.items:
             use.load_again()
         return False
@@ -279,7 +295,8 @@ class ItemTracker:
         self.cross.release(state.request_id)
         self.cache.release_request(state.request_id)
         self.admission.release_request(state.request_id)
-        self.connector.request_finished(state)
+        if self._connector is not None:
+            self._connector.request_finished(state)
 
     def report_resident(self, state: RequestState) -> list[EngineEvent]:
         """ItemLoaded events of items that needed no load: resident, or covered by a prefix hit."""
@@ -300,7 +317,8 @@ class ItemTracker:
             self.cache.commit(key)
         for failure in output.failed:
             self.cache.fail(failure.mm_hash)
-        self.connector.update_connector_output(output)
+        if self._connector is not None:
+            self._connector.update_connector_output(output)
         events: list[EngineEvent] = []
         for key, seconds in output.fetched.items():
             events.extend(self._arrived(key, seconds, requests.with_item(key)))
@@ -309,10 +327,10 @@ class ItemTracker:
             events.extend(self._missing(key, digest, requests.with_item(key)))
         return events
 
-    def build_metadata(self, output: SchedulerOutput) -> ECConnectorMetadata:
+    def build_metadata(self, output: SchedulerOutput) -> ECConnectorMetadata | None:
         """The step's work for the connector's worker role; writes the evicted keys into `output`."""
         output.evicted = self.cache.drain_evicted()
-        return self.connector.build_connector_meta(output)
+        return None if self._connector is None else self._connector.build_connector_meta(output)
 
     def collect_stats(self) -> ItemStats:
         """Figures for metrics; those since the last report are drained."""

@@ -20,7 +20,7 @@ from PIL import Image
 from triptych import hashing
 from triptych.config import EncoderConfig
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.encoder_worker.worker import EncoderWorker, WorkerIdentity
+from triptych.encoder_worker.service import EncoderWorker, WorkerIdentity
 from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.protos import encoder_pb2, encoder_pb2_grpc

@@ -30,7 +30,7 @@ from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, RequestFinished
 from triptych.pd_worker.engine import Engine
-from triptych.pd_worker.engine_builder import build_engine
+from triptych.pd_worker.native import build_engine
 from triptych.pd_worker.ranks.ranked_runner import OtherRanks
 from triptych.types import DTYPE_BYTES, ItemPlan, MMFeature, Placement
 
@@ -212,12 +212,12 @@ class EngineCell:
 def engine_cell(
     checkpoint: Any,
     url: str = "",
-    connector: str = "memory",
+    connector: str | None = "memory",
     ranks: OtherRanks | None = None,
     pacer: StepPacer | None = None,
     **flags: Any,
 ) -> Iterator[EngineCell]:
-    """A running engine; with the "memory" connector it has a store of its own.
+    """A running engine; with the "memory" connector it has a store of its own, and with None no connector.
 
     `checkpoint` is a Checkpoint, or anything else with a `path` and a `decoder`, with `ranks` rank 0's.
     """
@@ -226,9 +226,11 @@ def engine_cell(
     }  # fmt: skip
     config = PDConfig(model=str(checkpoint.path), device=str(checkpoint.decoder.device), **values)
     store = MemoryStore()
-    transfers = ECTransferConfig(
-        connector, url, device=config.device, host_buffer_bytes=config.embedding_memory, store=store
-    )
+    transfers = None
+    if connector is not None:
+        transfers = ECTransferConfig(
+            connector, url, device=config.device, host_buffer_bytes=config.embedding_memory, store=store
+        )
     metrics = PDMetrics(MODEL_NAME)
     cell: EngineCell
     engine = build_engine(

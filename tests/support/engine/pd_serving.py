@@ -10,8 +10,7 @@ from support.data.checkpoints import build_checkpoint
 from support.fakes.pd_client import PDClient
 from triptych.config import PDConfig
 from triptych.metrics import PDMetrics
-from triptych.pd_worker.model_loading import LoadedModel, load_model
-from triptych.pd_worker.worker import PDWorker
+from triptych.pd_worker.native import LoadedModel, NativeWorker, load_model
 from triptych.protos import pd_pb2_grpc
 from triptych.rpc.channels import make_channel, make_server
 
@@ -23,9 +22,9 @@ def tiny_model(family: str, **flags: Any) -> LoadedModel:
 @asynccontextmanager
 async def serving(
     model: LoadedModel, store_url: str, **flags: Any
-) -> AsyncIterator[tuple[PDWorker, PDClient]]:
+) -> AsyncIterator[tuple[NativeWorker, PDClient]]:
     """The worker, and a client whose stream is open."""
-    worker = PDWorker(_config(str(model.path), store=store_url, **flags), model, PDMetrics("tiny"))
+    worker = NativeWorker(_config(str(model.path), store=store_url, **flags), model, PDMetrics("tiny"))
     server = make_server()
     port = server.add_insecure_port("127.0.0.1:0")
     pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server)

@@ -16,7 +16,7 @@ from support.engine.pd_serving import tiny_model
 from support.fakes.pd_client import PDClient
 from triptych.hashing import framed_digest
 from triptych.models.registry import load_encoder
-from triptych.pd_worker.model_loading import LoadedModel
+from triptych.pd_worker.native import LoadedModel
 from triptych.protos import common_pb2, pd_pb2
 from triptych.types import ItemPlan
 

@@ -14,14 +14,14 @@ from triptych.config import PDConfig
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.metrics import PDMetrics
 from triptych.pd_worker.vllm.connection import EngineConnection
-from triptych.pd_worker.vllm.front_model import FrontModel, load_front_model
 from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import VLLMClient
-from triptych.pd_worker.vllm.worker import VLLMWorker
+from triptych.pd_worker.vllm.worker import VLLMWorker, load_front_model
+from triptych.pd_worker.worker import PDModel
 from triptych.protos import pd_pb2_grpc
 from triptych.rpc.channels import make_channel, make_server
 
-_MODELS: dict[str, FrontModel] = {}
+_MODELS: dict[str, PDModel] = {}
 
 
 def front_config(family: str = "qwen3_vl", **flags: Any) -> PDConfig:
@@ -36,7 +36,7 @@ def front_config(family: str = "qwen3_vl", **flags: Any) -> PDConfig:
     )
 
 
-def front_model(family: str = "qwen3_vl") -> FrontModel:
+def front_model(family: str = "qwen3_vl") -> PDModel:
     if family not in _MODELS:
         _MODELS[family] = load_front_model(front_config(family), 512)
     return _MODELS[family]

@@ -15,6 +15,7 @@ from support.engine.engine_requests import CountingText
 from triptych.config import MIB
 from triptych.cpu.step_pacer import StepPacer
 from triptych.cpu.threads import use_threads_here
+from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, Unavailable
 from triptych.models.layers import before_each_layer
 from triptych.pd_worker.core.outputs import SchedulerOutput
@@ -48,6 +49,21 @@ def test_events_come_in_order_and_once_per_step(checkpoint: Checkpoint) -> None:
         assert isinstance(admitted, RequestAdmitted)
         assert list(admitted.prompt_token_ids) == prompt_ids(checkpoint, ONE)
         assert admitted.placements == tuple(feature.placement for feature in request.features)
+
+
+def test_without_a_transfer_no_connector_is_made_and_text_alone_is_answered(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_connector(*_: object) -> None:
+        raise AssertionError("a connector was made")
+
+    monkeypatch.setattr(ECConnectorFactory, "create_connector", no_connector)
+    with engine_cell(checkpoint, connector=None) as cell:
+        assert not cell.engine.runner.is_ec_transfer_instance()
+        assert cell.answer([TEXT], 8) == [reference(checkpoint.path, TEXT, 8).token_ids]
+        with pytest.raises(InvalidRequest, match="loads no items"):
+            cell.engine.submit(cell.request(ONE, prompt_ids(checkpoint, ONE), 8))
+        cell.assert_at_rest()
 
 
 def test_finished_carries_usage_and_timings(checkpoint: Checkpoint) -> None:

@@ -9,8 +9,7 @@ import pytest
 from support.data.oracle import assert_exact, oracle
 from support.engine.pd_serving import serving, tiny_model
 from support.fakes.pd_client import Answer
-from triptych.pd_worker.model_loading import LoadedModel
-from triptych.pd_worker.worker import PDWorker
+from triptych.pd_worker.native import LoadedModel, NativeWorker
 from triptych.protos import pd_pb2
 
 TEXTS = ("Hello there", "Count to ten, please.", "größer naïve 你好")
@@ -174,7 +173,7 @@ async def test_a_resumed_request_that_has_filled_the_model_length_ends_as_it_had
             assert answer.finished.completion_tokens == 12
 
 
-async def no_requests(worker: PDWorker) -> None:
+async def no_requests(worker: NativeWorker) -> None:
     """Within its time the engine holds nothing."""
     async with asyncio.timeout(10):
         while worker.engine.scheduler.num_running or worker.engine.scheduler.num_waiting:

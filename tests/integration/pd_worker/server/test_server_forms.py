@@ -9,7 +9,7 @@ import re
 import pytest
 
 from support.engine.pd_serving import serving, tiny_model
-from triptych.pd_worker.model_loading import LoadedModel
+from triptych.pd_worker.native import LoadedModel
 from triptych.protos import common_pb2, pd_pb2
 
 SCHEMA = {

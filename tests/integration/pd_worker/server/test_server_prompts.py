@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from support.engine.pd_serving import serving, tiny_model
-from triptych.pd_worker.model_loading import LoadedModel
+from triptych.pd_worker.native import LoadedModel
 from triptych.protos import common_pb2, pd_pb2
 
 TEXT = "<|im_start|>user\nGrüße 你好<|im_end|>"

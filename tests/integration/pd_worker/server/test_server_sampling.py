@@ -10,7 +10,7 @@ import torch
 from support.data.oracle import generate
 from support.engine.pd_serving import serving, tiny_model
 from triptych.pd_worker.core.bad_words import bad_word_ids
-from triptych.pd_worker.model_loading import LoadedModel
+from triptych.pd_worker.native import LoadedModel
 from triptych.protos import common_pb2, pd_pb2
 
 TEXT = "Tell me of the sea, please."

@@ -10,8 +10,7 @@ import pytest
 
 from support.engine.pd_serving import serving, tiny_model
 from support.fakes.pd_client import PDClient
-from triptych.pd_worker.model_loading import LoadedModel
-from triptych.pd_worker.worker import PDWorker
+from triptych.pd_worker.native import LoadedModel, NativeWorker
 from triptych.protos import pd_pb2
 
 REFUSED = pd_pb2.SubmitReply.STATUS_REFUSED
@@ -23,7 +22,7 @@ def model() -> LoadedModel:
 
 
 @pytest.fixture
-async def served(model: LoadedModel, store_url: str) -> AsyncIterator[tuple[PDWorker, PDClient]]:
+async def served(model: LoadedModel, store_url: str) -> AsyncIterator[tuple[NativeWorker, PDClient]]:
     async with serving(model, store_url) as pair:
         yield pair
 

@@ -10,9 +10,9 @@ import pytest
 from support.vllm.scripted_server import ScriptedServer, greedy, hangs, scripted_server
 from support.vllm.serving import front_config, front_model, fronting
 from triptych.errors import ConfigError
-from triptych.pd_worker.vllm.front_model import load_front_model
 from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import VLLMClient
+from triptych.pd_worker.vllm.worker import load_front_model
 from triptych.protos import pd_pb2
 from triptych.rpc.channels import INCARNATION_HEADER
 

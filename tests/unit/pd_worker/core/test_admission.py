@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from support.engine.engine_requests import make_feature
 from triptych.errors import InvalidRequest
-from triptych.pd_worker.core.admission import Admission, distinct_bytes
+from triptych.pd_worker.core.admission import Admission, AdmissionQueue, distinct_bytes
 
 
 def test_a_sum_above_the_capacity_is_refused_with_the_sizes_and_the_flag() -> None:
@@ -53,3 +55,43 @@ def test_asking_again_for_what_is_held_costs_nothing() -> None:
     assert admission.reserve("r", {"a": 100})
     admission.release_request("r")
     assert admission.reserved == 0
+
+
+@dataclass(frozen=True)
+class Waiter:
+    name: str
+    order: tuple[bool, float, str]
+    nbytes: int
+
+
+def queue_of(*sizes: int) -> AdmissionQueue[Waiter]:
+    """Waiters `0`, `1`, ... of these sizes, the last one queued first."""
+    queue = AdmissionQueue[Waiter]()
+    for number, nbytes in reversed(list(enumerate(sizes))):
+        name = str(number)
+        queue.add(Waiter(name, (True, float(number), name), nbytes), has_items=nbytes > 0)
+    return queue
+
+
+def test_what_has_no_items_passes_what_does_not_fit_and_nothing_else_does() -> None:
+    admission, queue = Admission(100), queue_of(60, 50, 10, 0)
+
+    def admitted() -> list[str]:
+        taken = queue.admit(lambda waiter: admission.reserve(waiter.name, {waiter.name: waiter.nbytes}))
+        return [waiter.name for waiter, _ in taken]
+
+    assert admitted() == ["0", "3"]
+    admission.release_request("0")
+    assert admitted() == ["1", "2"]
+
+
+def test_a_refused_request_leaves_with_its_error_and_keeps_no_one_waiting() -> None:
+    queue, refusal = queue_of(1, 1), InvalidRequest("no")
+
+    def take(waiter: Waiter) -> bool:
+        if waiter.name == "0":
+            raise refusal
+        return True
+
+    assert [(waiter.name, error) for waiter, error in queue.admit(take)] == [("0", refusal), ("1", None)]
+    assert list(queue.admit(take)) == []

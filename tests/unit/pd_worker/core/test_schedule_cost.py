@@ -6,7 +6,8 @@ import pytest
 
 from support.hostile.operations import operations
 from support.queue_load import FullScheduler, TextScheduler, item_key
-from triptych.pd_worker.core.waiting_requests import OrderedRequests
+from triptych.pd_worker.core.admission import OrderedRequests
+from triptych.pd_worker.core.request import RequestState
 
 #: The logarithm of the number of requests, and nothing more, may show.
 MOST_GROWTH = 1.5
@@ -55,7 +56,7 @@ def test_a_step_looks_at_no_more_waiting_requests_than_it_could_start(
 ) -> None:
     texts = TextScheduler(8, 100)
 
-    def all_of_them(queue: OrderedRequests) -> None:
+    def all_of_them(queue: OrderedRequests[RequestState]) -> None:
         raise AssertionError("a copy of a queue costs more the longer it is")
 
     monkeypatch.setattr(OrderedRequests, "__iter__", all_of_them)

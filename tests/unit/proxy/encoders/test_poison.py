@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from triptych.proxy.encoders.job import MAX_LOSSES, EncoderJob, EncoderSlot, JobState, StartPlan, StartRun
+from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState, StartPlan, StartRun
 from triptych.proxy.encoders.job_table import EncoderJobTable
+from triptych.proxy.routing import MAX_LOSSES
 from triptych.types import ItemPlan
 
 SPACE = "n"

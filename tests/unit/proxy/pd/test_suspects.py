@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from triptych.proxy.pd.suspects import CLEARING_TOKENS, MAX_LOSSES, Suspects
-from triptych.proxy.routing import PDLoad
+from triptych.proxy.pd.suspects import CLEARING_TOKENS, Suspects
+from triptych.proxy.routing import MAX_LOSSES, PDLoad
 
 MODEL = "m"
 
