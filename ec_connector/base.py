@@ -74,12 +74,13 @@ class FailedLoad:
     """A load that found no usable value.
 
     `damaged_digest` is the SHA-1 in hex of the first 4 KiB as received, empty when there was no value;
-    `reason` is for logs.
+    `reason` is for logs. `unreachable`: the store gave no answer, so nothing is known of the value.
     """
 
     mm_hash: str
     reason: str
     damaged_digest: str = ""
+    unreachable: bool = False
 
 
 class ECConnectorMetadata(ABC):
@@ -119,6 +120,11 @@ class ECConnectorOutput:
     unsaved: dict[str, str] = field(default_factory=dict)
     #: Which load of its key a report in `fetched`, `loaded` or `failed` is about; absent: the current one.
     generations: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> list[FailedLoad]:
+        """The failed loads that the store has answered."""
+        return [failure for failure in self.failed if not failure.unreachable]
 
 
 @dataclass(frozen=True, slots=True)

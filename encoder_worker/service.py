@@ -11,6 +11,7 @@ from triptych.cpu.threads import threads_of_rank, tower_threads, use_threads
 from triptych.ec_connector.registry.heartbeat import Heartbeat
 from triptych.ec_connector.registry.matching import ROW_WIDTH, PDModels, described
 from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.registry.store_reach import StoreReach
 from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore, connect_configured
 from triptych.encoder_worker.graphs.metrics import count_graphs
@@ -85,7 +86,9 @@ async def _serve(
     watch = ProcessWatch(health, beats, config.stall_timeout)
     page.registry = metrics.registry
     worker.start()
-    async with watch:
+    reach = StoreReach(store.ping, health.reaches_store, worker.jobs.fail_all)
+    worker.jobs.reaches_store = lambda: reach.reaches
+    async with watch, reach:
         try:
             info = auth.add_worker(worker_info(config, identity, page.server_port, encoder.width))
             registry = Registry(store)

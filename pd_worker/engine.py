@@ -140,6 +140,10 @@ class Engine:
         for request_id in request_ids:
             Command(partial(self.scheduler.cancel, [request_id], proxy_id), lambda error: None).carry_out()
 
+    def fail_unloaded(self) -> None:
+        """Ends requests that wait for embeddings: this worker does not reach the store."""
+        self._put(self.scheduler.fail_unloaded, lambda error: None)
+
     def between_steps(self, callback: Callable[[], None]) -> None:
         """Calls back from the engine's thread, after all earlier commands, while no step is computed."""
         self._put(callback, lambda error: None)

@@ -10,6 +10,7 @@ from typing import Protocol
 from triptych.config import PDConfig
 from triptych.ec_connector.registry.heartbeat import Heartbeat
 from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.registry.store_reach import StoreReach
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.metrics import PDMetrics, show_expiry
 from triptych.pd_worker.events.streams import EventStreams
@@ -38,6 +39,10 @@ class ServedWorker(Protocol):
     def info(self, address: str, metrics_port: int) -> WorkerInfo: ...
 
     def start(self) -> None: ...
+
+    def fail_unloaded(self) -> None:
+        """Ends requests that wait for embeddings, so that they go on elsewhere. Called again and again while
+        the process does not reach the store."""
 
     async def drain(self, grace: float) -> None: ...
 
@@ -77,7 +82,8 @@ class PDProcess:
         status = self._page.status
         status.follow(healthy, lambda: (*heartbeat.degraded(), *degraded()))
         worker.start()
-        async with watch:
+        reach = StoreReach(self._store.ping, self.health.reaches_store, worker.fail_unloaded)
+        async with watch, reach:
             try:
                 await self._server.start()
                 await self.health.serving()

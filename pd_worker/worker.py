@@ -107,6 +107,9 @@ class PDWorker:
         await asyncio.to_thread(self.engine.stop)
         self.front.close()
 
+    def fail_unloaded(self) -> None:
+        self.engine.fail_unloaded()
+
     def _cancel(self, request_ids: Sequence[str], proxy_id: str) -> None:
         # An engine that is stopping ends all its requests anyway.
         with contextlib.suppress(Unavailable):

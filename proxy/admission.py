@@ -12,6 +12,8 @@ from triptych.errors import RETRY_AFTER, DeadlineExceeded, Overloaded, Unavailab
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.call.model_kind import fit
 from triptych.proxy.media.ports import MediaSource
+from triptych.proxy.quotas.quota import HOLDER, Hold
+from triptych.proxy.quotas.table import QuotaTable
 from triptych.proxy.requests.lifecycle import Lifecycle
 from triptych.proxy.requests.request import (
     ChoiceQueue,
@@ -29,12 +31,8 @@ WINDOW_SECONDS = 30.0
 MAX_RE_ENCODE_SHARE = 0.10
 #: Fewer losses than this refuse nothing: they say too little about the pace of the PD workers.
 LEAST_LOSSES = 4
-#: Queries of clients at the PD workers at once. A worker answers them in one thread.
-QUERIES_AT_ONCE = 8
 #: Outputs that wait for the reader of a reply in one piece, which is woken for none of them alone.
 WHOLE_BATCH = 64
-#: Seconds that a client's query waits for its turn.
-QUERY_WAIT_SECONDS = 60.0
 
 
 class Backpressure:
@@ -71,34 +69,44 @@ class Backpressure:
 
 
 class RequestAdmission:
-    """Checks every call before anything is held for it. `max_queue`: choices in flight, and open queries."""
+    """Checks every call before anything is held for it."""
 
     def __init__(
         self,
         pool: KnownWorkers,
         backpressure: Backpressure,
         media: MediaSource,
-        max_queue: int,
+        quotas: QuotaTable,
         clock: Callable[[], float],
     ) -> None:
         self._pool = pool
         self._backpressure = backpressure
         self._media = media
-        self._max_queue = max_queue
+        self._quotas = quotas
         self._clock = clock
-        self._queries = 0
-        self._query_turns = asyncio.Semaphore(QUERIES_AT_ONCE)
         #: The proxy stops: no call is admitted any more.
         self.draining = False
 
-    def admit(self, call: ChatCall, in_flight: int) -> ChatCall:
-        """The call in the form that its model takes; RequestError where it cannot be served, or not now."""
+    def admit(self, call: ChatCall) -> tuple[ChatCall, Hold]:
+        """The call in the form that its model takes, and the places of its answers, until they have ended.
+
+        RequestError where it cannot be served, or not now.
+        """
         self._check_draining()
         call = fit(call, self._pool.kind(self._pool.resolve_model(call.model)))
-        if call.continues:
-            return call
-        if in_flight and in_flight + call.n > self._max_queue:
-            raise Overloaded(f"{self._max_queue} requests are in flight already", retry_after=RETRY_AFTER)
+        places, answers = self._quotas["requests"], min(call.n, self._quotas["requests"].spec.capacity)
+        if call.continues and not places.fits(call.tenant, answers):
+            return call, places.hold(call.tenant)  # it was admitted with its first part
+        hold = places.hold(call.tenant, answers)
+        try:
+            if not call.continues:
+                self._check_media(call)
+        except Overloaded:
+            hold.close()
+            raise
+        return call, hold
+
+    def _check_media(self, call: ChatCall) -> None:
         if call.has_items:
             if self._backpressure.refuses_media(self._clock()):
                 raise Overloaded("embeddings are lost before they are used", retry_after=RETRY_AFTER)
@@ -106,7 +114,6 @@ class RequestAdmission:
                 raise Overloaded(
                     "the media of the requests in flight fill the memory", retry_after=RETRY_AFTER
                 )
-        return call
 
     async def prepare(self, choices: Choices) -> None:
         """Binds the call to a model, then fetches, splits and hashes it: once for all its choices."""
@@ -131,30 +138,15 @@ class RequestAdmission:
 
     @asynccontextmanager
     async def query(self) -> AsyncIterator[None]:
-        """One query of a client, such as POST /tokenize: a few run at once, in order.
+        """One query of a client, such as POST /tokenize: a few run at once, one of each key in turn.
 
         Overloaded when too many wait, or none ends in time; Unavailable at the proxy's end. Queries that a
         request in flight needs, such as the text of a prompt that is echoed, are not admitted here.
         """
         self._check_draining()
-        if self._queries >= self._max_queue:
-            raise Overloaded(f"{self._max_queue} such requests are already waiting", retry_after=RETRY_AFTER)
-        self._queries += 1
-        try:
-            await self._acquire_turn()
-            try:
-                yield
-            finally:
-                self._query_turns.release()
-        finally:
-            self._queries -= 1
-
-    async def _acquire_turn(self) -> None:
-        try:
-            async with asyncio.timeout(QUERY_WAIT_SECONDS):
-                await self._query_turns.acquire()
-        except TimeoutError:
-            raise Overloaded("too many such requests are waiting", retry_after=RETRY_AFTER) from None
+        holder = HOLDER.get()
+        with self._quotas["queries"].hold(holder, 1), await self._quotas["query-turns"].wait(holder, 1):
+            yield
 
     def _check_draining(self) -> None:
         if self.draining:

@@ -13,7 +13,6 @@ from triptych.ec_connector.registry.matching import MISMATCHES
 from triptych.errors import InternalError, RequestError, Unavailable
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.admission import Backpressure, RequestAdmission, make_choices
-from triptych.proxy.arrival import CURRENT_ARRIVAL
 from triptych.proxy.auth.limits import CURRENT
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started
 from triptych.proxy.encoders.job import EncoderJob
@@ -22,12 +21,15 @@ from triptych.proxy.media.loader import make_loader
 from triptych.proxy.media.ports import MediaSource
 from triptych.proxy.pd.router import PDRouter
 from triptych.proxy.ports import JobReady, Link, Transport
+from triptych.proxy.quotas.table import QuotaTable, quota_specs
+from triptych.proxy.refusals.arrival import CURRENT_ARRIVAL
 from triptych.proxy.requests import instructions as do
 from triptych.proxy.requests.encoder_shortage import EncoderShortage
 from triptych.proxy.requests.instructions import Instruction
 from triptych.proxy.requests.item_supply import ItemSupply, StoreView
 from triptych.proxy.requests.observer import CallObserver
 from triptych.proxy.requests.request import Choices, InFlightRequest, begin_traces, draw_request_id
+from triptych.proxy.requests.store_wait import StoreWait
 from triptych.proxy.requests.timeline import Mark
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.tracing.server_span import CURRENT_SPAN, ServerSpan
@@ -37,7 +39,10 @@ logger = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """All requests of one proxy: their `RequestEvents`, and a `WorkersListener`. `clock` is in seconds."""
+    """All requests of one proxy: their `RequestEvents`, and a `WorkersListener`. `clock` is in seconds.
+
+    `quotas` None: those of a proxy with this `max_queue`.
+    """
 
     def __init__(
         self,
@@ -52,10 +57,13 @@ class Dispatcher:
         media: MediaSource | None = None,
         flow_control: bool = True,
         skip_held_items: bool = True,
+        store_wait: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
         draw_id: Callable[[], str] = draw_request_id,
         observer: CallObserver | None = None,
+        quotas: QuotaTable | None = None,
     ) -> None:
+        self.quotas = quotas or QuotaTable(quota_specs(ProxyConfig(max_queue=max_queue)))
         self._pool = pool
         self._metrics = metrics
         self._clock = clock
@@ -69,13 +77,16 @@ class Dispatcher:
         self.jobs = JobRunner(pool, metrics, transport, self, clock, share=share, flow_control=flow_control)
         self.jobs.on_retry = self._job_retried
         self.backpressure = Backpressure(flow_control=flow_control)
-        self._items = ItemSupply(store, self.jobs, self.backpressure, metrics, clock, skip_held_items)
-        self.admission = RequestAdmission(pool, self.backpressure, self._media, max_queue, clock)
+        self._items = ItemSupply(
+            store, self.jobs, self.backpressure, metrics, clock, skip_held_items, lambda: pool.store_ok
+        )
+        self.admission = RequestAdmission(pool, self.backpressure, self._media, self.quotas, clock)
         self._router = PDRouter(
             pool, proxy_id, transport, self, clock, on_poison=metrics.poison.labels("request").inc
         )
         self._shortage = EncoderShortage(pool, self._requests, self, clock)
-        metrics.in_flight_limit.set(max_queue)
+        self._store_wait = StoreWait(pool, self._requests, self, store_wait)
+        metrics.in_flight_limit.set(self.quotas["requests"].spec.capacity)
         pool.subscribe(self)
         self._router.sync()
 
@@ -132,7 +143,13 @@ class Dispatcher:
         session = CURRENT.get()
         if session is not None:
             call = replace(call, tenant=session.tenant)
-        call = self.admission.admit(call, len(self._requests))
+            await session.begin(call.n)
+        try:
+            call, places = self.admission.admit(call)
+        except RequestError:
+            if session is not None:
+                session.end(call.n)
+            raise
         choices = self._open(call, CURRENT_SPAN.get())
         if (arrival := CURRENT_ARRIVAL.get()) is not None:
             choices.route = arrival.route
@@ -162,8 +179,10 @@ class Dispatcher:
             for request in choices.requests:
                 self._carry_out(request, request.lifecycle.client_gone())
             self._close(choices, failure)
+            places.close()
             del failure  # its traceback holds this frame
             if session is not None:
+                session.end(call.n)
                 session.charge(choices.prompt_tokens + choices.completion_tokens)
 
     def _open(self, call: ChatCall, span: ServerSpan | None) -> Choices:
@@ -251,8 +270,12 @@ class Dispatcher:
 
     async def _look_up(self, request: InFlightRequest, mm_hashes: Sequence[str]) -> None:
         plans = await self._items.look_up(request, mm_hashes)
-        prefixes = self._router.known_prefixes(request) if len(plans) < len(mm_hashes) else 0
-        expected = self._items.expect(request, plans, prefixes)
+        if plans is None:
+            plans, expected = {}, self._items.expect_known(request)
+        else:
+            prefixes = self._router.known_prefixes(request) if len(plans) < len(mm_hashes) else 0
+            expected = self._items.expect(request, plans, prefixes)
+        self._store_wait.watch(request)
         request.timeline.mark(Mark.LOOKED_UP)
         for mm_hash in plans:
             request.timeline.mark(Mark.STORED, mm_hash)
@@ -380,6 +403,7 @@ class Dispatcher:
         self._router.sync()
         self.jobs.pool_changed()
         self._shortage.pool_changed()
+        self._store_wait.pool_changed()
         for pool in ("encoder", "pd"):
             self._metrics.workers.labels(pool).set(len(self._pool.serving(pool)))
         mismatches = self._pool.mismatches()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -21,6 +22,7 @@ from triptych.ec_connector.registry.registry import RegistrySnapshot
 from triptych.errors import TriptychError
 from triptych.log import log_fields
 from triptych.proxy.workers import KnownWorkers, Worker
+from triptych.rpc.channels import STORE_SERVICE
 from triptych.rpc.connection import WorkerConnection
 from triptych.rpc.proofs import InternalKeys
 from triptych.rpc.tls.certificates import Certificates
@@ -31,6 +33,8 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
 HEALTH_INTERVAL = 1.0
 HEALTH_TIMEOUT = 5.0
+#: A worker whose answer takes longer is silent: what it has goes to others, where there are any.
+SILENCE_SECONDS = 1.25
 #: Health checks that a proxy makes of workers that are registered and well.
 CHECKS_PER_SECOND = 16.0
 PROXY_TERM = 5.0
@@ -38,7 +42,15 @@ PROXY_TERM = 5.0
 STORE_TIMEOUT = 2.0
 #: Forged registrations that are remembered, so that each is warned of once.
 MAX_FORGED = 256
+#: Silence of the store after which a proxy leaves readiness: by then workers have said whether they reach it.
+LEAVE_SECONDS = 4.0
 _SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+def leaves_readiness(silent: float, proxies: int, *, others_reach: bool) -> bool:
+    """Whether a proxy sends its clients to others: the store has been `silent` for so many seconds to it, and
+    not to its workers. The only one of `proxies`, as the registry last said, never does."""
+    return silent >= LEAVE_SECONDS and proxies > 1 and others_reach
 
 
 class RegistryView(Protocol):
@@ -101,6 +113,7 @@ class WorkerPool(KnownWorkers):
         #: Those that the registry does not name.
         self._unregistered: dict[tuple[str, str], Worker] = {}
         self.store_ok = False
+        self._answered_at = time.monotonic()
 
     async def start(self) -> None:
         await self.poll()
@@ -122,6 +135,14 @@ class WorkerPool(KnownWorkers):
     def connection(self, pool: str, address: str) -> WorkerConnection:
         """The connection to a known worker, whose channel is another one after certificates have changed."""
         return self._watches[pool, address].connection
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether this proxy alone does not reach the store, and another one is there. Any thread may ask."""
+        if self.store_ok:
+            return False
+        reach = any(w.alive and w.reaches_store for w in list(self.workers.values()))
+        return leaves_readiness(time.monotonic() - self._answered_at, self.proxies, others_reach=reach)
 
     async def _poll_forever(self) -> None:
         while True:
@@ -146,7 +167,7 @@ class WorkerPool(KnownWorkers):
             return
         if not self.store_ok:
             logger.info("the store answers")
-        self.store_ok = True
+        self.store_ok, self._answered_at = True, time.monotonic()
         self.epoch = snapshot.epoch
         changed = self.proxies != (proxies := max(snapshot.proxies, 1))
         self.proxies = proxies
@@ -274,14 +295,16 @@ class WorkerPool(KnownWorkers):
         watch.doubt.clear()
         # The channel to the process before may still be pausing between two tries to connect.
         restarted, watch.restarted = watch.restarted, False
-        alive, serving = await self._ask(watch.connection.channel, wait_for_ready=restarted)
+        (alive, serving), (told, reaches) = await self._answers(watch, restarted=restarted)
         if alive and not await watch.connection.prove():
             alive = serving = False
         if worker.info.incarnation != incarnation:
             return  # another process has answered; `doubt` is set for the one that is registered now
-        if (alive, serving) != (worker.alive, worker.serving):
-            lost = worker.alive and not alive
-            worker.alive, worker.serving = alive, serving
+        reaches = reaches if told else worker.reaches_store
+        was = (worker.alive, worker.serving, worker.reaches_store, worker.silent)
+        if (alive, serving, reaches, False) != was:
+            lost, worker.silent = worker.alive and not alive, False
+            worker.alive, worker.serving, worker.reaches_store = alive, serving, reaches
             if lost:
                 logger.warning(
                     "%s worker %s does not answer",
@@ -292,6 +315,21 @@ class WorkerPool(KnownWorkers):
                 self.report_loss(worker)
             self.report_change()
 
+    async def _answers(self, watch: _Watch, *, restarted: bool) -> tuple[tuple[bool, bool], ...]:
+        """What it says of itself, and of the store. Meanwhile it may become silent."""
+        channel = watch.connection.channel
+        checks = self._ask(channel, wait_for_ready=restarted), self._ask(channel, STORE_SERVICE)
+        asked = asyncio.gather(*checks)
+        try:
+            for _ in range(2):  # a busy process looks late, and reads the answer only after that
+                await asyncio.wait([asked], timeout=SILENCE_SECONDS / 2)
+            if not asked.done() and not restarted and not watch.worker.silent:
+                watch.worker.silent = True
+                self.report_change()
+            return await asked
+        finally:
+            asked.cancel()
+
     async def _pause(self, watch: _Watch) -> None:
         """Waits until the worker's next check: not for long where the registry does not name it."""
         worker = watch.worker
@@ -300,9 +338,12 @@ class WorkerPool(KnownWorkers):
             async with asyncio.timeout(health_interval(len(self.workers)) if well else HEALTH_INTERVAL):
                 await watch.doubt.wait()
 
-    async def _ask(self, channel: aio.Channel, *, wait_for_ready: bool = False) -> tuple[bool, bool]:
+    async def _ask(
+        self, channel: aio.Channel, service: str = "", *, wait_for_ready: bool = False
+    ) -> tuple[bool, bool]:
+        """Whether the worker answers, and whether the service does. A service that it does not know does."""
         stub = health_pb2_grpc.HealthStub(channel)
-        request = health_pb2.HealthCheckRequest()
+        request = health_pb2.HealthCheckRequest(service=service)
         try:
             reply = await stub.Check(request, timeout=self._health_timeout, wait_for_ready=wait_for_ready)
         except aio.AioRpcError as error:

@@ -177,8 +177,8 @@ class Link(Protocol):
     def reattach(self) -> None:
         """Begins the stream anew: the worker reports which requests it has."""
 
-    def give_up(self) -> None:
-        """The worker has stalled or gone: its requests go on elsewhere."""
+    def give_up(self, *, silent: bool = False) -> None:
+        """The worker has stalled or gone, or is `silent` and may come back: its requests go on elsewhere."""
 
     async def close(self) -> None: ...
 

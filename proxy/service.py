@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,8 @@ from triptych.config import (
     ProxyConfig,
     check_drain_timeout,
     check_front_door,
-    check_page,
     check_scaling,
+    check_times,
     is_loopback,
 )
 from triptych.ec_connector.registry.registry import Registry
@@ -35,19 +35,21 @@ from triptych.proxy.auth.keys import KeyLimits
 from triptych.proxy.auth.limits import PrincipalLimits
 from triptych.proxy.auth.middleware import Authenticator, AuthMiddleware
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.grpc.admission import SPARE_CALLS, GrpcAdmission, server_options
+from triptych.proxy.grpc.admission import GrpcAdmission, server_options
+from triptych.proxy.grpc.connections import GrpcConnections
 from triptych.proxy.grpc.server import ProxyServicer
-from triptych.proxy.http.body_budget import BodyBudget
-from triptych.proxy.http.connections import ConnectionLimits, limits_for, raise_file_limit
-from triptych.proxy.http.endpoint import BodyBudgetMiddleware
+from triptych.proxy.http.connections import ConnectionLimits, raise_file_limit
+from triptych.proxy.http.endpoint import BodyMiddleware
 from triptych.proxy.http.listener import bind, port_error
+from triptych.proxy.http.peers import TrustedProxies
 from triptych.proxy.http.server import HttpServer
 from triptych.proxy.live.service import LiveData
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import ApiLimits, make_app
 from triptych.proxy.pd.readiness import PDReadiness
 from triptych.proxy.pool import WorkerPool
-from triptych.proxy.refusals import RefusalMiddleware, Refusals
+from triptych.proxy.quotas.table import QuotaTable, quota_specs
+from triptych.proxy.refusals.refusals import RefusalMiddleware, Refusals
 from triptych.proxy.scaling.autoscaler import Autoscaler
 from triptych.proxy.scaling.pool_metrics import PoolMetrics
 from triptych.proxy.scaling.service import start_scaling
@@ -74,12 +76,13 @@ async def run(config: ProxyConfig) -> None:
     check_stall_timeout(config.stall_timeout)
     check_drain_timeout(config.drain_timeout)
     check_scaling(config.scaling)
-    check_page(config)
+    check_times(config)
     check_tracing(config)
     bound_heap()
     keys = _key_ring(config)
     certificates = ProxyCertificates.of(config)
-    limits = limits_for(raise_file_limit())
+    files = raise_file_limit()
+    trusted = TrustedProxies(config.trusted_proxies, proxy_protocol=config.proxy_protocol)
     # Before anything is seen of this process: a signal that comes while it starts ends it in good order too.
     stop = stop_signal()
     async with contextlib.AsyncExitStack() as stack:
@@ -89,7 +92,7 @@ async def run(config: ProxyConfig) -> None:
         if store is None:
             return
         stack.push_async_callback(store.close)
-        serving = await _serve(config, store, keys, listener, limits, certificates, stack, page)
+        serving = await _serve(config, store, keys, listener, files, trusted, certificates, stack, page)
         collect_rarely()
         await _until_stopped(serving.task, stop)
         await _drain(serving, config.drain_timeout)
@@ -127,8 +130,9 @@ class _Parts:
     dispatcher: Dispatcher
     authenticator: Authenticator | None
     refusals: Refusals
-    bodies: BodyBudget
-    limits: ConnectionLimits
+    quotas: QuotaTable
+    files: int
+    trusted: TrustedProxies
     certificates: ProxyCertificates
     stack: contextlib.AsyncExitStack
     page: StatusServer | None
@@ -153,7 +157,8 @@ async def _serve(
     store: EmbeddingStore,
     keys: KeyRing,
     listener: socket.socket,
-    limits: ConnectionLimits,
+    files: int,
+    trusted: TrustedProxies,
     certificates: ProxyCertificates,
     stack: contextlib.AsyncExitStack,
     page: StatusServer | None,
@@ -170,15 +175,15 @@ async def _serve(
     pool = WorkerPool(Registry(store), proxy_id, config.internal_token, certificates=internal)
     stack.push_async_callback(pool.stop)
     live = LiveData(config, pool) if config.page else None
-    dispatcher = _make_dispatcher(config, store, metrics, pool, proxy_id, live)
+    quotas = QuotaTable(quota_specs(config, files), shared=lambda: keys.shared)
+    quotas.show(metrics)
+    _run_beside(stack, quotas.run(), "quotas")
+    dispatcher = _make_dispatcher(config, store, metrics, pool, proxy_id, live, quotas)
     stack.push_async_callback(dispatcher.close)
     authenticator = Authenticator(keys, PrincipalLimits(), metrics) if keys.in_use else None
-    bodies = BodyBudget(config.body_memory, config.max_body)
-    metrics.body_bytes.set_function(lambda: bodies.nbytes)
-    metrics.body_limit.set(bodies.limit)
     refusals = Refusals(metrics, None if live is None else live.refused)
     shared = (config, store, metrics, pool, dispatcher, authenticator, refusals)
-    parts = _Parts(*shared, bodies, limits, certificates, stack, page, live, tracer)
+    parts = _Parts(*shared, quotas, files, trusted, certificates, stack, page, live, tracer)
     grpc, health, grpc_port = await _serve_grpc(parts)
     watch = await stack.enter_async_context(ProcessWatch(health, (), config.stall_timeout))
     await pool.start()
@@ -192,6 +197,7 @@ async def _serve(
         readiness = PDReadiness(pool, page.status)
         page.registry = metrics.registry
         page.status.follow(watch.healthy, readiness.degraded)
+        page.status.cut_off = lambda: pool.cut_off
         pool.subscribe(readiness)
         readiness.workers_changed()
     return _Serving(parts, scaling, health, grpc, http, task)
@@ -204,6 +210,7 @@ def _make_dispatcher(
     pool: WorkerPool,
     proxy_id: str,
     live: LiveData | None,
+    quotas: QuotaTable,
 ) -> Dispatcher:
     return Dispatcher(
         pool,
@@ -211,23 +218,21 @@ def _make_dispatcher(
         metrics,
         GrpcTransport(pool, proxy_id, stall_timeout=config.stall_timeout),
         proxy_id=proxy_id,
-        max_queue=config.max_queue,
+        quotas=quotas,
         media=make_loader(config, metrics),
         flow_control=config.flow_control,
         skip_held_items=config.skip_held_items,
+        store_wait=config.store_wait,
         observer=None if live is None else live.calls,
     )
 
 
 async def _serve_grpc(parts: _Parts) -> tuple[aio.Server, Health, int]:
     """The gRPC server with its health service, and the port that it listens on."""
-    config = parts.config
+    config, quotas = parts.config, parts.quotas
+    connections = GrpcConnections(quotas["grpc-connections"], parts.trusted)
     admission = GrpcAdmission(
-        parts.bodies,
-        parts.authenticator,
-        parts.refusals,
-        max_calls=config.max_queue + SPARE_CALLS,
-        tracer=parts.tracer,
+        quotas, parts.authenticator, parts.refusals, connections=connections, tracer=parts.tracer
     )
     servicer = ProxyServicer(
         parts.dispatcher,
@@ -236,11 +241,13 @@ async def _serve_grpc(parts: _Parts) -> tuple[aio.Server, Health, int]:
         timeout=config.request_timeout,
         max_choices=config.max_choices,
     )
-    options = server_options(parts.bodies.message_bytes, parts.limits.grpc)
+    options = server_options(quotas)
     server, health, port = await _start_grpc(
         config, servicer, admission, options, parts.certificates.front_door
     )
     parts.stack.push_async_callback(server.stop, 1.0)
+    connections.port = port
+    _run_beside(parts.stack, connections.run(), "gRPC connections")
     return server, health, port
 
 
@@ -291,14 +298,24 @@ async def _serve_http(
         live=live,
         tracer=parts.tracer,
     )
-    app: ASGIApp = BodyBudgetMiddleware(front, parts.bodies)
+    bodies = parts.quotas["bodies"]
+    app: ASGIApp = BodyMiddleware(front, bodies)
     if parts.authenticator is not None:
         app = AuthMiddleware(app, parts.authenticator)
     app = RefusalMiddleware(app, front.routes, parts.refusals)
-    http = HttpServer(app, listener, parts.limits, parts.certificates.front_door)
+    limits = ConnectionLimits(window_seconds=bodies.spec.idle_seconds, body_seconds=bodies.spec.total_seconds)
+    certificates = parts.certificates.front_door
+    http = HttpServer(app, listener, limits, certificates, parts.quotas, parts.trusted)
     task = await http.start()
     parts.stack.push_async_callback(http.stop, task)
     return http, task
+
+
+def _run_beside(stack: contextlib.AsyncExitStack, work: Coroutine[object, object, None], name: str) -> None:
+    """Runs until `stack` ends it."""
+    task = asyncio.create_task(work, name=name)
+    stack.push_async_callback(asyncio.wait, (task,), timeout=1.0)
+    stack.callback(task.cancel)
 
 
 async def _connect(url: str, stop: asyncio.Event) -> EmbeddingStore | None:

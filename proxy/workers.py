@@ -21,11 +21,15 @@ BIND_POLL_SECONDS = 0.1
 
 @dataclass(slots=True)
 class Worker:
-    """A known worker. `alive`: it answered its last health check; `serving`: it takes new work."""
+    """A known worker. `alive`: it answered its last health check; `serving`: it takes new work; `silent`: the
+    answer to one is late."""
 
     info: WorkerInfo
     alive: bool = True
     serving: bool = True
+    silent: bool = False
+    #: Whether it reaches the embedding store, by what it said last.
+    reaches_store: bool = True
     #: Whether the registry names it.
     registered: bool = True
     #: Of an encoder: why no PD worker takes its embeddings.
@@ -70,6 +74,8 @@ class KnownWorkers:
 
     def __init__(self) -> None:
         self.workers: dict[tuple[str, str], Worker] = {}
+        #: Whether the store answers this proxy.
+        self.store_ok = True
         #: The store's epoch at the last poll: another value later means that it was flushed or restarted.
         self.epoch = ""
         #: Requests that wait for a first namespace: for an encoder, where none has ever been.
@@ -132,9 +138,27 @@ class KnownWorkers:
             if named == pool and worker.matched and worker.alive and worker.serving
         ]
 
+    def well(self, pool: str) -> list[Worker]:
+        """Those of them that are not silent; all, where none is well."""
+        serving = self.serving(pool)
+        return [worker for worker in serving if not worker.silent] or serving
+
+    def silent(self, pool: str) -> list[str]:
+        """Addresses of silent workers, whose work goes to others; none where no other is there."""
+        well = self.well(pool)
+        return [worker.info.address for worker in self.serving(pool) if worker.silent and worker not in well]
+
+    def reaching(self, pool: str) -> list[Worker]:
+        """Those that are well and reach the embedding store: they may get work that needs it."""
+        return [worker for worker in self.well(pool) if worker.reaches_store]
+
+    def store_lost(self, pool: str) -> bool:
+        """Whether the pool serves, and all of its workers say that they do not reach the store."""
+        return bool(self.serving(pool)) and not self.reaching(pool)
+
     def namespaces_served(self) -> frozenset[str]:
         """Namespaces with an encoder that may get new work."""
-        return frozenset(name for worker in self.serving("encoder") for name in worker.info.namespaces)
+        return frozenset(name for worker in self.reaching("encoder") for name in worker.info.namespaces)
 
     def models(self) -> list[str]:
         """Names that a request may use, whether or not a worker of theirs is live now."""

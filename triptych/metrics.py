@@ -273,10 +273,8 @@ class ProxyMetrics:
         self.in_flight_limit = self._gauge(
             "triptych_requests_in_flight_limit", "requests in flight from which on new ones get 429"
         )
-        self.body_bytes = self._gauge("triptych_body_bytes", "bytes of request bodies held")
-        self.body_limit = self._gauge(
-            "triptych_body_limit_bytes", "bytes of bodies from which on there is a 429"
-        )
+        self.quota_used = self._gauge("triptych_quota_used", "what is held of a quota", "quota")
+        self.quota_capacity = self._gauge("triptych_quota_capacity", "what may be held of a quota", "quota")
         self.poison = self._counter(
             "triptych_poison", "requests and items given up: workers have ended at them", "kind"
         )

@@ -21,7 +21,7 @@ from triptych.config import (
 )
 from triptych.engine_beat import EngineBeat
 from triptych.errors import ConfigError
-from triptych.rpc.channels import listen
+from triptych.rpc.channels import STORE_SERVICE, listen
 from triptych.rpc.tls.certificates import Certificates
 from triptych.tracing.start import check_tracing
 from triptych.watchdog import Watchdog, check_stall_timeout
@@ -76,6 +76,11 @@ class Health:
     async def stalled(self) -> None:
         """Proxies send no new requests, until `serving`: an engine stands still."""
         await self._servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    async def reaches_store(self, reaches: bool) -> None:
+        """Proxies send no work to this process that needs the embedding store while it `reaches` none."""
+        status = health_pb2.HealthCheckResponse
+        await self._servicer.set(STORE_SERVICE, status.SERVING if reaches else status.NOT_SERVING)
 
     async def leaving(self) -> None:
         """Proxies send no new requests from now on; they still see a live worker."""

@@ -33,9 +33,12 @@ class Reports:
             self._output.generations.setdefault(load_id.mm_hash, load_id.generation)
         self.on_progress()
 
-    def failed(self, load_id: LoadId, reason: str, damaged_digest: str = "") -> None:
+    def failed(
+        self, load_id: LoadId, reason: str, damaged_digest: str = "", *, unreachable: bool = False
+    ) -> None:
         with self._lock:
-            self._output.failed.append(FailedLoad(load_id.mm_hash, reason, damaged_digest))
+            failure = FailedLoad(load_id.mm_hash, reason, damaged_digest, unreachable)
+            self._output.failed.append(failure)
             self._output.generations[load_id.mm_hash] = load_id.generation
         self.on_progress()
 

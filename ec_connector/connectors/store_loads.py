@@ -19,7 +19,7 @@ from triptych.ec_connector.connectors.pinned_memory import PinnedMemory, PinnedP
 from triptych.ec_connector.connectors.reports import Reports
 from triptych.ec_connector.connectors.store_client import StoreClient
 from triptych.ec_connector.metadata import Fetch, LoadId
-from triptych.ec_connector.store.control import StoreUnavailable
+from triptych.ec_connector.store.control import StoreRefused, StoreUnavailable
 from triptych.ec_connector.store.results import Missing
 from triptych.ec_connector.store.scatter import ScatterBuffer
 from triptych.log import log_fields, short
@@ -108,9 +108,9 @@ class StoreLoads:
                 store = await self._client.store()
                 result = await store.load(load.plan, lambda nbytes: ScatterBuffer(buffer.views()))
         except StoreUnavailable as error:
-            return self._fail(load, str(error))
+            return self._fail(load, str(error), unreachable=not isinstance(error, StoreRefused))
         except TimeoutError:
-            return self._fail(load, f"no value within {self._timeout:g} s")
+            return self._fail(load, f"no value within {self._timeout:g} s", unreachable=True)
         except Exception as error:
             logger.exception(
                 "load of %s failed", short(load.plan.mm_hash), extra=log_fields(mm_hash=load.plan.mm_hash)
@@ -127,7 +127,9 @@ class StoreLoads:
         self._reports.fetched(load.id, time.perf_counter() - began)
         return True
 
-    def _fail(self, load: _ItemLoad, reason: str, damaged_digest: str = "") -> bool:
+    def _fail(
+        self, load: _ItemLoad, reason: str, damaged_digest: str = "", *, unreachable: bool = False
+    ) -> bool:
         """Reports the load as failed, unless it was dropped; always False."""
         with self._lock:
             if self._loads.get(load.plan.mm_hash) is not load:
@@ -139,7 +141,7 @@ class StoreLoads:
             reason,
             extra=log_fields(mm_hash=load.plan.mm_hash),
         )
-        self._reports.failed(load.id, reason, damaged_digest)
+        self._reports.failed(load.id, reason, damaged_digest, unreachable=unreachable)
         return False
 
     def move(self, load_id: LoadId, encoder_cache: EncoderCacheMap) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Protocol
@@ -17,7 +18,7 @@ from triptych.types import ItemPlan
 
 logger = logging.getLogger(__name__)
 
-#: Timeout of a look-up in seconds.
+#: Timeout of a look-up, and of a lease, in seconds.
 LOOK_UP_SECONDS = 1.0
 
 
@@ -71,9 +72,12 @@ class SingleFlight:
         return self._wanted(jobs)
 
     async def _lease(self, job: EncodeJob) -> OwnedBy | None:
-        return await self._leases.acquire(
-            job.mm_hash, deadline=lambda: job.deadline, failed_token=job.failed_lease_token
-        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_UP_SECONDS):
+                return await self._leases.acquire(
+                    job.mm_hash, deadline=lambda: job.deadline, failed_token=job.failed_lease_token
+                )
+        return None
 
     def _wanted(self, jobs: Sequence[EncodeJob]) -> list[EncodeJob]:
         for job in jobs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from triptych.encoder_worker.job_spec import JobSpec
@@ -52,6 +53,8 @@ class EncodeJobs:
         self._changed = changed
         self._jobs: dict[str, EncodeJob] = {}
         self._draining = False
+        #: Whether an embedding could be saved now, as far as is known.
+        self.reaches_store: Callable[[], bool] = lambda: True
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -80,6 +83,8 @@ class EncodeJobs:
     def _check_room(self, spec: JobSpec, job: EncodeJob | None) -> None:
         if self._draining:
             raise Unavailable("this encoder worker is shutting down", retry_after=1)
+        if not self.reaches_store():
+            raise _unreachable()
         if spec.re_encode:
             return
         full = (
@@ -116,6 +121,11 @@ class EncodeJobs:
         if not self._jobs:
             self._empty.set()
 
+    def fail_all(self) -> None:
+        """Fails all jobs as retryable: this worker does not reach the store, another one may."""
+        for job in self.open_jobs():
+            self.end(job, Failed(_unreachable(), retryable=True))
+
     async def drain(self, grace: float) -> None:
         """Refuses new jobs, finishes those with permission, fails the others at once as retryable."""
         self._draining = True
@@ -130,3 +140,7 @@ class EncodeJobs:
             logger.warning("%d jobs did not end in time and fail as retryable", len(self))
         for job in self.open_jobs():
             self.end(job, failed)
+
+
+def _unreachable() -> Unavailable:
+    return Unavailable("this encoder worker does not reach the embedding store", retry_after=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from triptych.ec_connector.base import ECConnectorOutput
+from triptych.ec_connector.base import ECConnectorOutput, Presence
 from triptych.errors import RequestError
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.encoder_cache import Residency
@@ -144,6 +144,17 @@ class ItemStage:
             return [], swapped
         prefix = self._kv.find_prefix(state.chain, state.num_tokens)
         return prefix, len(prefix) * self._kv.block_size
+
+    def lacking(self, state: RequestState) -> set[str]:
+        """The items that an admitted request waits for: they have not come from the store."""
+        start = state.num_computed_tokens or self.known_prefix(state)[1]
+        presences = self._items.connector.has_caches(state)
+        return {
+            key
+            for index in self._items.needed(state, start)
+            if self._items.cache.state(key := state.features[index].mm_hash) is Residency.ABSENT
+            and presences[index] is not Presence.HIT
+        }
 
     def _recheck(self, keys: Iterable[str]) -> None:
         """Requests that wait for these items may be able to go on."""

@@ -328,7 +328,7 @@ class ItemTracker:
         events: list[EngineEvent] = []
         for key, seconds in output.fetched.items():
             events.extend(self._arrived(key, seconds, requests_of(key)))
-        digests = {failure.mm_hash: failure.damaged_digest for failure in output.failed}
+        digests = {failure.mm_hash: failure.damaged_digest for failure in output.missing}
         for key, digest in digests.items():
             events.extend(self._missing(key, digest, requests_of(key)))
         return events

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from triptych.errors import DeadlineExceeded, InternalError, RequestError
+from triptych.errors import DeadlineExceeded, InternalError, RequestError, Unavailable
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.budget import Budget
 from triptych.pd_worker.core.chunks import ChunkMaker
@@ -129,6 +129,17 @@ class Scheduler:
             if any(feature.mm_hash == mm_hash for feature in state.features):
                 self._finish(state, FinishReason.ERROR, error)
 
+    def fail_unloaded(self, keys: Collection[str] | None = None) -> None:
+        """Ends admitted requests that wait for an embedding, of `keys` or any: the store gives no answer.
+
+        They go on at another worker, which may reach it. Those that have all embeddings are not concerned.
+        """
+        for state in self._requests:
+            lacking = self._item_stage.lacking(state) if state.admitted and state.features else set()
+            if lacking if keys is None else lacking.intersection(keys):
+                error = Unavailable("this PD worker does not reach the embedding store", retry_after=1.0)
+                self._finish(state, FinishReason.ERROR, error)
+
     def fail_all(self, error: RequestError) -> list[EngineEvent]:
         """Ends every request with `error`; all events since the last `update`."""
         for state in self._requests:
@@ -181,7 +192,10 @@ class Scheduler:
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput, now: float) -> list[EngineEvent]:
         """Applies the step's result; all events since the last call, in order."""
         if result.moved_items:
-            self._events += self._item_stage.update(result.ec_connector_output)
+            moved = result.ec_connector_output
+            self._events += self._item_stage.update(moved)
+            if unreachable := {failure.mm_hash for failure in moved.failed if failure.unreachable}:
+                self.fail_unloaded(unreachable)
         if output.swap_out or output.swap_in:
             self._end_swaps(output, result)
         if result.error is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from triptych.ec_connector.base import ECConnectorOutput, FailedLoad
 from triptych.pd_worker.core.outputs import ModelRunnerOutput
@@ -37,14 +37,14 @@ def report_of(step: int, output: ModelRunnerOutput) -> Message:
         "batch_digest": output.batch_digest,
         "fetched": moved.fetched,
         "loaded": moved.loaded,
-        "failed": [(failure.mm_hash, failure.reason, failure.damaged_digest) for failure in moved.failed],
+        "failed": list(map(astuple, moved.failed)),
         "generations": moved.generations,
     }
 
 
 def read_report(message: Message) -> StepReport:
     """The report in a message; KeyError for another message."""
-    failed: Sequence[tuple[str, str, str]] = message["failed"]
+    failed: Sequence[tuple[str, str, str, bool]] = message["failed"]
     return StepReport(
         step=message["step"],
         swapped_out=message["swapped_out"],

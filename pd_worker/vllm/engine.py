@@ -92,6 +92,12 @@ class VLLMEngine:
         for run in list(self._runs.values()):
             run.items_stored(mm_hashes)
 
+    def fail_unloaded(self) -> None:
+        """Ends requests that wait for embeddings: this worker does not reach the store."""
+        for key, run in list(self._runs.items()):
+            if run.fail_unloaded():
+                self._tasks[key].cancel()
+
     def cancel(self, request_ids: Iterable[str], proxy_id: str) -> None:
         """Ends requests here and in vLLM; unknown ones are ignored."""
         for request_id in request_ids:

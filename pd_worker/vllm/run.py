@@ -68,6 +68,14 @@ class RequestRun:
             self._stored |= known
             self._item_stored.set()
 
+    def fail_unloaded(self) -> bool:
+        """Ends the request if it waits for embeddings; whether it did."""
+        if not self._plans or self._state.admitted_at is None or self._state.items_at is not None:
+            return False
+        error = Unavailable("this PD worker does not reach the embedding store", retry_after=1.0)
+        self._finish(FinishReason.ERROR, error)
+        return True
+
     async def run(self) -> None:
         """Serves the request up to its last event, or to the end of the server, for which there is none."""
         limit = asyncio.timeout_at(self.request.deadline)

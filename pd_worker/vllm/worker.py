@@ -100,6 +100,9 @@ class VLLMWorker:
         await self.engine.close()
         self.front.close()
 
+    def fail_unloaded(self) -> None:
+        self.engine.fail_unloaded()
+
     def _load(self) -> pd_pb2.PDLoad:
         self._beat.tick()
         self.engine.show_metrics()

@@ -44,6 +44,7 @@ class KeyRing:
         self._looked = clock()
         self._complained = -LOOK_SECONDS
         self._table = KeyTable(self._flag_entries)
+        self._principals = self._table.principals
         if self._path is not None:
             self._read(self._path)
             if not len(self._table):
@@ -53,6 +54,11 @@ class KeyRing:
     def in_use(self) -> bool:
         """Whether requests need a key."""
         return self._path is not None or len(self._table) > 0
+
+    @property
+    def shared(self) -> bool:
+        """Whether there are several principals, of which each has its share of the quotas."""
+        return self._principals > 1
 
     def find(self, key: bytes) -> Principal | None:
         """Whose key it is; None when it opens nothing."""
@@ -96,6 +102,7 @@ class KeyRing:
         except ConfigError as error:
             raise ConfigError(f"--api-key-file {path}, {error}") from None
         self._table = KeyTable([*self._flag_entries, *entries])
+        self._principals = self._table.principals
 
 
 def _stamp(path: Path) -> _Stamp:

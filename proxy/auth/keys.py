@@ -65,6 +65,10 @@ class KeyTable:
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def principals(self) -> int:
+        return len({entry.principal.id for entry in self._entries})
+
     def find(self, key: bytes) -> Principal | None:
         """Whose key it is, in a time that depends neither on the key nor on its place in the table."""
         digest = hashlib.sha256(key).digest()

@@ -16,6 +16,7 @@ from limits.aio.strategies import FixedWindowRateLimiter, MovingWindowRateLimite
 
 from triptych.errors import RateLimited
 from triptych.proxy.auth.keys import Principal
+from triptych.proxy.quotas.quota import HOLDER
 
 #: Seconds for which a request waits for another one of its key to end. A client has a reply's last byte a
 #: moment before the call that sent it ends here, and may send its next request at once.
@@ -27,7 +28,11 @@ class Session:
     """One call of a principal. `tokens`: prompt and output tokens that it has used."""
 
     principal: Principal
+    limits: PrincipalLimits
     tokens: int = 0
+    #: As how many requests of its key it counts, until it ends.
+    counted: int = 1
+    _running: int = 0
 
     @property
     def tenant(self) -> str:
@@ -35,6 +40,25 @@ class Session:
 
     def charge(self, tokens: int) -> None:
         self.tokens += tokens
+
+    async def begin(self, answers: int) -> None:
+        """Counts so many answers as requests of the key, the first one being the call itself.
+
+        RateLimited where the key may not have them.
+        """
+        self._running += answers
+        if (more := self._running - self.counted) > 0:
+            self.counted += more
+            try:
+                await self.limits.take_places(self.principal, more)
+            except BaseException:
+                self.counted -= more
+                self._running -= answers
+                raise
+
+    def end(self, answers: int) -> None:
+        """They have ended; the next ones of the call take their places."""
+        self._running -= answers
 
 
 #: Whose call the running code serves: set where the call is let in, read where its request is admitted. It
@@ -58,40 +82,44 @@ class PrincipalLimits:
         self._ended: dict[str, asyncio.Event] = {}
 
     def running(self, principal: Principal) -> int:
-        """Requests of the principal that have not ended."""
+        """Requests of the principal that have not ended; one for `n` answers counts n times."""
         return self._running[principal.id]
 
     @asynccontextmanager
     async def admit(self, principal: Principal) -> AsyncIterator[Session]:
         """One request from its first byte to the end of its reply. RateLimited names the limit."""
-        await self._take_place(principal)
-        session = Session(principal)
-        previous = CURRENT.get()
+        await self.take_places(principal, 1)
+        session = Session(principal, self)
+        previous, holder = CURRENT.get(), HOLDER.get()
         try:
             await self._check(principal)
             CURRENT.set(session)
+            HOLDER.set(principal.id)
             yield session
         finally:
             CURRENT.set(previous)
-            self._running[principal.id] -= 1
+            HOLDER.set(holder)
+            self._running[principal.id] -= session.counted
             if not self._running[principal.id]:
                 del self._running[principal.id]
             if (ended := self._ended.pop(principal.id, None)) is not None:
                 ended.set()
             await self._charge(principal, session.tokens)
 
-    async def _take_place(self, principal: Principal) -> None:
-        most = principal.limits.concurrent_requests
+    async def take_places(self, principal: Principal, count: int) -> None:
+        """Counts `count` more requests of the principal, for which it waits a moment."""
+        maximum = principal.limits.concurrent_requests
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
-                while most and self._running[principal.id] >= most:
+                while maximum and self._running[principal.id] + count > maximum:
                     await self._ended.setdefault(principal.id, asyncio.Event()).wait()
-        if most and self._running[principal.id] >= most:
+        if maximum and self._running[principal.id] + count > maximum:
             raise RateLimited(
-                f"concurrent-requests: {most} requests of this key run already; wait for one to end",
+                f"concurrent-requests: this key may have {maximum} requests at once, and each answer of n is "
+                "one; wait for one to end",
                 retry_after=1.0,
             )
-        self._running[principal.id] += 1
+        self._running[principal.id] += count
 
     async def _check(self, principal: Principal) -> None:
         limits = principal.limits

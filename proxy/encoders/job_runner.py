@@ -162,6 +162,8 @@ class JobRunner:
     def pool_changed(self) -> None:
         """The encoders, or the number of proxies that share them, have changed."""
         self.table.set_encoders(self._slots())
+        for address in self._pool.silent("encoder"):
+            self._end_tries(address, ended=False)
         for try_id in self.table.spread(self._clock()):
             if entry := self._tries.get(try_id):
                 self._forget(try_id, entry)
@@ -188,11 +190,18 @@ class JobRunner:
     def lose(self, address: str) -> None:
         """The encoder has gone or stalled: its jobs go elsewhere."""
         self.table.set_encoders(self._slots())
+        self._end_tries(address, ended=True)
+        self._begin(self.table.pump(self._clock()))
+
+    def _end_tries(self, address: str, *, ended: bool) -> None:
+        """The encoder has gone; or it is silent, which says nothing about the items that it has."""
         for try_id, entry in list(self._tries.items()):
             if entry.job.address == address:
                 self._forget(try_id, entry)
-                self._broken(try_id, entry.job, entry.stream, "the encoder worker does not answer")
-        self._begin(self.table.pump(self._clock()))
+                if ended:
+                    self._broken(try_id, entry.job, entry.stream, "the encoder worker does not answer")
+                else:
+                    self._retry(entry.job, try_id, "the encoder worker is silent")
 
     def _slots(self) -> list[EncoderSlot]:
         proxies = self._pool.proxies
@@ -204,7 +213,7 @@ class JobRunner:
                 max(worker.info.capacity.get("tower_credit", DEFAULT_CREDIT) // proxies, 1),
                 worker.info.kind,
             )
-            for worker in self._pool.serving("encoder")
+            for worker in self._pool.reaching("encoder")
         ]
 
     def _open(self, job: EncoderJob) -> None:

@@ -16,27 +16,27 @@ from typing import Any, NoReturn
 import grpc
 from grpc import aio
 
-from triptych.errors import InvalidRequest, Overloaded, RequestError, RequestTimeout
-from triptych.proxy.arrival import CURRENT_ARRIVAL, Arrival
+from triptych.errors import InvalidRequest, RequestError, RequestTimeout
 from triptych.proxy.auth.middleware import Authenticator
+from triptych.proxy.grpc.connections import GrpcConnections
 from triptych.proxy.grpc.message_fields import check_fields
 from triptych.proxy.grpc.traced import traced_call
-from triptych.proxy.http.body_budget import BodyBudget, MessageRoom
-from triptych.proxy.refusals import Refusals
+from triptych.proxy.quotas.table import QuotaTable
+from triptych.proxy.refusals.arrival import CURRENT_ARRIVAL, Arrival
+from triptych.proxy.refusals.refusals import Refusals
 from triptych.tracing.tracer import Tracer
 
 logger = logging.getLogger(__name__)
 
-#: Seconds in which a call's message has to come.
-MESSAGE_SECONDS = 60.0
-#: Calls at once beyond --max-queue: those that wait for their turn or for their message.
-SPARE_CALLS = 256
 HEALTH_SERVICE = "/grpc.health.v1.Health/"
 Context = aio.ServicerContext[Any, Any]
 
 
-def server_options(message_bytes: int, connections: int) -> list[tuple[str, Any]]:
+def server_options(quotas: QuotaTable) -> list[tuple[str, Any]]:
     """Channel options of a server that everybody reaches: a client costs little before it is admitted."""
+    message_bytes = quotas["bodies"].spec.largest
+    # Above the quota, so that the next peer is served while `GrpcConnections` ends what is too much.
+    connections = quotas["grpc-connections"].spec.capacity * 4 // 3
     return [
         ("grpc.max_receive_message_length", message_bytes),
         # A call that is not read holds one window. Probing for a better one makes that megabytes.
@@ -58,18 +58,17 @@ class GrpcAdmission(aio.ServerInterceptor):
 
     def __init__(
         self,
-        bodies: BodyBudget,
+        quotas: QuotaTable,
         authenticator: Authenticator | None,
         refusals: Refusals,
         *,
-        max_calls: int,
+        connections: GrpcConnections | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        self._bodies = bodies
+        self._connections = connections
+        self._quotas = quotas
         self._authenticator = authenticator
         self._refusals = refusals
-        self._max_calls = max_calls
-        self._calls = 0
         self._tracer = tracer
 
     async def intercept_service(
@@ -129,37 +128,39 @@ class GrpcAdmission(aio.ServerInterceptor):
     ) -> AsyncIterator[Any]:
         """The call's parsed message, counted until the call ends; RequestError when it is not let in."""
         principal = None if self._authenticator is None else self._authenticator.principal(authorization)
+        if self._connections is not None:
+            self._connections.called(context.peer())
+        holder = "" if principal is None else principal.id
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._counted())
+            stack.enter_context(self._quotas["grpc-calls"].hold(holder, 1))
             if counts and principal is not None and self._authenticator is not None:
                 await stack.enter_async_context(self._authenticator.admit(principal))
-            bodies = self._bodies.message("" if principal is None else principal.id)
-            room = await stack.enter_async_context(bodies)
             # Nothing here keeps the message: the handler has it alone.
-            yield await _message(context, handler, room)
+            yield await self._receive(context, handler, holder, stack)
 
-    @asynccontextmanager
-    async def _counted(self) -> AsyncIterator[None]:
-        if self._calls >= self._max_calls:
-            raise Overloaded(f"{self._max_calls} gRPC calls are open already", retry_after=1.0)
-        self._calls += 1
-        try:
-            yield
-        finally:
-            self._calls -= 1
+    async def _receive(self, context: Context, handler: Any, holder: str, stack: AsyncExitStack) -> Any:
+        """The call's message, parsed; `stack` holds its bytes.
+
+        How large a message is shows only when all of it is there: the largest possible is reserved before.
+        """
+        bodies, messages = self._quotas["bodies"], self._quotas["messages"]
+        with await messages.wait(holder, 1):
+            body = stack.enter_context(await bodies.wait(holder, bodies.spec.largest))
+            raw = await _message(context, messages.spec.total_seconds)
+            body.remove(bodies.spec.largest - len(raw))
+            return _parsed(handler, raw)
 
 
-async def _message(context: Context, handler: Any, room: MessageRoom) -> Any:
-    """The call's first message, parsed. Further ones are never read: they wait in the client's window."""
+async def _message(context: Context, seconds: float) -> bytes:
+    """The call's first message. Further ones are never read: they wait in the client's window."""
     try:
-        async with asyncio.timeout(MESSAGE_SECONDS):
+        async with asyncio.timeout(seconds):
             raw = await context.read()
     except TimeoutError:
         raise RequestTimeout("the call's message comes too slowly") from None
     if not isinstance(raw, bytes):
         raise InvalidRequest("the call has no message")
-    room.received(len(raw))
-    return _parsed(handler, raw)
+    return raw
 
 
 def _parsed(handler: Any, raw: bytes) -> Any:

@@ -14,6 +14,8 @@ from uvicorn.server import ServerState
 
 from triptych.errors import RequestError, RequestTimeout, TooLarge, Unavailable
 from triptych.proxy.http.errors import error_json, retry_after
+from triptych.proxy.http.places import ConnectionPlaces, Place
+from triptych.proxy.http.proxy_protocol import BadHeader, parse_header
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +31,7 @@ BUSY = Unavailable("too many connections to this proxy; try again later", retry_
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Seconds and bytes. `most`: connections that are served; `spare`: further ones that get a 503;
-    `grpc`: those of gRPC clients."""
+    """Seconds and bytes. `spare`: connections beyond their quota that get a 503."""
 
     #: For a request's head; as long again for a TLS handshake before it.
     head_seconds: float = 10.0
@@ -39,10 +40,10 @@ class ConnectionLimits:
     #: A body must bring, and a client that lets replies pile up must take, `least_bytes` in each such window.
     window_seconds: float = 30.0
     least_bytes: int = 16 << 10
+    #: In which a body must have arrived as a whole.
+    body_seconds: float = 300.0
     sweep_seconds: float = 1.0
-    most: int = 512
     spare: int = 256
-    grpc: int = 128
 
 
 def needs_key(path: str) -> bool:
@@ -68,15 +69,14 @@ def raise_file_limit() -> int:
     return wanted
 
 
-def limits_for(files: int) -> ConnectionLimits:
-    """An eighth of the files is for the store, workers, fetches and spooled media."""
-    return ConnectionLimits(most=max(files * 3 // 4, 64), grpc=max(files // 8, 64))
-
-
 class LimitedConnection(HttpToolsProtocol):
-    """uvicorn's connection, which notes what it waits for; a `Sweeper` ends those that wait too long."""
+    """uvicorn's connection, which notes what it waits for; a `Sweeper` ends those that wait too long.
+
+    `address`: the client's, where the PROXY protocol has told it already.
+    """
 
     limits = ConnectionLimits()
+    places: ConnectionPlaces
 
     def __init__(
         self,
@@ -84,14 +84,22 @@ class LimitedConnection(HttpToolsProtocol):
         server_state: ServerState,
         app_state: dict[str, object],
         _loop: asyncio.AbstractEventLoop | None = None,
+        address: str | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self._address = address
+        #: Its place among the connections; None while it has none.
+        self._place: Place | None = None
+        #: The bytes of a PROXY header that is not complete yet; None where none is expected.
+        self._header: bytes | None = None
+        self._served_app = self.app
         #: When the wait for a request's head began; None while none is awaited.
         self._head_since: float | None = None
         self._head_begun = False
         self._head_bytes = 0
         #: Beginning of the current window of a body's arrival, and the bytes that it has brought.
         self._body_since: float | None = None
+        self._body_begun = 0.0
         self._arrived = 0
         #: Beginning of the current window of a reply's leaving, and the bytes that were unsent then.
         self._unsent_since: float | None = None
@@ -100,13 +108,41 @@ class LimitedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._head_since = self.loop.time()
-        over = len(self.connections) - self.limits.most
-        if over > self.limits.spare:
+        peer = self.client[0] if self.client else ""
+        if self._address is None and self.places.has_header(peer):
+            self._header = b""
+        else:
+            self._take_place(peer if self._address is None else self._address)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._place is not None:
+            self._place.close()
+
+    def _take_place(self, address: str) -> None:
+        self._place = self.places.take(address)
+        if self._place is None:
             self._tell(BUSY)
-        elif over > 0:
-            self.app = Busy(self.app)
+        elif not self._place.served:
+            self.app = Busy(self._served_app)
+
+    def _read_header(self, data: bytes) -> bytes:
+        """What comes after the PROXY header."""
+        self._header = (self._header or b"") + data
+        try:
+            parsed = parse_header(self._header)
+        except BadHeader:
+            self.transport.abort()
+            return b""
+        if parsed is None:
+            return b""
+        rest, self._header = self._header[parsed[1] :], None
+        self._take_place(parsed[0])
+        return b"" if self.transport.is_closing() else rest
 
     def data_received(self, data: bytes) -> None:
+        if self._header is not None and not (data := self._read_header(data)):
+            return
         # Line breaks between requests end uvicorn's keep-alive timer and begin no request.
         if self._head_since is None and self._body_since is None:
             self._head_since = self.loop.time()
@@ -123,7 +159,11 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_since, self._head_begun, self._head_bytes = None, False, 0
-        self._body_since, self._arrived = self.loop.time(), 0
+        self._body_since = self._body_begun = self.loop.time()
+        self._arrived = 0
+        if self._place is not None and self._place.of_gateway:
+            served = self.places.move(self._place, self.headers)
+            self.app = self._served_app if served else Busy(self._served_app)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -158,6 +198,8 @@ class LimitedConnection(HttpToolsProtocol):
         self._unsent_since, self._unsent = now, unsent
 
     def _sweep_body(self, seconds: float) -> None:
+        if self.loop.time() - self._body_begun >= self.limits.body_seconds:
+            self._tell(RequestTimeout(f"the request's body takes more than {self.limits.body_seconds:g} s"))
         if seconds < self.limits.window_seconds:
             return
         late = self._arrived < self.limits.least_bytes and not self.flow.read_paused
@@ -223,6 +265,6 @@ class Sweeper:
                     connection.sweep(now)
 
 
-def connection_class(limits: ConnectionLimits) -> type[LimitedConnection]:
+def connection_class(limits: ConnectionLimits, places: ConnectionPlaces) -> type[LimitedConnection]:
     """The protocol class for uvicorn, which makes the objects itself."""
-    return type("ConfiguredConnection", (LimitedConnection,), {"limits": limits})
+    return type("ConfiguredConnection", (LimitedConnection,), {"limits": limits, "places": places})

@@ -16,10 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from triptych.config import format_size
 from triptych.errors import InternalError, InvalidRequest, NotFound, RequestError, TooLarge
 from triptych.log import log_fields
-from triptych.proxy.http.body_budget import BodyBudget
 from triptych.proxy.http.errors import error_body, error_json, retry_after
 from triptych.proxy.http.sse import DONE, event
 from triptych.proxy.http.unknown_fields import ignored_header, names_of
+from triptych.proxy.quotas.quota import HOLDER, Quota
 from triptych.tracing.server_span import CURRENT_SPAN
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,8 @@ class PostEndpoint(ABC, Generic[P]):
     known: Collection[str] = ()
     reject_unknown = False
 
-    def __init__(self, *, max_body: int) -> None:
+    def __init__(self, parser: Quota, *, max_body: int) -> None:
+        self._parser = parser
         self._max_body = max_body
 
     @abstractmethod
@@ -86,6 +87,7 @@ class PostEndpoint(ABC, Generic[P]):
         except ClientGone:
             logger.info("request %s: the client has gone", request_id, extra=log_fields(label=request_id))
         except RequestError as error:
+            # Its frames hold the body's text, and the next body is parsed soon.
             error.drop_traceback()
             await reply.error(error)
         except Exception:
@@ -100,18 +102,14 @@ class PostEndpoint(ABC, Generic[P]):
         if len(raw) <= INLINE_BODY:
             return self._parse(raw, reply, content_type)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(_PARSER, self._parse, raw, reply, content_type)
+        with await self._parser.wait(HOLDER.get(), 1):
+            return await loop.run_in_executor(_PARSER, self._parse, raw, reply, content_type)
 
     def _parse(self, raw: bytes, reply: HttpReply, content_type: bytes) -> P:
-        try:
-            request = self.parse(raw, reply.request_id, content_type)
-            names = self.names(raw, request)
-            reply.headers = ignored_header(names, self.known, reject=self.reject_unknown)
-            return request
-        except RequestError as error:
-            # Its frames hold this body's text, and the next body is parsed before the event loop sees it.
-            error.drop_traceback()
-            raise
+        request = self.parse(raw, reply.request_id, content_type)
+        names = self.names(raw, request)
+        reply.headers = ignored_header(names, self.known, reject=self.reject_unknown)
+        return request
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         limit = f"the request body is above {format_size(self._max_body)}; {self.smaller}"
@@ -154,29 +152,27 @@ class PostEndpoint(ABC, Generic[P]):
             del answer, watch, task
 
 
-class BodyBudgetMiddleware:
-    """Counts a request's body as it arrives, and until the request has been answered."""
+class BodyMiddleware:
+    """Counts a request's body as it arrives, and until the request has been answered.
 
-    def __init__(self, app: ASGIApp, budget: BodyBudget) -> None:
+    `LimitedConnection` keeps the deadlines of its arrival.
+    """
+
+    def __init__(self, app: ASGIApp, bodies: Quota) -> None:
         self._app = app
-        self._budget = budget
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        held = 0
+        with self._bodies.hold(HOLDER.get()) as hold:
 
-        async def counted() -> Message:
-            """The next message; Overloaded when its bytes find no room."""
-            nonlocal held
-            message = await receive()
-            if size := len(message.get("body", b"")):
-                self._budget.add(size)
-                held += size
-            return message
+            async def counted() -> Message:
+                """The next message; QuotaExceeded when its bytes do not fit."""
+                message = await receive()
+                if size := len(message.get("body", b"")):
+                    hold.add(size)
+                return message
 
-        try:
             await self._app(scope, counted, send)
-        finally:
-            self._budget.remove(held)
 
 
 class WritePacer:

@@ -10,9 +10,13 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from triptych.config import ProxyConfig
 from triptych.proxy.http.closing import ClosingMiddleware
 from triptych.proxy.http.connections import ConnectionLimits, Sweeper, connection_class
+from triptych.proxy.http.peers import TrustedProxies
+from triptych.proxy.http.places import ConnectionPlaces
 from triptych.proxy.http.tls import TlsListener
+from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.rpc.tls.certificates import Certificates
 
 #: Longer than clients keep unused connections: a request must not meet a connection that is being closed.
@@ -31,16 +35,20 @@ class HttpServer(uvicorn.Server):
         listener: socket.socket,
         limits: ConnectionLimits | None = None,
         certificates: Certificates | None = None,
+        quotas: QuotaTable | None = None,
+        trusted: TrustedProxies | None = None,
     ) -> None:
         limits = limits or ConnectionLimits()
+        quotas, trusted = quotas or QuotaTable(quota_specs(ProxyConfig())), trusted or TrustedProxies()
+        places = ConnectionPlaces(quotas["connections"], limits.spare, trusted)
         self._closing = ClosingMiddleware(app)
         config = uvicorn.Config(
             self._closing,
-            http=connection_class(limits),
+            http=connection_class(limits, places),
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             lifespan="off",
             access_log=False,
-            proxy_headers=False,  # nothing looks at the client's address
+            proxy_headers=False,  # quotas look at them themselves
             log_config=None,
             log_level="warning",
             ws="none",
@@ -48,11 +56,11 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self._listener = listener
-        self._limits = limits
         self._door = None
         if certificates is not None:
+            handshakes = quotas["handshakes"]
             self._door = TlsListener(
-                listener, certificates, self._connection, self._full, limits.head_seconds
+                listener, certificates, self._connection, handshakes, trusted, limits.head_seconds
             )
         self._sweeper = Sweeper(self.server_state, limits)
         self._sweeping: asyncio.Task[None] | None = None
@@ -98,15 +106,11 @@ class HttpServer(uvicorn.Server):
         self.servers = [self._door]  # type: ignore[list-item]  # it is closed and waited for as those are
         self.started = True
 
-    def _connection(self) -> asyncio.Protocol:
+    def _connection(self, address: str) -> asyncio.Protocol:
         made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
-            config=self.config, server_state=self.server_state, app_state={}
+            config=self.config, server_state=self.server_state, app_state={}, address=address
         )
         return made
-
-    def _full(self, handshakes: int) -> bool:
-        """Whether connections and handshakes are as many as may be open."""
-        return len(self.server_state.connections) + handshakes >= self._limits.most + self._limits.spare
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

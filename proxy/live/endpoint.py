@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from triptych.errors import NotFound, RequestError, Unavailable
+from triptych.errors import NotFound, RequestError
 from triptych.proxy.auth.middleware import principal_of, sees_all
 from triptych.proxy.http.errors import error_json, retry_after
 from triptych.proxy.live.calls import CallLog
@@ -81,7 +81,7 @@ class EventsEndpoint:
                 if scope["method"] == "HEAD":
                     listener.close()
                 await self._serve(listener, receive, send)
-        except Unavailable as error:
+        except RequestError as error:
             await refusal(error)(scope, receive, send)
 
     async def _serve(self, listener: Listener, receive: Receive, send: Send) -> None:

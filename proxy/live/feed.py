@@ -13,13 +13,11 @@ import msgspec
 from triptych.errors import Unavailable
 from triptych.proxy.live.history import STEP_SECONDS
 from triptych.proxy.live.objects import ClusterHistory, ClusterSnapshot, RequestRow
+from triptych.proxy.quotas.quota import Quota
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-MOST_LISTENERS = 32
-#: Of one tenant, where API keys are in use: none can take all places.
-MOST_OF_A_TENANT = 16
 #: Snapshots in a row that a listener may miss, of which it gets the newest; then it is dropped.
 MOST_MISSED = 10
 _RETRY_AFTER = 5.0
@@ -38,8 +36,7 @@ class LookedAt(Protocol):
 class Listener:
     """One reader of the feed. Holds at most the newest event that it has not read."""
 
-    def __init__(self, tenant: str = "", shown: str = "") -> None:
-        self.tenant = tenant
+    def __init__(self, shown: str = "") -> None:
         self.shown = shown
         self._newest: bytes | None = None
         self._missed = 0
@@ -71,9 +68,9 @@ class Listener:
 class LiveFeed:
     """Looks at the cluster every second, and serves what it sees."""
 
-    def __init__(self, view: LookedAt, most: int = MOST_LISTENERS) -> None:
+    def __init__(self, view: LookedAt, places: Quota) -> None:
         self._view = view
-        self._most = most
+        self._places = places
         self._listeners: set[Listener] = set()
         self._task: asyncio.Task[None] | None = None
         self._snapshot: tuple[float, ClusterSnapshot] | None = None
@@ -129,30 +126,20 @@ class LiveFeed:
 
     @contextmanager
     def listen(self, tenant: str = "", shown: str = "") -> Iterator[Listener]:
-        """A listener for as long as the context lasts. Unavailable when there are too many.
+        """A listener for as long as the context lasts. QuotaExceeded when there are too many.
 
         `tenant` is empty where no API keys are in use, `shown` where it may see the requests of all.
         """
         if self._draining:
             raise Unavailable("this proxy is stopping", retry_after=_RETRY_AFTER)
-        if len(self._listeners) >= self._most:
-            raise Unavailable(
-                f"{self._most} listeners follow /cluster/events already; ask /cluster now and then instead",
-                retry_after=_RETRY_AFTER,
-            )
-        if tenant and sum(one.tenant == tenant for one in self._listeners) >= MOST_OF_A_TENANT:
-            raise Unavailable(
-                f"{MOST_OF_A_TENANT} listeners of this API key follow /cluster/events already; ask /cluster "
-                "now and then instead",
-                retry_after=_RETRY_AFTER,
-            )
-        listener = Listener(tenant, shown)
-        self._listeners.add(listener)
-        try:
-            listener.offer(event("snapshot", self.snapshot(shown)))
-            yield listener
-        finally:
-            self._listeners.discard(listener)
+        with self._places.hold(tenant, 1):
+            listener = Listener(shown)
+            self._listeners.add(listener)
+            try:
+                listener.offer(event("snapshot", self.snapshot(shown)))
+                yield listener
+            finally:
+                self._listeners.discard(listener)
 
     def look(self) -> None:
         """One look, and an event to every listener."""

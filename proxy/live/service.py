@@ -56,7 +56,7 @@ class LiveData:
             decision=decision,
             store_memory=store_memory,
         )
-        self._feed = LiveFeed(ClusterView(sources))
+        self._feed = LiveFeed(ClusterView(sources), dispatcher.quotas["listeners"])
         self._feed.start()
         return live_routes(self._feed, self.calls)
 

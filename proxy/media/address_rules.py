@@ -6,10 +6,7 @@ import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from triptych.errors import ConfigError
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+from triptych.proxy.http.peers import Address, Network, parse_networks
 
 #: Own tables, since `ipaddress.is_global` differs between Python's patch releases.
 _NOT_PUBLIC_4 = tuple(
@@ -91,18 +88,9 @@ def parse_rules(hosts: str, networks: str) -> AddressRules:
     """The rules of the operator's comma-separated flags. ConfigError for an invalid network."""
     return AddressRules(
         frozenset(canonical_host(host) for host in _words(hosts)),
-        tuple(_network(text) for text in _words(networks)),
+        parse_networks(networks, "--allow-media-networks"),
     )
 
 
 def _words(text: str) -> Iterable[str]:
     return filter(None, (word.strip() for word in text.split(",")))
-
-
-def _network(text: str) -> Network:
-    try:
-        return ipaddress.ip_network(text)
-    except ValueError:
-        raise ConfigError(
-            f"--allow-media-networks: {text!r} is not a network: write it like 10.1.0.0/16 or fd12::/16"
-        ) from None

@@ -16,7 +16,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from triptych import __version__
-from triptych.proxy.media.address_rules import Address, AddressRules
+from triptych.proxy.http.peers import Address
+from triptych.proxy.media.address_rules import AddressRules
 
 CONNECT_SECONDS = 5.0
 #: Timeout between two reads.

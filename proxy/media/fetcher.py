@@ -18,7 +18,7 @@ from triptych.proxy.media.connection import AddressRefused, MediaConnections
 from triptych.proxy.media.response import FetchFailed, MediaTooLarge, check_head, keep_body
 from triptych.proxy.media.source import WebUrl, parse_web_url
 from triptych.proxy.media.spool import MediaSpool, SpooledMedia
-from triptych.proxy.periodic_log import PeriodicLog
+from triptych.proxy.refusals.periodic_log import PeriodicLog
 
 logger = logging.getLogger(__name__)
 

@@ -178,6 +178,8 @@ class StateEndpoints:
             return JSONResponse({"status": "draining"}, status_code=503)
         if not models:
             return JSONResponse({"status": "no PD worker is live"}, status_code=503)
+        if self._pool.cut_off:
+            return JSONResponse({"status": "cut off from the store"}, status_code=503)
         if not self._pool.store_ok:
             body["degraded"] = "store"
         return JSONResponse(body)

@@ -99,8 +99,8 @@ class PDLink:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def give_up(self) -> None:
-        stalled = self.attached
+    def give_up(self, *, silent: bool = False) -> None:
+        stalled = self.attached and not silent
         self.reattach()
         self._lose_all(final=stalled)
 

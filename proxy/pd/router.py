@@ -23,7 +23,7 @@ from triptych.proxy.ports import Link, ProcessEnd, RequestEvents, Transport
 from triptych.proxy.requests.instructions import Submit
 from triptych.proxy.requests.request import InFlightRequest
 from triptych.proxy.routing import PDLoad, PrefixAffinity, choose_pd
-from triptych.proxy.workers import KnownWorkers
+from triptych.proxy.workers import KnownWorkers, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +83,9 @@ class PDRouter:
         for address in known:
             if address not in self._links:
                 self._links[address] = self._transport.open_link(address, self._events, self)
+        for address in set(self._pool.silent("pd")) - self.suspects.apart:
+            if address in self._links:
+                self._links[address].give_up(silent=True)
         for request, order in list(self._waiting.values()):
             self._refuse_too_long(request, order)
         self.pump()
@@ -282,9 +285,15 @@ class PDRouter:
         self._events.failed(request.request_id, InternalError(message))
 
     def _candidates(self, request: InFlightRequest) -> list[PDLoad]:
+        """Workers that can take it; with items only those that reach the store, where any does."""
+        if request.content.items and (able := self._able(request, self._pool.reaching("pd"))):
+            return able
+        return self._able(request, self._pool.well("pd"))
+
+    def _able(self, request: InFlightRequest, workers: Sequence[Worker]) -> list[PDLoad]:
         loads = []
         closed = request.refused_by | self.suspects.apart
-        for worker in self._pool.serving("pd"):
+        for worker in workers:
             info = worker.info
             link = self._links.get(info.address)
             if link is None or not link.attached or link.set_aside or info.address in closed:

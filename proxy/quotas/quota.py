@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
@@ -16,6 +17,9 @@ from typing import Literal, Self
 from triptych.errors import Overloaded
 
 RETRY_AFTER = 2.0
+#: For whom the running code holds: the principal's id, empty where no keys are in use. It follows the task of
+#: a request.
+HOLDER: ContextVar[str] = ContextVar("holder", default="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,17 @@ class QuotaExceeded(Overloaded):
 class Hold:
     """An amount that one holder has of a quota, until `close`. Closing twice is harmless."""
 
-    __slots__ = ("_on_expire", "_quota", "amount", "closed", "expired", "holder", "progressed", "since")
+    __slots__ = (
+        "_on_expire",
+        "_quota",
+        "amount",
+        "closed",
+        "expired",
+        "holder",
+        "progressed",
+        "settled",
+        "since",
+    )
 
     def __init__(self, quota: Quota, holder: str, amount: int, on_expire: Callable[[], None] | None) -> None:
         self._quota = quota
@@ -65,10 +79,12 @@ class Hold:
         self.closed = False
         #: A deadline of the hold has passed; its owner was told and closes it.
         self.expired = False
+        #: The deadlines of the quota do not apply any more.
+        self.settled = False
 
     def add(self, amount: int) -> None:
         """Holds more. QuotaExceeded where it does not fit; the hold is unchanged then."""
-        self._quota._check(self.holder, amount)
+        self._quota._check(self.holder, amount, own=self.amount)
         self._quota._count(self.holder, amount)
         self.amount += amount
 
@@ -110,12 +126,19 @@ class Quota:
 
     A holder may have its share of the capacity, and never more than what then stays free for others: holders
     that come later always find something. The holder "" is everybody where no keys are in use; it may have
-    all of it. Claims that wait are served in turn, a holder after the other.
+    all of it, and so may the one key of a proxy that has no other (`shared` says no). Claims that wait are
+    served in turn, a holder after the other.
     """
 
-    def __init__(self, spec: QuotaSpec, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        spec: QuotaSpec,
+        clock: Callable[[], float] = time.monotonic,
+        shared: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.spec = spec
         self.clock = clock
+        self._shared = shared
         self.used = 0
         self._held: dict[str, int] = {}
         self._holds: dict[Hold, None] = {}
@@ -128,17 +151,21 @@ class Quota:
     def free(self) -> int:
         return self.spec.capacity - self.used
 
-    def bound(self, holder: str) -> int:
-        """The amount that the holder may have while the others hold what they do."""
-        if not holder:
+    def bound(self, holder: str, own: int = 0) -> int:
+        """The amount that the holder may have while the others hold what they do.
+
+        `own` is what the hold that grows has already: as the only one of its holder, it may become the
+        largest.
+        """
+        if not holder or (self.spec.per == "key" and not self._shared()):
             return self.spec.capacity
         for_others = self.used - self.held(holder)
         shared = (self.spec.capacity - for_others + 1) // 2
         bound = min(int(self.spec.capacity * self.spec.share), shared)
-        return bound if self.held(holder) else max(bound, self.spec.largest)
+        return bound if self.held(holder) > own else max(bound, self.spec.largest)
 
-    def fits(self, holder: str, amount: int) -> bool:
-        return amount <= self.free and self.held(holder) + amount <= self.bound(holder)
+    def fits(self, holder: str, amount: int, own: int = 0) -> bool:
+        return amount <= self.free and self.held(holder) + amount <= self.bound(holder, own)
 
     def hold(self, holder: str, amount: int = 0, on_expire: Callable[[], None] | None = None) -> Hold:
         """Holds `amount` now. QuotaExceeded where it does not fit.
@@ -174,6 +201,8 @@ class Quota:
             return
         now = self.clock()
         for hold in list(self._holds):
+            if hold.settled:
+                continue
             if (idle and now - hold.progressed >= idle) or (total and now - hold.since >= total):
                 hold.expire()
 
@@ -183,8 +212,8 @@ class Quota:
         self._count(holder, amount)
         return hold
 
-    def _check(self, holder: str, amount: int) -> None:
-        if not self.fits(holder, amount):
+    def _check(self, holder: str, amount: int, own: int = 0) -> None:
+        if not self.fits(holder, amount, own):
             self._refuse(holder, amount)
 
     def _refuse(self, holder: str, amount: int) -> None:
@@ -215,6 +244,8 @@ class Quota:
         """
         for holder in list(self._waiting):
             amount, turn = self._waiting[holder][0]
+            if turn.done():
+                continue  # the caller gives up in this moment, and withdraws it
             if self.held(holder) + amount > self.bound(holder):
                 continue
             if amount > self.free:

@@ -5,24 +5,38 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from triptych.config import MIB, ProxyConfig
+from triptych.metrics import ProxyMetrics
 from triptych.proxy.quotas.quota import Quota, QuotaSpec
 
 SWEEP_SECONDS = 1.0
+#: gRPC calls at once beyond --max-queue: those that wait for their turn or for their message.
+SPARE_CALLS = 256
 
 
 class QuotaTable:
     """The quotas of one proxy; `run` expires overdue holds once a second."""
 
-    def __init__(self, specs: Iterable[QuotaSpec], clock: Callable[[], float] = time.monotonic) -> None:
-        self._quotas = {spec.name: Quota(spec, clock) for spec in specs}
+    def __init__(
+        self,
+        specs: Iterable[QuotaSpec],
+        clock: Callable[[], float] = time.monotonic,
+        shared: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._quotas = {spec.name: Quota(spec, clock, shared) for spec in specs}
 
     def __getitem__(self, name: str) -> Quota:
         return self._quotas[name]
 
     def __iter__(self) -> Iterator[Quota]:
         return iter(self._quotas.values())
+
+    def show(self, metrics: ProxyMetrics) -> None:
+        for quota in self:
+            metrics.quota_used.labels(quota.spec.name).set_function(partial(getattr, quota, "used"))
+            metrics.quota_capacity.labels(quota.spec.name).set(quota.spec.capacity)
 
     def sweep(self) -> None:
         for quota in self:
@@ -35,8 +49,64 @@ class QuotaTable:
             self.sweep()
 
 
-def quota_specs(config: ProxyConfig, files: int) -> tuple[QuotaSpec, ...]:
-    """The quotas of a proxy that may have `files` open."""
+def quota_specs(config: ProxyConfig, files: int = 1024) -> tuple[QuotaSpec, ...]:
+    """The quotas of a proxy that may have `files` open; an eighth is for the store, workers and media."""
+    return (*_door_quotas(config, files), *_request_quotas(config), *_media_quotas(config))
+
+
+def _door_quotas(config: ProxyConfig, files: int) -> tuple[QuotaSpec, ...]:
+    """What a client holds before its key is known, and what it holds of the live data."""
+    handshakes = max(files // 32, 16)
+    return (
+        QuotaSpec(
+            "connections",
+            max(files * 3 // 4 - handshakes, 64),
+            "connections",
+            "places for HTTP connections",
+            "",
+            "503 with Retry-After, except for `/health` and `/ready`; beyond 256 more, closed at once",
+            per="peer",
+        ),
+        QuotaSpec(
+            "handshakes",
+            handshakes,
+            "handshakes",
+            "places for TLS handshakes of HTTP",
+            "",
+            "closed at once",
+            per="peer",
+            total_seconds=10.0,
+        ),
+        QuotaSpec(
+            "grpc-connections",
+            max(files * 3 // 32, 48),
+            "connections",
+            "places for gRPC connections",
+            "",
+            "closed, and further ones of that address are not accepted; the deadline is for a first call",
+            per="peer",
+            idle_seconds=15.0,
+        ),
+        QuotaSpec(
+            "grpc-calls",
+            config.max_queue + SPARE_CALLS,
+            "calls",
+            "places for gRPC calls",
+            "--max-queue",
+            "RESOURCE_EXHAUSTED with `retry-after`; health checks do not count",
+        ),
+        QuotaSpec(
+            "listeners",
+            32,
+            "listeners",
+            "places for listeners of /cluster/events",
+            "",
+            "429 with Retry-After: ask `/cluster` now and then instead",
+        ),
+    )
+
+
+def _request_quotas(config: ProxyConfig) -> tuple[QuotaSpec, ...]:
     message = min(config.max_body, config.body_memory)
     return (
         QuotaSpec(
@@ -45,11 +115,31 @@ def quota_specs(config: ProxyConfig, files: int) -> tuple[QuotaSpec, ...]:
             "bytes",
             "memory for request bodies",
             "--body-memory",
-            "429 while the body arrives; a gRPC call waits before its message is read",
+            "429 while the body arrives; a gRPC call waits before its message is read; the deadlines are for "
+            "a body's arrival, then 408",
             largest=message,
             wait_seconds=10.0,
             idle_seconds=30.0,
             total_seconds=300.0,
+        ),
+        QuotaSpec(
+            "messages",
+            max(1, config.body_memory // 2 // message),
+            "messages",
+            "places for gRPC messages that arrive",
+            "--body-memory",
+            "they wait, then RESOURCE_EXHAUSTED with `retry-after`; above the deadline DEADLINE_EXCEEDED",
+            wait_seconds=10.0,
+            total_seconds=60.0,
+        ),
+        QuotaSpec(
+            "parser",
+            1,
+            "bodies",
+            "thread that parses large bodies",
+            "",
+            "they wait, one of each key in turn; then 429 with Retry-After",
+            wait_seconds=60.0,
         ),
         QuotaSpec(
             "requests",
@@ -58,7 +148,30 @@ def quota_specs(config: ProxyConfig, files: int) -> tuple[QuotaSpec, ...]:
             "places for requests in flight",
             "--max-queue",
             "429 with Retry-After; each answer of `n` counts",
+            largest=min(config.max_choices, config.max_queue),
         ),
+        QuotaSpec(
+            "queries",
+            config.max_queue,
+            "queries",
+            "places for /tokenize and /detokenize",
+            "--max-queue",
+            "429 with Retry-After",
+        ),
+        QuotaSpec(
+            "query-turns",
+            8,
+            "queries",
+            "turns of /tokenize and /detokenize at the workers",
+            "",
+            "they wait, one of each key in turn; then 429 with Retry-After",
+            wait_seconds=60.0,
+        ),
+    )
+
+
+def _media_quotas(config: ProxyConfig) -> tuple[QuotaSpec, ...]:
+    return (
         QuotaSpec(
             "fetches",
             config.media_fetches,

@@ -20,7 +20,10 @@ from triptych.types import ItemPlan
 
 logger = logging.getLogger(__name__)
 
-STORE_RETRY_SECONDS = 0.25
+#: How long the store may take to answer a look-up before the proxy goes on without it.
+LOOK_UP_SECONDS = 1.0
+#: As above for items whose plans are known: a PD worker may have them resident.
+KNOWN_LOOK_UP_SECONDS = 0.5
 
 
 class StoreView(Protocol):
@@ -49,7 +52,9 @@ class ItemSupply:
         metrics: ProxyMetrics,
         clock: Callable[[], float],
         skip_held_items: bool,
+        store_ok: Callable[[], bool],
     ) -> None:
+        self._store_ok = store_ok
         self._store = store
         self._jobs = jobs
         self._log = log
@@ -58,27 +63,30 @@ class ItemSupply:
         self._skip_held_items = skip_held_items
         self.known = KnownPlans()
 
-    async def look_up(self, request: InFlightRequest, mm_hashes: Sequence[str]) -> Mapping[str, ItemPlan]:
-        """Plans of the items that are stored, in one round trip; repeated while the store is down and the
-        request has not ended."""
+    async def look_up(
+        self, request: InFlightRequest, mm_hashes: Sequence[str]
+    ) -> Mapping[str, ItemPlan] | None:
+        """Plans of the items that are stored, in one round trip.
+
+        None where the store does not answer: an encoder that reaches it looks there before it computes.
+        """
         keys = [(key, request.bound.namespace) for key in mm_hashes]
-        while not request.lifecycle.ended:
-            request.looked_up = self._clock()
-            try:
-                found = await self._store.look_up(keys)
-                epoch = await self._store.epoch()
-            except TriptychError:
-                request.lifecycle.store_unavailable()
-                await asyncio.sleep(STORE_RETRY_SECONDS)
-                continue
-            plans = {plan.mm_hash: plan for plan in found if plan is not None}
-            for key, plan in plans.items():
-                request.origins[key] = "store"
-                self.note(request, key, epoch)
-                self.known.add(plan)
-            self._metrics.items.labels("store").inc(len(plans))
-            return plans
-        return {}
+        request.looked_up = self._clock()
+        if not self._store_ok():
+            return None
+        known = all(map(self.known.get, mm_hashes))
+        try:
+            async with asyncio.timeout(KNOWN_LOOK_UP_SECONDS if known else LOOK_UP_SECONDS):
+                found, epoch = await self._store.look_up(keys), await self._store.epoch()
+        except (TriptychError, TimeoutError):
+            return None
+        plans = {plan.mm_hash: plan for plan in found if plan is not None}
+        for key, plan in plans.items():
+            request.origins[key] = "store"
+            self.note(request, key, epoch)
+            self.known.add(plan)
+        self._metrics.items.labels("store").inc(len(plans))
+        return plans
 
     def expect(
         self, request: InFlightRequest, stored: Mapping[str, ItemPlan], prefixes: int
@@ -98,6 +106,13 @@ class ItemSupply:
         if plans:
             logger.debug("request %s: its PD worker may hold %d items", request.name, len(plans))
         return plans
+
+    def expect_known(self, request: InFlightRequest) -> Mapping[str, ItemPlan]:
+        """Plans of the items that were seen before, where the store gives no answer: a PD worker may hold
+        them, and says so or reports them missing."""
+        keys = {item.mm_hash for item in request.content.items}
+        plans = {key: self.known.get(key) for key in keys if self._skip_held_items}
+        return {key: plan for key, plan in plans.items() if plan and self._jobs.table.get(key) is None}
 
     def skip(self, request: InFlightRequest, mm_hash: str) -> None:
         """The request's PD worker holds the item: no encoder job is made."""
@@ -143,9 +158,12 @@ class ItemSupply:
 
     async def _evicted(self, request: InFlightRequest, mm_hashes: Sequence[str]) -> frozenset[str]:
         """Those of the lost items that were evicted, as far as the store answers."""
+        if not self._store_ok():
+            return frozenset()
         try:
-            epoch = await self._store.epoch()
-        except TriptychError:
+            async with asyncio.timeout(LOOK_UP_SECONDS):
+                epoch = await self._store.epoch()
+        except (TriptychError, TimeoutError):
             return frozenset()
         now = (epoch, self._store.clock_jumps)
         return frozenset(key for key in mm_hashes if epoch and request.epochs.get(key, now) == now)

@@ -75,7 +75,8 @@ class Lifecycle:
         self._losses: dict[str, int] = {}
         #: Keys that the attempt's PD worker has been sent as ready.
         self._announced: frozenset[str] = frozenset()
-        self._store_down = False
+        #: Keys that the attempt's PD worker has loaded.
+        self._loaded: set[str] = set()
 
     @property
     def ended(self) -> bool:
@@ -90,15 +91,17 @@ class Lifecycle:
     def _has_jobs(self) -> bool:
         return len(self.ready) + len(self.unencoded) < len(self._params)
 
+    def waits_for(self, pool: str) -> bool:
+        """Whether it waits for work of an "encoder", or of a "pd" worker, that needs the embedding store."""
+        if pool == "encoder":
+            return self.phase is not Phase.LOOK_UP and not self.ended and self._has_jobs
+        return self.phase in (Phase.SUBMIT, Phase.RUN) and self._loaded < self._params.keys()
+
     def begin(self) -> list[Instruction]:
         if not self._params:
             return self._submit()
         self.phase = Phase.LOOK_UP
         return [LookUpItems(tuple(self._params))]
-
-    def store_unavailable(self) -> None:
-        """The store did not answer the look-up, which is repeated."""
-        self._store_down = True
 
     def looked_up(
         self, plans: Mapping[str, ItemPlan], expected: Mapping[str, ItemPlan] | None = None
@@ -203,6 +206,7 @@ class Lifecycle:
         """The PD worker has the item's embedding."""
         if attempt != self.attempt or self.ended:
             return []
+        self._loaded.add(mm_hash)
         if mm_hash in self.unencoded and mm_hash not in self._held:
             self._held.add(mm_hash)
             return [SkipJob(mm_hash)]
@@ -286,8 +290,6 @@ class Lifecycle:
 
     def _lacking(self, queued: bool, encoders: bool) -> str:
         """What the request waits for that is not there."""
-        if self.phase is Phase.LOOK_UP and self._store_down:
-            return "embedding store"
         if self.phase is Phase.SUBMIT and queued:
             return "PD worker"
         waits = self.phase in (Phase.PLAN, Phase.WAIT) or (self.phase is Phase.RUN and self._has_jobs)
@@ -296,6 +298,7 @@ class Lifecycle:
     def _submit(self) -> list[Instruction]:
         self.phase = Phase.SUBMIT
         self.attempt += 1
+        self._loaded.clear()
         self._announced = frozenset(self.ready)
         resume = None
         if self.prompt_token_ids is not None:

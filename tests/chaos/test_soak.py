@@ -67,7 +67,7 @@ def relayed(checkpoint: Path) -> Iterator[Relayed]:
             checkpoint,
             folder / "run",
             *("--store", f"unix://{front}", "--encoders", "2", "--pd-workers", "1", "--threads", "1"),
-            *("--request-timeout", "120", *CACHES),
+            *("--request-timeout", "120", "--store-wait", "120", *CACHES),
         )
         stack.callback(cluster.stop)
         cluster.add_worker(

@@ -23,6 +23,10 @@ from triptych.launch.embedded_store import EmbeddedStore
 pytestmark = pytest.mark.timeout(300)
 
 
+#: Requests wait for the store however long it is away.
+PATIENT = ("--store-wait", "120")
+
+
 def _flush(url: str) -> None:
     with redis.Redis.from_url(url, socket_timeout=PATIENCE) as client:
         client.flushall()
@@ -61,7 +65,7 @@ async def test_a_flushed_store_changes_no_answer(shared_cluster, cases, referenc
 async def test_a_store_that_hangs_and_is_killed_loses_nothing_and_stops_no_text(
     make_cluster, cases, reference
 ):
-    cluster = make_cluster(1, "--encoder-batch-patches", "1")
+    cluster = make_cluster(1, "--encoder-batch-patches", "1", *PATIENT)
     texts = [index for index, case in enumerate(cases) if not case.images]
     async with Streams(cluster.url, cases, STREAM_TOKENS, [""]) as streams:
         await hold("an embedding", lambda: _tower_items(cluster) > 1, streams)
@@ -79,7 +83,7 @@ async def test_a_store_that_is_gone_for_five_seconds_loses_nothing(make_cluster,
     with tempfile.TemporaryDirectory(prefix="store-") as folder:
         store = EmbeddedStore(Path(folder), 128 << 20)
         store.start()
-        cluster = make_cluster(1, "--encoder-batch-patches", "1", "--store", store.url)
+        cluster = make_cluster(1, "--encoder-batch-patches", "1", "--store", store.url, *PATIENT)
         try:
             async with Streams(cluster.url, cases, STREAM_TOKENS, [""]) as streams:
                 await hold("an embedding", lambda: _tower_items(cluster) > 1, streams)

@@ -76,7 +76,7 @@ async def test_a_server_of_the_store_that_dies_or_moves_changes_no_answer(
     opened: Any, make_cluster: Any, cases: Any, reference: Any, tmp_path: Path
 ) -> None:
     with opened(tmp_path / "servers") as (url, fault):
-        words = ("--encoder-batch-patches", "1", "--store", url)
+        words = ("--encoder-batch-patches", "1", "--store", url, "--store-wait", "120")
         cluster = await asyncio.to_thread(make_cluster, 1, *words)
 
         def towers() -> float:

@@ -15,10 +15,12 @@ from triptych.cli.commands.profile import profile
 from triptych.cli.commands.services import colocated, encoder, pd, proxy
 from triptych.cli.commands.store import store
 from triptych.cli.commands.top import top
-from triptych.cli.extras import Commands
+from triptych.cli.extras import CommandGroup
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def app() -> None:
     """Serves multimodal models with the encoder disaggregated from prefill and decode."""

@@ -14,7 +14,7 @@ _EXTRAS = dict.fromkeys((*_WORKER, "transformers"), "worker")
 _EXTRAS |= {"cryptography": "cert", "matplotlib": "bench", "ray": "ray", "vllm": "vllm"}
 
 
-class Commands(click.Group):
+class CommandGroup(click.Group):
     """A group whose commands end with one sentence where a package of an extra is missing."""
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -19,7 +19,7 @@ from triptych.config.memory import (
     format_size,
     parse_size,
 )
-from triptych.config.proxy import ProxyConfig, check_page
+from triptych.config.proxy import ProxyConfig, check_times
 from triptych.config.scaling import ScalingConfig, check_scaling
 from triptych.config.service import ServiceConfig, check_drain_timeout
 from triptych.config.tls import (
@@ -58,9 +58,9 @@ __all__ = [
     "check_drain_timeout",
     "check_front_door",
     "check_front_encryption",
-    "check_page",
     "check_scaled",
     "check_scaling",
+    "check_times",
     "check_worker_encryption",
     "format_size",
     "front_door_tls",

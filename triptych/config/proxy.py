@@ -57,6 +57,9 @@ class ProxyConfig(ServiceConfig):
         " always encodes items that the store has lost",
     )
     request_timeout: float = flag(300.0, "deadline of a request in seconds")
+    store_wait: float = flag(
+        2.0, "seconds that a request waits for an embedding store that no worker reaches before it gets 503"
+    )
     store_memory: int = flag(0, "byte budget of the store; 0: its maxmemory", size=True)
     api_key: str = flag(
         "", "API key that clients must send; several separated by commas", secret=True, joined=True
@@ -66,6 +69,12 @@ class ProxyConfig(ServiceConfig):
     key_requests_per_minute: int = flag(0, "most requests per minute of one key; 0: no limit")
     key_tokens_per_minute: int = flag(0, "most prompt and output tokens per minute of one key; 0: no limit")
     key_concurrent_requests: int = flag(0, "most concurrent requests of one key; 0: no limit")
+    trusted_proxies: str = flag(
+        "", "comma-separated networks of gateways that tell a client's address, by X-Forwarded-For"
+    )
+    proxy_protocol: bool = flag(
+        False, "HTTP connections of --trusted-proxies begin with a header of the PROXY protocol, v1 or v2"
+    )
     page: bool = flag(True, "serve the web page at / and live data of the cluster")
     page_ttft_slo: float = flag(4.0, "TTFT limit in seconds that the web page counts as good")
     page_tpot_slo: float = flag(0.2, "TPOT limit in seconds that the web page counts as good")
@@ -78,9 +87,10 @@ class ProxyConfig(ServiceConfig):
     scaling: ScalingConfig = part(ScalingConfig)
 
 
-def check_page(config: ProxyConfig) -> None:
-    """ConfigError for an SLO that is no time."""
+def check_times(config: ProxyConfig) -> None:
+    """ConfigError for a time that is none."""
     for name, seconds in (
+        ("--store-wait", config.store_wait),
         ("--page-ttft-slo", config.page_ttft_slo),
         ("--page-tpot-slo", config.page_tpot_slo),
     ):

@@ -17,7 +17,7 @@ from triptych.machine.resources import allowed_cpus, available_memory, cpu_quota
 
 #: Least memory for any worker: the interpreter and torch take a third of it.
 LEAST_MEMORY = GIB
-#: Files for connections, workers and spooled media; see `limits_for` of the proxy.
+#: Files for connections, workers and spooled media; see the quotas of the proxy.
 LEAST_FILES = 4096
 
 

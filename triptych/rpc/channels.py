@@ -16,6 +16,8 @@ from triptych.rpc.tls.material import TlsMaterial
 MAX_MESSAGE_BYTES = 80 << 20
 #: In the initial metadata of a PD worker's streams: the process's incarnation, as in its registration.
 INCARNATION_HEADER = "x-triptych-incarnation"
+#: The health service's name for "this process reaches the embedding store".
+STORE_SERVICE = "triptych.store"
 #: Largest media frame of an encoder job.
 MEDIA_FRAME_BYTES = 256 << 10
 

@@ -29,12 +29,16 @@ def health_answer(*, healthy: bool) -> ProbeAnswer:
     return ProbeAnswer(200, "ok") if healthy else ProbeAnswer(503, "stalled")
 
 
-def ready_answer(phase: ServicePhase, *, healthy: bool, degraded: Sequence[str] = ()) -> ProbeAnswer:
+def ready_answer(
+    phase: ServicePhase, *, healthy: bool, cut_off: bool = False, degraded: Sequence[str] = ()
+) -> ProbeAnswer:
     """The answer to a readiness probe. A degraded process does part of its work, and stays ready."""
     if phase is not ServicePhase.READY:
         return ProbeAnswer(503, phase.value)
     if not healthy:
         return ProbeAnswer(503, "stalled")
+    if cut_off:
+        return ProbeAnswer(503, "cut off from the store")
     return ProbeAnswer(200, phase.value, tuple(degraded))
 
 
@@ -48,6 +52,8 @@ class ServiceStatus:
         self._phase = ServicePhase.STARTING
         self._healthy: Callable[[], bool] = lambda: True
         self._degraded: Callable[[], Sequence[str]] = tuple
+        #: Whether others, not this process, reach what all need.
+        self.cut_off: Callable[[], bool] = lambda: False
 
     def follow(self, healthy: Callable[[], bool], degraded: Callable[[], Sequence[str]] = tuple) -> None:
         """From now on asks these two, which may be called from any thread."""
@@ -66,4 +72,6 @@ class ServiceStatus:
         return health_answer(healthy=self._healthy())
 
     def ready_probe(self) -> ProbeAnswer:
-        return ready_answer(self._phase, healthy=self._healthy(), degraded=self._degraded())
+        return ready_answer(
+            self._phase, healthy=self._healthy(), cut_off=self.cut_off(), degraded=self._degraded()
+        )

@@ -186,7 +186,7 @@ class SimulatedLink:
     def reattach(self) -> None:
         """The stream stands."""
 
-    def give_up(self) -> None:
+    def give_up(self, *, silent: bool = False) -> None:
         """No worker fails."""
 
     async def close(self) -> None:

@@ -25,7 +25,7 @@ class AudioEndpoint(PostEndpoint[TranscriptionRequest]):
     def __init__(
         self, dispatcher: Dispatcher, queries: PDQueries, *, translates: bool, max_body: int, timeout: float
     ) -> None:
-        super().__init__(max_body=max_body)
+        super().__init__(dispatcher.quotas["parser"], max_body=max_body)
         self._dispatcher = dispatcher
         self._queries = queries
         self._translates = translates

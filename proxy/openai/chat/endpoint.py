@@ -26,7 +26,7 @@ class ChatEndpoint(PostEndpoint[tuple[ChatCall, ChatReplyOptions]]):
     def __init__(
         self, dispatcher: Dispatcher, *, max_images: int, max_body: int, timeout: float, max_choices: int = 16
     ) -> None:
-        super().__init__(max_body=max_body)
+        super().__init__(dispatcher.quotas["parser"], max_body=max_body)
         self._dispatcher = dispatcher
         self._max_images = max_images
         self._max_choices = max_choices

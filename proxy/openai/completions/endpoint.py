@@ -25,7 +25,7 @@ class CompletionsEndpoint(PostEndpoint[CompletionRequest]):
     def __init__(
         self, dispatcher: Dispatcher, queries: PDQueries, *, max_choices: int, max_body: int, timeout: float
     ) -> None:
-        super().__init__(max_body=max_body)
+        super().__init__(dispatcher.quotas["parser"], max_body=max_body)
         self._dispatcher = dispatcher
         self._queries = queries
         self._max_choices = max_choices

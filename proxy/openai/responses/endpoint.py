@@ -20,7 +20,7 @@ class ResponsesEndpoint(PostEndpoint[ResponsesRequest]):
     known = ResponsesBody.__struct_fields__
 
     def __init__(self, dispatcher: Dispatcher, *, max_images: int, max_body: int, timeout: float) -> None:
-        super().__init__(max_body=max_body)
+        super().__init__(dispatcher.quotas["parser"], max_body=max_body)
         self._dispatcher = dispatcher
         self._max_images = max_images
         self._timeout = timeout

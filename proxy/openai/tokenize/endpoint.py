@@ -30,7 +30,7 @@ class TokenizeEndpoint(PostEndpoint[TokenizeQuery]):
         max_images: int,
         max_body: int,
     ) -> None:
-        super().__init__(max_body=max_body)
+        super().__init__(dispatcher.quotas["parser"], max_body=max_body)
         self._dispatcher = dispatcher
         self._queries = queries
         self._admission = admission
@@ -57,7 +57,7 @@ class DetokenizeEndpoint(PostEndpoint[DetokenizeBody]):
     def __init__(
         self, dispatcher: Dispatcher, queries: PDQueries, admission: RequestAdmission, *, max_body: int
     ) -> None:
-        super().__init__(max_body=max_body)
+        super().__init__(dispatcher.quotas["parser"], max_body=max_body)
         self._dispatcher = dispatcher
         self._queries = queries
         self._admission = admission

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -98,19 +99,67 @@ class BrokenStore:
 
 async def test_text_goes_on_without_the_store_while_media_get_503_in_time(store: EmbeddingStore) -> None:
     view = BrokenStore(store)
-    async with FakeCluster(store, store_view=view, registry_view=view, request_timeout=3.0) as cluster:
+    async with FakeCluster(store, store_view=view, registry_view=view, store_wait=0.5) as cluster:
         view.down = True
         await until(lambda: not cluster.pool.store_ok)
+        await cluster.encoders[0].reaches_store(False)
+        await until(lambda: cluster.pool.store_lost("encoder"))
         assert await cluster.stream(TEXT) == whole_text(8)
         with pytest.raises(APIStatusError) as caught:
             await cluster.ask(user("?", picture("p")))
         assert caught.value.status_code == 503
+        assert int(caught.value.response.headers["retry-after"]) >= 1
         assert "store" in caught.value.body["message"]
+        await cluster.encoders[0].reaches_store(True)
         ready = await cluster.client._client.get(f"http://127.0.0.1:{cluster.port}/ready")
         assert (ready.status_code, ready.json()["degraded"]) == (200, "store")
         view.down = False
         await until(lambda: cluster.pool.store_ok)
         assert (await cluster.ask(user("?", picture("p")))).choices[0].message.content == whole_text(8)
+
+
+async def test_a_proxy_that_alone_lacks_the_store_has_media_looked_up_and_encoded(
+    store: EmbeddingStore,
+) -> None:
+    view = BrokenStore(store)
+    async with FakeCluster(store, store_view=view, registry_view=view) as cluster:
+        await cluster.ask(user("?", picture("p")))
+        view.down = True
+        await until(lambda: not cluster.pool.store_ok)
+        for name in "pq":
+            reply = await cluster.ask(user("other text", picture(name)))
+            assert reply.choices[0].message.content == whole_text(8)
+        assert not cluster.dispatcher.backpressure.refuses_media(time.monotonic())
+        # The only proxy that the registry has named serves on.
+        ready = await cluster.client._client.get(f"http://127.0.0.1:{cluster.port}/ready")
+        assert ready.status_code == 200
+
+
+async def test_an_encoder_without_the_store_gets_no_job_while_another_has_it(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, encoders=2) as cluster:
+        cut_off, well = cluster.encoders
+        await cut_off.reaches_store(False)
+        await until(lambda: len(cluster.pool.reaching("encoder")) == 1)
+        for name in "abcd":
+            await cluster.ask(user("?", picture(name)))
+        assert (len(cut_off.jobs), len(well.jobs)) == (0, 4)
+
+
+async def test_a_pd_worker_without_the_store_gets_pictures_only_where_no_other_one_is(
+    store: EmbeddingStore,
+) -> None:
+    async with FakeCluster(store, pd_workers=2, store_wait=60.0) as cluster:
+        cut_off, well = cluster.pd_workers
+        await cut_off.reaches_store(False)
+        await until(lambda: len(cluster.pool.reaching("pd")) == 1)
+        for name in "abcd":
+            await cluster.ask(user("?", picture(name)))
+        assert (len(cut_off.submits), len(well.submits)) == (0, 4)
+        await well.reaches_store(False)
+        await until(lambda: cluster.pool.store_lost("pd"))
+        # It may have the embedding resident, and says so if not.
+        reply = await cluster.ask(user("?", picture("a")))
+        assert reply.choices[0].message.content == whole_text(8)
 
 
 async def test_workers_that_a_flush_has_unregistered_stay_in_use_by_their_health(

@@ -10,7 +10,7 @@ from typing import Any
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from triptych.hashing import mm_hash
-from triptych.rpc.channels import listen, make_server
+from triptych.rpc.channels import STORE_SERVICE, listen, make_server
 from triptych.rpc.server_auth import WorkerAuth
 from triptych.rpc.tls.certificates import Certificates
 from triptych.types import WorkerInfo
@@ -71,10 +71,11 @@ class StallingHealth(health.aio.HealthServicer):  # type: ignore[misc]
         self.checked = 0
 
     async def Check(self, request: Any, context: Any) -> Any:
-        self.asked += 1
+        counted = not request.service
+        self.asked += counted
         await self.answers.wait()
-        self.asked -= 1
-        self.checked += 1
+        self.asked -= counted
+        self.checked += counted
         return await super().Check(request, context)
 
 
@@ -152,6 +153,11 @@ class FakeWorker:
 
     def add_to(self, server: Any) -> None:
         raise NotImplementedError
+
+    async def reaches_store(self, reaches: bool) -> None:
+        """From the next check on the worker says so."""
+        status = health_pb2.HealthCheckResponse
+        await self.health.set(STORE_SERVICE, status.SERVING if reaches else status.NOT_SERVING)
 
     async def kill(self) -> None:
         """Connections end at once."""

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from triptych.config import ProxyConfig
 from triptych.proxy.live.objects import ClusterHistory, ClusterSnapshot, RequestRow
+from triptych.proxy.quotas.quota import Quota
+from triptych.proxy.quotas.table import quota_specs
 
 _FILE = Path(__file__).parents[2] / "unit" / "proxy" / "live" / "example_cluster.json"
 EXAMPLE = json.loads(_FILE.read_text())
+
+
+def places(**changes: Any) -> Quota:
+    """The quota of listeners."""
+    (spec,) = (spec for spec in quota_specs(ProxyConfig()) if spec.name == "listeners")
+    return Quota(replace(spec, **changes))
 
 
 class CountingView:

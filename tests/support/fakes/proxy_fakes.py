@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from httpx2 import AsyncClient
@@ -28,17 +30,19 @@ from triptych.proxy.auth.limits import PrincipalLimits
 from triptych.proxy.auth.middleware import Authenticator, AuthMiddleware
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.grpc.admission import GrpcAdmission, server_options
+from triptych.proxy.grpc.connections import GrpcConnections
 from triptych.proxy.grpc.server import ProxyServicer
-from triptych.proxy.http.body_budget import BodyBudget
 from triptych.proxy.http.connections import ConnectionLimits
-from triptych.proxy.http.endpoint import BodyBudgetMiddleware
+from triptych.proxy.http.endpoint import BodyMiddleware
 from triptych.proxy.http.listener import bind
+from triptych.proxy.http.peers import TrustedProxies
 from triptych.proxy.http.server import HttpServer
 from triptych.proxy.live.service import LiveData
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import ApiLimits, make_app
 from triptych.proxy.pool import WorkerPool
-from triptych.proxy.refusals import RefusalMiddleware, Refusals
+from triptych.proxy.quotas.table import QuotaTable, quota_specs
+from triptych.proxy.refusals.refusals import RefusalMiddleware, Refusals
 from triptych.proxy.transport import GrpcTransport
 from triptych.rpc.channels import listen, make_server
 from triptych.rpc.tls.certificates import Certificates
@@ -94,8 +98,16 @@ class FakeCluster:
         max_body = options.pop("max_body", 1 << 20)
         keys: KeyRing | None = options.pop("keys", None)
         limits = options.pop("connections", ConnectionLimits())
-        body_memory = options.pop("body_memory", 64 << 20)
-        max_calls = options.pop("max_calls", 512)
+        trusted = options.pop("trusted", TrustedProxies())
+        flags = options.pop("media_flags", {})
+        config = ProxyConfig(
+            max_body=max_body,
+            body_memory=options.pop("body_memory", 64 << 20),
+            max_queue=options.pop("max_queue", 256),
+            **flags,
+        )
+        self.quotas = quota_table(config, keys, options.pop("quotas", {}))
+        self.quotas.show(self.metrics)
         tracer = options.pop("tracer", None)
         authenticator = Authenticator(keys, PrincipalLimits(), self.metrics) if keys is not None else None
         self.pool = WorkerPool(
@@ -105,7 +117,7 @@ class FakeCluster:
             certificates=internal,
             health_timeout=options.pop("health_timeout", 5.0),
         )
-        media = make_loader(ProxyConfig(**options.pop("media_flags", {})), self.metrics)
+        media = make_loader(ProxyConfig(**flags), self.metrics)
         timeouts = {name: options.pop(name) for name in ("phase_timeout", "stall_timeout") if name in options}
         transport = GrpcTransport(self.pool, "proxy-test", **timeouts)
         reject = options.pop("unknown_fields", "ignore") == "reject"
@@ -118,6 +130,7 @@ class FakeCluster:
             transport,
             proxy_id="proxy-test",
             media=media,
+            quotas=self.quotas,
             observer=None if live is None else live.calls,
             **options,
         )
@@ -131,17 +144,22 @@ class FakeCluster:
         )
         listener = bind("127.0.0.1", 0)
         self.listener = listener
-        self.bodies = BodyBudget(body_memory, max_body)
+        self.bodies = self.quotas["bodies"]
         refusals = Refusals(self.metrics, None if live is None else live.refused)
-        app: ASGIApp = BodyBudgetMiddleware(front, self.bodies)
+        app: ASGIApp = BodyMiddleware(front, self.bodies)
         if authenticator is not None:
             app = AuthMiddleware(app, authenticator)
         app = RefusalMiddleware(app, front.routes, refusals)
-        self.http = HttpServer(app, listener, limits, front_door)
+        self.http = HttpServer(app, listener, limits, front_door, self.quotas, trusted)
         self.http_task = await self.http.start()
         self.port = listener.getsockname()[1]
-        admission = GrpcAdmission(self.bodies, authenticator, refusals, max_calls=max_calls, tracer=tracer)
-        await self._start_grpc(admission, limits, front_door, timeout)
+        connections = GrpcConnections(self.quotas["grpc-connections"], trusted)
+        admission = GrpcAdmission(
+            self.quotas, authenticator, refusals, connections=connections, tracer=tracer
+        )
+        await self._start_grpc(admission, front_door, timeout)
+        connections.port = self.grpc_port
+        self._beside = [asyncio.create_task(work) for work in (self.quotas.run(), connections.run())]
         await self.pool.start()
         await until(lambda: self.attached == len(self.pd_workers), "the streams of all PD workers")
         self.client = self._make_client("https" if front_door else "http")
@@ -168,13 +186,10 @@ class FakeCluster:
     async def _start_grpc(
         self,
         admission: GrpcAdmission,
-        limits: ConnectionLimits,
         front_door: Certificates | None,
         timeout: float,
     ) -> None:
-        self.grpc_server = make_server(
-            interceptors=[admission], options=server_options(self.bodies.message_bytes, limits.grpc)
-        )
+        self.grpc_server = make_server(interceptors=[admission], options=server_options(self.quotas))
         servicer = ProxyServicer(self.dispatcher, self.pool, max_images=8, timeout=timeout)
         proxy_pb2_grpc.add_ProxyServiceServicer_to_server(servicer, self.grpc_server)
         self.grpc_port = listen(self.grpc_server, "127.0.0.1:0", front_door, mutual=False)
@@ -195,6 +210,9 @@ class FakeCluster:
         await within("the HTTP server's end", self.http.stop(self.http_task))
         self.listener.close()
         await within("the gRPC server's end", self.grpc_server.stop(None))
+        for task in self._beside:
+            task.cancel()
+        await within("the end of what runs beside", asyncio.wait(self._beside))
         await within("the pool's end", self.pool.stop())
         for worker in (*self.encoders, *self.pd_workers):
             await within(f"the end of {worker.address}", worker.kill())
@@ -227,6 +245,14 @@ class FakeCluster:
         table = self.dispatcher.jobs.table
         await until(lambda: len(table) == 0 and table.published_bytes == 0, "the end of all jobs")
         await until(lambda: self.dispatcher.media_bytes == 0, "the end of all media")
+
+
+def quota_table(
+    config: ProxyConfig, keys: KeyRing | None, changes: Mapping[str, Mapping[str, Any]]
+) -> QuotaTable:
+    """The quotas of a small machine; `changes` by name replace facts of them."""
+    specs = (replace(spec, **changes.get(spec.name, {})) for spec in quota_specs(config))
+    return QuotaTable(specs, shared=lambda: keys is None or keys.shared)
 
 
 async def raw_post(

@@ -9,8 +9,8 @@ import pytest
 
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.live.failures import MAX_REFUSALS, FailureLog
-from triptych.proxy.periodic_log import PeriodicLog
-from triptych.proxy.refusals import OTHER, RefusalMiddleware, Refusals
+from triptych.proxy.refusals.periodic_log import PeriodicLog
+from triptych.proxy.refusals.refusals import OTHER, RefusalMiddleware, Refusals
 
 ROUTES = ("/v1/models", "/v1/models/{model:path}", "/v1/chat/completions", "/page/{name}")
 

@@ -35,6 +35,11 @@ def test_a_process_without_its_store_is_ready_and_says_what_it_lacks() -> None:
     )
 
 
+def test_a_process_that_alone_lacks_its_store_is_not_ready() -> None:
+    answer = ready_answer(ServicePhase.READY, healthy=True, cut_off=True, degraded=["store"])
+    assert answer == ProbeAnswer(503, "cut off from the store")
+
+
 def test_liveness_follows_the_engines_and_nothing_else() -> None:
     status = ServiceStatus()
     healthy = True

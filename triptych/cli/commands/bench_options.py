@@ -247,7 +247,7 @@ class CompareOptions(CommandOptions):
 
 
 def check_extra() -> None:
-    """ModuleNotFoundError when the `bench` extra is not installed; `Commands` says what to do."""
+    """ModuleNotFoundError when the `bench` extra is not installed; `CommandGroup` says what to do."""
     import matplotlib  # noqa: F401
     import numpy  # noqa: F401
     import PIL  # noqa: F401

@@ -88,6 +88,7 @@ def test_an_absent_item_is_a_failed_load_and_no_exception(worker: RedisConnector
     worker.start_load_caches(TransferMetadata(1, fetches=fetches), {})
     out = wait_for(worker, lambda out: out.failed and out.fetched)
     assert [(f.mm_hash, f.damaged_digest) for f in out.failed] == [(absent.mm_hash, "")]
+    assert out.missing == out.failed
     assert list(out.fetched) == [here.plan.mm_hash]
     assert out.generations == {absent.mm_hash: 1, here.plan.mm_hash: 2}
 
@@ -248,6 +249,16 @@ def test_an_item_above_the_host_memory_fails_at_once_and_says_so(
         worker.shutdown()
 
 
+def test_a_load_without_a_server_says_nothing_of_the_item(tmp_path: Path) -> None:
+    worker = RedisConnectorWorker(ECTransferConfig(store_url=f"unix://{tmp_path}/nobody.sock"))
+    try:
+        worker.start_load_caches(TransferMetadata(1, fetches=(Fetch(make_plan(), 1),)), {})
+        out = wait_for(worker, lambda out: out.failed)
+        assert (len(out.failed), out.missing) == (1, [])
+    finally:
+        worker.shutdown()
+
+
 def test_hung_transfers_end_at_their_timeouts(tmp_path: Path) -> None:
     with mute_server(tmp_path) as url:
         config = ECTransferConfig(store_url=url, load_timeout=0.2, save_timeout=0.2)
@@ -255,8 +266,9 @@ def test_hung_transfers_end_at_their_timeouts(tmp_path: Path) -> None:
         try:
             item = entry(make_plan())
             worker.start_load_caches(TransferMetadata(1, fetches=(Fetch(item.plan, 1),)), {})
-            (failure,) = wait_for(worker, lambda out: out.failed).failed
-            assert "0.2 s" in failure.reason
+            out = wait_for(worker, lambda out: out.failed)
+            assert "0.2 s" in out.failed[0].reason
+            assert out.missing == []
             worker.save_caches({item.plan.mm_hash: item}, item.plan.mm_hash)
             out = wait_for(worker, lambda out: out.unsaved)
             assert "0.2 s" in out.unsaved[item.plan.mm_hash]

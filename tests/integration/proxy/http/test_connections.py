@@ -19,10 +19,10 @@ from triptych.proxy.http.connections import ConnectionLimits, LimitedConnection
 HELLO = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
 BODY = json.dumps(HELLO).encode()
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
-SHORT = ConnectionLimits(head_seconds=0.3, window_seconds=0.3, sweep_seconds=0.05, most=1000)
+SHORT = ConnectionLimits(head_seconds=0.3, window_seconds=0.3, sweep_seconds=0.05)
 CHUNK = b"1000\r\n" + b"x" * 0x1000 + b"\r\n"
 #: Nothing but the limit under test ends a connection.
-LONG = ConnectionLimits(head_seconds=60, window_seconds=60, sweep_seconds=0.05, most=1000)
+LONG = ConnectionLimits(head_seconds=60, window_seconds=60, sweep_seconds=0.05)
 
 
 @contextlib.asynccontextmanager
@@ -105,7 +105,7 @@ async def test_a_body_that_stops_ends_in_408_and_leaves_nothing(store: Embedding
         head, _, body = (await all_of(reader)).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408 ")
         assert as_json(body)["error"]["type"] == "invalid_request_error"
-        await until(lambda: not cluster.bodies.nbytes)
+        await until(lambda: not cluster.bodies.used)
         await cluster.at_rest()
 
 
@@ -136,14 +136,14 @@ async def test_a_client_that_vanishes_in_its_upload_leaves_nothing(
     async with FakeCluster(store, connections=LONG) as cluster:
         sock = socket.create_connection(("127.0.0.1", cluster.port))
         sock.sendall(HEAD + b"Content-Length: 900000\r\n\r\n" + b"x" * 100_000)
-        await until(lambda: cluster.bodies.nbytes == 100_000)
+        await until(lambda: cluster.bodies.used == 100_000)
         if reset:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             sock.close()
         else:
             sock.shutdown(socket.SHUT_WR)
         await all_closed(cluster)
-        await until(lambda: not cluster.bodies.nbytes)
+        await until(lambda: not cluster.bodies.used)
         sock.close()
         assert (await raw_post(cluster.port, BODY))[0] == 200
 
@@ -181,8 +181,12 @@ async def test_a_connection_closed_with_bytes_that_nobody_takes_is_cut(store: Em
 async def test_above_the_most_connections_a_request_gets_503_and_probes_get_through(
     store: EmbeddingStore,
 ) -> None:
-    limits = ConnectionLimits(head_seconds=60, sweep_seconds=0.05, most=3, spare=2)
-    async with FakeCluster(store, connections=limits) as cluster, contextlib.AsyncExitStack() as stack:
+    limits = ConnectionLimits(head_seconds=60, sweep_seconds=0.05, spare=2)
+    quotas = {"connections": {"capacity": 3, "share": 1.0, "largest": 3}}
+    async with (
+        FakeCluster(store, connections=limits, quotas=quotas) as cluster,
+        contextlib.AsyncExitStack() as stack,
+    ):
         for _ in range(3):
             await stack.enter_async_context(connected(cluster))
         await until(lambda: len(open_connections(cluster)) == 3)
@@ -193,13 +197,17 @@ async def test_above_the_most_connections_a_request_gets_503_and_probes_get_thro
             writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             assert (await all_of(reader)).startswith(b"HTTP/1.1 200 ")
         await until(lambda: len(open_connections(cluster)) == 3)
-    async with FakeCluster(store, connections=limits) as cluster:
+    async with FakeCluster(store, connections=limits, quotas=quotas) as cluster:
         assert (await raw_post(cluster.port, BODY))[0] == 200
 
 
 async def test_connections_above_the_spare_ones_are_told_at_once_and_closed(store: EmbeddingStore) -> None:
-    limits = ConnectionLimits(head_seconds=60, sweep_seconds=0.05, most=2, spare=1)
-    async with FakeCluster(store, connections=limits) as cluster, contextlib.AsyncExitStack() as stack:
+    limits = ConnectionLimits(head_seconds=60, sweep_seconds=0.05, spare=1)
+    quotas = {"connections": {"capacity": 4}}
+    async with (
+        FakeCluster(store, connections=limits, quotas=quotas) as cluster,
+        contextlib.AsyncExitStack() as stack,
+    ):
         for _ in range(3):
             await stack.enter_async_context(connected(cluster))
         await until(lambda: len(open_connections(cluster)) == 3)
@@ -211,13 +219,29 @@ async def test_bodies_above_their_memory_get_429_and_the_room_returns(store: Emb
     async with FakeCluster(store, connections=LONG, body_memory=250_000) as cluster:
         async with connected(cluster) as (_, writer):
             writer.write(HEAD + b"Content-Length: 900000\r\n\r\n" + b"x" * 200_000)
-            await until(lambda: cluster.bodies.nbytes == 200_000)
+            await until(lambda: cluster.bodies.used == 200_000)
             status, headers, body = await raw_post(cluster.port, b"x" * 100_000)
             assert (status, headers["retry-after"]) == (429, "2")
             assert "--body-memory" in as_json(body)["error"]["message"]
             assert (await raw_post(cluster.port, BODY))[0] == 200
-        await until(lambda: not cluster.bodies.nbytes)
+        await until(lambda: not cluster.bodies.used)
         assert (await raw_post(cluster.port, b"x" * 100_000))[0] == 400
+
+
+async def test_a_body_that_comes_for_ever_is_ended_in_total_and_its_memory_returns(
+    store: EmbeddingStore,
+) -> None:
+    """Each piece is enough for the minimum rate."""
+    limits = ConnectionLimits(window_seconds=0.2, least_bytes=1, body_seconds=1.0, sweep_seconds=0.05)
+    async with FakeCluster(store, connections=limits) as cluster, connected(cluster) as (reader, writer):
+        writer.write(HEAD + b"Content-Length: 900000\r\n\r\n")
+        reply = asyncio.create_task(all_of(reader))
+        while not reply.done():
+            writer.write(b"x" * 1000)
+            await asyncio.sleep(0.05)
+        assert (await reply).startswith(b"HTTP/1.1 408 ")
+        assert b"more than 1 s" in await reply
+        await until(lambda: not cluster.bodies.used, "the body's memory")
 
 
 async def test_a_request_while_the_one_before_it_is_answered_is_not_hurried(store: EmbeddingStore) -> None:

@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -28,7 +29,7 @@ from triptych.rpc.tls.certificates import Certificates
 
 HELLO = [{"role": "user", "content": "x"}]
 #: Nothing but the limit under test ends a connection.
-LONG = ConnectionLimits(head_seconds=60, window_seconds=60, sweep_seconds=0.05, most=1000)
+LONG = ConnectionLimits(head_seconds=60, window_seconds=60, sweep_seconds=0.05)
 
 
 class Front:
@@ -56,10 +57,12 @@ def front(tmp_path: Path) -> Front:
 
 @contextlib.asynccontextmanager
 async def served(
-    store: EmbeddingStore, front: Front, limits: ConnectionLimits = LONG
+    store: EmbeddingStore, front: Front, limits: ConnectionLimits = LONG, **options: Any
 ) -> AsyncIterator[FakeCluster]:
     certificates = Certificates(front.folder.front_door)
-    async with FakeCluster(store, front_door=certificates, trust=front.trust, connections=limits) as cluster:
+    async with FakeCluster(
+        store, front_door=certificates, trust=front.trust, connections=limits, **options
+    ) as cluster:
         yield cluster
 
 
@@ -199,7 +202,7 @@ async def test_clear_text_at_the_tls_port_is_cut_off_and_others_are_served(
 
 
 async def test_a_handshake_that_never_ends_is_cut_off(store: EmbeddingStore, front: Front) -> None:
-    limits = ConnectionLimits(head_seconds=0.3, window_seconds=60, sweep_seconds=0.05, most=1000)
+    limits = ConnectionLimits(head_seconds=0.3, window_seconds=60, sweep_seconds=0.05)
     async with served(store, front, limits) as cluster:
         reader, writer = await asyncio.open_connection("127.0.0.1", cluster.port)
         writer.write(b"\x16\x03\x01")
@@ -208,9 +211,8 @@ async def test_a_handshake_that_never_ends_is_cut_off(store: EmbeddingStore, fro
         writer.close()
 
 
-async def test_handshakes_under_way_count_as_connections(store: EmbeddingStore, front: Front) -> None:
-    limits = ConnectionLimits(head_seconds=60, window_seconds=60, sweep_seconds=0.05, most=4, spare=2)
-    async with served(store, front, limits) as cluster:
+async def test_handshakes_have_a_quota_of_their_own(store: EmbeddingStore, front: Front) -> None:
+    async with served(store, front, quotas={"handshakes": {"capacity": 12}}) as cluster:
         silent = [socket.create_connection(("127.0.0.1", cluster.port)) for _ in range(6)]
         door = cluster.http._door
         assert door is not None
@@ -229,7 +231,7 @@ async def test_handshakes_under_way_count_as_connections(store: EmbeddingStore, 
 async def test_a_connection_that_says_nothing_after_its_handshake_is_closed(
     store: EmbeddingStore, front: Front
 ) -> None:
-    limits = ConnectionLimits(head_seconds=0.3, window_seconds=0.3, sweep_seconds=0.05, most=1000)
+    limits = ConnectionLimits(head_seconds=0.3, window_seconds=0.3, sweep_seconds=0.05)
     async with served(store, front, limits) as cluster:
         reader, writer = await connected(cluster, front.trust)
         async with asyncio.timeout(10.0):

@@ -16,7 +16,6 @@ from support.fakes.fake_workers import user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.proxy.admission import QUERIES_AT_ONCE
 from triptych.proxy.openai import app
 from triptych.proxy.openai.app import MetricsPage
 
@@ -46,7 +45,7 @@ async def test_chat_is_answered_while_questions_to_workers_are_not(store: Embedd
         worker = cluster.pd_workers[0]
         worker.answering.clear()
         asking = [asyncio.create_task(asker.post(path, json=QUESTIONS[path])) for _ in range(CLIENTS)]
-        await until(lambda: worker.asking >= QUERIES_AT_ONCE)
+        await until(lambda: worker.asking >= 8)
         for _ in range(5):
             reply = await cluster.ask(user("x"), max_tokens=4)
             assert reply.choices[0].message.content == whole_text(4)
@@ -64,10 +63,10 @@ async def test_few_questions_are_at_a_worker_at_once_and_all_are_answered(
         worker = cluster.pd_workers[0]
         worker.answering.clear()
         asking = [asyncio.create_task(asker.post(path, json=QUESTIONS[path])) for _ in range(CLIENTS)]
-        await until(lambda: worker.asking == QUERIES_AT_ONCE)
+        await until(lambda: worker.asking == 8)
         # A request's own question has no turn to wait for.
         echo = asyncio.create_task(asker.post("/v1/completions", json=QUESTIONS["/v1/completions"]))
-        await until(lambda: worker.asking == QUERIES_AT_ONCE + 1)
+        await until(lambda: worker.asking == 8 + 1)
         worker.answering.set()
         assert {reply.status_code for reply in await asyncio.gather(echo, *asking)} == {200}
 
@@ -94,7 +93,7 @@ async def test_a_question_whose_client_has_gone_gives_its_turn_back(store: Embed
         worker = cluster.pd_workers[0]
         worker.answering.clear()
         asking = [asyncio.create_task(asker.post("/tokenize", json={"prompt": "x"})) for _ in range(CLIENTS)]
-        await until(lambda: worker.asking == QUERIES_AT_ONCE)
+        await until(lambda: worker.asking == 8)
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)

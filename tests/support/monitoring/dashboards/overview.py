@@ -147,8 +147,8 @@ _PROCESSES = (
         "bytes",
         (
             q("sum by (place) (triptych_media_bytes{NS})", "media, {{place}}"),
-            q("sum(triptych_body_bytes{NS})", "bodies"),
-            q("sum(triptych_body_limit_bytes{NS})", "limit of bodies"),
+            q('sum(triptych_quota_used{NS,quota="bodies"})', "bodies"),
+            q('sum(triptych_quota_capacity{NS,quota="bodies"})', "limit of bodies"),
         ),
         "What proxies hold of requests in flight (--media-memory, --media-disk, --body-memory).",
     ),

@@ -50,6 +50,23 @@ async def test_jobs_above_the_hard_limit_are_refused_even_when_all_are_planned()
         jobs.table.open(spec("b"))
 
 
+async def test_a_worker_without_the_store_fails_what_it_has_as_retryable_and_takes_nothing_new() -> None:
+    jobs = Jobs()
+    events: list[JobEvent] = []
+    jobs.waiter("a", events)
+    jobs.table.reaches_store = lambda: False
+    jobs.table.fail_all()
+    assert [(type(event), event.retryable) for event in events if isinstance(event, Failed)] == [
+        (Failed, True)
+    ]
+    assert len(jobs.table) == 0
+    for again in (False, True):
+        with pytest.raises(Unavailable, match="embedding store"):
+            jobs.table.open(spec("a", re_encode=again))
+    jobs.table.reaches_store = lambda: True
+    jobs.table.open(spec("a"))
+
+
 async def test_streams_of_one_job_above_the_limit_are_refused() -> None:
     jobs = Jobs(JobBounds(unplanned_jobs=9, waiters_per_job=1))
     jobs.waiter("a", [])

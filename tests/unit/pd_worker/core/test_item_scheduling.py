@@ -278,6 +278,43 @@ def test_a_load_that_fails_while_its_request_runs_is_started_again(make: Make) -
     engine.assert_at_rest()
 
 
+def test_a_load_that_the_store_does_not_answer_is_no_loss_and_its_request_goes_on_elsewhere(
+    make: Make,
+) -> None:
+    engine, image, other = make(), make_feature("cat", 2, 6), make_feature("dog", 2, 6)
+    engine.add(make_request("a", 10, [image]), make_request("b", 10, [other], ready=[], arrival=1.0))
+    output = engine.scheduler.schedule(engine.now)
+    result = engine.run(output)
+    failed = FailedLoad(image.mm_hash, "no answer", unreachable=True)
+    result.ec_connector_output = ECConnectorOutput(failed=[failed])
+    engine.events += engine.scheduler.update(output, result, engine.now)
+    assert engine.of(ItemMissing) == []
+    assert list(finished(engine)) == ["a"]
+    assert isinstance(finished(engine)["a"].error, Unavailable)
+
+
+def test_without_the_store_those_that_wait_for_an_embedding_end_and_all_others_go_on(make: Make) -> None:
+    engine, image, other = make(), make_feature("cat", 2, 6), make_feature("dog", 2, 6)
+    publish(STORE, image)
+    engine.add(make_request("a", 10, [image], max_tokens=9), make_request("t", [3] * 4, max_tokens=9))
+    for _ in range(4):
+        engine.step()
+    engine.add(make_request("b", 10, [other], ready=[], arrival=1.0))
+    engine.add(make_request("again", 10, [image], arrival=2.0, max_tokens=9))
+    engine.step()
+    engine.scheduler.fail_unloaded()
+    engine.step()
+    assert list(finished(engine)) == ["b"]
+    assert isinstance(finished(engine)["b"].error, Unavailable)
+    engine.run_out()
+    assert {name: end.error for name, end in finished(engine).items() if name != "b"} == {
+        "a": None,
+        "t": None,
+        "again": None,
+    }
+    engine.assert_at_rest()
+
+
 def test_a_second_loss_is_reported_again(make: Make) -> None:
     engine, image = make(), make_feature("cat", 2, 6)
     engine.add(make_request("a", 10, [image]))

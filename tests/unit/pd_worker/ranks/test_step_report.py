@@ -21,7 +21,10 @@ def test_a_report_says_what_the_rank_has_done() -> None:
         non_finite=frozenset({2, 0}),
         batch_digest=-(1 << 62),
         ec_connector_output=ECConnectorOutput(
-            fetched={"a": 0.5}, loaded=["b"], failed=[FailedLoad("c", "gone", "d1")], generations={"a": 7}
+            fetched={"a": 0.5},
+            loaded=["b"],
+            failed=[FailedLoad("c", "gone", "d1", unreachable=True)],
+            generations={"a": 7},
         ),
     )
     report = read_report(msgpack.unpackb(msgpack.packb(report_of(9, output))))

@@ -215,7 +215,7 @@ async def test_a_request_counts_until_it_ends_however_it_ends():
     for ending in (None, RuntimeError("broken"), GeneratorExit()):
         with pytest.raises(BaseException) if ending else nullcontext():
             async with limits.admit(alice):
-                with pytest.raises(RateLimited, match="concurrent-requests: 1") as error:
+                with pytest.raises(RateLimited, match="concurrent-requests: .* 1 requests") as error:
                     async with limits.admit(alice):
                         raise AssertionError("two requests at once")
                 assert error.value.retry_after == 1.0
@@ -238,6 +238,24 @@ async def test_a_client_that_has_read_its_reply_may_send_the_next_request_at_onc
         await asyncio.sleep(0)
         assert not any(task.done() for task in coming)
     await asyncio.gather(*coming)
+    assert limits.running(alice) == 0
+
+
+async def test_each_answer_of_a_call_counts_and_those_of_its_parts_in_turn_count_once():
+    limits, alice = PrincipalLimits(), Principal("alice", KeyLimits(concurrent_requests=4))
+    async with limits.admit(alice) as session:
+        for _ in range(3):  # one part after the other, as windows of a file
+            await session.begin(2)
+            session.end(2)
+        assert limits.running(alice) == 2
+        await session.begin(2)
+        await session.begin(2)  # beside each other, as prompts of one request
+        assert limits.running(alice) == 4
+        with pytest.raises(RateLimited, match="each answer of n is one"):
+            await session.begin(1)
+        with pytest.raises(RateLimited):
+            async with limits.admit(alice):
+                raise AssertionError("a fifth answer")
     assert limits.running(alice) == 0
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.types import Message
 
-from support.fakes.live_view import CountingView
+from support.fakes.live_view import CountingView, places
 from support.waiting import until
 from triptych.proxy.live.endpoint import EventsEndpoint
 from triptych.proxy.live.feed import LiveFeed
@@ -38,7 +38,7 @@ class Client:
 
 
 async def test_one_listener_that_takes_nothing_is_dropped_and_the_other_goes_on() -> None:
-    feed = LiveFeed(CountingView())
+    feed = LiveFeed(CountingView(), places())
     endpoint = EventsEndpoint(feed, write_seconds=0.2)
     quick, slow = Client(endpoint), Client(endpoint)
     await until(lambda: len(quick.events) == len(slow.events) == 2, "the first events")
@@ -55,7 +55,7 @@ async def test_one_listener_that_takes_nothing_is_dropped_and_the_other_goes_on(
 
 
 async def test_a_client_that_leaves_ends_its_stream() -> None:
-    feed = LiveFeed(CountingView())
+    feed = LiveFeed(CountingView(), places())
     client = Client(EventsEndpoint(feed))
     await until(lambda: client.events, "the history")
     client.leaves.set()
@@ -64,7 +64,7 @@ async def test_a_client_that_leaves_ends_its_stream() -> None:
 
 
 async def test_the_feeds_end_ends_a_reply_in_good_order() -> None:
-    feed = LiveFeed(CountingView())
+    feed = LiveFeed(CountingView(), places())
     client = Client(EventsEndpoint(feed))
     await until(lambda: len(client.events) == 2, "the first events")
     feed.drain()
@@ -73,15 +73,15 @@ async def test_the_feeds_end_ends_a_reply_in_good_order() -> None:
     assert client.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
 
 
-async def test_too_many_listeners_get_503_with_a_time_to_come_back() -> None:
-    client = Client(EventsEndpoint(LiveFeed(CountingView(), most=0)))
+async def test_too_many_listeners_get_429_with_a_time_to_come_back() -> None:
+    client = Client(EventsEndpoint(LiveFeed(CountingView(), places(capacity=0))))
     await client.task
-    assert client.sent[0]["status"] == 503
+    assert client.sent[0]["status"] == 429
     assert b"retry-after" in dict(client.sent[0]["headers"])
 
 
 async def test_a_head_request_ends() -> None:
-    feed = LiveFeed(CountingView())
+    feed = LiveFeed(CountingView(), places())
     client = Client(EventsEndpoint(feed), "HEAD")
     await client.task
     assert client.sent[0]["status"] == 200 and feed.listeners == 0

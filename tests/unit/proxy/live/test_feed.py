@@ -7,14 +7,15 @@ import contextlib
 
 import pytest
 
-from support.fakes.live_view import CountingView
+from support.fakes.live_view import CountingView, places
 from triptych.errors import Unavailable
-from triptych.proxy.live.feed import MOST_LISTENERS, MOST_MISSED, MOST_OF_A_TENANT, LiveFeed, event
+from triptych.proxy.live.feed import MOST_MISSED, LiveFeed, event
+from triptych.proxy.quotas.quota import QuotaExceeded
 
 
 async def test_without_listeners_a_look_makes_no_snapshot() -> None:
     view = CountingView()
-    feed = LiveFeed(view)
+    feed = LiveFeed(view, places())
     for _ in range(10):
         feed.look()
     assert (view.looks, view.snapshots, view.histories) == (10, 0, 0)
@@ -22,7 +23,7 @@ async def test_without_listeners_a_look_makes_no_snapshot() -> None:
 
 async def test_all_listeners_share_one_snapshot_of_a_look() -> None:
     view = CountingView()
-    feed = LiveFeed(view)
+    feed = LiveFeed(view, places())
     with feed.listen() as one, feed.listen() as two:
         assert await one.next() == await two.next()
         made = view.snapshots
@@ -34,14 +35,14 @@ async def test_all_listeners_share_one_snapshot_of_a_look() -> None:
 
 async def test_snapshots_that_are_asked_for_within_a_second_are_one() -> None:
     view = CountingView()
-    feed = LiveFeed(view)
+    feed = LiveFeed(view, places())
     assert {feed.snapshot() for _ in range(20)} == {feed.snapshot()}
     assert {feed.history() for _ in range(20)} == {feed.history()}
     assert (view.snapshots, view.histories) == (1, 1)
 
 
 async def test_a_slow_listener_gets_the_newest_snapshot_alone() -> None:
-    feed = LiveFeed(CountingView())
+    feed = LiveFeed(CountingView(), places())
     with feed.listen() as slow:
         for _ in range(MOST_MISSED - 1):
             feed.look()
@@ -52,7 +53,7 @@ async def test_a_slow_listener_gets_the_newest_snapshot_alone() -> None:
 
 
 async def test_a_listener_that_reads_nothing_is_dropped_and_others_are_not() -> None:
-    feed = LiveFeed(CountingView())
+    feed = LiveFeed(CountingView(), places())
     with feed.listen() as dead, feed.listen() as quick:
         for _ in range(MOST_MISSED + 1):
             feed.look()
@@ -61,10 +62,10 @@ async def test_a_listener_that_reads_nothing_is_dropped_and_others_are_not() -> 
         assert await dead.next() is None
 
 
-async def test_there_is_a_most_of_listeners() -> None:
-    feed = LiveFeed(CountingView(), most=2)
+async def test_the_number_of_listeners_is_bounded() -> None:
+    feed = LiveFeed(CountingView(), places(capacity=2))
     with feed.listen(), feed.listen():
-        with pytest.raises(Unavailable) as refused, feed.listen():
+        with pytest.raises(QuotaExceeded) as refused, feed.listen():
             pass
         assert refused.value.retry_after
     with feed.listen():
@@ -72,7 +73,7 @@ async def test_there_is_a_most_of_listeners() -> None:
 
 
 async def test_a_drain_ends_the_listeners_and_takes_no_new_ones() -> None:
-    feed = LiveFeed(CountingView())
+    feed = LiveFeed(CountingView(), places())
     with feed.listen() as listener:
         await listener.next()
         waiting = asyncio.create_task(listener.next())
@@ -93,7 +94,7 @@ async def test_a_look_that_fails_does_not_end_the_feed(caplog: pytest.LogCapture
         raise RuntimeError("a bug")
 
     view.look = look  # type: ignore[method-assign]
-    feed = LiveFeed(view)
+    feed = LiveFeed(view, places())
     feed.start()
     await asyncio.wait_for(looked.wait(), 5.0)
     looked.clear()
@@ -108,22 +109,21 @@ def test_an_event_is_one_line_of_data() -> None:
 
 
 async def test_the_listeners_of_one_key_leave_places_for_those_of_others() -> None:
-    feed = LiveFeed(CountingView())
+    feed = LiveFeed(CountingView(), places())
     with contextlib.ExitStack() as stack:
-        for _ in range(MOST_OF_A_TENANT):
+        for _ in range(16):
             stack.enter_context(feed.listen("alice"))
-        with pytest.raises(Unavailable, match="of this API key"), feed.listen("alice"):
-            pass
-        for _ in range(MOST_LISTENERS - MOST_OF_A_TENANT):
-            stack.enter_context(feed.listen("bob"))
-        with pytest.raises(Unavailable, match=f"{MOST_LISTENERS} listeners"), feed.listen("carol"):
-            pass
+        with pytest.raises(QuotaExceeded, match="this key holds its share of the places for listeners"):
+            stack.enter_context(feed.listen("alice"))
+        stack.enter_context(feed.listen("bob"))
+        assert feed.listeners == 17
     assert feed.listeners == 0
 
 
 async def test_without_keys_one_client_may_take_all_places() -> None:
-    feed = LiveFeed(CountingView())
+    feed = LiveFeed(CountingView(), places())
     with contextlib.ExitStack() as stack:
-        for _ in range(MOST_LISTENERS):
+        for _ in range(32):
             stack.enter_context(feed.listen())
-        assert feed.listeners == MOST_LISTENERS
+        with pytest.raises(QuotaExceeded, match="in use"):
+            stack.enter_context(feed.listen())

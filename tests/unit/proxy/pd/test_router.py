@@ -61,7 +61,10 @@ async def test_an_attempt_that_is_over_in_the_moment_of_its_hand_over_reaches_no
     info = SimpleNamespace(address="pd", capacity={"max_num_seqs": 4, "keeps_items": 1}, model_key="m")
     worker = SimpleNamespace(info=info)
     pool: Any = SimpleNamespace(
-        workers={("pd", "pd"): worker}, serving=lambda kind: [worker], max_model_lens=lambda key: []
+        workers={("pd", "pd"): worker},
+        well=lambda kind: [worker],
+        silent=lambda kind: [],
+        max_model_lens=lambda key: [],
     )
     accepted: list[int] = []
     events: Any = SimpleNamespace(accepted=lambda request_id, attempt: accepted.append(attempt))

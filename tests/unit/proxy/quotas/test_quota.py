@@ -137,3 +137,39 @@ def test_a_hold_ends_by_its_deadlines_without_progress_and_in_total() -> None:
         quota.sweep()
     assert ended == ["silent", "slow"]
     assert silent.expired and slow.expired and quota.used == 2, "the owners close what they hold"
+
+
+async def test_a_claim_that_is_cancelled_in_the_moment_of_its_turn_lets_the_next_one_have_it() -> None:
+    quota = make(1, wait_seconds=60.0)
+    hold = quota.hold("a", 1)
+    gone, stays = (asyncio.create_task(quota.wait(name, 1)) for name in "bc")
+    await asyncio.sleep(0)
+    gone.cancel()
+    hold.close()
+    (await stays).close()
+    assert gone.cancelled() and quota.used == 0
+
+
+def test_the_only_hold_of_a_holder_may_grow_to_the_largest_and_a_second_one_may_not() -> None:
+    quota = make(4, largest=3)
+    first = quota.hold("a")
+    for _ in range(3):
+        first.add(1)
+    first.remove(1)
+    with pytest.raises(QuotaExceeded, match="its share"):
+        quota.hold("a").add(1)
+
+
+def test_the_only_key_of_a_proxy_may_have_all_and_a_peer_never() -> None:
+    facts = ("q", 4, "places", "places", "", "429")
+    assert take_all(Quota(QuotaSpec(*facts), shared=lambda: False), "a") == 4  # type: ignore[arg-type]
+    assert take_all(Quota(QuotaSpec(*facts, per="peer"), shared=lambda: False), "a") == 2  # type: ignore[arg-type]
+
+
+def test_a_settled_hold_has_no_deadline() -> None:
+    clock, ended = Clock(), []
+    quota = make(8, clock, idle_seconds=10.0)
+    quota.hold("a", 1, lambda: ended.append("a")).settled = True
+    clock.now = 20.0
+    quota.sweep()
+    assert ended == []

@@ -54,9 +54,14 @@ def test_ctrl_c_ends_a_simulation_even_where_python_drops_the_interrupt() -> Non
         assert forgets() is None
         loop.run()
 
-    with pytest.raises(KeyboardInterrupt):
-        simulate()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    # A shell that starts the tests in the background has SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            simulate()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupted_loop_makes_no_further_call() -> None:

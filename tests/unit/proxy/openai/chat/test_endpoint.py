@@ -7,11 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from triptych.config import ProxyConfig
 from triptych.errors import Unavailable
 from triptych.proxy.call.chat import Delta, Done, Output, Started, Timings
 from triptych.proxy.http import endpoint as http_endpoint
 from triptych.proxy.openai.chat.endpoint import ChatEndpoint, ChatStream
 from triptych.proxy.openai.chat.request import ChatReplyOptions, parse_body
+from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.proxy.requests.request import OutputQueue
 from triptych.types import FinishReason, Usage
 
@@ -66,6 +68,7 @@ class OneAnswer:
     """A dispatcher whose requests give one token and then wait."""
 
     def __init__(self) -> None:
+        self.quotas = QuotaTable(quota_specs(ProxyConfig()))
         self.closed = False
 
     def resolve_model(self, name: str) -> str:

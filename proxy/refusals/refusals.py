@@ -9,9 +9,9 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.metrics import ProxyMetrics
-from triptych.proxy.arrival import CURRENT_ARRIVAL, Arrival
 from triptych.proxy.http.connections import OPEN_PATHS
-from triptych.proxy.periodic_log import PeriodicLog
+from triptych.proxy.refusals.arrival import CURRENT_ARRIVAL, Arrival
+from triptych.proxy.refusals.periodic_log import PeriodicLog
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""How long requests wait while hosts are cut off from each other."""

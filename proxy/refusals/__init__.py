@@ -1,0 +1,1 @@
+"""Refusals: what the proxy turns away at the door, counted and logged."""

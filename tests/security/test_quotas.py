@@ -1,0 +1,105 @@
+"""Every budget of the proxy is a quota of its table, and no tenant shuts another one out of any."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from support.hostile.quota_scenarios import SCENARIOS
+from support.hostile.two_tenants import two_tenants
+from support.quota_page import FILES, table
+from support.waiting import until
+from triptych.config import ProxyConfig
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.proxy.quotas.table import quota_specs
+
+PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
+BEGIN, END = "<!-- quotas: begin -->\n", "<!-- quotas: end -->"
+#: Rows whose budgets are not quotas yet.
+PENDING = {"fetches", "media"}
+QUOTAS = {spec.name: spec for spec in quota_specs(ProxyConfig()) if spec.name not in PENDING}
+
+
+@pytest.mark.parametrize("name", QUOTAS)
+async def test_a_tenant_that_takes_all_it_can_does_not_keep_another_one_out(
+    name: str, store: EmbeddingStore, tmp_path: Path
+) -> None:
+    """With keys they come from one address, as behind a gateway."""
+    scenario, one_address = SCENARIOS[name], QUOTAS[name].per == "key"
+    async with AsyncExitStack() as stack:
+        tenants = await two_tenants(
+            store, tmp_path, stack, tls=scenario.tls, one_address=one_address, **scenario.options
+        )
+        await scenario.take(tenants)
+        await scenario.ask(tenants)
+        await tenants.stack.aclose()
+        quota = tenants.cluster.quotas[name]
+        await until(lambda: not quota.used, f"{name} given back")
+
+
+def test_every_scenario_is_of_a_quota() -> None:
+    assert set(SCENARIOS) == set(QUOTAS)
+
+
+#: What bounds a number or makes others wait, outside the quotas: by file and name, why it is no budget.
+NO_BUDGETS = {
+    ("admission.py", "Overloaded"): "backpressure of lost embeddings, and the media's budget",
+    ("http/endpoint.py", "ThreadPoolExecutor"): "the thread of the quota `parser`",
+    ("media/connection.py", "ThreadPoolExecutor"): "look-ups of names, see PENDING",
+    ("media/connection.py", "TCPConnector"): "fetches, see PENDING",
+    ("media/fetcher.py", "Semaphore"): "fetches, see PENDING",
+    ("media/spool.py", "Overloaded"): "memory for media, see PENDING",
+    ("media/spool.py", "Semaphore"): "loads of one request",
+    ("media/spool.py", "ThreadPoolExecutor"): "threads that read and write files",
+    ("openai/completions/endpoint.py", "Queue"): "of one request",
+}
+_BOUNDS = re.compile(r"(Bounded)?Semaphore|\w*PoolExecutor|CapacityLimiter|Overloaded|TCPConnector")
+_QUEUES = re.compile(r"\w*Queue")
+#: Of this project, without a size.
+OWN_QUEUES = {"OutputQueue", "ChoiceQueue", "JobQueue"}
+PROXY = Path(__file__).parents[2] / "proxy"
+
+
+def bounds(source: str) -> set[str]:
+    """The names in a source whose calls make a bound."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        sized = bool(node.args) or any(word.arg == "maxsize" for word in node.keywords)
+        if _BOUNDS.fullmatch(name) or (_QUEUES.fullmatch(name) and sized and name not in OWN_QUEUES):
+            found.add(name)
+    return found
+
+
+def test_a_bound_in_a_source_is_seen() -> None:
+    assert bounds("places = asyncio.Semaphore(8)") == {"Semaphore"}
+    assert bounds("def f():\n    raise Overloaded('full')") == {"Overloaded"}
+    assert bounds("asyncio.Queue(maxsize=3); asyncio.Queue(); queue.Queue(3)") == {"Queue"}
+
+
+def test_no_budget_of_the_proxy_is_outside_its_table() -> None:
+    found = {
+        (str(path.relative_to(PROXY)), name)
+        for path in PROXY.rglob("*.py")
+        if path.parent.name != "quotas"
+        for name in bounds(path.read_text())
+    }
+    assert found == set(NO_BUDGETS), "make it a QuotaSpec, or say in NO_BUDGETS why it is none"
+
+
+def test_the_page_shows_the_table() -> None:
+    """TRIPTYCH_WRITE_QUOTAS=1 writes it."""
+    text = PAGE.read_text()
+    begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+    shown = table(quota_specs(ProxyConfig(), FILES))
+    if os.environ.get("TRIPTYCH_WRITE_QUOTAS"):
+        PAGE.write_text(text[:begin] + shown + text[end:])
+        return
+    assert text[begin:end] == shown, "write it with TRIPTYCH_WRITE_QUOTAS=1"

@@ -1,0 +1,186 @@
+"""For every quota of the proxy: how one tenant takes all that it can, and what another one asks for then.
+
+A new row of the QuotaTable needs a scenario here; `tests/security/test_quotas.py` runs them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from support.fakes.fake_workers import picture
+from support.hostile.two_tenants import FROM, A, B, TwoTenants, chat_body
+from support.waiting import until
+from triptych.proxy.http import endpoint
+from triptych.proxy.http.connections import ConnectionLimits
+
+MIB = 1 << 20
+#: No deadline ends what A has.
+PATIENT = ConnectionLimits(head_seconds=600, window_seconds=600, body_seconds=600)
+Step = Callable[[TwoTenants], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`take` returns when A has its share; `ask` when B was answered. `options` are `FakeCluster`'s."""
+
+    take: Step
+    ask: Step
+    options: Mapping[str, Any] = field(default_factory=dict)
+    tls: bool = False
+
+
+async def full(tenants: TwoTenants, name: str) -> None:
+    """A can have no more of the quota."""
+    quota = tenants.cluster.quotas[name]
+    holder = A if quota.spec.per == "key" else FROM[A]
+    await until(lambda: quota.held(holder) and not quota.fits(holder, 1), f"A's share of {name}")
+
+
+async def small_requests(tenants: TwoTenants) -> None:
+    assert await tenants.small_chat() == 200
+    assert await tenants.list_models() == ["demo"]
+
+
+async def small_get(tenants: TwoTenants) -> None:
+    assert await tenants.get(B) == 200
+
+
+async def slow_bodies(tenants: TwoTenants) -> None:
+    for _ in range(17):
+        tenants.spawn(tenants.post(A, b"x" * (MIB // 2), length=MIB))
+    await full(tenants, "bodies")
+
+
+async def unsent_messages(tenants: TwoTenants) -> None:
+    await tenants.silent_calls(A, 17)
+    await full(tenants, "messages")
+
+
+async def open_calls(tenants: TwoTenants) -> None:
+    await tenants.silent_calls(A, 17)
+    await full(tenants, "grpc-calls")
+
+
+async def idle_connections(tenants: TwoTenants) -> None:
+    for _ in range(12):
+        await tenants.connect(A, tenants.cluster.port)
+    await full(tenants, "connections")
+
+
+async def idle_handshakes(tenants: TwoTenants) -> None:
+    for _ in range(12):
+        await tenants.connect(A, tenants.cluster.port)
+    await full(tenants, "handshakes")
+
+
+async def idle_grpc_connections(tenants: TwoTenants) -> None:
+    for _ in range(12):
+        await tenants.connect(A, tenants.cluster.grpc_port)
+    await full(tenants, "grpc-connections")
+
+
+async def one_models_call(tenants: TwoTenants) -> None:
+    assert await tenants.list_models() == ["demo"]
+
+
+async def a_connection_that_stays(tenants: TwoTenants) -> None:
+    channel = tenants.channel()
+    assert await tenants.list_models(channel=channel) == ["demo"]
+    connections = tenants.cluster.quotas["grpc-connections"]
+    await until(lambda: connections.held(FROM[B]), "B's connection among those that may stay")
+    assert await tenants.list_models(channel=channel) == ["demo"]
+
+
+async def listeners(tenants: TwoTenants) -> None:
+    for _ in range(16):
+        own = await tenants.connect(A, tenants.cluster.port)
+        head = f"GET /cluster/events HTTP/1.1\r\nHost: x\r\nAuthorization: {tenants.bearer(A)}\r\n\r\n"
+        await asyncio.get_running_loop().sock_sendall(own, head.encode())
+    await full(tenants, "listeners")
+
+
+async def another_listener(tenants: TwoTenants) -> None:
+    assert await tenants.get(A, "/cluster/events") == 429
+    assert await tenants.get(B, "/cluster/events") == 200
+
+
+async def many_answers(tenants: TwoTenants) -> None:
+    """No encoder is there: what has a picture waits."""
+    for index in range(2):
+        body = chat_body("x", picture(f"{index}"), n=2)
+        tenants.spawn(tenants.post(A, body))
+    await full(tenants, "requests")
+    assert await tenants.post(A, chat_body("x", n=1)) == 429
+
+
+async def queries(tenants: TwoTenants) -> None:
+    (worker,) = tenants.cluster.pd_workers
+    worker.answering.clear()
+    for _ in range(12):
+        tenants.spawn(tenants.post(A, b'{"prompt":"x"}', "/tokenize"))
+    await full(tenants, "query-turns")
+    await until(lambda: worker.asking == 4, "A's queries at the worker")
+
+
+async def another_query(tenants: TwoTenants) -> None:
+    (worker,) = tenants.cluster.pd_workers
+    asked = asyncio.create_task(tenants.post(B, b'{"prompt":"x"}', "/tokenize"))
+    await until(lambda: worker.asking == 5, "B's query at the worker, behind none of A's that wait")
+    worker.answering.set()
+    assert await asked == 200
+
+
+async def large_bodies(tenants: TwoTenants) -> None:
+    """The parsing thread is held, so that the order of what waits for it can be seen."""
+    held = threading.Event()
+    tenants.stack.callback(held.set)
+    endpoint._PARSER.submit(held.wait, 60.0)
+    tenants.held = held  # type: ignore[attr-defined]
+    tenants.order = []  # type: ignore[attr-defined]
+    for _ in range(14):
+        tenants.spawn(_large_body(tenants, A))
+    parser = tenants.cluster.quotas["parser"]
+    await full(tenants, "parser")
+    await until(lambda: len(parser._waiting.get(A, ())) == 13, "A's bodies before the parser")
+
+
+async def a_body_between(tenants: TwoTenants) -> None:
+    asked = asyncio.create_task(_large_body(tenants, B))
+    await until(lambda: B in tenants.cluster.quotas["parser"]._waiting, "B's body before the parser")
+    tenants.held.set()  # type: ignore[attr-defined]
+    await asked
+    assert tenants.order.index(B) <= 2, "B's body waited for more of A's than the one in turn"  # type: ignore[attr-defined]
+
+
+async def _large_body(tenants: TwoTenants, who: str) -> None:
+    assert await tenants.post(who, chat_body("x" * 100_000)) == 200
+    tenants.order.append(who)  # type: ignore[attr-defined]
+
+
+def _small(name: str, capacity: int = 8) -> dict[str, dict[str, int]]:
+    return {name: {"capacity": capacity}}
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "bodies": Scenario(slow_bodies, small_requests, {"connections": PATIENT, "body_memory": 8 * MIB}),
+    "messages": Scenario(unsent_messages, small_requests, {"body_memory": 16 * MIB}),
+    "grpc-calls": Scenario(open_calls, one_models_call, {"quotas": _small("grpc-calls")}),
+    "connections": Scenario(
+        idle_connections, small_get, {"connections": PATIENT, "quotas": _small("connections")}
+    ),
+    "handshakes": Scenario(
+        idle_handshakes, small_get, {"connections": PATIENT, "quotas": _small("handshakes")}, tls=True
+    ),
+    "grpc-connections": Scenario(
+        idle_grpc_connections, a_connection_that_stays, {"quotas": _small("grpc-connections")}
+    ),
+    "listeners": Scenario(listeners, another_listener, {"live": True}),
+    "requests": Scenario(many_answers, small_requests, {"encoders": 0, "max_queue": 8}),
+    "queries": Scenario(queries, another_query, {"max_queue": 8}),
+    "query-turns": Scenario(queries, another_query),
+    "parser": Scenario(large_bodies, a_body_between),
+}

@@ -1,0 +1,56 @@
+"""Whose connection it is: the socket's address, or what a trusted proxy tells; never a client's own word."""
+
+from __future__ import annotations
+
+import pytest
+
+from triptych.errors import ConfigError
+from triptych.proxy.http.peers import TrustedProxies, peer_holder
+
+
+@pytest.mark.parametrize(
+    ("address", "holder"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+        ("unix:", ""),
+    ],
+)
+def test_an_address_is_a_holder_and_of_ipv6_its_network_is(address: str, holder: str) -> None:
+    assert peer_holder(address) == holder
+
+
+def test_a_trusted_proxy_itself_holds_for_many() -> None:
+    trusted = TrustedProxies("10.0.0.0/8, fd00::/8")
+    assert [trusted.holder(name) for name in ("10.1.2.3", "fd00::1", "::ffff:10.1.2.3")] == ["", "", ""]
+    assert trusted.holder("192.0.2.7") == "192.0.2.7"
+    assert TrustedProxies().holder("10.1.2.3") == "10.1.2.3"
+
+
+@pytest.mark.parametrize(
+    ("header", "holder"),
+    [
+        (b"192.0.2.7", "192.0.2.7"),
+        (b"192.0.2.7:4711", "192.0.2.7"),
+        (b"[2001:db8::1]:4711", "2001:db8::/64"),
+        (b"192.0.2.7, 10.0.0.2", "192.0.2.7"),
+        (b"198.51.100.1, 192.0.2.7", "192.0.2.7"),
+        (b"198.51.100.1, 192.0.2.7, 10.0.0.2, 10.0.0.3", "192.0.2.7"),
+        (b"198.51.100.1, nonsense", ""),
+        (b"10.0.0.2", ""),
+        (b"", ""),
+        (b"1.1.1.1," * 5000 + b"192.0.2.7", "192.0.2.7"),
+    ],
+)
+def test_the_last_address_that_is_no_proxys_is_the_clients(header: bytes, holder: str) -> None:
+    assert TrustedProxies("10.0.0.0/8").forwarded(header) == holder
+
+
+def test_what_is_no_network_is_refused_by_the_flags_name() -> None:
+    with pytest.raises(ConfigError, match="--trusted-proxies: 'gateway'"):
+        TrustedProxies("10.0.0.0/8,gateway")
+    with pytest.raises(ConfigError, match="--proxy-protocol"):
+        TrustedProxies(proxy_protocol=True)
