@@ -49,7 +49,7 @@ class Command:
 
 
 class Engine:
-    """`submit`, `items_ready` and `cancel` are called from any thread; `emit` is called from the engine's.
+    """`submit`, `items_ready`, `cancel` and `pause` are called from any thread, `emit` from the engine's.
 
     `emit` gets all events of one step at once, in order, and must not block. `pacer` is entered while the
     decoder computes, and waits between two steps by the number of requests that wait for embeddings, per
@@ -143,6 +143,11 @@ class Engine:
     def fail_unloaded(self) -> None:
         """Ends requests that wait for embeddings: this worker does not reach the store."""
         self._put(self.scheduler.fail_unloaded, lambda error: None)
+
+    def pause(self, paused: Iterable[str], resumed: Iterable[str], proxy_id: str) -> None:
+        """Computes requests no longer, or again; unknown ones are ignored."""
+        ids = list(paused), list(resumed)
+        self._put(lambda: self.scheduler.pause(*ids, proxy_id), lambda error: None)
 
     def between_steps(self, callback: Callable[[], None]) -> None:
         """Calls back from the engine's thread, after all earlier commands, while no step is computed."""

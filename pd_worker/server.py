@@ -53,6 +53,8 @@ class EnginePort(Protocol):
 
     def cancel(self, request_ids: Sequence[str], proxy_id: str) -> None: ...
 
+    def pause(self, paused: Sequence[str], resumed: Sequence[str], proxy_id: str) -> None: ...
+
     def between_steps(self, callback: Callable[[], None]) -> None: ...
 
 
@@ -150,6 +152,12 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         self._streams.cancel(request.proxy_id, request.request_ids)
         for request_id in request.request_ids:
             self._isolation.free((request.proxy_id, request_id))
+        return common_pb2.Ack()
+
+    async def Pause(self, request: pd_pb2.PauseRequest, context: _Context) -> common_pb2.Ack:
+        await _check(context, request.proxy_id, "paused", request.paused, MAX_REQUESTS)
+        await _check(context, request.proxy_id, "resumed", request.resumed, MAX_REQUESTS)
+        self._engine.pause(request.paused, request.resumed, request.proxy_id)
         return common_pb2.Ack()
 
     async def SetApart(

@@ -173,6 +173,16 @@ class CancelRequest(_message.Message):
     request_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, proxy_id: _Optional[str] = ..., request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class PauseRequest(_message.Message):
+    __slots__ = ("proxy_id", "paused", "resumed")
+    PROXY_ID_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
+    proxy_id: str
+    paused: _containers.RepeatedScalarFieldContainer[str]
+    resumed: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, proxy_id: _Optional[str] = ..., paused: _Optional[_Iterable[str]] = ..., resumed: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class SetApartRequest(_message.Message):
     __slots__ = ("proxy_id", "request_id", "tokens")
     PROXY_ID_FIELD_NUMBER: _ClassVar[int]

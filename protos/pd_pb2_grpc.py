@@ -52,6 +52,11 @@ class PDServiceStub:
                 request_serializer=triptych_dot_protos_dot_pd__pb2.CancelRequest.SerializeToString,
                 response_deserializer=triptych_dot_protos_dot_common__pb2.Ack.FromString,
                 _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/triptych.v1.PDService/Pause',
+                request_serializer=triptych_dot_protos_dot_pd__pb2.PauseRequest.SerializeToString,
+                response_deserializer=triptych_dot_protos_dot_common__pb2.Ack.FromString,
+                _registered_method=True)
         self.NameRequests = channel.unary_unary(
                 '/triptych.v1.PDService/NameRequests',
                 request_serializer=triptych_dot_protos_dot_pd__pb2.AttachRequest.SerializeToString,
@@ -101,6 +106,14 @@ class PDServiceServicer:
 
     def Cancel(self, request, context):
         """Ends requests and frees all that they hold. Unknown requests are ignored.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pause(self, request, context):
+        """Has requests not computed for a while, whose clients do not read. Unknown requests are ignored; another
+        attempt is not paused. A worker that cannot pause goes on, and the proxy ends the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -160,6 +173,11 @@ def add_PDServiceServicer_to_server(servicer, server):
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
                     request_deserializer=triptych_dot_protos_dot_pd__pb2.CancelRequest.FromString,
+                    response_serializer=triptych_dot_protos_dot_common__pb2.Ack.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=triptych_dot_protos_dot_pd__pb2.PauseRequest.FromString,
                     response_serializer=triptych_dot_protos_dot_common__pb2.Ack.SerializeToString,
             ),
             'NameRequests': grpc.unary_unary_rpc_method_handler(
@@ -270,6 +288,33 @@ class PDService:
             target,
             '/triptych.v1.PDService/Cancel',
             triptych_dot_protos_dot_pd__pb2.CancelRequest.SerializeToString,
+            triptych_dot_protos_dot_common__pb2.Ack.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.PDService/Pause',
+            triptych_dot_protos_dot_pd__pb2.PauseRequest.SerializeToString,
             triptych_dot_protos_dot_common__pb2.Ack.FromString,
             options,
             channel_credentials,

@@ -15,6 +15,7 @@ from triptych.proxy.media.ports import MediaSource
 from triptych.proxy.quotas.quota import HOLDER, Hold
 from triptych.proxy.quotas.table import QuotaTable
 from triptych.proxy.requests.lifecycle import Lifecycle
+from triptych.proxy.requests.reply_memory import ReplyMemory
 from triptych.proxy.requests.request import (
     ChoiceQueue,
     Choices,
@@ -154,10 +155,14 @@ class RequestAdmission:
 
 
 def make_choices(
-    call: ChatCall, order: int, started: float, draw_id: Callable[[], str] = draw_request_id
+    call: ChatCall,
+    order: int,
+    started: float,
+    draw_id: Callable[[], str] = draw_request_id,
+    memory: ReplyMemory | None = None,
 ) -> Choices:
     """One request for every answer that the call wants; `started` is a moment of the proxy's clock."""
-    shared, deadline = OutputQueue(WHOLE_BATCH if call.whole else 1), started + call.timeout
+    shared, deadline = OutputQueue(WHOLE_BATCH if call.whole else 1, memory), started + call.timeout
     if call.n == 1:
         return Choices([InFlightRequest(call, order, deadline, draw_id(), shared)], shared, started)
     tally = ChoiceTally(call.n)

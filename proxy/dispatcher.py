@@ -7,20 +7,23 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from triptych.config import ProxyConfig
 from triptych.ec_connector.registry.matching import MISMATCHES
 from triptych.errors import InternalError, RequestError, Unavailable
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.admission import Backpressure, RequestAdmission, make_choices
-from triptych.proxy.auth.limits import CURRENT
+from triptych.proxy.auth.limits import CURRENT, Session
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started
 from triptych.proxy.encoders.job import EncoderJob
 from triptych.proxy.encoders.job_runner import JobRunner
+from triptych.proxy.http.delivery import CURRENT_DELIVERY
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.media.ports import MediaSource
 from triptych.proxy.pd.router import PDRouter
 from triptych.proxy.ports import JobReady, Link, Transport
+from triptych.proxy.quotas.quota import Hold
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.proxy.refusals.arrival import CURRENT_ARRIVAL
 from triptych.proxy.requests import instructions as do
@@ -28,6 +31,7 @@ from triptych.proxy.requests.encoder_shortage import EncoderShortage
 from triptych.proxy.requests.instructions import Instruction
 from triptych.proxy.requests.item_supply import ItemSupply, StoreView
 from triptych.proxy.requests.observer import CallObserver
+from triptych.proxy.requests.reply_memory import ReplyMemory
 from triptych.proxy.requests.request import Choices, InFlightRequest, begin_traces, draw_request_id
 from triptych.proxy.requests.store_wait import StoreWait
 from triptych.proxy.requests.timeline import Mark
@@ -73,7 +77,7 @@ class Dispatcher:
         self.with_logprobs: set[str] = set()
         self._counter = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._media: MediaSource = media or make_loader(ProxyConfig(), metrics)
+        self._media: MediaSource = media or make_loader(ProxyConfig(), metrics, self.quotas)
         self.jobs = JobRunner(pool, metrics, transport, self, clock, share=share, flow_control=flow_control)
         self.jobs.on_retry = self._job_retried
         self.backpressure = Backpressure(flow_control=flow_control)
@@ -92,7 +96,8 @@ class Dispatcher:
 
     @property
     def in_flight(self) -> int:
-        return len(self._requests)
+        """Requests that have not ended, or whose clients have not taken their replies."""
+        return max(len(self._requests), self.quotas["requests"].used)
 
     @property
     def pd_load(self) -> tuple[int, int]:
@@ -144,13 +149,8 @@ class Dispatcher:
         if session is not None:
             call = replace(call, tenant=session.tenant)
             await session.begin(call.n)
-        try:
-            call, places = self.admission.admit(call)
-        except RequestError:
-            if session is not None:
-                session.end(call.n)
-            raise
-        choices = self._open(call, CURRENT_SPAN.get())
+        call, places, memory = self._admit(call, session)
+        choices = self._open(call, memory, CURRENT_SPAN.get())
         if (arrival := CURRENT_ARRIVAL.get()) is not None:
             choices.route = arrival.route
             arrival.counted = arrival.counted or not call.internal
@@ -179,15 +179,38 @@ class Dispatcher:
             for request in choices.requests:
                 self._carry_out(request, request.lifecycle.client_gone())
             self._close(choices, failure)
-            places.close()
+            memory.forget()
+            until = CURRENT_DELIVERY.get()
+            if until is None or call.continues:  # a part of a reply that holds a place already
+                places.close()
+                memory.hold.close()
+            else:
+                until.at_end(places.close)
+                until.keep(memory.hold)
             del failure  # its traceback holds this frame
             if session is not None:
                 session.end(call.n)
-                session.charge(choices.prompt_tokens + choices.completion_tokens)
+                session.charge(choices.prompt_tokens + choices.completion_tokens + choices.encoded_rows)
 
-    def _open(self, call: ChatCall, span: ServerSpan | None) -> Choices:
+    def _admit(self, call: ChatCall, session: Session | None) -> tuple[ChatCall, Hold, ReplyMemory]:
+        """The call, its places and its memory; RequestError where it cannot be served, or not now."""
+        places = None
+        try:
+            call, places = self.admission.admit(call)
+            sampling, quota = call.sampling, self.quotas["replies"]
+            memory = ReplyMemory(quota, call.tenant, whole=call.whole, logprobs=sampling.logprobs)
+        except RequestError:
+            if places is not None:
+                places.close()
+            if session is not None:
+                session.end(call.n)
+            raise
+        return call, places, memory
+
+    def _open(self, call: ChatCall, memory: ReplyMemory, span: ServerSpan | None) -> Choices:
         self._counter += 1
-        choices = make_choices(call, self._counter, self._clock(), self._draw_id)
+        choices = make_choices(call, self._counter, self._clock(), self._draw_id, memory)
+        memory.pause, memory.end = partial(self._pause, choices), partial(self._end, choices)
         if span is not None:
             begin_traces(choices, span, self._pool.resolve_model(call.model))
         for request in choices.requests:
@@ -199,6 +222,14 @@ class Dispatcher:
         if self._observer is not None:
             self._observer.opened(choices)
         return choices
+
+    def _pause(self, choices: Choices, paused: bool) -> None:
+        for request in choices.requests:
+            self._router.pause(request, paused)
+
+    def _end(self, choices: Choices, error: RequestError) -> None:
+        for request in choices.requests:
+            self._carry_out(request, request.lifecycle.fail(error))
 
     def _close(self, choices: Choices, failure: RequestError | None) -> None:
         for request in choices.requests:
@@ -333,6 +364,8 @@ class Dispatcher:
             if request.trace is not None and attempt == request.lifecycle.attempt:
                 request.trace.accepted(self._clock())
             self._carry_out(request, request.lifecycle.accepted(attempt))
+            if request.output.paused:
+                self._router.pause(request, True)
 
     def refused(self, request_id: str, attempt: int, error: RequestError) -> None:
         if request := self._requests.get(request_id):

@@ -168,6 +168,9 @@ class Link(Protocol):
     def cancel(self, request_id: str) -> None:
         """Ends a request there."""
 
+    def pause(self, request_id: str, paused: bool) -> None:
+        """Has it put out nothing there, or go on; of a worker that can."""
+
     def load(self, now: float) -> PDLoadReport | None:
         """The worker's newest report; None where it sends none."""
 

@@ -39,6 +39,7 @@ from triptych.proxy.grpc.admission import GrpcAdmission, server_options
 from triptych.proxy.grpc.connections import GrpcConnections
 from triptych.proxy.grpc.server import ProxyServicer
 from triptych.proxy.http.connections import ConnectionLimits, raise_file_limit
+from triptych.proxy.http.delivery import DeliveryMiddleware
 from triptych.proxy.http.endpoint import BodyMiddleware
 from triptych.proxy.http.listener import bind, port_error
 from triptych.proxy.http.peers import TrustedProxies
@@ -219,7 +220,7 @@ def _make_dispatcher(
         GrpcTransport(pool, proxy_id, stall_timeout=config.stall_timeout),
         proxy_id=proxy_id,
         quotas=quotas,
-        media=make_loader(config, metrics),
+        media=make_loader(config, metrics, quotas),
         flow_control=config.flow_control,
         skip_held_items=config.skip_held_items,
         store_wait=config.store_wait,
@@ -299,7 +300,7 @@ async def _serve_http(
         tracer=parts.tracer,
     )
     bodies = parts.quotas["bodies"]
-    app: ASGIApp = BodyMiddleware(front, bodies)
+    app: ASGIApp = DeliveryMiddleware(BodyMiddleware(front, bodies), parts.quotas["replies"])
     if parts.authenticator is not None:
         app = AuthMiddleware(app, parts.authenticator)
     app = RefusalMiddleware(app, front.routes, parts.refusals)

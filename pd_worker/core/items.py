@@ -283,15 +283,17 @@ class ItemTracker:
         """Releases all references; True when room for all items is still reserved, or is again.
 
         A swapped request keeps its prompt's items: it goes on where it stopped. Any other gives everything
-        back, so that two such requests never wait for each other.
+        back, so that two such requests never wait for each other. A paused one reserves nothing.
         """
-        if swapped and state.cross is None:
+        swapped = swapped and state.cross is None
+        if swapped and not state.paused:
             return True
         self.release_table(state)
         self.cache.release_request(state.request_id)
         state.stored.update(state.features[index].mm_hash for index in state.consumed)
-        state.consumed.clear()
-        if self.admit(state):
+        if not swapped:
+            state.consumed.clear()
+        if not state.paused and self.admit(state):
             return True
         self.admission.release_request(state.request_id)
         self.connector.request_finished(state)

@@ -142,6 +142,8 @@ class RequestStatus(enum.Enum):
     RUNNING = enum.auto()
     #: Without blocks: is recomputed from its first token, or swapped in from host memory.
     PREEMPTED = enum.auto()
+    #: Without blocks, and in no queue: its proxy wants no output now.
+    PAUSED = enum.auto()
     FINISHED = enum.auto()
 
 
@@ -178,6 +180,8 @@ class RequestState:
     num_computed_tokens: int = 0
     #: Prompt tokens found in the prefix cache at the first start.
     num_cached_tokens: int = 0
+    #: Its proxy wants no output now.
+    paused: bool = False
     preemptions: int = 0
     #: The step that copies its tokens back from host memory.
     restored_in: int = 0
@@ -203,7 +207,8 @@ class RequestState:
     @property
     def admitted(self) -> bool:
         """The bytes of its items are reserved."""
-        return self.status not in (RequestStatus.WAITING_ROOM, RequestStatus.FINISHED)
+        status = self.status
+        return status not in (RequestStatus.WAITING_ROOM, RequestStatus.PAUSED, RequestStatus.FINISHED)
 
     @property
     def is_decoding(self) -> bool:

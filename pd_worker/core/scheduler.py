@@ -59,6 +59,8 @@ class Scheduler:
         self._requests = RequestTable()
         self._waiting = WaitingRequests()
         self._running: list[RequestState] = []
+        #: Running requests that leave their blocks with the next step.
+        self._pausing: list[RequestState] = []
         self._item_stage = ItemStage(
             self._requests, self._waiting, items, kv, self.swap, self._overlap, cross_items=cross is not None
         )
@@ -115,6 +117,22 @@ class Scheduler:
         for request_id in request_ids:
             if (state := self._requests.get((proxy_id, request_id))) is not None:
                 self._finish(state, FinishReason.ABORT)
+
+    def pause(self, paused: Iterable[str], resumed: Iterable[str], proxy_id: str) -> None:
+        """Paused requests leave their blocks to others, until they are resumed; unknown ones are ignored.
+
+        One that waits still starts, and stops after that step. A resumed one goes on where it stopped.
+        """
+        for request_id in paused:
+            if (state := self._requests.get((proxy_id, request_id))) is not None and not state.paused:
+                state.paused = True
+                self._pausing.append(state)
+        for request_id in resumed:
+            if (state := self._requests.get((proxy_id, request_id))) is not None:
+                state.paused = False
+                if state.status is RequestStatus.PAUSED:
+                    state.status = RequestStatus.WAITING_ROOM
+                    self._waiting.add(state)
 
     def fail(self, request: EngineRequest, error: RequestError) -> None:
         """Ends one request with `error`, even one on which `add` raised."""
@@ -182,6 +200,10 @@ class Scheduler:
         self._events += events
         for state, refusal in failed:
             self._finish(state, FinishReason.ERROR, refusal)
+        for state in self._pausing:
+            if state.paused and state.status is RequestStatus.RUNNING:
+                self._preempt(state, output)
+        self._pausing.clear()
         budget = self._decode(output)
         self._prefill(output, budget)
         if self._start(output, budget, now):
@@ -247,6 +269,9 @@ class Scheduler:
         """Queues a request without blocks: to be recomputed, or to continue where it stopped if swapped."""
         state.num_computed_tokens = 0
         keeps_room = self.items.preempt(state, swapped=swapped)
+        if state.paused:
+            state.status = RequestStatus.PAUSED
+            return
         state.status = RequestStatus.PREEMPTED if keeps_room else RequestStatus.WAITING_ROOM
         self._waiting.add(state)
 
@@ -376,6 +401,8 @@ class Scheduler:
         if state.features:
             self._events += self.items.begin(state)
         state.items_at = now if state.items_at is None else state.items_at
+        if state.paused:
+            self._pausing.append(state)
 
     def _advance(self, chunk: ScheduledChunk) -> None:
         state = chunk.state

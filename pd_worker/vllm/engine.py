@@ -104,6 +104,9 @@ class VLLMEngine:
             if (task := self._tasks.get((proxy_id, request_id))) is not None:
                 task.cancel()
 
+    def pause(self, paused: Sequence[str], resumed: Sequence[str], proxy_id: str) -> None:
+        """Nothing: vLLM cannot pause a request. Its proxy ends one whose output is not read."""
+
     def between_steps(self, callback: Callable[[], None]) -> None:
         """Calls back once vLLM has made a step in which no earlier request had a part."""
         task = asyncio.create_task(self._after_step(list(self._tasks.values()), callback), name="vllm step")

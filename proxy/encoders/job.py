@@ -20,7 +20,7 @@ LAST_BACKOFF = 2.0
 #: More of them than the limit takes. A popular item is tried without end, and a float holds 1023 doublings.
 _MOST_DOUBLINGS = 16
 
-Rank = tuple[bool, int, int]
+Rank = tuple[bool, bool, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,8 @@ class ItemSource:
     label: str
     deadline: float
     looked_up: float
+    #: The principal's id where keys are in use.
+    tenant: str = ""
     #: The request's span of the item, where the proxy has traces.
     trace: SpanContext | None = None
 
@@ -127,6 +129,8 @@ class EncoderJob:
     mm_hash: str
     namespace: str
     order: int
+    #: Its turn among those that arrive, by tenant.
+    turn: int = 0
     re_encode: bool = False
     damaged_digest: str = ""
     state: JobState = JobState.QUEUED
@@ -163,9 +167,9 @@ class EncoderJob:
 
     @property
     def rank(self) -> Rank:
-        """Re-encodes first, then by admission, then by arrival."""
+        """Re-encodes first; then by turn of admission; what is not admitted last, by turn of arrival."""
         first = self.admitted.first
-        return (not self.re_encode, self.order if first is None else first, self.order)
+        return (not self.re_encode, first is None, self.turn if first is None else first, self.order)
 
     @property
     def plan_key(self) -> PlanKey:

@@ -104,6 +104,7 @@ class JobRunner:
             source.mm_hash,
             source.request_id,
             source.namespace,
+            tenant=source.tenant,
             re_encode=re_encode,
             damaged_digest=damaged_digest,
         )

@@ -17,6 +17,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from triptych.proxy.encoders.fair_turns import FairTurns
 from triptych.proxy.encoders.job import (
     AT_WORK,
     MAX_LOSSES,
@@ -60,6 +61,8 @@ class EncoderJobTable:
         #: Keys of the jobs that each request waits for.
         self._wanted: dict[str, dict[str, None]] = {}
         self._admissions: dict[str, int] = {}
+        self._tenants: dict[str, str] = {}
+        self._plan_turns, self._run_turns = FairTurns(), FairTurns()
         self._counter = 0
         self._encoders: dict[str, EncoderSlot] = {}
         self._by_namespace: dict[str, list[EncoderSlot]] = {}
@@ -132,6 +135,7 @@ class EncoderJobTable:
         request_id: str,
         namespace: str,
         *,
+        tenant: str = "",
         re_encode: bool = False,
         damaged_digest: str = "",
     ) -> tuple[EncoderJob, bool]:
@@ -140,7 +144,9 @@ class EncoderJobTable:
         joined = job is not None
         if job is None:
             self._counter += 1
-            job = self._jobs[mm_hash] = EncoderJob(mm_hash, namespace, self._counter)
+            turn = self._plan_turns.draw(tenant)
+            job = self._jobs[mm_hash] = EncoderJob(mm_hash, namespace, self._counter, turn)
+        self._tenants[request_id] = tenant
         job.waiters[request_id] = None
         self._wanted.setdefault(request_id, {})[mm_hash] = None
         if re_encode and job.state is not JobState.RUNNING:
@@ -156,8 +162,9 @@ class EncoderJobTable:
 
     def admit(self, request_id: str) -> None:
         """A PD worker has reserved room for all items of the request."""
-        self._counter += 1
-        order = self._admissions.setdefault(request_id, self._counter)
+        if request_id not in self._admissions:
+            self._admissions[request_id] = self._run_turns.draw(self._tenants.get(request_id, ""))
+        order = self._admissions[request_id]
         for mm_hash in self._wanted.get(request_id, ()):
             job = self._jobs[mm_hash]
             job.admitted.add(request_id, order)
@@ -188,6 +195,7 @@ class EncoderJobTable:
     def leave(self, request_id: str) -> list[EncoderJob]:
         """The request has ended. Removes and returns the jobs that no other request waits for."""
         self.end_attempt(request_id)
+        self._tenants.pop(request_id, None)
         dropped = []
         for mm_hash in self._wanted.pop(request_id, ()):
             job = self._jobs[mm_hash]
@@ -281,6 +289,7 @@ class EncoderJobTable:
             if self._flow_control and published.nbytes and published.nbytes + job.plan.nbytes > self.share:
                 break  # strict order: smaller items behind must not starve this one
             job.state = JobState.RUNNING
+            self._run_turns.begin(job.rank[2])
             self._hold(job)
             self._settle(job, 0.0)
             runs.append(StartRun(job))
@@ -298,6 +307,7 @@ class EncoderJobTable:
                 continue
             job.address, job.state = address, JobState.PLANNING
             job.kind = self._encoders[address].kind
+            self._plan_turns.begin(job.turn)
             self._settle(job, now)
             started.append(StartPlan(job))
         return started

@@ -28,6 +28,9 @@ from triptych.tracing.tracer import Tracer
 
 logger = logging.getLogger(__name__)
 
+#: A client that takes nothing for so long is given up; and one that does not take its error.
+WRITE_SECONDS = 60.0
+ABORT_SECONDS = 5.0
 HEALTH_SERVICE = "/grpc.health.v1.Health/"
 Context = aio.ServicerContext[Any, Any]
 
@@ -97,7 +100,7 @@ class GrpcAdmission(aio.ServerInterceptor):
                 self._refused(method, error)
                 await _abort(context, error)
 
-        async def stream(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
+        async def stream(messages: AsyncIterator[bytes], context: Context) -> None:
             CURRENT_ARRIVAL.set(Arrival(method))
             try:
                 async with (
@@ -107,7 +110,7 @@ class GrpcAdmission(aio.ServerInterceptor):
                 ):
                     del request
                     async for reply in replies:
-                        yield reply
+                        await _write(context, reply)
             except RequestError as error:
                 self._refused(method, error)
                 await _abort(context, error)
@@ -171,10 +174,23 @@ def _parsed(handler: Any, raw: bytes) -> Any:
         raise InvalidRequest("the call's message is not one of this method's types") from None
 
 
+async def _write(context: Context, reply: Any) -> None:
+    """Returns once the reply has a place in the client's window."""
+    try:
+        async with asyncio.timeout(WRITE_SECONDS):
+            await context.write(reply)
+    except TimeoutError:
+        raise RequestTimeout("the client does not read its reply") from None
+
+
 async def _abort(context: Context, error: RequestError) -> NoReturn:
     # gRPC keeps what ends a call in a cycle with it. The frames of the traceback would keep the message.
     error.drop_traceback()
     if error.retry_after is not None:
         context.set_trailing_metadata((("retry-after", str(max(math.ceil(error.retry_after), 1))),))
-    await context.abort(grpc.StatusCode[error.grpc_status], error.message)
-    raise AssertionError("abort returns never")
+    try:
+        async with asyncio.timeout(ABORT_SECONDS):
+            await context.abort(grpc.StatusCode[error.grpc_status], error.message)
+    except TimeoutError:
+        logger.info("a gRPC client does not read its error")
+    raise asyncio.CancelledError  # gRPC has the status, and sends it should the client read

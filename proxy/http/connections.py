@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import logging
 import resource
+import sys
+import termios
 from dataclasses import dataclass
+from typing import Any, cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from triptych.errors import RequestError, RequestTimeout, TooLarge, Unavailable
+from triptych.proxy.http.delivery import CONNECTION
 from triptych.proxy.http.errors import error_json, retry_after
 from triptych.proxy.http.places import ConnectionPlaces, Place
 from triptych.proxy.http.proxy_protocol import BadHeader, parse_header
@@ -69,6 +76,39 @@ def raise_file_limit() -> int:
     return wanted
 
 
+class CountedTransport:
+    """A transport that counts what is written to it; everything else is the transport's own."""
+
+    __slots__ = ("_transport", "_written")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._written = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        self._written += len(data)
+        self._transport.write(data)
+
+    @property
+    def unsent(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    @property
+    def taken(self) -> int:
+        """Bytes that the client's system has acknowledged.
+
+        The kernel may hold megabytes and takes more only once a third of them has gone: without its count a
+        slow reader would look like one that reads nothing.
+        """
+        queued = bytearray(4)
+        with contextlib.suppress(OSError, AttributeError):
+            fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
+        return self._written - self.unsent - int.from_bytes(queued, sys.byteorder)
+
+
 class LimitedConnection(HttpToolsProtocol):
     """uvicorn's connection, which notes what it waits for; a `Sweeper` ends those that wait too long.
 
@@ -101,12 +141,30 @@ class LimitedConnection(HttpToolsProtocol):
         self._body_since: float | None = None
         self._body_begun = 0.0
         self._arrived = 0
-        #: Beginning of the current window of a reply's leaving, and the bytes that were unsent then.
+        #: Beginning of the current window of a reply's leaving, and the bytes that had been taken then.
         self._unsent_since: float | None = None
-        self._unsent = 0
+        self._taken = 0
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait for the client."""
+        return self._counted.unsent
+
+    @property
+    def taken(self) -> int:
+        """Bytes that the client has taken."""
+        return self._counted.taken
+
+    async def sent(self) -> None:
+        """Returns once the client has taken everything, or the connection has ended."""
+        if self.unsent:
+            self.transport.set_write_buffer_limits(high=0)
+            await self.flow.drain()
+            self.transport.set_write_buffer_limits(high=HIGH_WATER_LIMIT)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self._counted = CountedTransport(transport)
+        super().connection_made(cast(asyncio.Transport, self._counted))
         self._head_since = self.loop.time()
         peer = self.client[0] if self.client else ""
         if self._address is None and self.places.has_header(peer):
@@ -156,6 +214,7 @@ class LimitedConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._head_since, self._head_begun = self.loop.time(), True
         super().on_message_begin()
+        cast(dict[str, Any], self.scope)[CONNECTION] = self
 
     def on_headers_complete(self) -> None:
         self._head_since, self._head_begun, self._head_bytes = None, False, 0
@@ -189,13 +248,12 @@ class LimitedConnection(HttpToolsProtocol):
                 self._end_head()
 
     def _sweep_unsent(self, now: float) -> None:
-        unsent = self.transport.get_write_buffer_size()
         if self._unsent_since is not None:
             if now - self._unsent_since < self.limits.window_seconds:
                 return
-            if self._unsent - unsent < self.limits.least_bytes:
+            if self.taken - self._taken < self.limits.least_bytes:
                 self.transport.abort()
-        self._unsent_since, self._unsent = now, unsent
+        self._unsent_since, self._taken = now, self.taken
 
     def _sweep_body(self, seconds: float) -> None:
         if self.loop.time() - self._body_begun >= self.limits.body_seconds:

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from triptych.config import format_size
 from triptych.errors import InternalError, InvalidRequest, NotFound, RequestError, TooLarge
 from triptych.log import log_fields
+from triptych.proxy.http.delivery import CURRENT_DELIVERY
 from triptych.proxy.http.errors import error_body, error_json, retry_after
 from triptych.proxy.http.sse import DONE, event
 from triptych.proxy.http.unknown_fields import ignored_header, names_of
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 #: A client that takes nothing for so long is given up.
 WRITE_SECONDS = 60.0
+#: A reply goes out in such pieces, each when the client has taken most of those before it.
+PIECE_BYTES = 64 << 10
 #: Least time between two writes to one client that takes a burst.
 BURST_SECONDS = 0.005
 #: Bodies above this are parsed off the event loop.
@@ -206,9 +209,14 @@ class HttpReply:
         self._clock = asyncio.get_running_loop().time
         #: When the write that is under way began.
         self._writing_since: float | None = None
+        self._delivery = CURRENT_DELIVERY.get()
+        self._taken = 0
 
     def stalled(self, seconds: float) -> bool:
-        """Whether the client has not taken the current write for so long."""
+        """Whether the client has taken nothing of the current write for so long."""
+        taken = 0 if self._delivery is None else self._delivery.taken
+        if self._writing_since is not None and taken != self._taken:
+            self._taken, self._writing_since = taken, self._clock()
         return self._writing_since is not None and self._clock() - self._writing_since >= seconds
 
     def part(self, data: bytes, *, last: bool = False) -> Awaitable[None]:
@@ -228,9 +236,12 @@ class HttpReply:
         *,
         content_type: bytes = b"application/json",
     ) -> None:
+        if self._delivery is not None:
+            self._delivery.cover(len(data))
         headers = [(b"content-type", content_type), (b"content-length", str(len(data)).encode())]
         await self._start(status, [*headers, *extra])
-        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        for at in range(0, len(data) or 1, PIECE_BYTES):
+            await self.part(data[at : at + PIECE_BYTES], last=at + PIECE_BYTES >= len(data))
 
     async def error(self, error: RequestError, status: int | None = None) -> None:
         """A status before the first byte, an SSE error event after it."""

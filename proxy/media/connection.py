@@ -7,8 +7,8 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -18,11 +18,12 @@ from yarl import URL
 from triptych import __version__
 from triptych.proxy.http.peers import Address
 from triptych.proxy.media.address_rules import AddressRules
+from triptych.proxy.quotas.quota import HOLDER, Quota
+from triptych.proxy.quotas.threads import QuotaThreads
 
 CONNECT_SECONDS = 5.0
 #: Timeout between two reads.
 READ_SECONDS = 10.0
-_DNS_THREADS = 8
 _HEADERS = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": f"triptych/{__version__}"}
 
 #: Takes (host, port) and returns what `socket.getaddrinfo` does.
@@ -33,6 +34,10 @@ class AddressRefused(Exception):
     """The host has no address, or one that the rules do not allow. The message is for the operator alone."""
 
 
+class NameUnanswered(Exception):
+    """No name server has said in time whether the host has an address."""
+
+
 def look_up_host(host: str, port: int) -> Sequence[tuple[Any, ...]]:
     return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
@@ -41,18 +46,23 @@ class MediaConnections:
     """A factory of connections under `rules`. `look_up` resolves names, in threads."""
 
     def __init__(
-        self, rules: AddressRules, *, look_up: LookUpHost = look_up_host, tls: ssl.SSLContext | bool = True
+        self,
+        rules: AddressRules,
+        look_ups: Quota,
+        *,
+        look_up: LookUpHost = look_up_host,
+        tls: ssl.SSLContext | bool = True,
     ) -> None:
         self._rules = rules
         self._look_up = look_up
         self._tls = tls
-        self._threads = ThreadPoolExecutor(_DNS_THREADS, thread_name_prefix="dns")
+        self._threads = QuotaThreads(look_ups, "dns")
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     async def addresses(self, url: URL) -> tuple[Address, ...]:
-        """The addresses of the URL's host. AddressRefused when one of them is not allowed."""
+        """The addresses of the URL's host. AddressRefused when one is not allowed; NameUnanswered."""
         host, port = url.raw_host or "", url.port or 0
         if port not in (80, 443) and port < 1024 and not self._rules.trusts_host(host):
             raise AddressRefused(f"port {port} is below 1024: --allow-media-hosts")
@@ -70,13 +80,14 @@ class MediaConnections:
             return (ipaddress.ip_address(host),)
         except ValueError:
             pass
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                found = await loop.run_in_executor(self._threads, self._look_up, host, port)
-        except TimeoutError:
-            raise AddressRefused(f"its name does not resolve within {CONNECT_SECONDS:g} s") from None
-        except (OSError, UnicodeError) as error:  # OSError: also gaierror
+                look_up = partial(self._look_up, host, port)
+                found = await self._threads.run(HOLDER.get(), look_up)
+        except (OSError, UnicodeError) as error:  # OSError: also gaierror and TimeoutError
+            again = isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
+            if again or isinstance(error, TimeoutError):
+                raise NameUnanswered from None
             raise AddressRefused(f"its name does not resolve: {error}") from None
         return tuple(dict.fromkeys(ipaddress.ip_address(entry[4][0]) for entry in found))
 
@@ -84,7 +95,7 @@ class MediaConnections:
     async def get(self, url: URL) -> AsyncIterator[aiohttp.ClientResponse]:
         """The response, with its body unread. No redirects, cookies, proxies or credentials.
 
-        Raises AddressRefused, aiohttp.ClientError, TimeoutError.
+        Raises AddressRefused, NameUnanswered, QuotaExceeded, aiohttp.ClientError, TimeoutError.
         """
         addresses = await self.addresses(url)
         connector = aiohttp.TCPConnector(

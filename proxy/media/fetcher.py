@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import aiohttp
 from yarl import URL
 
-from triptych.errors import InvalidRequest, TooLarge
+from triptych.errors import RETRY_AFTER, InvalidRequest, TooLarge, Unavailable
 from triptych.metrics import ProxyMetrics
-from triptych.proxy.media.connection import AddressRefused, MediaConnections
+from triptych.proxy.media.connection import AddressRefused, MediaConnections, NameUnanswered
 from triptych.proxy.media.response import FetchFailed, MediaTooLarge, check_head, keep_body
 from triptych.proxy.media.source import WebUrl, parse_web_url
 from triptych.proxy.media.spool import MediaSpool, SpooledMedia
+from triptych.proxy.quotas.quota import HOLDER, Quota
 from triptych.proxy.refusals.periodic_log import PeriodicLog
 
 logger = logging.getLogger(__name__)
@@ -34,35 +35,40 @@ REFUSED = "has no public address"
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """Limits: bytes of one image, seconds of one fetch, concurrent fetches."""
+    """Limits: bytes of one image, seconds of one fetch."""
 
     max_bytes: int = 64 << 20
     timeout: float = 30.0
-    at_once: int = 64
 
 
 class MediaFetcher:
     """The HTTP client of one proxy for media."""
 
     def __init__(
-        self, connections: MediaConnections, spool: MediaSpool, metrics: ProxyMetrics, limits: FetchLimits
+        self,
+        connections: MediaConnections,
+        spool: MediaSpool,
+        metrics: ProxyMetrics,
+        limits: FetchLimits,
+        places: Quota,
     ) -> None:
         self._connections = connections
         self._spool = spool
         self._metrics = metrics
         self._limits = limits
         self._log = PeriodicLog(logger)
-        self._room = asyncio.Semaphore(limits.at_once)
+        self._places = places
 
     def close(self) -> None:
         self._connections.close()
 
     async def fetch(self, source: WebUrl, param: str) -> SpooledMedia:
-        """The image, with the caller as its holder. InvalidRequest or TooLarge (naming `param`), Overloaded.
+        """The image, with the caller as its holder. InvalidRequest or TooLarge (naming `param`), Overloaded;
+        Unavailable where the name servers do not answer.
 
         The timeout does not include the wait for other fetches to end.
         """
-        async with self._room:
+        with await self._places.wait(HOLDER.get(), 1):
             started = time.monotonic()
             result, cause = "given_up", str(source.url.raw_host)
             try:
@@ -75,6 +81,10 @@ class MediaFetcher:
                 result = "timeout"
                 words = f"did not send it within {self._limits.timeout:g} s"
                 raise InvalidRequest(f"{param}: the image's server {words}", param=param) from None
+            except NameUnanswered:
+                result = "unanswered"
+                message = f"{param}: no name server answers for the image's server; try again later"
+                raise Unavailable(message, param=param, retry_after=RETRY_AFTER) from None
             except FetchFailed as error:
                 result, cause = error.result, error.cause or cause
                 kind = TooLarge if isinstance(error, MediaTooLarge) else InvalidRequest

@@ -15,6 +15,7 @@ from triptych.proxy.media.fetcher import FetchLimits, MediaFetcher
 from triptych.proxy.media.file import MediaFolder
 from triptych.proxy.media.source import MAGIC_BYTES, AudioPart, FileUrl, ImagePart, WebUrl, image_format
 from triptych.proxy.media.spool import MediaHold, MediaSpool, SpooledMedia
+from triptych.proxy.quotas.table import QuotaTable, quota_specs
 
 #: Largest item that encoder workers accept.
 LARGEST_MEDIA = 64 << 20
@@ -98,7 +99,7 @@ class MediaLoader:
         return await self.spool.keep(content)
 
 
-def make_loader(config: ProxyConfig, metrics: ProxyMetrics) -> MediaLoader:
+def make_loader(config: ProxyConfig, metrics: ProxyMetrics, quotas: QuotaTable | None = None) -> MediaLoader:
     """The loader that the flags configure. ConfigError for invalid flags."""
     if not 0 < config.max_media_bytes <= LARGEST_MEDIA:
         raise ConfigError(f"--max-media-bytes must be above 0 and at most {format_size(LARGEST_MEDIA)}")
@@ -106,14 +107,13 @@ def make_loader(config: ProxyConfig, metrics: ProxyMetrics) -> MediaLoader:
         raise ConfigError("--media-timeout must be above 0 and --media-fetches at least 1")
     rules = parse_rules(config.allow_media_hosts, config.allow_media_networks)
     folder = MediaFolder(config.allowed_media_folder, config.max_media_bytes)
-    spool = MediaSpool(
-        metrics,
-        folder=config.spool_folder,
-        memory_budget=config.media_memory,
-        disk_budget=config.media_disk,
-    )
-    limits = FetchLimits(config.max_media_bytes, config.media_timeout, config.media_fetches)
-    fetcher = MediaFetcher(MediaConnections(rules), spool, metrics, limits) if config.media_urls else None
+    quotas = quotas or QuotaTable(quota_specs(config))
+    spool = MediaSpool(metrics, quotas, folder=config.spool_folder)
+    fetcher = None
+    if config.media_urls:
+        limits = FetchLimits(config.max_media_bytes, config.media_timeout)
+        connections = MediaConnections(rules, quotas["look-ups"])
+        fetcher = MediaFetcher(connections, spool, metrics, limits, quotas["fetches"])
     return MediaLoader(spool, folder, fetcher, config.max_media_bytes)
 
 

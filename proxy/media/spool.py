@@ -10,12 +10,14 @@ import os
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from triptych.errors import ConfigError, InternalError, Overloaded
+from triptych.errors import ConfigError, InternalError
 from triptych.metrics import ProxyMetrics
+from triptych.proxy.quotas.quota import HOLDER, Hold
+from triptych.proxy.quotas.table import QuotaTable
+from triptych.proxy.quotas.threads import QuotaThreads
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -24,31 +26,34 @@ logger = logging.getLogger(__name__)
 LOADS_AT_ONCE = 8
 #: Larger items are written to disk.
 MEMORY_ITEM_BYTES = 1 << 20
-RETRY_AFTER = 2.0
-_THREADS = 4
 
 
 class MediaSpool:
     """The storage of one proxy's media, within byte budgets; beyond these requests get a 429."""
 
-    def __init__(
-        self, metrics: ProxyMetrics, *, folder: str = "", memory_budget: int, disk_budget: int
-    ) -> None:
-        self.memory_bytes = 0
-        self.disk_bytes = 0
+    def __init__(self, metrics: ProxyMetrics, quotas: QuotaTable, *, folder: str = "") -> None:
         self._folder = folder or tempfile.gettempdir()
-        self._memory_budget = memory_budget
-        self._disk_budget = disk_budget
+        self._memory, self._disk = quotas["media"], quotas["media-disk"]
+        #: What each holder has of either; changed under the lock, in any thread.
+        self._holds: dict[tuple[str, str], Hold] = {}
         self._gauge = metrics.media_bytes
         self._lock = threading.Lock()
-        self.executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="media")
+        self.threads = QuotaThreads(quotas["loads"], "media")
         check_folder(self._folder)
-        self.reserve()
+        self.reserve("")
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._memory.used
+
+    @property
+    def disk_bytes(self) -> int:
+        return self._disk.used
 
     @property
     def full(self) -> bool:
-        """Whether the budgets leave no room for new media."""
-        return self.memory_bytes >= self._memory_budget or self.disk_bytes >= self._disk_budget
+        """Whether there is no room for new media."""
+        return self._memory.free <= 0 or self._disk.free <= 0
 
     def writer(self) -> SpoolWriter:
         return SpoolWriter(self)
@@ -63,17 +68,18 @@ class MediaSpool:
             writer.abandon()
             raise
 
-    def reserve(self, memory: int = 0, disk: int = 0) -> None:
-        """Reserves bytes of the budgets; negative numbers release them. Overloaded beyond a budget."""
+    def reserve(self, holder: str, memory: int = 0, disk: int = 0) -> None:
+        """Reserves bytes for the holder; negative numbers release them. QuotaExceeded beyond its share."""
         with self._lock:
-            over_memory = memory > 0 and self.memory_bytes + memory > self._memory_budget
-            over_disk = disk > 0 and self.disk_bytes + disk > self._disk_budget
-            if over_memory or over_disk:
-                raise Overloaded(
-                    "the media of the requests in flight fill the room for them", retry_after=RETRY_AFTER
-                )
-            self.memory_bytes += memory
-            self.disk_bytes += disk
+            for quota, amount in ((self._memory, memory), (self._disk, disk)):
+                key = quota.spec.name, holder
+                hold = self._holds[key] = self._holds.get(key) or quota.hold(holder)
+                try:
+                    hold.add(max(amount, 0))
+                    hold.remove(max(-amount, 0))
+                finally:
+                    if not hold.amount:
+                        self._holds.pop(key).close()
             self._gauge.labels("memory").set(self.memory_bytes)
             self._gauge.labels("disk").set(self.disk_bytes)
 
@@ -89,10 +95,10 @@ class MediaSpool:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Runs `work` in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self.executor, work)
+        return await self.threads.run(HOLDER.get(), work)
 
     def close(self) -> None:
-        self.executor.shutdown(wait=False, cancel_futures=True)
+        self.threads.close()
 
 
 def check_folder(folder: str) -> None:
@@ -106,6 +112,7 @@ class SpoolWriter:
 
     def __init__(self, spool: MediaSpool) -> None:
         self.nbytes = 0
+        self.holder = HOLDER.get()
         self._spool = spool
         self._pieces: list[bytes] = []
         self._pending = 0
@@ -113,7 +120,7 @@ class SpoolWriter:
 
     async def write(self, data: bytes) -> None:
         """Appends bytes. Overloaded when there is no room for them."""
-        self._spool.reserve(memory=len(data))
+        self._spool.reserve(self.holder, memory=len(data))
         self.nbytes += len(data)
         self._pending += len(data)
         self._pieces.append(data)
@@ -123,7 +130,7 @@ class SpoolWriter:
     async def finish(self) -> SpooledMedia:
         """The complete item, with the caller as its holder."""
         if self._file is None:
-            media = SpooledMedia(self._spool, data=b"".join(self._pieces))
+            media = SpooledMedia(self._spool, self.holder, data=b"".join(self._pieces))
         else:
             await self._spill()
             media = self._file
@@ -134,26 +141,27 @@ class SpoolWriter:
         """Frees everything; does nothing after `finish`."""
         if self._file is not None:
             self._file.release()
-        self._spool.reserve(memory=-self._pending)
+        self._spool.reserve(self.holder, memory=-self._pending)
         self._file, self._pieces, self._pending = None, [], 0
 
     async def _spill(self) -> None:
         data = b"".join(self._pieces)
         try:
             if self._file is None:
-                self._file = SpooledMedia(self._spool, descriptor=self._spool.open_file())
+                self._file = SpooledMedia(self._spool, self.holder, descriptor=self._spool.open_file())
             await self._file.append(data)
         except OSError as error:
             logger.error("media cannot be spooled: %s", error.strerror)
             raise InternalError("the proxy cannot keep the request's media") from None
-        self._spool.reserve(memory=-self._pending)
+        self._spool.reserve(self.holder, memory=-self._pending)
         self._pieces, self._pending = [], 0
 
 
 class SpooledMedia:
     """The bytes of one item, in memory or in a file. Freed when its last holder releases it."""
 
-    def __init__(self, spool: MediaSpool, *, data: bytes = b"", descriptor: int = -1) -> None:
+    def __init__(self, spool: MediaSpool, holder: str, *, data: bytes = b"", descriptor: int = -1) -> None:
+        self.holder = holder
         self.nbytes = len(data)
         self.on_disk = descriptor >= 0
         self._spool = spool
@@ -179,13 +187,13 @@ class SpooledMedia:
         self._data = b""
         if self.on_disk:
             os.close(self._descriptor)
-            self._spool.reserve(disk=-self.nbytes)
+            self._spool.reserve(self.holder, disk=-self.nbytes)
         else:
-            self._spool.reserve(memory=-self.nbytes)
+            self._spool.reserve(self.holder, memory=-self.nbytes)
 
     async def append(self, data: bytes) -> None:
         """Appends to the file, in a thread."""
-        self._spool.reserve(disk=len(data))
+        self._spool.reserve(self.holder, disk=len(data))
         self.nbytes += len(data)
         await self.in_thread(lambda: _write_all(self._descriptor, data))
 
@@ -217,13 +225,7 @@ class SpooledMedia:
         The thread is a holder itself, so that the descriptor is not closed and reused while it runs.
         """
         self.retain()
-        try:
-            future = self._spool.executor.submit(work)
-        except BaseException:
-            self.release()
-            raise
-        future.add_done_callback(lambda _: self.release())
-        return await asyncio.wrap_future(future)
+        return await self._spool.threads.run(self.holder, work, self.release)
 
 
 class MediaHold:
@@ -237,7 +239,7 @@ class MediaHold:
         self.room = asyncio.Semaphore(LOADS_AT_ONCE)
         self._users = 0
         self._loads: dict[Hashable, asyncio.Task[SpooledMedia]] = {}
-        self._counted: list[tuple[MediaSpool, int]] = []
+        self._counted: list[tuple[MediaSpool, str, int]] = []
 
     def join(self) -> None:
         """Adds a user."""
@@ -253,13 +255,14 @@ class MediaHold:
             load.cancel()
             load.add_done_callback(_release)
         counted, self._counted = self._counted, []
-        for spool, nbytes in counted:
-            spool.reserve(memory=-nbytes)
+        for spool, holder, nbytes in counted:
+            spool.reserve(holder, memory=-nbytes)
 
     def count(self, spool: MediaSpool, nbytes: int) -> None:
         """Reserves memory for bytes that the request itself keeps, until the last user leaves."""
-        spool.reserve(memory=nbytes)
-        self._counted.append((spool, nbytes))
+        holder = HOLDER.get()
+        spool.reserve(holder, memory=nbytes)
+        self._counted.append((spool, holder, nbytes))
 
     async def get(
         self, source: Hashable, load: Callable[[], Coroutine[object, None, SpooledMedia]]

@@ -73,6 +73,8 @@ class PDLink:
         self._requests: dict[str, _Tracked] = {}
         self._notices: dict[str, None] = {}
         self._cancels: list[str] = []
+        #: Requests to pause (True) or to resume, where the worker has not been told yet.
+        self._pauses: dict[str, bool] = {}
         #: Requests that the Attach under way names: they are to be cancelled once it stands.
         self._named: set[str] = set()
         self._flush: asyncio.Task[None] | None = None
@@ -159,6 +161,7 @@ class PDLink:
 
     def forget(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
+        self._pauses.pop(request_id, None)
 
     def notify(self, mm_hashes: Sequence[str]) -> None:
         """Sent in one message with all notices of this iteration of the event loop."""
@@ -172,6 +175,12 @@ class PDLink:
         if self.attached:
             self._start_flush()
 
+    def pause(self, request_id: str, paused: bool) -> None:
+        """Told after a break of the stream, too: a request that nobody resumes would never end."""
+        self._pauses[request_id] = paused
+        if self.attached:
+            self._start_flush()
+
     def _start_flush(self) -> None:
         if self._flush is None or self._flush.done():
             self._flush = asyncio.create_task(self._send_pending(), name=f"notices {self.address}")
@@ -179,9 +188,10 @@ class PDLink:
     async def _send_pending(self) -> None:
         """Repeats until the worker has everything; failures for 2 s on a live stream end it."""
         started = asyncio.get_running_loop().time()
-        while self.attached and (self._notices or self._cancels):
+        while self.attached and self._pending:
             notices = list(islice(self._notices, KEYS_AT_ONCE))
             cancels = self._cancels[:NAMED_AT_ONCE]
+            pauses = dict(islice(self._pauses.items(), NAMED_AT_ONCE))
             try:
                 if cancels:
                     request = pd_pb2.CancelRequest(proxy_id=self._proxy_id, request_ids=cancels)
@@ -192,7 +202,13 @@ class PDLink:
                     await self._stub.NotifyItems(notice, timeout=CALL_TIMEOUT)
                     for mm_hash in notices:
                         self._notices.pop(mm_hash, None)
+                if pauses:
+                    await self._stub.Pause(self._pause_message(pauses), timeout=CALL_TIMEOUT)
+                    self._pauses = dict(self._pauses.items() - pauses.items())
             except aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED and pauses:
+                    self._pauses.clear()  # an older worker, which cannot pause
+                    continue
                 if asyncio.get_running_loop().time() - started > REATTACH_SECONDS:
                     logger.warning(
                         "PD worker %s took no notices: %s",
@@ -210,6 +226,16 @@ class PDLink:
                 self.reattach()
                 self._lose_all(ours=True)
                 return
+
+    @property
+    def _pending(self) -> bool:
+        return bool(self._notices or self._cancels or self._pauses)
+
+    def _pause_message(self, pauses: dict[str, bool]) -> pd_pb2.PauseRequest:
+        paused = [request_id for request_id, pause in pauses.items() if pause]
+        return pd_pb2.PauseRequest(
+            proxy_id=self._proxy_id, paused=paused, resumed=list(pauses.keys() - set(paused))
+        )
 
     async def _run(self) -> None:
         """Keeps the stream: reattaches after a break; requests are lost when that takes above 2 s.
@@ -263,7 +289,7 @@ class PDLink:
                 known = await self._established(call)
             self.attached = True
             self._owner.attached(self._incarnation if known else "")
-            if self._notices or self._cancels:
+            if self._pending:
                 self._start_flush()
             async for step in call:
                 self._stall.observe(step)
@@ -334,6 +360,7 @@ class PDLink:
         """The requests go on elsewhere; `ours`: after an error of this process, which makes none suspect."""
         self._notices.clear()
         self._cancels.clear()
+        self._pauses.clear()
         lost, self._requests = self._requests, {}
         if lost and not self._left and not ours:
             self._owner.ended(ProcessEnd(self.address, self._incarnation, tuple(lost), final))

@@ -165,6 +165,11 @@ class PDRouter:
         if request.link is not None:
             request.link.notify(mm_hashes)
 
+    def pause(self, request: InFlightRequest, paused: bool) -> None:
+        """Has the request's worker put out nothing for it, or go on."""
+        if request.link is not None:
+            request.link.pause(request.request_id, paused)
+
     def back_off(self, request: InFlightRequest) -> None:
         """Keeps the request away from the worker that has it for half a second."""
         if request.link is not None:

@@ -31,6 +31,7 @@ class PDStub(Protocol):
     Submit: aio.UnaryUnaryMultiCallable[pd_pb2.SubmitRequest, pd_pb2.SubmitReply]
     NotifyItems: aio.UnaryUnaryMultiCallable[pd_pb2.ItemsNotice, common_pb2.Ack]
     Cancel: aio.UnaryUnaryMultiCallable[pd_pb2.CancelRequest, common_pb2.Ack]
+    Pause: aio.UnaryUnaryMultiCallable[pd_pb2.PauseRequest, common_pb2.Ack]
     NameRequests: aio.UnaryUnaryMultiCallable[pd_pb2.AttachRequest, common_pb2.Ack]
     Attach: aio.UnaryStreamMultiCallable[pd_pb2.AttachRequest, pd_pb2.StepEvents]
     SetApart: aio.UnaryUnaryMultiCallable[pd_pb2.SetApartRequest, pd_pb2.SetApartReply]

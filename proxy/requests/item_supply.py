@@ -184,5 +184,6 @@ def _source(request: InFlightRequest, key: str) -> ItemSource:
         label=request.call.label,
         deadline=request.deadline,
         looked_up=request.looked_up,
+        tenant=request.call.tenant,
         trace=None if request.trace is None else request.trace.item(key),
     )

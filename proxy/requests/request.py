@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import sys
 from dataclasses import dataclass, field
 
 from triptych.errors import RequestError
@@ -15,6 +16,7 @@ from triptych.proxy.call.model_kind import name_prompt
 from triptych.proxy.call.output_format import name_field
 from triptych.proxy.ports import Link
 from triptych.proxy.requests.lifecycle import Lifecycle
+from triptych.proxy.requests.reply_memory import ReplyMemory
 from triptych.proxy.requests.request_trace import RequestTrace
 from triptych.proxy.requests.timeline import UNWATCHED, RequestTimeline
 from triptych.proxy.splitter import SplitRequest
@@ -29,14 +31,16 @@ logger = logging.getLogger(__name__)
 class OutputQueue:
     """Output of one call between the dispatcher and the client's connection. One reader.
 
-    The reader is woken when `batch` outputs wait, and at the end of a choice. Unbounded by itself: a request
-    puts at most max_tokens.
+    The reader is woken when `batch` outputs wait, and at the end of a choice. `memory` bounds what waits.
     """
 
-    __slots__ = ("_batch", "_error", "_items", "_waiter")
+    __slots__ = ("_batch", "_error", "_items", "_memory", "_most", "_waiter")
 
-    def __init__(self, batch: int = 1) -> None:
+    def __init__(self, batch: int = 1, memory: ReplyMemory | None = None) -> None:
         self._batch = batch
+        self._memory = memory
+        #: Outputs that may wait before they are measured.
+        self._most = memory.unmeasured if memory is not None else sys.maxsize
         self._items: list[Output] = []
         self._error: RequestError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -45,8 +49,15 @@ class OutputQueue:
     def empty(self) -> bool:
         return not self._items
 
+    @property
+    def paused(self) -> bool:
+        """Whether no more output is wanted until the client has taken some."""
+        return self._memory is not None and self._memory.paused
+
     def put(self, output: Output) -> None:
         self._items.append(output)
+        if len(self._items) > self._most and self._memory is not None:
+            self._most = self._memory.measure(self._items)
         if self._waiter is not None and (len(self._items) >= self._batch or isinstance(output, Done)):
             self._wake()
 
@@ -56,7 +67,10 @@ class OutputQueue:
         self._wake()
 
     async def drain(self) -> list[Output]:
-        """All output since the last call; waits for at least one."""
+        """All output since the last call, which the reader has passed on; waits for at least one."""
+        memory = self._memory
+        if memory is not None and memory.counts:
+            memory.settle(self._items)
         while not self._items:
             if self._error is not None:
                 error, self._error = self._error, None
@@ -70,6 +84,9 @@ class OutputQueue:
             finally:
                 self._waiter = None
         items, self._items = self._items, []
+        if memory is not None and memory.counts:
+            memory.taken(items)
+            self._most = memory.unmeasured
         return items
 
     def _wake(self) -> None:
@@ -197,6 +214,16 @@ class Choices:
     def completion_tokens(self) -> int:
         return sum(len(request.lifecycle.output_token_ids) for request in self.requests)
 
+    @property
+    def encoded_rows(self) -> int:
+        """Rows of the items that were encoded for the call; none of those that the store or a worker had."""
+        return sum(
+            plan.rows
+            for request in self.requests
+            for key, plan in request.lifecycle.plans.items()
+            if request.origins.get(key) == "encoded"
+        )
+
     def prepared(self, now: float) -> None:
         """The call is bound, and its media are there."""
         first = self.first
@@ -286,6 +313,10 @@ class ChoiceQueue(OutputQueue):
         self._shared = shared
         self._tally = tally
         self._index = index
+
+    @property
+    def paused(self) -> bool:
+        return self._shared.paused
 
     def put(self, output: Output) -> None:
         tally = self._tally

@@ -20,9 +20,7 @@ from triptych.proxy.quotas.table import quota_specs
 
 PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
 BEGIN, END = "<!-- quotas: begin -->\n", "<!-- quotas: end -->"
-#: Rows whose budgets are not quotas yet.
-PENDING = {"fetches", "media"}
-QUOTAS = {spec.name: spec for spec in quota_specs(ProxyConfig()) if spec.name not in PENDING}
+QUOTAS = {spec.name: spec for spec in quota_specs(ProxyConfig())}
 
 
 @pytest.mark.parametrize("name", QUOTAS)
@@ -50,13 +48,13 @@ def test_every_scenario_is_of_a_quota() -> None:
 NO_BUDGETS = {
     ("admission.py", "Overloaded"): "backpressure of lost embeddings, and the media's budget",
     ("http/endpoint.py", "ThreadPoolExecutor"): "the thread of the quota `parser`",
-    ("media/connection.py", "ThreadPoolExecutor"): "look-ups of names, see PENDING",
-    ("media/connection.py", "TCPConnector"): "fetches, see PENDING",
-    ("media/fetcher.py", "Semaphore"): "fetches, see PENDING",
-    ("media/spool.py", "Overloaded"): "memory for media, see PENDING",
-    ("media/spool.py", "Semaphore"): "loads of one request",
-    ("media/spool.py", "ThreadPoolExecutor"): "threads that read and write files",
+    ("media/connection.py", "TCPConnector"): "of one fetch",
+    ("media/spool.py", "Semaphore"): "of one request",
     ("openai/completions/endpoint.py", "Queue"): "of one request",
+    (
+        "requests/reply_memory.py",
+        "Overloaded",
+    ): "of one stream: its client does not read, its worker does not wait",
 }
 _BOUNDS = re.compile(r"(Bounded)?Semaphore|\w*PoolExecutor|CapacityLimiter|Overloaded|TCPConnector")
 _QUEUES = re.compile(r"\w*Queue")

@@ -31,6 +31,9 @@ class ProxyConfig(ServiceConfig):
         choices=("ignore", "reject"),
     )
     body_memory: int = flag(GIB, "memory for the bodies of requests in flight", size=True)
+    reply_memory: int = flag(
+        512 * MIB, "memory for output that waits for its client; at most half of it for one key", size=True
+    )
     media_urls: bool = flag(True, "fetch images from http(s) URLs")
     media_timeout: float = flag(30.0, "seconds to fetch one image, including redirects and retries")
     media_fetches: int = flag(64, "most images fetched at once")

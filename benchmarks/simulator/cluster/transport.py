@@ -180,6 +180,9 @@ class SimulatedLink:
     def cancel(self, request_id: str) -> None:
         self._loop.call_later(self._rpc, self._worker.cancel, request_id)
 
+    def pause(self, request_id: str, paused: bool) -> None:
+        """Clients read everything at once."""
+
     def check(self, now: float) -> bool:
         return False
 

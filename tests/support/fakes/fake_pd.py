@@ -69,6 +69,11 @@ class FakeRequest:
     news: asyncio.Event = field(default_factory=asyncio.Event)
     events: list[pd_pb2.RequestEvent] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
+    #: Cleared while its proxy has it paused.
+    resumed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.resumed.set()
 
 
 class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
@@ -86,6 +91,11 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         self.submits: list[pd_pb2.SubmitRequest] = []
         self.cancels: list[str] = []
         self.notices: list[list[str]] = []
+        self.can_pause = True
+        #: Seconds between two tokens of a request.
+        self.pace = 0.0
+        self.paused: list[str] = []
+        self.resumed: list[str] = []
         self.attaches: list[pd_pb2.AttachRequest] = []
         self.requests: dict[str, FakeRequest] = {}
         self.refusals: list[common_pb2.Error] = []
@@ -223,6 +233,19 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
                 held.task.cancel()
         return common_pb2.Ack()
 
+    async def Pause(self, request: pd_pb2.PauseRequest, context: Any) -> common_pb2.Ack:
+        if not self.can_pause:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "an older version")
+        for request_id in request.paused:
+            self.paused.append(request_id)
+            if (held := self.requests.get(request_id)) is not None:
+                held.resumed.clear()
+        for request_id in request.resumed:
+            self.resumed.append(request_id)
+            if (held := self.requests.get(request_id)) is not None:
+                held.resumed.set()
+        return common_pb2.Ack()
+
     async def Attach(self, request: pd_pb2.AttachRequest, context: Any) -> AsyncIterator[pd_pb2.StepEvents]:
         await context.send_initial_metadata(((INCARNATION_HEADER, f"{self.port}.{self.incarnation}"),))
         self.attaches.append(request)
@@ -321,6 +344,7 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
             if index == self.pause_at:
                 self.gate.clear()
             await self.gate.wait()
+            await held.resumed.wait()
             text = script[index] if script else choice_text(sampling.choice, index)
             token = said[index] if said else 1000 + index
             tokens = pd_pb2.Tokens(position=index, token_ids=[token], text=text)
@@ -329,7 +353,7 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
             self.emit(held, tokens=tokens)
             if self.repeat_frames:
                 self.emit(held, tokens=tokens)
-            await asyncio.sleep(0)
+            await asyncio.sleep(self.pace)
         finished = pd_pb2.Finished(
             reason="stop" if script is not None and count == len(script) else "length",
             prompt_tokens=len(prompt),

@@ -33,6 +33,7 @@ from triptych.proxy.grpc.admission import GrpcAdmission, server_options
 from triptych.proxy.grpc.connections import GrpcConnections
 from triptych.proxy.grpc.server import ProxyServicer
 from triptych.proxy.http.connections import ConnectionLimits
+from triptych.proxy.http.delivery import DeliveryMiddleware
 from triptych.proxy.http.endpoint import BodyMiddleware
 from triptych.proxy.http.listener import bind
 from triptych.proxy.http.peers import TrustedProxies
@@ -104,6 +105,7 @@ class FakeCluster:
             max_body=max_body,
             body_memory=options.pop("body_memory", 64 << 20),
             max_queue=options.pop("max_queue", 256),
+            reply_memory=options.pop("reply_memory", 512 << 20),
             **flags,
         )
         self.quotas = quota_table(config, keys, options.pop("quotas", {}))
@@ -117,7 +119,7 @@ class FakeCluster:
             certificates=internal,
             health_timeout=options.pop("health_timeout", 5.0),
         )
-        media = make_loader(ProxyConfig(**flags), self.metrics)
+        media = make_loader(ProxyConfig(**flags), self.metrics, self.quotas)
         timeouts = {name: options.pop(name) for name in ("phase_timeout", "stall_timeout") if name in options}
         transport = GrpcTransport(self.pool, "proxy-test", **timeouts)
         reject = options.pop("unknown_fields", "ignore") == "reject"
@@ -146,7 +148,7 @@ class FakeCluster:
         self.listener = listener
         self.bodies = self.quotas["bodies"]
         refusals = Refusals(self.metrics, None if live is None else live.refused)
-        app: ASGIApp = BodyMiddleware(front, self.bodies)
+        app: ASGIApp = DeliveryMiddleware(BodyMiddleware(front, self.bodies), self.quotas["replies"])
         if authenticator is not None:
             app = AuthMiddleware(app, authenticator)
         app = RefusalMiddleware(app, front.routes, refusals)

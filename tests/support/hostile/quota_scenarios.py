@@ -6,6 +6,8 @@ A new row of the QuotaTable needs a scenario here; `tests/security/test_quotas.p
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +15,7 @@ from typing import Any
 
 from support.fakes.fake_workers import picture
 from support.hostile.two_tenants import FROM, A, B, TwoTenants, chat_body
+from support.processes.web import reply
 from support.waiting import until
 from triptych.proxy.http import endpoint
 from triptych.proxy.http.connections import ConnectionLimits
@@ -161,6 +164,98 @@ async def _large_body(tenants: TwoTenants, who: str) -> None:
     tenants.order.append(who)  # type: ignore[attr-defined]
 
 
+async def unread_streams(tenants: TwoTenants) -> None:
+    (worker,) = tenants.cluster.pd_workers
+    worker.pace, worker.script = 0.01, ["x" * (64 << 10)] * 200
+    for _ in range(4):
+        own = await tenants.connect(A, tenants.cluster.port, receive=4096)
+        body = chat_body("x", stream=True, max_tokens=200, logprobs=True, top_logprobs=20)
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: {tenants.bearer(A)}\r\n"
+        await asyncio.get_running_loop().sock_sendall(
+            own, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        )
+    await until(lambda: len(worker.paused) >= 4, "A's streams are held back")
+    held = tenants.cluster.quotas["replies"].held(A)
+    assert 4 * (64 << 10) <= held <= MIB, held
+
+
+async def silent_names(tenants: TwoTenants) -> None:
+    answered = threading.Event()
+    tenants.stack.callback(answered.set)
+
+    def look_up(host: str, port: int) -> list[tuple[Any, ...]]:
+        if host.startswith("silent"):
+            answered.wait(60.0)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    tenants.loader._fetcher._connections._look_up = look_up  # type: ignore[union-attr]
+    for at in range(4):
+        urls = [f"http://silent{at}.{index}.test/" for index in range(8)]
+        tenants.spawn(tenants.post(A, url_body(*urls)))
+    await full(tenants, "look-ups")
+
+
+async def slow_servers(tenants: TwoTenants) -> None:
+    async def silent(writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    url = (await tenants.web()).give("/slow", silent)
+    for _ in range(8):
+        tenants.spawn(tenants.post(A, url_body(url)))
+    await full(tenants, "fetches")
+
+
+async def a_picture_by_name(tenants: TwoTenants) -> None:
+    web = await tenants.web()
+    web.give("/good", reply())
+    assert await tenants.post(B, url_body(f"http://good.test:{web.port}/good")) == 200
+
+
+async def a_picture_by_url(tenants: TwoTenants) -> None:
+    assert await tenants.post(B, url_body((await tenants.web()).give("/good", reply()))) == 200
+
+
+async def busy_threads(tenants: TwoTenants) -> None:
+    held = threading.Event()
+    tenants.stack.callback(held.set)
+    for _ in range(8):
+        tenants.spawn(tenants.loader.spool.threads.run(A, lambda: held.wait(60.0)))
+    await full(tenants, "loads")
+
+
+async def media_in_memory(tenants: TwoTenants) -> None:
+    tenants.loader.spool.reserve(A, memory=4 * MIB)
+    tenants.stack.callback(tenants.loader.spool.reserve, A, memory=-4 * MIB)
+    await full(tenants, "media")
+
+
+async def media_on_disk(tenants: TwoTenants) -> None:
+    tenants.loader.spool.reserve(A, disk=4 * MIB)
+    tenants.stack.callback(tenants.loader.spool.reserve, A, disk=-4 * MIB)
+    await full(tenants, "media-disk")
+
+
+async def a_picture(tenants: TwoTenants) -> None:
+    assert await tenants.post(B, chat_body("x", picture("b", MIB // 4))) == 200
+
+
+async def a_large_picture(tenants: TwoTenants) -> None:
+    assert await tenants.post(B, chat_body("x", picture("b", MIB + MIB // 2))) == 200
+
+
+def url_body(*urls: str) -> bytes:
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "x"}]}]
+    return json.dumps({"model": "demo", "max_tokens": 2, "messages": messages}).encode()
+
+
+def _share(name: str) -> dict[str, Any]:
+    return {"max_body": 8 * MIB, "quotas": {name: {"capacity": 8 * MIB, "largest": MIB}}}
+
+
+LOCAL = {"allow_media_networks": "127.0.0.0/8"}
+
+
 def _small(name: str, capacity: int = 8) -> dict[str, dict[str, int]]:
     return {name: {"capacity": capacity}}
 
@@ -183,4 +278,12 @@ SCENARIOS: dict[str, Scenario] = {
     "queries": Scenario(queries, another_query, {"max_queue": 8}),
     "query-turns": Scenario(queries, another_query),
     "parser": Scenario(large_bodies, a_body_between),
+    "replies": Scenario(unread_streams, small_requests, {"connections": PATIENT, "reply_memory": 2 * MIB}),
+    "fetches": Scenario(slow_servers, a_picture_by_url, {"media_flags": LOCAL | {"media_fetches": 4}}),
+    "look-ups": Scenario(
+        silent_names, a_picture_by_name, {"media_flags": LOCAL, "quotas": _small("look-ups")}
+    ),
+    "loads": Scenario(busy_threads, a_picture, {"max_body": 8 * MIB}),
+    "media": Scenario(media_in_memory, a_picture, _share("media")),
+    "media-disk": Scenario(media_on_disk, a_large_picture, _share("media-disk")),
 }

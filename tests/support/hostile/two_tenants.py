@@ -17,11 +17,13 @@ from grpc import aio
 from support.certificates import CertificateFolder, issue, pem_of
 from support.fakes.fake_workers import user
 from support.fakes.proxy_fakes import FakeCluster
+from support.processes.web import WebServer
 from support.waiting import within
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import proxy_pb2, proxy_pb2_grpc
 from triptych.proxy.auth.key_ring import KeyRing
 from triptych.proxy.auth.keys import KeyLimits, new_key
+from triptych.proxy.media.loader import MediaLoader
 from triptych.rpc.tls.certificates import Certificates
 
 A, B = "alice", "bob"
@@ -42,6 +44,7 @@ class TwoTenants:
         self.stack = stack
         self._keys = keys
         self.trust: ssl.SSLContext | None = None
+        self._web: WebServer | None = None
 
     def bearer(self, who: str) -> str:
         return f"Bearer {self._keys[who]}"
@@ -53,9 +56,23 @@ class TwoTenants:
         self.stack.callback(task.cancel)
         return task
 
-    async def connect(self, who: str, port: int) -> socket.socket:
-        """A TCP connection that says nothing."""
+    @property
+    def loader(self) -> MediaLoader:
+        loader = self.cluster.dispatcher._media
+        assert isinstance(loader, MediaLoader)
+        return loader
+
+    async def web(self) -> WebServer:
+        """A server of pictures."""
+        if self._web is None:
+            self._web = await self.stack.enter_async_context(WebServer())
+        return self._web
+
+    async def connect(self, who: str, port: int, *, receive: int = 0) -> socket.socket:
+        """A TCP connection that says nothing; `receive`: bytes that its system keeps for it."""
         own = socket.socket()
+        if receive:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
         self.stack.callback(own.close)
         own.setblocking(False)
         own.bind((self._addresses[who], 0))

@@ -12,6 +12,7 @@ import pytest
 
 from support.data.media import content, kept_bytes
 from support.processes.web import PNG
+from triptych.config import ProxyConfig
 from triptych.errors import RequestError
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.media.address_rules import parse_rules
@@ -19,6 +20,7 @@ from triptych.proxy.media.connection import LookUpHost, MediaConnections, look_u
 from triptych.proxy.media.fetcher import FetchLimits, MediaFetcher
 from triptych.proxy.media.source import WebUrl, parse_image_url
 from triptych.proxy.media.spool import MediaSpool
+from triptych.proxy.quotas.table import QuotaTable, quota_specs
 
 LOOPBACK = "127.0.0.0/8"
 
@@ -59,10 +61,14 @@ class Fetching:
         **limits: Any,
     ) -> None:
         self.metrics = ProxyMetrics()
-        self.spool = MediaSpool(self.metrics, memory_budget=memory, disk_budget=disk)
+        at_once = limits.pop("at_once", 64)
+        config = ProxyConfig(media_memory=memory, media_disk=disk, media_fetches=at_once)
+        self.quotas = QuotaTable(quota_specs(config))
+        self.spool = MediaSpool(self.metrics, self.quotas)
         rules = parse_rules(hosts, networks)
-        connections = MediaConnections(rules, look_up=names, tls=tls)
-        self.fetcher = MediaFetcher(connections, self.spool, self.metrics, FetchLimits(**limits))
+        connections = MediaConnections(rules, self.quotas["look-ups"], look_up=names, tls=tls)
+        places = self.quotas["fetches"]
+        self.fetcher = MediaFetcher(connections, self.spool, self.metrics, FetchLimits(**limits), places)
 
     async def get(self, url: str) -> bytes:
         source = parse_image_url(url, "field")

@@ -10,7 +10,7 @@ import torch
 from support.data.oracle import assert_exact
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
 from triptych.ec_connector.base import EncoderOutput
-from triptych.pd_worker.core.request_events import ItemMissing, RequestFinished
+from triptych.pd_worker.core.request_events import ItemMissing, NewTokens, RequestFinished
 
 CAT, DOG, TREE = (1, 96, 64), (2, 64, 96), (3, 64, 64)
 TEXT = Prompt("Say something about the weather, and then about the sea.")
@@ -125,6 +125,26 @@ def test_preempted_requests_answer_alike(checkpoint: Checkpoint, preemption: str
     with engine_cell(checkpoint, **flags) as cell:
         assert_matches(cell, prompts, cell.answer(prompts, 24))
         assert cell.metric("vllm:num_preemptions_total") > 0
+        cell.assert_at_rest()
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_paused_requests_answer_alike_once_they_are_resumed(checkpoint: Checkpoint, preemption: str) -> None:
+    prompts = [ONE, TEXT]
+    results = [reference(checkpoint.path, prompt, 24) for prompt in prompts]
+    with engine_cell(checkpoint, max_num_seqs=1, prefix_caching=False, preemption=preemption) as cell:
+        paused, other = (
+            cell.request(prompt, result.prompt_token_ids, 24)
+            for prompt, result in zip(prompts, results, strict=True)
+        )
+        cell.engine.submit(paused)
+        cell.wait(paused.request_id, NewTokens)
+        cell.engine.pause([paused.request_id], [], "proxy")
+        assert cell.finish([other]) == [results[1].token_ids]
+        assert len(cell.tokens(paused.request_id)) < 24
+        cell.engine.pause([], [paused.request_id], "proxy")
+        cell.wait(paused.request_id, RequestFinished)
+        assert cell.tokens(paused.request_id) == results[0].token_ids
         cell.assert_at_rest()
 
 

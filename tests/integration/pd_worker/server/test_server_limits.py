@@ -43,6 +43,7 @@ class Engine:
     requests: list[EngineRequest] = field(default_factory=list)
     ready: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    paused: list[tuple[str, ...]] = field(default_factory=list)
     fault: Exception | None = None
 
     def submit(self, request):
@@ -58,6 +59,9 @@ class Engine:
 
     def cancel(self, request_ids, proxy_id):
         self.cancelled.extend(request_ids)
+
+    def pause(self, paused, resumed, proxy_id):
+        self.paused += [(proxy_id, *paused, "", *resumed)]
 
 
 @dataclass

@@ -16,6 +16,7 @@ from support.fakes.fake_encoder import FakeEncoder, fake_plan
 from support.fakes.fake_workers import TOKEN
 from support.processes.cluster import PATIENCE
 from support.waiting import until, within
+from triptych.config import ProxyConfig
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.metrics import ProxyMetrics
 from triptych.protos import encoder_pb2
@@ -23,6 +24,7 @@ from triptych.proxy.encoders import encoder_client
 from triptych.proxy.encoders.encoder_client import EncodeStream
 from triptych.proxy.media.spool import MediaSpool, SpooledMedia
 from triptych.proxy.ports import JobReady
+from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.rpc.client_auth import WorkerSession
 from triptych.types import ItemPlan
 
@@ -83,7 +85,7 @@ def _streams() -> Counter[str]:
 
 @pytest.fixture
 async def media() -> AsyncIterator[SpooledMedia]:
-    spool = MediaSpool(ProxyMetrics(), memory_budget=1 << 20, disk_budget=1 << 20)
+    spool = MediaSpool(ProxyMetrics(), QuotaTable(quota_specs(ProxyConfig())))
     yield await spool.keep(b"pixels")
     spool.close()
 

@@ -11,14 +11,20 @@ from pathlib import Path
 import pytest
 
 from support.data.media import content, kept_bytes
+from triptych.config import ProxyConfig
 from triptych.errors import ConfigError, InternalError, Overloaded
 from triptych.hashing import framed_digest
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.media import spool as media_spool
 from triptych.proxy.media.spool import MEMORY_ITEM_BYTES, MediaSpool
+from triptych.proxy.quotas.table import QuotaTable, quota_specs
 
 SMALL = b"s" * 1000
 LARGE = bytes(range(256)) * 12_345
+
+
+def quotas(memory: int, disk: int) -> QuotaTable:
+    return QuotaTable(quota_specs(ProxyConfig(media_memory=memory, media_disk=disk)))
 
 
 @pytest.fixture
@@ -28,7 +34,7 @@ def metrics() -> ProxyMetrics:
 
 @pytest.fixture
 def spool(tmp_path: Path, metrics: ProxyMetrics) -> Iterator[MediaSpool]:
-    it = MediaSpool(metrics, folder=str(tmp_path), memory_budget=4 << 20, disk_budget=8 << 20)
+    it = MediaSpool(metrics, quotas(4 << 20, 8 << 20), folder=str(tmp_path))
     yield it
     it.close()
 
@@ -166,4 +172,4 @@ async def test_without_nameless_files_the_name_goes_at_once(
 
 def test_a_folder_that_cannot_be_written_to_is_a_config_error(metrics: ProxyMetrics) -> None:
     with pytest.raises(ConfigError, match="--spool-folder"):
-        MediaSpool(metrics, folder="/nowhere", memory_budget=1, disk_budget=1)
+        MediaSpool(metrics, quotas(1, 1), folder="/nowhere")

@@ -1,0 +1,189 @@
+"""Replies that nobody reads: what they hold is counted, bounded and given back; whoever reads gets all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from support.fakes.fake_workers import MODEL, user, whole_text
+from support.fakes.proxy_fakes import FakeCluster, raw_post
+from support.waiting import until
+from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.proxy.auth.key_ring import KeyRing
+from triptych.proxy.auth.keys import KeyLimits
+from triptych.proxy.http.connections import ConnectionLimits
+from triptych.proxy.requests.reply_memory import UNPAUSED
+
+LAST = b"[DONE]\n\n\r\n0\r\n\r\n"
+KIB, MIB = 1 << 10, 1 << 20
+KEYS = "tk-silent-0123456789", "tk-other-0123456789"
+SILENT, OTHER = ({"Authorization": f"Bearer {key}"} for key in KEYS)
+RICH: dict[str, Any] = {"logprobs": True, "top_logprobs": 20, "stream": True}
+
+
+def post(extra: dict[str, Any], headers: dict[str, str] | None = None) -> bytes:
+    body = json.dumps({"model": MODEL, "messages": user("x")} | extra).encode()
+    lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n{lines}Content-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+@contextlib.contextmanager
+def client() -> Iterator[socket.socket]:
+    """One whose system holds next to nothing for it."""
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.setblocking(False)
+        yield connection
+
+
+async def send(connection: socket.socket, port: int, request: bytes) -> None:
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(connection, ("127.0.0.1", port))
+    await loop.sock_sendall(connection, request)
+
+
+async def read_until(connection: socket.socket, end: bytes) -> bytes:
+    loop, data = asyncio.get_running_loop(), bytearray()
+    while not data.endswith(end) and (part := await loop.sock_recv(connection, 1 << 20)):
+        data += part
+    return bytes(data)
+
+
+def text_of(stream: bytes, index: int) -> str:
+    """The text of one choice."""
+    chunks = [json.loads(line[6:]) for line in stream.split(b"\n") if line.startswith(b"data: {")]
+    assert all("choices" in chunk for chunk in chunks), chunks[-1]
+    choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+    return "".join([choice["delta"].get("content", "") for choice in choices])
+
+
+async def ask_other(cluster: FakeCluster) -> int:
+    body = json.dumps({"model": MODEL, "messages": user("x"), "max_tokens": 4}).encode()
+    return (await raw_post(cluster.port, body, OTHER))[0]
+
+
+def keys() -> KeyRing:
+    return KeyRing(",".join(KEYS), "", KeyLimits())
+
+
+async def test_unread_streams_are_held_back_at_the_pd_worker_and_go_on_when_they_are_read(
+    store: EmbeddingStore,
+) -> None:
+    async with (
+        FakeCluster(store, keys=keys(), reply_memory=2 * MIB, request_timeout=60.0) as cluster,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        pd, replies = cluster.pd_workers[0], cluster.quotas["replies"]
+        pd.pace, pd.script = 0.01, [f"{index:06}" + "y" * (16 * KIB) for index in range(160)]
+        clients = [stack.enter_context(client()) for _ in range(4)]
+        for connection in clients:
+            await send(connection, cluster.port, post(RICH | {"max_tokens": 160, "n": 4}, SILENT))
+        await until(lambda: len(set(pd.paused)) == 16, "all choices are paused")
+        assert replies.used <= MIB
+        assert all(len(pd.requests[name].events) < 160 for name in pd.paused)
+        assert await ask_other(cluster) == 200
+        for connection in clients:
+            data = await read_until(connection, LAST)
+            assert all(text_of(data, index) == "".join(pd.script) for index in range(4))
+        await cluster.at_rest()
+        assert replies.used == 0
+
+
+async def test_a_reply_in_one_piece_above_the_memory_ends_and_leaves_the_others_theirs(
+    store: EmbeddingStore,
+) -> None:
+    async with FakeCluster(store, keys=keys(), reply_memory=2 * MIB) as cluster:
+        body = json.dumps(
+            {"model": MODEL, "messages": user("x"), "max_tokens": 1000, "n": 4} | RICH | {"stream": False}
+        ).encode()
+        status, headers, reply = await raw_post(cluster.port, body, SILENT)
+        assert (status, headers["retry-after"]) == (429, "2")
+        assert b"--reply-memory" in reply
+        assert await ask_other(cluster) == 200
+        await cluster.at_rest()
+        assert cluster.quotas["replies"].used == 0
+
+
+async def test_a_call_counts_until_its_client_has_the_reply_or_has_gone(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, max_queue=1) as cluster:
+        cluster.pd_workers[0].script = ["x" * (8 * MIB)]
+        with client() as unread, client() as read:
+            await send(unread, cluster.port, post({"max_tokens": 1}))
+            await until(
+                lambda: cluster.dispatcher.with_logprobs == set() and not cluster.pd_workers[0].requests
+            )
+            await until(lambda: cluster.quotas["replies"].used > 4 * MIB, "the reply is on its way")
+            assert (await raw_post(cluster.port, post({}).split(b"\r\n\r\n")[1]))[0] == 429
+            unread.close()
+            await cluster.at_rest()
+            await send(read, cluster.port, post({"max_tokens": 1}))
+            await read_until(read, b"}}")
+            await cluster.at_rest()
+        assert cluster.quotas["replies"].used == 0
+
+
+async def test_a_reader_above_the_least_rate_is_not_cut_and_one_that_reads_nothing_is(
+    store: EmbeddingStore,
+) -> None:
+    limits = ConnectionLimits(window_seconds=0.4, least_bytes=16 * KIB, sweep_seconds=0.05)
+    async with FakeCluster(store, connections=limits) as cluster:
+        pd = cluster.pd_workers[0]
+        pd.script = ["x" * (64 * KIB)] * 60
+        loop = asyncio.get_running_loop()
+        with client() as slow, client() as silent:
+            for connection in (slow, silent):
+                await send(connection, cluster.port, post({"max_tokens": 60, "stream": True}))
+            received = 0
+            while received < 60 * 64 * KIB:
+                part = await loop.sock_recv(slow, 16 * KIB)
+                assert part, "the slow reader was cut"
+                received += part.count(b"x")
+                await asyncio.sleep(0.005)
+            await until(lambda: len(cluster.http.server_state.connections) == 1, "the silent one is cut")
+        await cluster.at_rest()
+
+
+async def test_a_worker_that_cannot_pause_has_its_unread_request_ended(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        pd, replies = cluster.pd_workers[0], cluster.quotas["replies"]
+        pd.can_pause, pd.script = False, ["x" * (256 * KIB)] * 200
+        with client() as silent:
+            await send(silent, cluster.port, post(RICH | {"max_tokens": 200}))
+            await until(lambda: pd.cancels, "the request is cancelled")
+            assert replies.used <= UNPAUSED
+            data = await read_until(silent, b"0\r\n\r\n")
+        assert b"the client does not read" in data
+        await cluster.at_rest()
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_paused_request_whose_worker_dies_goes_on_elsewhere_and_pauses_there(
+    store: EmbeddingStore, n: int
+) -> None:
+    async with FakeCluster(store, pd_workers=2) as cluster:
+        for worker in cluster.pd_workers:
+            worker.pace = 0.005
+            worker.script = [f"{index:06}" + "y" * (64 * KIB) for index in range(200)]
+        with client() as silent:
+            await send(silent, cluster.port, post(RICH | {"max_tokens": 200, "n": n}))
+            await until(lambda: sum(len(w.paused) for w in cluster.pd_workers) >= n)
+            first = next(worker for worker in cluster.pd_workers if worker.paused)
+            other = next(worker for worker in cluster.pd_workers if worker is not first)
+            await first.kill()
+            await until(lambda: len(set(other.paused)) == n, "it is paused at the other one")
+            data = await read_until(silent, LAST)
+        assert all(text_of(data, index) == "".join(first.script or []) for index in range(n))
+        await cluster.at_rest()
+
+
+async def test_a_client_that_reads_is_never_paused(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        assert await cluster.stream(user("count"), max_tokens=500) == whole_text(500)
+        assert cluster.pd_workers[0].paused == []
