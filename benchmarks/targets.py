@@ -3,7 +3,7 @@
     python -m benchmarks            # all of them
     python -m benchmarks targets --set NAME FIGURE=VALUE ... --page PAGE
 
-Figures are in `results/targets.json`, where benchmarks put them with `--write`.
+Targets are in `targets.toml`, figures in `results/targets.json`, where benchmarks put them with `--write`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 import datetime
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -22,9 +24,6 @@ from triptych.errors import ConfigError
 from triptych.goodput.report.machine import chip, commit
 
 FILE = RESULTS / "targets.json"
-_PEER = "benchmarks against_peer PEER --results DIR"
-_FLEET = "benchmarks vllm_fleet PEER --packages PACKAGES --results DIR"
-_BASELINES = "benchmarks baselines benchmarks/baselines/tiny.toml --results DIR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,93 +60,17 @@ class Reached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     page: str
 
 
-def against_vllm(model: str, load: str) -> str:
-    return f"vLLM, {model}, {load}"
+def _read(name: str, fields: dict[str, Any]) -> Target:
+    """A target of the file: bounds are written "TTFT ≤ 1", or without a limit "decode"."""
+    split = [bound.rsplit(" ", 2) for bound in fields["bounds"]]
+    bounds = (Bound(figure, *sign[:1], *map(float, sign[1:])) for figure, *sign in split)
+    return Target(name, tuple(bounds), fields["command"])
 
 
-def against_epd(model: str, load: str) -> str:
-    return f"vLLM's EPD, {model}, {load}"
-
-
-def engine_alone(load: str) -> str:
-    return f"engine alone, small, {load}"
-
-
-def fleet_by_epd(model: str, load: str) -> str:
-    return f"our encoders before vLLM by vLLM's EPD, {model}, {load}"
-
-
-def replicas_by_replicas(model: str, load: str) -> str:
-    return f"two vLLM on our store by the two alone, {model}, {load}"
-
-
-def long_step() -> str:
-    return "decode step of 16 at context 480, by vLLM's"
-
-
-def request_alone() -> str:
-    return "EPD by one replica, a request alone"
-
-
-def _from_the_peer() -> Iterable[Target]:
-    faster = (Bound("req/s", "≥", 1.1), Bound("TTFT", "≤", 1.0), Bound("TPOT", "≤", 1.0))
-    alone = (Bound("req/s", "≥", 1.0), Bound("TPOT", "≤", 1.0))
-    for load in ("text@1", "text@16", "text-450@16"):
-        yield Target(engine_alone(load), alone, f"{_PEER} --model small --only {load}")
-    for model in ("small", "tiny"):
-        for load in ("text", "image", "images-4"):
-            for at_once in (1, 4, 16):
-                name = f"{load}@{at_once}"
-                yield Target(against_vllm(model, name), faster, f"{_PEER} --model {model} --only {name}")
-    for model in ("small", "tiny"):
-        for load in ("image@1", "image@16", "images-4@16"):
-            words = f"{_PEER} --model {model} --only {load} --systems vllm-epd,triptych"
-            yield Target(against_epd(model, load), (Bound("req/s", "≥", 2.0),), words)
-    yield Target(long_step(), (Bound("step", "≤", 1.0),), f"{_PEER} --model small --only text-450@16")
-    yield Target(
-        "goodput, half of the pictures seen before, by vLLM's", (Bound("goodput", "≥", 2.0),), _BASELINES
-    )
-
-
-def _before_vllm() -> Iterable[Target]:
-    for pictures in ("image", "images-4"):
-        for reuse in (0, 50, 90):
-            load = f"{pictures}-{reuse}@8"
-            bound = Bound("req/s", "≥", 1.5)
-            yield Target(fleet_by_epd("tiny", load), (bound,), f"{_FLEET} --only {load}")
-    for pictures in ("image", "images-4"):
-        load, systems = f"{pictures}-50@8", "replicas-triptych,replicas"
-        bound = Bound("req/s", "≥", 1.2)
-        yield Target(
-            replicas_by_replicas("tiny", load), (bound,), f"{_FLEET} --only {load} --systems {systems}"
-        )
-
-
-def _of_ours() -> Iterable[Target]:
-    stages = "benchmarks stages PEER/models/small"
-    yield Target("decode step of 1, small", (Bound("of bandwidth", "≥", 0.75),), stages)
-    yield Target("512 prefill tokens at context 1536, by those at 0", (Bound("time", "≤", 1.7),), stages)
-    for load in ("text", "image", "images-4", "mix"):
-        yield Target(f"EPD by two replicas, {load}", (Bound("req/s", "≥", 1.0),), _BASELINES)
-    yield Target("EPD by two replicas, text streams in the mix", (Bound("P99 TPOT", "≤", 0.5),), _BASELINES)
-    yield Target(
-        request_alone(),
-        (Bound("TTFT", "≤", 1.05),),
-        f"{_PEER} --model small --only image@1 --systems colocated,triptych",
-    )
-    yield Target("load and inject, of prefill", (Bound("share", "≤", 0.03),), stages)
-    yield Target("proxy, of gRPC receive alone", (Bound("tokens/s", "≥", 0.75),), "benchmarks proxy_relay")
-    yield Target(
-        "proxy, text requests per core", (Bound("requests/s", "≥", 800.0),), "benchmarks proxy_relay"
-    )
-    yield Target(
-        "CUDA: share of the roofline",
-        (Bound("decode"), Bound("prefill"), Bound("tower")),
-        "benchmarks.gpu.engine MODEL --write",
-    )
-
-
-TARGETS = (*_from_the_peer(), *_before_vllm(), *_of_ours())
+TARGETS = tuple(
+    _read(name, fields)
+    for name, fields in tomllib.loads((RESULTS.parent / "targets.toml").read_text("utf-8")).items()
+)
 _NAMED = {target.name: target for target in TARGETS}
 
 

@@ -14,7 +14,7 @@ from triptych.models.base import DecoderSide
 from triptych.pd_worker.attention.run_attention import uses_runs
 from triptych.pd_worker.core.admission import Admission
 from triptych.pd_worker.core.encoder_cache import EncoderCache
-from triptych.pd_worker.core.items import ItemTracker
+from triptych.pd_worker.core.items.tracker import ItemTracker
 from triptych.pd_worker.core.kv_cache.cross_kv_manager import CrossKVManager
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.kv_cache.swap import SwapManager

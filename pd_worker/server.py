@@ -275,7 +275,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
             if not self._streams.holds(*names):
                 raise Unavailable("the request was cancelled before it began")
             if trace is not None:
-                request.trace_id = trace.context.trace_id
+                request.trace_id = trace.trace_id
             self._engine.submit(request)
         except BaseException:
             self._streams.close(*names)
@@ -322,7 +322,7 @@ def _log_extra(message: pd_pb2.SubmitRequest, trace: AttemptTrace | None) -> dic
         request_id=message.request_id[:64],
         label=message.label[:128],
         attempt=message.attempt,
-        trace_id="" if trace is None else trace.context.trace_id,
+        trace_id="" if trace is None else trace.trace_id,
     )
 
 

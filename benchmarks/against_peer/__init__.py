@@ -1,1 +1,0 @@
-"""vLLM and Triptych on the same cores, in turns: the same requests, ratios round by round."""

@@ -1,23 +1,28 @@
-"""The loop over loads, rounds and systems; one system computes at a time."""
+"""The loop over loads, rounds and systems, one of which computes at a time; and its command line."""
 
 from __future__ import annotations
 
+import argparse
+import signal
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+from rich.console import Console
 
-from benchmarks.against_peer.figures import Turn, decode_step
-from benchmarks.against_peer.loads import Load, seed_of, turn
-from benchmarks.against_peer.systems import commit_of
-from benchmarks.baselines.machine_lock import machine_lock
+from benchmarks.against_peer.loads import Load, Turn, chosen, decode_step, quiet, seed_of, turn
+from benchmarks.against_peer.systems import MODELS, commit_of
 from benchmarks.baselines.matrix import Matrix, System
 from benchmarks.baselines.measure import target_of, warm_up
 from benchmarks.baselines.processes import machine_time, others_share, usages
+from benchmarks.baselines.runner import machine_lock
 from benchmarks.baselines.servers import Server, ServerPool
+from benchmarks.result_page import publish
+from benchmarks.targets import record
 from triptych.errors import ConfigError
 from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.settings import RunSettings
@@ -179,3 +184,67 @@ class Rounds:
 def _cpu(server: Server) -> float:
     """CPU seconds of all its processes so far."""
     return sum(usage.cpu for usage in usages(server.pids).values())
+
+
+def turns_parser(doc: str | None, *, model: str, systems: str, more_systems: str) -> argparse.ArgumentParser:
+    """A parser with the default `model` and `systems`; `more_systems` names others in its help."""
+    found = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("peer", type=Path, nargs="?", help="folder of the peer kit; none: only the page")
+    found.add_argument("--model", choices=MODELS, default=model)
+    found.add_argument("--results", type=Path, required=True, help="folder of the turns")
+    found.add_argument("--only", action="append", default=[], help="pattern of loads; again for more")
+    found.add_argument("--systems", default=systems, help=f"names: {more_systems} too")
+    found.add_argument("--rounds", type=int, default=3)
+    found.add_argument("--first", type=int, default=0, help="number of the first round")
+    found.add_argument("--waves", type=int, default=2, help="measured requests by concurrency")
+    found.add_argument("--minutes", type=float, default=0.0, help="begin no round after these")
+    found.add_argument(
+        "--lock", type=Path, help="file to hold an exclusive lock on while a round is measured"
+    )
+    return found
+
+
+def run_turns(
+    options: argparse.Namespace,
+    measure: Callable[[argparse.Namespace, Display], bool],
+    page: Callable[[Sequence[Turn]], str],
+    reached: Callable[[Sequence[Turn]], Mapping[str, Mapping[str, float]]],
+    result: Path,
+) -> int:
+    """Measures, or without a peer makes the page: 0 when all of it was done, 1 when not, 2 for bad input."""
+    # Servers end with this process, by SIGTERM too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    display = Display(Console(soft_wrap=True))
+    try:
+        if options.peer is not None:
+            return 0 if measure(options, display) else 1
+        turns = read_turns(options.results)
+    except ConfigError as error:
+        display.warn(str(error))
+        return 2
+    publish(page(turns), result, write=options.write)
+    if options.write:
+        ours = [turn for turn in quiet(turns) if turn.commit and turn.system != "before"]
+        commits = ", ".join(sorted({turn.commit for turn in ours}))
+        for name, figures in reached(turns).items():
+            record(name, figures, result, made_at=commits, date=max(turn.date for turn in ours)[:10])
+    return 0
+
+
+def measure_turns(
+    options: argparse.Namespace,
+    display: Display,
+    matrix: Matrix,
+    known: Mapping[str, System],
+    loads: Sequence[Load],
+    workloads: Mapping[str, Workload],
+) -> bool:
+    """The rounds that a command line asks for; ConfigError for a system that is not known."""
+    for name in options.systems.split(","):
+        if name not in known:
+            raise ConfigError(f"--systems {name!r} is not known: use some of {', '.join(known)}")
+    systems = [known[name] for name in options.systems.split(",")]
+    asked = Options(options.rounds, options.first, options.waves, options.minutes, options.lock)
+    return Rounds(matrix, systems, workloads, options.results, asked, display).run(
+        chosen(options.only, loads)
+    )

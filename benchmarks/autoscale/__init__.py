@@ -1,1 +1,0 @@
-"""The scaling policy beside others, in virtual time."""

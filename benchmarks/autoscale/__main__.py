@@ -20,6 +20,7 @@ from benchmarks.autoscale.comparison import (
     COLD_STARTS,
     OURS,
     POLICIES,
+    SLO,
     STATIC,
     STRICT_SLO,
     TrialFigures,
@@ -27,12 +28,12 @@ from benchmarks.autoscale.comparison import (
     trials,
 )
 from benchmarks.autoscale.plot import save
-from benchmarks.autoscale.setup import SLO
-from benchmarks.result_page import RESULTS, add_write_flag, publish
+from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
 from triptych.goodput.report.machine import describe, load_average
 from triptych.progress.progress import each
-from triptych.simulator.autoscale.ours import ENCODER_SLO
+from triptych.simulator.autoscale.scaler import ENCODER_SLO
 from triptych.simulator.autoscale.traces import PEAK_WORKERS, TRACES
+from triptych.simulator.run import NOT_MODELLED
 
 RESULT = RESULTS / "autoscale.md"
 #: What the policy must keep to at the first cold start: shares of the static pool's.
@@ -65,38 +66,34 @@ def static_of(found: Sequence[TrialFigures], trace: str) -> TrialFigures:
 
 
 def report(found: Sequence[TrialFigures], options: argparse.Namespace, load_before: float) -> str:
-    machine = describe(load_before)
-    shapes = [TRACES[name]() for name in TRACES]
     sizes = "; ".join(
         f"{trace.name} {trace.seconds:.0f} s, {static_of(found, trace.name).requests} requests, "
         f"peak to mean {trace.peak_to_mean:.1f}"
-        for trace in shapes
+        for trace in (make() for make in TRACES.values())
     )
-    lines = [
-        "# Autoscaling in virtual time",
-        "",
-        f"Command: `python -m benchmarks autoscale --jobs {options.jobs} --seed {options.seed} --write`",
-        f"Date: {datetime.date.today()}. Commit: {machine.commit}. Simulated.",
-        "",
-        f"Traces: {sizes}.",
-        f"Static peak: {PEAK_WORKERS} encoders, 70 % busy at the peak; no policy may have more. SLO: {SLO}.",
-        f"Ours: `--encoder-slo {ENCODER_SLO:g}` and the defaults, from 0 workers on.",
-        "Paid for: from the order to start a worker until its process has ended.",
-        "",
-        f"Bar at a cold start of {COLD_STARTS[0]:g} s: at most {MOST_SECONDS:.0%} of the encoder-seconds of "
-        f"static peak, at least {LEAST_GOODPUT:.0%} of its goodput. {verdict(found)}.",
-        "",
-        "| trace | cold start | policy | encoder-seconds | of static | goodput of static "
-        f"| within {STRICT_SLO} | TTFT P99 s | direction changes | failed |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    order = {policy: place for place, policy in enumerate(POLICIES)}
-    for one in sorted(
-        found, key=lambda one: (list(TRACES).index(one.trace), one.cold_start, order[one.policy])
-    ):
-        lines.append(row(one, static_of(found, one.trace)))
-    lines += ["", *(f"![{name}](autoscale-{name}.png)" for name in TRACES), ""]
-    return "\n".join(lines)
+    order = list(TRACES), list(POLICIES)
+    ranked = sorted(
+        found, key=lambda one: (order[0].index(one.trace), one.cold_start, order[1].index(one.policy))
+    )
+    return fill(
+        "autoscale",
+        jobs=options.jobs,
+        seed=options.seed,
+        date=datetime.date.today(),
+        sizes=sizes,
+        commit=describe(load_before).commit,
+        not_modelled=NOT_MODELLED,
+        peak=PEAK_WORKERS,
+        slo=SLO,
+        encoder_slo=ENCODER_SLO,
+        strict=STRICT_SLO,
+        cold_start=COLD_STARTS[0],
+        seconds=MOST_SECONDS,
+        goodput=LEAST_GOODPUT,
+        verdict=verdict(found),
+        rows="\n".join(row(one, static_of(found, one.trace)) for one in ranked),
+        pictures="\n".join(f"![{name}](autoscale-{name}.png)" for name in TRACES),
+    )
 
 
 def main() -> None:

@@ -1,22 +1,22 @@
-"""All policies on all traces: figures of each trial, kept as JSON so that a run that is cut off goes on."""
+"""All policies on all traces; figures of each trial are kept as JSON; a run that is cut off goes on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.autoscale.hpa import CpuPercent, QueueLength
-from benchmarks.autoscale.knative import Concurrency
-from benchmarks.autoscale.setup import trial_setup
+from benchmarks.autoscale.policies import Concurrency, CpuPercent, QueueLength
+from triptych.config import GIB, EncoderConfig, PDConfig, ProxyConfig
 from triptych.errors import ConfigError
 from triptych.goodput.measure.slo import Slo
-from triptych.simulator.autoscale.ours import WorkSeconds
-from triptych.simulator.autoscale.scaler import FixedSize, Scaler
+from triptych.simulator.autoscale.pool import TrialResult, TrialSetup, run_trial
+from triptych.simulator.autoscale.scaler import FixedSize, Scaler, WorkSeconds
 from triptych.simulator.autoscale.traces import PEAK_WORKERS, TRACES, Trace, requests_of
-from triptych.simulator.autoscale.trial import TrialResult, run_trial
+from triptych.simulator.cluster.shape import Limits
+from triptych.simulator.costs.published import QWEN3_VL_4B, QWEN3_VL_4B_SHAPE, Chip, encoder_costs, published
 
 STATIC = "static peak"
 OURS = "work-seconds (ours)"
@@ -110,3 +110,30 @@ def kept(folder: Path, trial: tuple[str, str, float], seed: int = 0) -> TrialFig
         return msgspec.json.decode(path.read_bytes(), type=TrialFigures)
     except msgspec.DecodeError as error:
         raise ConfigError(f"--results {path} holds no trial ({error}): delete it") from None
+
+
+#: Encoders on CPUs that reach 4 TFLOP/s of bfloat16, and 300 GB/s. Assumed, not measured.
+CPU = Chip("a server CPU", 8e12, 300e9, 0.5, 64 * 10**9)
+SLO = Slo((("ttft", 10_000.0), ("tpot", 100.0)))
+
+
+def trial_setup() -> TrialSetup:
+    """Encoders on `CPU`, three PD workers on A100s by their published costs."""
+    name = f"encoders on {CPU.name}, PD workers on an A100"
+    return TrialSetup(
+        costs=replace(published("a100-80g"), name=name, encoder=encoder_costs(CPU, QWEN3_VL_4B)),
+        model=QWEN3_VL_4B_SHAPE,
+        pd_workers=3,
+        limits=Limits(
+            proxy=ProxyConfig(max_queue=100_000),
+            encoder=EncoderConfig(device="cpu"),
+            pd=PDConfig(
+                kv_memory=20 * GIB,
+                max_num_seqs=256,
+                max_num_batched_tokens=2048,
+                encoder_cache_memory=4 * GIB,
+            ),
+            store_memory=64 * GIB,
+        ),
+        slo=SLO,
+    )

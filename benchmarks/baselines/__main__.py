@@ -14,10 +14,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.baselines.cell import chosen, plan_cells
-from benchmarks.baselines.cell_files import CellFiles
-from benchmarks.baselines.estimates import format_duration, seconds_left
+from benchmarks.baselines.cell import CellFiles, chosen, plan_cells
 from benchmarks.baselines.matrix import read_matrix
+from benchmarks.baselines.measure import format_duration, seconds_left
 from benchmarks.baselines.runner import MatrixRun, Options
 from triptych.errors import ConfigError
 from triptych.goodput.report.display import Display

@@ -1,11 +1,14 @@
-"""The finished cells of one matrix, looked up for the report. Pure."""
+"""The finished cells of one matrix for the report: figures, verdicts, the stage a loss comes from. Pure."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from triptych.goodput.load.client import STAGES
+from triptych.goodput.measure.figures import percentile
 from triptych.goodput.report.comparison import Ratio, ratio
 from triptych.types import JsonObject
 
@@ -171,3 +174,191 @@ def _alike(one: Found, other: Found) -> bool:
 def cell_name(found: Found) -> str:
     cell = found["cell"]
     return f"{cell['kind']}.{cell['load']}.{cell['system']}.{cell['repeat']}"
+
+
+#: What a first token waits for; `decode` is what follows.
+BEFORE_FIRST_TOKEN = tuple(stage for stage in STAGES if stage != "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class RatioTarget:
+    """A ratio of `ours` over the system in the role `against`; `{tail}` in the title is the matrix's.
+
+    At least `need`; at most, where less is better.
+    """
+
+    title: str
+    metric: str
+    load: str
+    against: str
+    need: float
+
+
+TARGETS = (
+    RatioTarget("goodput with half of the pictures seen before", "goodput", "reuse-50", "other", 2.0),
+    RatioTarget("P{tail} TPOT of text streams in the mix", "text_tpot", "mix", "colocated", 0.5),
+    RatioTarget("goodput with 4 pictures", "goodput", "images-4", "colocated", 1.5),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`state`: met, missed, not measured. `by` is the distance in words."""
+
+    target: RatioTarget
+    state: str
+    ratio: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    by: str = ""
+
+
+def judge_target(results: CellResults, target: RatioTarget) -> Outcome:
+    """By the ratio of the medians; the range of single repeats stands beside it."""
+    a, b = results.role(target.against), results.role("ours")
+    metric = results.metrics[target.metric]
+    found = results.ratio(target.metric, target.load, a, b)
+    if found is None:
+        return Outcome(target, "not measured")
+    if math.isnan(found.ratio):
+        return Outcome(target, "not measured", by=f"{a} sustained no rate at all; {b} {found.b:.3g}/s")
+    met = found.ratio >= target.need if metric.more_is_better else found.ratio <= target.need
+    distance = found.ratio / target.need - 1
+    side = "above" if distance >= 0 else "below"
+    by = f"{abs(distance):.0%} {side} {target.need:g}"
+    return Outcome(target, "met" if met else "missed", found.ratio, found.low, found.high, by)
+
+
+def planned_targets(results: CellResults) -> list[RatioTarget]:
+    """Those whose cells, both sides, are in the plan."""
+    return [
+        target
+        for target in TARGETS
+        if all(
+            results.plans(results.metrics[target.metric].kind, target.load, results.role(role))
+            for role in ("ours", target.against)
+        )
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One comparison of `ours` with another system."""
+
+    load: str
+    metric: str
+    against: str
+    ratio: float
+    low: float
+    high: float
+    reading: str
+
+
+def comparisons(results: CellResults) -> list[Line]:
+    """Of ours with the two other roles, on every load and figure that both have."""
+    ours, found = results.role("ours"), []
+    for load in results.loads:
+        for name in results.metrics:
+            for against in (results.role("colocated"), results.role("other")):
+                one = results.ratio(name, load, against, ours)
+                if one is not None and against != ours:
+                    reading = results.reading(name, load, against, ours)
+                    found.append(Line(load, name, against, one.ratio, one.low, one.high, reading))
+    return found
+
+
+def stage_times(results: CellResults, load: str, system: str) -> dict[str, list[float]]:
+    """Seconds of completed requests by stage that the server reports, over all repeats at the fixed rate."""
+    found: dict[str, list[float]] = {}
+    for cell in results.by_repeat("fixed", load, system).values():
+        window = cell["windows"][0]
+        for stages, error in zip(window["stages"], window["errors"], strict=True):
+            for stage, seconds in stages.items() if not error else ():
+                found.setdefault(stage, []).append(seconds)
+    return {stage: found[stage] for stage in STAGES if stage in found}
+
+
+def stage_table(results: CellResults, load: str, system: str) -> dict[str, tuple[float, float]]:
+    """(median, tail) in seconds by stage."""
+    return {
+        stage: (statistics.median(times), percentile(times, results.matrix["tail"]))
+        for stage, times in stage_times(results, load, system).items()
+    }
+
+
+def explain_loss(results: CellResults, load: str, metric: str, against: str) -> str:
+    """In words: which stage of ours a loss comes from, by its stage times. Empty without any."""
+    mine = stage_table(results, load, results.role("ours"))
+    if not mine:
+        return ""
+    if metric in ("tpot", "text_tpot", "capacity"):
+        return _explain_decode(results, load, mine, stage_table(results, load, against), against)
+    stages = [stage for stage in BEFORE_FIRST_TOKEN if stage in mine]
+    theirs = stage_table(results, load, against)
+    if not stages:
+        return ""
+    # Against a server without timings, the longest stage; else the one that is longer by most.
+    worst = max(stages, key=lambda stage: mine[stage][1] - theirs.get(stage, (0.0, 0.0))[1])
+    tail = results.matrix["tail"]
+    beside = f", {theirs[worst][1] * 1000:.0f} ms there" if worst in theirs else ""
+    return f"{worst}: P{tail} {mine[worst][1] * 1000:.0f} ms{beside}"
+
+
+def _explain_decode(
+    results: CellResults,
+    load: str,
+    mine: Mapping[str, tuple[float, float]],
+    theirs: Mapping[str, tuple[float, float]],
+    against: str,
+) -> str:
+    if "decode" not in mine:
+        return ""
+    beside = f", {theirs['decode'][0] * 1000:.0f} ms there" if "decode" in theirs else ""
+    cores = [cores_used(results, load, name) for name in (results.role("ours"), against)]
+    used = f"cores used {cores[0]:.2f}, {cores[1]:.2f} there"
+    return f"decode: median {mine['decode'][0] * 1000:.0f} ms{beside}; {used}"
+
+
+def cores_used(results: CellResults, load: str, system: str) -> float:
+    """CPU seconds per second of all its processes at the fixed rate, median of the repeats."""
+    sums = [sum(cell["cpu_shares"].values()) for cell in results.by_repeat("fixed", load, system).values()]
+    return statistics.median(sums) if sums else math.nan
+
+
+def busiest(results: CellResults, load: str, system: str, count: int = 3) -> list[tuple[str, float]]:
+    """The processes that take most, by median share of a core over the repeats."""
+    shares: dict[str, list[float]] = {}
+    for cell in results.by_repeat("fixed", load, system).values():
+        for name, share in cell["cpu_shares"].items():
+            shares.setdefault(name, []).append(share)
+    ranked = sorted(
+        ((name, statistics.median(found)) for name, found in shares.items()), key=lambda one: -one[1]
+    )
+    return [(name, share) for name, share in ranked[:count] if share >= 0.005]
+
+
+def best_setting(results: CellResults, load: str) -> tuple[str, float] | None:
+    """The best of colocated's settings in the closed loop, and the baseline's share of it."""
+    base = results.role("colocated")
+    names = [base, *(name for name, system in results.systems.items() if system["variant_of"] == base)]
+    middles = {
+        name: statistics.median(values.values())
+        for name in names
+        if (values := results.values("capacity", load, name))
+    }
+    if base not in middles or len(middles) < 2:
+        return None
+    best = max(middles, key=lambda name: middles[name])
+    return best, middles[base] / middles[best]
+
+
+def lost(lines: Sequence[Line]) -> list[Line]:
+    return [line for line in lines if line.reading == "worse"]
+
+
+def won(lines: Sequence[Line]) -> list[Line]:
+    return [line for line in lines if line.reading == "better"]
+
+
+def undecided(lines: Sequence[Line]) -> list[Line]:
+    return [line for line in lines if line.reading not in ("better", "worse")]

@@ -12,8 +12,7 @@ import msgspec
 
 from triptych.errors import ConfigError
 from triptych.goodput.launch import parse_shape
-from triptych.goodput.measure.presets import preset
-from triptych.goodput.measure.slo import Slo, parse_slo
+from triptych.goodput.measure.slo import Slo, parse_slo, preset
 from triptych.types import JsonObject
 
 KINDS = ("capacity", "fixed", "search")

@@ -2,7 +2,7 @@
 
     python -m benchmarks.baselines.report DIR [DIR …] [--write]
 
-Without --write it goes to standard output; with it, to baselines.md in benchmarks/results, with pictures.
+Without --write it goes to standard output; with it, to baselines.md in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.baselines.cell_files import read_folder
+from benchmarks.baselines.cell import read_folder
 from benchmarks.baselines.cell_results import CellResults
 from benchmarks.baselines.tables import report
 from benchmarks.result_page import RESULTS
@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     """2 when a folder holds no cells."""
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("folders", type=Path, nargs="+", help="what --results was")
-    found.add_argument("--write", action="store_true", help="write baselines.md and its pictures")
+    found.add_argument("--write", action="store_true", help="write baselines.md")
     found.add_argument("--to", type=Path, default=RESULTS, help="folder to write to: benchmarks/results")
     options = found.parse_args(arguments)
     try:
@@ -35,16 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.write:
         sys.stdout.write(report(matrices))
         return 0
-    from benchmarks.baselines.charts import save_charts
-
-    paths = [path for results in matrices for path in save_charts(results, options.to)]
-    text = report(
-        matrices, [path.name for path in paths], "python -m benchmarks.baselines.report DIR --write"
-    )
     target = options.to / "baselines.md"
-    target.write_text(text)
-    for path in (target, *paths):
-        sys.stdout.write(f"wrote {path}\n")
+    target.write_text(report(matrices, "python -m benchmarks.baselines.report DIR --write"))
+    sys.stdout.write(f"wrote {target}\n")
     return 0
 
 

@@ -1,19 +1,27 @@
-"""The loop over cells: what is finished is skipped, what fails is recorded, what would not fit is left."""
+"""The loop over cells under the machine lock: finished ones are skipped, failures recorded."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.baselines.cell import Cell
-from benchmarks.baselines.cell_files import CellFiles
-from benchmarks.baselines.estimates import estimate, format_duration, seconds_left
-from benchmarks.baselines.machine_lock import machine_lock
+from benchmarks.baselines.cell import Cell, CellFiles
 from benchmarks.baselines.matrix import Matrix, System, asked_of
-from benchmarks.baselines.measure import CellFailed, Measured, measure_cell, rate_of, warm_up
+from benchmarks.baselines.measure import (
+    CellFailed,
+    Measured,
+    estimate,
+    format_duration,
+    measure_cell,
+    rate_of,
+    seconds_left,
+    warm_up,
+)
 from benchmarks.baselines.servers import Server, ServerPool, idle_shares
 from triptych.errors import ConfigError, TriptychError
 from triptych.goodput.report.display import Display
@@ -205,3 +213,37 @@ def _key(found: JsonObject) -> str:
 
 def _date() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+_PERIOD = 0.2
+
+
+@contextlib.contextmanager
+def machine_lock(lock: Path | None, want: Path | None = None, patience: float = 1800.0) -> Iterator[None]:
+    """Holds the lock. While it is waited for, the file `want` exists, by default LOCK.want.
+
+    Without a lock nothing is waited for. ConfigError after `patience` seconds.
+    """
+    if lock is None:
+        yield
+        return
+    want = want or lock.with_name(f"{lock.name}.want")
+    deadline = time.monotonic() + patience
+    with lock.open("ab") as file:
+        try:
+            want.touch()
+            while not _acquire(file.fileno()):
+                if time.monotonic() > deadline:
+                    raise ConfigError(f"--lock {lock} was not free for {patience:g} s: end what holds it")
+                time.sleep(_PERIOD)
+        finally:
+            want.unlink(missing_ok=True)
+        yield
+
+
+def _acquire(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

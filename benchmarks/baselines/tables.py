@@ -6,12 +6,14 @@ import math
 import statistics
 from collections.abc import Collection, Iterable, Sequence
 
-from benchmarks.baselines.cell_results import OTHERS_LIMIT, CellResults, cell_name
-from benchmarks.baselines.verdicts import (
+from benchmarks.baselines.cell_results import (
     BEFORE_FIRST_TOKEN,
+    OTHERS_LIMIT,
+    CellResults,
     Line,
     best_setting,
     busiest,
+    cell_name,
     comparisons,
     cores_used,
     explain_loss,
@@ -49,8 +51,8 @@ def spread(values: Sequence[float]) -> str:
     return middle if low == high else f"{middle} ({low} – {high})"
 
 
-def report(matrices: Sequence[CellResults], pictures: Sequence[str] = (), command: str = "") -> str:
-    """The whole text; `pictures` are file names beside it."""
+def report(matrices: Sequence[CellResults], command: str = "") -> str:
+    """The whole text."""
     lines = ["# Baselines", ""]
     lines += _machine(matrices, command)
     for results in matrices:
@@ -68,8 +70,6 @@ def report(matrices: Sequence[CellResults], pictures: Sequence[str] = (), comman
         ):
             if part:
                 lines += ["", f"### {title}", "", *part]
-        mine = [name for name in pictures if name.startswith(f"baselines-{results.matrix['name']}-")]
-        lines += ["", *(f"![{name.removesuffix('.png')}]({name})" for name in mine)]
     return "\n".join(lines).rstrip() + "\n"
 
 

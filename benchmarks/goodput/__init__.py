@@ -1,1 +1,0 @@
-"""Goodput of any server that speaks OpenAI's API: workloads, arrivals, load, statistics, search, results."""

@@ -12,8 +12,7 @@ import aiohttp
 from triptych.errors import ConfigError
 from triptych.goodput.load.client import LoadClient, make_session
 from triptych.goodput.load.job import LoadJob, Target
-from triptych.goodput.load.payload import Bodies
-from triptych.goodput.load.prompts import words_per_token
+from triptych.goodput.load.payload import Bodies, words_per_token
 from triptych.goodput.load.workload import PlannedRequest
 
 _SHORT, _LONG = 8, 40

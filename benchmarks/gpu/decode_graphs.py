@@ -14,16 +14,22 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.device_limits import DeviceLimits, add_limit_flags, limits_of
+from benchmarks.gpu.device_limits import (
+    DecoderSize,
+    DeviceLimits,
+    command_of,
+    decoder_size,
+    gpu_parser,
+    limits_of,
+    page,
+    table,
+)
 from benchmarks.gpu.engine import BATCHES, prompts_of
-from benchmarks.gpu.page import page, table
-from benchmarks.gpu.roofline import DecoderSize, decoder_size
 from benchmarks.micro.engine_decode import engine_round, make_engine, make_requests, synchronize
-from benchmarks.result_page import RESULTS, add_write_flag, publish
+from benchmarks.result_page import RESULTS, publish
 from triptych.config import GIB, MIB
 from triptych.models.registry import load_decoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
@@ -81,31 +87,15 @@ def step_rows(
 
 
 def report(rows: list[str], arguments: argparse.Namespace, limits: DeviceLimits) -> str:
-    command = (
-        f"python -m benchmarks.gpu.decode_graphs {arguments.title} --device {arguments.device} "
-        f"--mode {arguments.mode} --dtype {arguments.dtype} --prompt {arguments.prompt} "
-        f"--tokens {arguments.tokens} --repeats {arguments.repeats}"
-    )
+    command = command_of("decode_graphs", arguments, "mode", "prompt", "tokens", "repeats")
     head = table("what", "time", "memory or ratio", "share of the limit with")
     body = [limits.said(), "", *head, *rows]
     return page("Decode graphs", command, arguments.device, "medians of interleaved rounds", body)
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--title", default="MODEL", help="how the result names the checkpoint")
-    parser.add_argument("--device", default="cuda")
+    parser = gpu_parser(__doc__, RESULT)
     parser.add_argument("--mode", default="cuda", choices=("cuda", "static"))
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    parser.add_argument("--prompt", type=int, default=1024)
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--kv-gib", type=int, default=16)
-    add_limit_flags(parser)
-    add_write_flag(parser, RESULT)
     arguments = parser.parse_args(argv)
     limits = limits_of(arguments)
     engines, size, rows = build(arguments)

@@ -16,16 +16,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
 
+from benchmarks.gpu.device_limits import command_of, gpu_parser, page, table
 from benchmarks.gpu.engine import median_seconds
-from benchmarks.gpu.page import page, table
 from benchmarks.micro.engine_decode import synchronize
-from benchmarks.result_page import RESULTS, add_write_flag, publish
+from benchmarks.result_page import RESULTS, publish
 from triptych.config import format_size
 from triptych.encoder_worker.graphs.budgets import parse_budgets, token_budgets
 from triptych.encoder_worker.graphs.manager import EncoderCudaGraphManager, GraphTower
@@ -145,11 +144,8 @@ def speed_rows(subject: Subject, repeats: int) -> list[str]:
 
 def report(subject: Subject, arguments: argparse.Namespace) -> str:
     """The page: how it was made, captures, speed."""
-    command = (
-        f"python -m benchmarks.gpu.encoder_graphs {arguments.title} --device {arguments.device} "
-        f"--dtype {arguments.dtype} --side {arguments.side} --tokens {arguments.tokens} "
-        f"--repeats {arguments.repeats}" + (f" --budgets {arguments.budgets}" if arguments.budgets else "")
-    )
+    command = command_of("encoder_graphs", arguments, "side", "tokens", "repeats")
+    command += f" --budgets {arguments.budgets}" if arguments.budgets else ""
     mode = subject.captures.mode
     body = [
         f"Buffers of all budgets: {format_size(subject.manager.nbytes)}.",
@@ -164,18 +160,8 @@ def report(subject: Subject, arguments: argparse.Namespace) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--title", default="MODEL", help="how the result names the checkpoint")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    parser.add_argument("--side", type=int, default=640, help="pixels of a picture's side")
-    parser.add_argument("--tokens", type=int, default=256, help="tokens of a text")
+    parser = gpu_parser(__doc__, RESULT)
     parser.add_argument("--budgets", default="", help="output rows, as --encoder-graph-budgets takes them")
-    parser.add_argument("--repeats", type=int, default=5)
-    add_write_flag(parser, RESULT)
     arguments = parser.parse_args(argv)
     publish(report(capture(arguments), arguments), RESULT, write=arguments.write)
 

@@ -22,11 +22,19 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.gpu.device_limits import DeviceLimits, add_limit_flags, limits_of
-from benchmarks.gpu.page import page, table
-from benchmarks.gpu.roofline import DecoderSize, decoder_size, tower_work
+from benchmarks.gpu.device_limits import (
+    DecoderSize,
+    DeviceLimits,
+    command_of,
+    decoder_size,
+    gpu_parser,
+    limits_of,
+    page,
+    table,
+    tower_work,
+)
 from benchmarks.micro.engine_decode import engine_round, make_engine, make_requests, synchronize
-from benchmarks.result_page import RESULTS, add_write_flag, publish
+from benchmarks.result_page import RESULTS, publish
 from triptych.config import GIB, MIB
 from triptych.models.registry import load_decoder, load_encoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
@@ -132,12 +140,7 @@ def measure(arguments: argparse.Namespace, limits: DeviceLimits) -> list[str]:
 
 
 def report(rows: list[str], arguments: argparse.Namespace, limits: DeviceLimits) -> str:
-    command = (
-        f"python -m benchmarks.gpu.engine {arguments.title} --device {arguments.device} "
-        f"--dtype {arguments.dtype} --side {arguments.side} --prompt {arguments.prompt} "
-        f"--tokens {arguments.tokens} --repeats {arguments.repeats} "
-        f"--attention-backend {arguments.attention_backend}"
-    )
+    command = command_of("engine", arguments, "side", "prompt", "tokens", "repeats", "attention_backend")
     body = [
         limits.said(),
         "",
@@ -148,21 +151,8 @@ def report(rows: list[str], arguments: argparse.Namespace, limits: DeviceLimits)
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--title", default="MODEL", help="how the result names the checkpoint")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    parser.add_argument("--side", type=int, default=640)
-    parser.add_argument("--prompt", type=int, default=1024)
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser = gpu_parser(__doc__, RESULT)
     parser.add_argument("--attention-backend", default="sdpa", choices=BACKENDS)
-    parser.add_argument("--kv-gib", type=int, default=16)
-    add_limit_flags(parser)
-    add_write_flag(parser, RESULT)
     arguments = parser.parse_args(argv)
     limits = limits_of(arguments)
     text = report(measure(arguments, limits), arguments, limits)

@@ -19,6 +19,7 @@ import numpy as np
 import redis
 import redis.asyncio
 
+from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
 from triptych.ec_connector.store import keys
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.ec_connector.store.results import Loaded, SaveResult
@@ -26,6 +27,7 @@ from triptych.goodput.report.machine import chip
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.types import ItemPlan
 
+RESULT = RESULTS / "ec_transfer.md"
 _AT_ONCE = 8
 #: One large picture with deepstack in bf16: 1280 rows of 5120.
 _ROWS, _WIDTH = 1280, 5120
@@ -55,44 +57,33 @@ class TransferRates:
             await self.store.save(plan, self.body, ttl=3600)
             await self.client.set(f"plain {n}", self.body, ex=3600)
 
-    async def memcpy(self) -> None:
+    async def memcpy(self, n: int) -> None:
         np.copyto(self.target, self.array)
 
-    async def load(self, n: int = 0) -> None:
+    async def load(self, n: int) -> None:
         result = await self.store.load(self.plans[n], lambda nbytes: self.buffers[n])
         if not isinstance(result, Loaded):
             raise RuntimeError(result.reason)
 
-    async def loads(self) -> None:
-        await asyncio.gather(*(self.load(n) for n in range(_AT_ONCE)))
-
-    async def redis_load(self, n: int = 0) -> None:
+    async def redis_load(self, n: int) -> None:
         await self.client.get(f"plain {n}")
 
-    async def redis_loads(self) -> None:
-        await asyncio.gather(*(self.redis_load(n) for n in range(_AT_ONCE)))
-
-    async def save(self, n: int = 0) -> None:
+    async def save(self, n: int) -> None:
         if await self.store.save(self.plans[n], self.body, ttl=3600) is not SaveResult.STORED:
             raise RuntimeError("the key was not free")
 
-    async def saves(self) -> None:
-        await asyncio.gather(*(self.save(n) for n in range(_AT_ONCE)))
-
-    async def redis_save(self, n: int = 0) -> None:
+    async def redis_save(self, n: int) -> None:
         await self.client.set(f"plain {n}", self.body, ex=3600)
-
-    async def redis_saves(self) -> None:
-        await asyncio.gather(*(self.redis_save(n) for n in range(_AT_ONCE)))
 
     async def free(self) -> None:
         names = [keys.embedding(plan.mm_hash) for plan in self.plans]
         await self.store.control.execute("UNLINK", *names, *(f"plain {n}" for n in range(_AT_ONCE)))
 
 
-async def seconds(work: Callable[[], Awaitable[None]]) -> float:
+async def seconds(work: Callable[[int], Awaitable[None]], count: int) -> float:
+    """Of `count` calls at once."""
     began = time.perf_counter()
-    await work()
+    await asyncio.gather(*map(work, range(count)))
     return time.perf_counter() - began
 
 
@@ -101,29 +92,28 @@ async def measure(url: str, repeats: int) -> dict[str, list[float]]:
     store = await EmbeddingStore.connect(url)
     client = redis.asyncio.Redis.from_url(url)
     transfers = TransferRates(store, client)
-    one, all_of_them = len(transfers.body), _AT_ONCE * len(transfers.body)
+    size = len(transfers.body)
     reads = {
-        "memcpy": (transfers.memcpy, one),
-        "load": (transfers.load, one),
-        "redis-py load": (transfers.redis_load, one),
-        "8 loads": (transfers.loads, all_of_them),
-        "redis-py 8 loads": (transfers.redis_loads, all_of_them),
+        "memcpy": (transfers.memcpy, 1),
+        "load": (transfers.load, 1),
+        "redis-py load": (transfers.redis_load, 1),
+        "8 loads": (transfers.load, _AT_ONCE),
+        "redis-py 8 loads": (transfers.redis_load, _AT_ONCE),
     }
     writes = {
-        "save": (transfers.save, one),
-        "redis-py save": (transfers.redis_save, one),
-        "8 saves": (transfers.saves, all_of_them),
-        "redis-py 8 saves": (transfers.redis_saves, all_of_them),
+        "save": (transfers.save, 1),
+        "redis-py save": (transfers.redis_save, 1),
+        "8 saves": (transfers.save, _AT_ONCE),
+        "redis-py 8 saves": (transfers.redis_save, _AT_ONCE),
     }
     speeds: dict[str, list[float]] = {name: [] for name in (*reads, *writes)}
     try:
         await transfers.prepare()
         for turn in range(repeats + 1):
-            for name, (work, nbytes) in reads.items():
-                speeds[name].append(nbytes / await seconds(work) / 1e9)
-            for name, (work, nbytes) in writes.items():
-                await transfers.free()
-                speeds[name].append(nbytes / await seconds(work) / 1e9)
+            for name, (work, count) in (reads | writes).items():
+                if name in writes:
+                    await transfers.free()
+                speeds[name].append(count * size / await seconds(work, count) / 1e9)
             await transfers.prepare()
             if turn == 0:
                 for values in speeds.values():
@@ -148,39 +138,26 @@ def report(speeds: dict[str, list[float]], command: str) -> str:
     """The results as the committed page has them."""
     median = {name: statistics.median(values) for name, values in speeds.items()}
     best = {name: max(values) for name, values in speeds.items()}
-    load = " ".join(f"{value:.1f}" for value in os.getloadavg())
-    return "\n".join(
-        (
-            "# Store transfers",
-            "",
-            f"`{command}`, {datetime.date.today().isoformat()}, {chip()}, {os.cpu_count()} cores, Python "
-            f"{platform.python_version()}, redis-py {redis.__version__}. Load averages at the end: {load}.",
-            "",
-            f"Items of {_ROWS * _WIDTH * 2 / 1e6:.1f} MB over the unix socket. Our side verifies (load) or "
-            "computes (save) the xxh3-128 checksum, redis-py's asyncio client moves bytes only. Buffers are "
-            "touched before. Repeats are interleaved. Neighbours on the machine slow the medians, those of "
-            "transfers between two processes more than memcpy's; the bests are nearer to a quiet machine.",
-            "",
-            "| ratio | by medians | by bests | target |",
-            "|---|---|---|---|",
-            *(
-                f"| {ours} / {theirs} | {median[ours] / median[theirs]:.2f} "
-                f"| {best[ours] / best[theirs]:.2f} | {target} |"
-                for ours, theirs, target in _RATIOS
-            ),
-            "",
-            "| operation | median GB/s | best GB/s |",
-            "|---|---|---|",
-            *(f"| {name} | {median[name]:.2f} | {best[name]:.2f} |" for name in speeds),
-            "",
-        )
+    ratios = [(f"{a} / {b}", median[a] / median[b], best[a] / best[b], target) for a, b, target in _RATIOS]
+    return fill(
+        "ec_transfer",
+        command=command,
+        date=datetime.date.today(),
+        chip=chip(),
+        cores=os.cpu_count(),
+        python=platform.python_version(),
+        redis=redis.__version__,
+        load=" ".join(f"{value:.1f}" for value in os.getloadavg()),
+        megabytes=_ROWS * _WIDTH * 2 / 1e6,
+        ratios="\n".join(f"| {name} | {a:.2f} | {b:.2f} | {target} |" for name, a, b, target in ratios),
+        speeds="\n".join(f"| {name} | {median[name]:.2f} | {best[name]:.2f} |" for name in speeds),
     )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--write", type=Path, help="write the page to this file as well")
+    add_write_flag(parser, RESULT)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         server = EmbeddedStore(Path(folder), 1 << 30)
@@ -190,9 +167,7 @@ def main() -> int:
         finally:
             server.stop()
     page = report(speeds, f"python -m benchmarks ec_transfer --repeats {options.repeats}")
-    sys.stdout.write(page)
-    if options.write:
-        options.write.write_text(page)
+    publish(page, RESULT, write=options.write)
     return 0
 
 

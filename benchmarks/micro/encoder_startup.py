@@ -15,11 +15,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
-import json
 import os
 import platform
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -31,10 +29,13 @@ from pathlib import Path
 
 from PIL import Image
 
+from benchmarks.baselines.processes import usages
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych import hashing
+from triptych.config import WorkerCounts
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.goodput.launch import Launched, launched, processes_of
 from triptych.launch.embedded_store import EmbeddedStore
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
 from triptych.rpc.channels import make_channel
@@ -92,97 +93,54 @@ def main() -> None:
 
 def _measure(interpreter_words: Sequence[str], model: str, device: str) -> Start:
     with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
-        store = EmbeddedStore(Path(folder), 64 << 20)
+        store, log = EmbeddedStore(Path(folder), 64 << 20), Path(folder, "log")
         store.start()
         begun = time.perf_counter()
         words = ("encoder", model, "--store", store.url, "--device", device)
-        process = subprocess.Popen(
-            [sys.executable, *interpreter_words, *words], stderr=subprocess.PIPE, text=True
-        )
+        with log.open("wb") as out:
+            process = subprocess.Popen([sys.executable, *interpreter_words, *words], stderr=out)
         try:
-            wait_for(process, _READY, begun)
+            wait_for(log, _READY)
             wall = time.perf_counter() - begun
-            cpu, ready_mb = _cpu_seconds(process.pid), memory_mb(process.pid, "VmRSS")
+            cpu, ready_mb = usages([process.pid])[process.pid].cpu, memory_mb(process.pid, "VmRSS")
             job = asyncio.run(_encode_one(store.url))
             return Start(wall, cpu, ready_mb, memory_mb(process.pid, "VmHWM"), job)
         finally:
             process.terminate()
-            process.communicate(timeout=60)
+            process.wait(timeout=60)
             store.stop()
 
 
 def _measure_cluster(model: str, device: str) -> StartedCluster:
-    with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
-        ports = [str(free_port()) for _ in range(2)]
-        words = [
-            "serve",
-            model,
-            "--encoders",
-            "1",
-            "--run-dir",
-            folder,
-            "--device",
-            device,
-            "--kv-memory",
-            "64MiB",
-        ]
-        begun = time.perf_counter()
-        process = subprocess.Popen(
-            [sys.executable, *_QUICK, *words, "--port", ports[0], "--grpc-port", ports[1]],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            wait_for(process, "1 of 1 encoder, 1 of 1 pd", begun)
-            wall = time.perf_counter() - begun
-            forked = _restart(process, folder)
-            os.kill(_pid(folder, "fork-server"), signal.SIGKILL)
-            return StartedCluster(wall, forked, _restart(process, folder))
-        finally:
-            process.terminate()
-            process.communicate(timeout=60)
+    flags = ("--device", device, "--kv-memory", "64MiB")
+    with launched(WorkerCounts(encoders=1, pd_workers=1), model, flags) as cluster:
+        forked = _restart(cluster)
+        os.kill(processes_of(cluster.run_dir)["fork-server"], signal.SIGKILL)
+        return StartedCluster(cluster.startup["seconds_to_ready"], forked, _restart(cluster))
 
 
-def _restart(process: subprocess.Popen[str], folder: str) -> float:
+def _restart(cluster: Launched) -> float:
     """Seconds from the death of the encoder to ready again, the supervisor's pause left out."""
-    os.kill(_pid(folder, "encoder-0"), signal.SIGKILL)
+    known = len(cluster.log.read_text())
+    os.kill(processes_of(cluster.run_dir)["encoder-0"], signal.SIGKILL)
     killed = time.perf_counter()
-    line = wait_for(process, "encoder-0 ended with", killed)
-    wait_for(process, _READY, killed)
-    pause = float(line.rsplit("in ", 1)[1].removesuffix(" s\n"))
-    wall = time.perf_counter() - killed - pause
+    line = wait_for(cluster.log, "encoder-0 ended with", known)
+    wait_for(cluster.log, _READY, known)
+    wall = time.perf_counter() - killed - float(line.rsplit("in ", 1)[1].removesuffix(" s"))
     # The supervisor writes the new process id down.
     time.sleep(1)
     return wall
 
 
-def _pid(folder: str, name: str) -> int:
-    return int(json.loads(Path(folder, "cluster.json").read_text())["processes"][name])
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_for(process: subprocess.Popen[str], text: str, begun: float) -> str:
-    """The first line from now on that holds `text`."""
-    assert process.stderr is not None
-    log = []
-    for line in process.stderr:
-        log.append(line)
-        if text in line:
+def wait_for(log: Path, text: str, known: int = 0) -> str:
+    """The first line with `text` after the `known` part of the log."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        lines = log.read_text()[known:].splitlines()
+        if (line := next((line for line in lines if text in line), None)) is not None:
             return line
-        if time.perf_counter() - begun > START_SECONDS:
-            break
-    raise SystemExit(f"{text!r} did not come:\n" + "".join(log))
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        time.sleep(0.005)
+    raise SystemExit(f"{text!r} did not come:\n{log.read_text()}")
 
 
 def memory_mb(pid: int, name: str) -> float:

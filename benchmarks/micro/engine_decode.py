@@ -38,7 +38,8 @@ from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import ResolvedSampling
 from triptych.pd_worker.engine import Engine
 from triptych.pd_worker.engine_builder import build_engine
-from triptych.types import FinishReason
+from triptych.simulator.cluster.pd import CountedOutput
+from triptych.simulator.profile.pd import engine_request
 
 RESULT = RESULTS / "engine_decode.md"
 BATCHES = (1, 4, 16)
@@ -52,22 +53,6 @@ class DecodeSpeed:
     tokens_per_cpu_second: float
 
 
-class FixedLength:
-    """Output text that is not looked at; ends after `count` tokens."""
-
-    finished: FinishReason | None = None
-
-    def __init__(self, count: int) -> None:
-        self._left = count
-
-    def append(self, token_id: int) -> tuple[str, FinishReason | None]:
-        self._left -= 1
-        return "", FinishReason.LENGTH if self._left == 0 else None
-
-    def flush(self) -> str:
-        return ""
-
-
 def make_engine(
     path: Path, device: str, dtype: torch.dtype, decoder: DecoderSide | None = None, **flags: Any
 ) -> Engine:
@@ -77,13 +62,7 @@ def make_engine(
     )
     transfers = ECTransferConfig(connector="memory", store=MemoryStore())
     config = PDConfig(model=str(path), device=device, prefix_caching=False, **flags)
-    return build_engine(
-        config,
-        decoder,
-        transfers,
-        lambda events: None,
-        PDMetrics("bench"),
-    )
+    return build_engine(config, decoder, transfers, lambda events: None, PDMetrics("bench"))
 
 
 def make_requests(
@@ -91,20 +70,8 @@ def make_requests(
 ) -> list[EngineRequest]:
     sampling = ResolvedSampling(tokens, 0, 0.0, 1.0, 0, 0, (), frozenset(), True, ())
     return [
-        EngineRequest(
-            request_id=f"r{i}",
-            attempt=1,
-            proxy_id="bench",
-            arrival=float(i),
-            deadline=float("inf"),
-            prompt_token_ids=prompt,
-            features=(),
-            ready=frozenset(),
-            positions=torch.arange(len(prompt)).expand(position_rows, -1),
-            position_delta=0,
-            sampling=sampling,
-            prefix_root=bytes(32),
-            output=FixedLength(tokens),
+        engine_request(
+            i, prompt, torch.arange(len(prompt)).expand(position_rows, -1), sampling, CountedOutput(tokens, 0)
         )
         for i, prompt in enumerate(prompts)
     ]

@@ -1,8 +1,8 @@
-"""What the registry costs: CPU of the store and of a proxy per heartbeat, per look at it, and with a crowd.
+"""What the registry costs: CPU of the store and of a proxy per heartbeat, and per look at it.
 
 Workers register every two seconds; every proxy looks twice a second and reads all of them where one has come,
-gone or changed. Per call, the store's CPU time is its own account of it (`INFO cpu`), the client's is this
-process's; with the crowd both are /proc's of real processes. `triptych plan --scale` uses the fits.
+gone or changed. The store's CPU time is its own account of it (`INFO cpu`), the client's is this
+process's. `triptych plan --scale` uses the fits.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.micro.registry_crowd import CrowdLoad
-from benchmarks.micro.registry_crowd import measure as measure_crowd
-from benchmarks.result_page import RESULTS, add_write_flag, publish
-from triptych.ec_connector.registry.heartbeat import INTERVAL
+from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
 from triptych.ec_connector.registry.registry import Registry
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.goodput.report.machine import describe, load_average
@@ -30,8 +27,6 @@ from triptych.types import WorkerInfo
 
 RESULT = RESULTS / "registry_load.md"
 WORKERS = (10, 100, 1000)
-#: Shares of a core that a proxy and the store may spend on 1000 workers.
-MOST_SHARE = 0.05
 BEATS, LOOKS = 2000, 200
 
 
@@ -111,55 +106,17 @@ def line(costs: Costs, side: int) -> tuple[float, float]:
     return least - slope * WORKERS[0], slope
 
 
-def crowd_table(crowds: Sequence[CrowdLoad]) -> list[str]:
-    """CPU of a second, as a share of one core."""
-    return [
-        "CPU time of real processes (/proc), as a share of one core, with workers that register every "
-        f"{INTERVAL:.0f} s and are well. The limit for 1000 is {MOST_SHARE:.0%} each.",
-        "",
-        "| workers | seconds | store | proxy | one worker's heartbeat |",
-        "|---|---|---|---|---|",
-        *(
-            f"| {one.workers} | {one.seconds:.0f} | {one.store:.2%} | {one.proxy:.2%} | "
-            f"{one.beats / one.workers:.4%} |"
-            for one in crowds
-        ),
-        "",
-        "Each worker has its own address, its heartbeat on a connection of its own, and a gRPC connection "
-        "to the proxy with health checks, keepalive pings and proofs of the internal token. Two processes "
-        "answer for all of them, without engines; all are encoders. PD workers would also stream events.",
-        "",
-    ]
-
-
-def report(costs: Costs, crowds: Sequence[CrowdLoad], options: argparse.Namespace, load_before: float) -> str:
-    machine = describe(load_before)
-    server, client = line(costs, 0), line(costs, 1)
-    loaded = " MADE ON A LOADED MACHINE." if machine.loaded else ""
-    return "\n".join(
-        (
-            "# Load of the registry",
-            "",
-            f"Command: `python -m benchmarks registry_load --repeats {options.repeats} "
-            f"--crowd {' '.join(map(str, options.crowd))} --seconds {options.seconds:g} --write`",
-            f"Date: {datetime.date.today()}. Commit: {machine.commit}. Chip: {machine.chip}, "
-            f"{machine.cores} cores.",
-            f"Load before: {machine.load_before}, after: {machine.load_after}.{loaded}",
-            "",
-            "CPU time of one call, medians; the store is the embedded one on its unix socket.",
-            "",
-            "| call | store, µs | worker or proxy, µs |",
-            "|---|---|---|",
-            *(
-                f"| {_title(name)} | {store * 1e6:.1f} | {other * 1e6:.1f} |"
-                for name, (store, other) in costs.items()
-            ),
-            "",
-            *crowd_table(crowds),
-            f"A look at changed workers costs the store {server[0] * 1e6:.0f} µs + {server[1] * 1e6:.2f} µs "
-            f"per worker, a proxy {client[0] * 1e6:.0f} µs + {client[1] * 1e6:.2f} µs per worker.",
-            "",
-        )
+def report(costs: Costs, repeats: int, load_before: float) -> str:
+    machine, rows = describe(load_before), costs.items()
+    fits = [f"{a * 1e6:.0f} µs + {b * 1e6:.2f} µs" for a, b in (line(costs, 0), line(costs, 1))]
+    return fill(
+        "registry_load",
+        repeats=repeats,
+        date=datetime.date.today(),
+        machine=machine,
+        fits=fits,
+        loaded=" MADE ON A LOADED MACHINE." if machine.loaded else "",
+        rows="\n".join(f"| {_title(n)} | {a * 1e6:.1f} | {b * 1e6:.1f} |" for n, (a, b) in rows),
     )
 
 
@@ -171,8 +128,6 @@ def _title(name: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--crowd", type=int, nargs="*", default=[100, 1000], help="numbers of workers")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each crowd's measurement")
     add_write_flag(parser, RESULT)
     options = parser.parse_args()
     if options.repeats < 1:
@@ -185,9 +140,7 @@ def main() -> int:
             costs = asyncio.run(measure(server.url, options.repeats))
         finally:
             server.stop()
-    crowds = [measure_crowd(workers, options.seconds) for workers in options.crowd]
-    page = report(costs, crowds, options, load_before)
-    publish(page, RESULT, write=options.write)
+    publish(report(costs, options.repeats, load_before), RESULT, write=options.write)
     return 0
 
 

@@ -1,1 +1,0 @@
-"""How much the proxy relays on one core."""

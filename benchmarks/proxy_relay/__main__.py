@@ -20,15 +20,20 @@ import datetime
 import os
 import statistics
 import time
-from collections.abc import Sequence
 
 from benchmarks.proxy_relay.clients import CLIENTS, LONG, SHORT, latency, paced, relay, served
-from benchmarks.proxy_relay.counting_pd import STEP_SECONDS
-from benchmarks.proxy_relay.processes import counting_process, pd_process, pin, proxy_process, receive_process
-from benchmarks.result_page import RESULTS, add_write_flag, publish
+from benchmarks.proxy_relay.processes import (
+    STEP_SECONDS,
+    children,
+    counting_process,
+    pd_process,
+    pin,
+    proxy_process,
+    receive_process,
+)
+from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
 from benchmarks.targets import record
 from triptych.goodput.report.machine import chip, commit
-from triptych.simulator.profile.proxy import children
 
 RESULT = RESULTS / "proxy_relay.md"
 #: Tokens/s per core, share of receive alone, text requests/s per core.
@@ -95,83 +100,31 @@ def _verdict(found: float, target: float) -> str:
     return "reached" if found >= target else "not reached"
 
 
-def rows(found: dict[str, float]) -> Sequence[tuple[str, str, str]]:
-    """(figure, value, target and whether it is reached)."""
-    added = found["proxied_p50"] - found["direct_p50"]
-    requests = [1 / found[kind] for kind in ("streamed", "whole")]
-    return (
-        (
-            "tokens per second of the proxy's CPU time (one core), median",
-            f"{found['cpu_median']:,.0f}",
-            f"{TARGET:,}: {_verdict(found['cpu_median'], TARGET)}",
-        ),
-        ("the same, best round", f"{found['cpu_best']:,.0f}", ""),
-        ("gRPC receive alone, the same messages, median", f"{found['receive']:,.0f}", ""),
-        (
-            "proxy over receive alone, median of the rounds",
-            f"{found['share']:.2f}",
-            f"{SHARE_TARGET}: {_verdict(found['share'], SHARE_TARGET)}",
-        ),
-        ("tokens per second of the clock, on this machine", f"{found['clock_median']:,.0f}", ""),
-        *(
-            (
-                f"{kind} text requests per second of the proxy's CPU time",
-                f"{rate:,.0f}",
-                f"{REQUEST_TARGET}: {_verdict(rate, REQUEST_TARGET)}",
-            )
-            for kind, rate in zip(("streamed", "whole"), requests, strict=True)
-        ),
-        (
-            "proxy's CPU time for a token that is a write of its own",
-            f"{found['written'] * 1e6:.1f} µs",
-            "",
-        ),
-        ("PD worker's CPU time for the same token, without engine", f"{found['emitted'] * 1e6:.1f} µs", ""),
-        (
-            "one-token text request to the PD worker itself, p50 / p99",
-            f"{found['direct_p50'] * 1000:.2f} / {found['direct_p99'] * 1000:.2f} ms",
-            "",
-        ),
-        (
-            "the same through the proxy, p50 / p99",
-            f"{found['proxied_p50'] * 1000:.2f} / {found['proxied_p99'] * 1000:.2f} ms",
-            "",
-        ),
-        ("latency that the proxy adds, difference of the medians", f"{added * 1000:.2f} ms", ""),
-    )
-
-
 def report(found: dict[str, float], streams: int, tokens: int, rounds: int) -> str:
-    return "\n".join(
-        [
-            "# Proxy relay",
-            "",
-            f"Command: `python -m benchmarks proxy_relay --streams {streams} --tokens {tokens} "
-            f"--rounds {rounds} --write`",
-            f"Date: {datetime.date.today()}. Commit: {commit()}. Chip: {chip()}, {os.cpu_count()} cores. "
-            f"Load at the end: {os.getloadavg()[0]:.1f}.",
-            "",
-            f"One message per step carries one token of each of {streams} streams; every token leaves as an",
-            "SSE chunk. gRPC receive, state machine, rendering and HTTP writes are included.",
-            "",
-            "| figure | value | target |",
-            "|---|---|---|",
-            *(f"| {' | '.join(row)} |" for row in rows(found)),
-            "",
-            "CPU time includes what other processes on the same cores cost in caches and context switches:",
-            "compare it with the receive-alone figure, whose rounds alternate with the proxy's and run none",
-            "of its code. A real PD worker merges the steps that a slow proxy has not taken yet into one",
-            "message; this one not.",
-            "",
-            f"Text requests: {CLIENTS} clients, each over one connection, ask for {SHORT} tokens, and again",
-            f"when they have them; every {STEP_SECONDS * 1000:g} ms a PD worker without a model puts out a",
-            "token of each request, through a real one's event streams. The tokens that are writes of their",
-            f"own are {LONG} to each of these clients.",
-            "",
-            "Both one-token requests go over open connections and alternate: the difference is the HTTP",
-            "server, the proxy's own work and one more process on the way.",
-            "",
-        ]
+    streamed, whole = (1 / found[kind] for kind in ("streamed", "whole"))
+    cores, load = os.cpu_count(), f"{os.getloadavg()[0]:.1f}"
+    return fill(
+        "proxy_relay",
+        **found | {name: 1000 * found[name] for name in found if name.endswith(("_p50", "_p99"))},
+        streams=streams,
+        tokens=tokens,
+        rounds=rounds,
+        cores=cores,
+        load=load,
+        date=datetime.date.today(),
+        commit=commit(),
+        chip=chip(),
+        clients=CLIENTS,
+        short=SHORT,
+        long=LONG,
+        step_ms=f"{STEP_SECONDS * 1000:g}",
+        target=f"{TARGET:,}: {_verdict(found['cpu_median'], TARGET)}",
+        share_target=f"{SHARE_TARGET}: {_verdict(found['share'], SHARE_TARGET)}",
+        per_streamed=f"{streamed:,.0f} | {REQUEST_TARGET}: {_verdict(streamed, REQUEST_TARGET)}",
+        per_whole=f"{whole:,.0f} | {REQUEST_TARGET}: {_verdict(whole, REQUEST_TARGET)}",
+        written_us=found["written"] * 1e6,
+        emitted_us=found["emitted"] * 1e6,
+        added=1000 * (found["proxied_p50"] - found["direct_p50"]),
     )
 
 

@@ -4,17 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 import time
 from typing import Any
 
-from benchmarks.proxy_relay.processes import Direct
-from triptych.simulator.profile.proxy import ask, post
-from triptych.simulator.profile.scripted_workers import MODEL
+from benchmarks.proxy_relay.processes import MODEL, Direct
 
 #: Clients at once, and the requests of each; output tokens of a short request, and of a long one.
 CLIENTS, EACH, SHORT, LONG = 32, 10, 8, 100
 _PROMPT = "What is the capital of France? Answer in one word."
+#: What an SSE chunk with one token holds.
+_MARK = b'"content":" token"'
+
+
+def post(tokens: int) -> bytes:
+    """A streamed chat request."""
+    message = {"role": "user", "content": "x"}
+    fields = {"model": MODEL, "max_tokens": tokens, "stream": True, "messages": [message]}
+    body = json.dumps(fields).encode()
+    return b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+async def ask(port: int, request: bytes) -> int:
+    """Reads one streamed reply to its end; the number of its tokens."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    writer.write(request)
+    chunks, tail = 0, b""
+    while b"[DONE]" not in tail:
+        data = tail + await reader.read(1 << 18)
+        if len(data) == len(tail):
+            raise RuntimeError(f"the proxy closed the stream after {tail!r}")
+        chunks += data.count(_MARK) - tail.count(_MARK)
+        tail = data[-64:]
+    writer.close()
+    return chunks
 
 
 def cpu_seconds(pipe: Any) -> float:
@@ -23,12 +45,10 @@ def cpu_seconds(pipe: Any) -> float:
     return float(pipe.recv())
 
 
-async def relay(
-    port: int, pipe: Any, streams: int, tokens: int, context: ssl.SSLContext | None = None
-) -> tuple[float, float]:
+async def relay(port: int, pipe: Any, streams: int, tokens: int) -> tuple[float, float]:
     """(tokens per CPU second of the proxy, tokens per second of the clock)."""
     cpu, clock = cpu_seconds(pipe), time.perf_counter()
-    counts = await asyncio.gather(*(ask(port, post(tokens), context) for _ in range(streams)))
+    counts = await asyncio.gather(*(ask(port, post(tokens)) for _ in range(streams)))
     seconds = time.perf_counter() - clock
     used = cpu_seconds(pipe) - cpu
     assert counts == [tokens] * streams, counts

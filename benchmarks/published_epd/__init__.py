@@ -1,1 +1,0 @@
-"""A published comparison beside the simulator's figures."""

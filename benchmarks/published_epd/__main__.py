@@ -23,14 +23,13 @@ from benchmarks.published_epd.figures import (
     disaggregated,
     replicas,
 )
-from benchmarks.result_page import RESULTS, add_write_flag, publish
+from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
 from triptych.config import EncoderConfig
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
 from triptych.goodput.load.workload import Workload, plan_requests
-from triptych.goodput.measure.presets import preset
+from triptych.goodput.measure.figures import MOST_POINTS
 from triptych.goodput.measure.search import SearchLimits, Verdict, search
-from triptych.goodput.measure.slo import Slo
-from triptych.goodput.measure.sustained import MOST_POINTS
+from triptych.goodput.measure.slo import Slo, preset
 from triptych.goodput.report.machine import describe, load_average
 from triptych.progress.progress import step
 from triptych.simulator.cluster.shape import ClusterShape, Limits, colocated, on_devices
@@ -38,7 +37,7 @@ from triptych.simulator.costs.costs import CostModel
 from triptych.simulator.costs.published import published
 from triptych.simulator.plan.question import read_device
 from triptych.simulator.plan.trials import Doomed, verdict_of
-from triptych.simulator.run import simulate
+from triptych.simulator.run import NOT_MODELLED, simulate
 
 RESULT = RESULTS / "published_epd.md"
 #: Seconds of a window that are measured, and before them.
@@ -161,66 +160,27 @@ def errors(cells: Cells) -> list[tuple[str, float]]:
     return found
 
 
-def report(cells: Cells, seconds: float, load_before: float, explained: str) -> str:
-    machine = describe(load_before)
+def report(cells: Cells, seconds: float, load_before: float) -> str:
     off = errors(cells)
     worst = max(off, key=lambda one: abs(one[1]))
-    lines = [
-        "# The published 1E3PD against four replicas, simulated",
-        "",
-        f"Command: `python -m benchmarks published_epd --seconds {seconds:g} --write`",
-        f"Date: {datetime.date.today()}. Commit: {machine.commit}. Virtual time: the chip does not matter.",
-        "",
-        "Published by vLLM, 15 December 2025 (blog.vllm.ai, encoder disaggregation): four A100 80GB, "
-        "Qwen3-VL-4B-Instruct,",
-        "400 (short) or 2000 (long) tokens of text, pictures of 640x640, 150 tokens out; the highest rate of "
-        "a "
-        "sweep from 4 to 24",
-        "requests/s with P99 TTFT within 20 s and P99 TPOT within 100 ms. Simulated: the same definition, "
-        "by bisection to 5 %,",
-        f"windows of {seconds:g} s after {WARM_UP:g} s. Requests per second:",
-        "",
-        "| text, pictures | replicas published | replicas simulated | 1E3PD published | 1E3PD simulated "
-        "| ratio published | ratio simulated | replicas, no door | 1E3PD, no door |",
-        "|---|---|---|---|---|---|---|---|---|",
-        *rows(cells),
-        "",
-        f"`*`: a constant was fitted to this figure. Of the {len(off)} others, "
-        f"{sum(abs(error) <= 0.15 for _, error in off)} within 15 %, "
-        f"{sum(abs(error) <= 0.30 for _, error in off)} within 30 %; the farthest is {worst[0]} "
-        f"({worst[1]:+.0%}).",
-        "",
-        explained,
-        "",
-        "What each search was ended by, one step above the rate given:",
-        "",
-        *(
-            f"- {text}-{images}, {name}: {why or 'nothing up to the end of the search'}"
-            for (text, images, name), (_, _, why) in cells.items()
-        ),
-        "",
-    ]
-    return "\n".join(lines)
-
-
-EXPLAINED = """\
-The shape is the published one: replicas lose to pictures and to text alike, 1E3PD serves about twice as
-much wherever there is more than one picture or much text, and both fall with every further picture. The
-differences:
-
-- **GPU time does not explain the published gap.** Without a front door, with the GPUs' roofline alone, four
-  replicas serve as much as 1E3PD or more (last two columns). What limits the published replicas looks like
-  one serial stage of 37 ms a picture and 44 µs a token of text. That it is the front door is our reading.
-- **short-1, replicas: too low.** No stage that is linear in pictures and tokens serves 23, 6 and 8 of the
-  first three rows: at 23 requests/s ours would take 1.26 s a second. The ratio is too high for that alone.
-- **short-1, 1E3PD: beyond the sweep.** The published 24 is where its sweep ends: both may be true.
-- **long-2 to long-4, 1E3PD: about half more than published.** Ours is limited by the steps of three PD
-  workers (without a door it is nearly the same). The published figures fall faster than prompts grow: one
-  serial stage of 18 ms a picture and 26 µs a token of text would serve 35, 12, 14, 11.4, 9.4 and 8.1 from the
-  first row to the last. So the published 1E3PD seems to have such a stage too; the article does not say
-  where, and it is not in the model.
-- **Rates above the doors' own** (6.7 where the door is full at 6.0): with a TTFT limit of 20 s a queue that
-  grows by up to 4 s a minute counts as sustained, here and in any sweep whose windows are as short."""
+    ends = (
+        f"- {text}-{images}, {name}: {why or 'nothing up to the end of the search'}"
+        for (text, images, name), (_, _, why) in cells.items()
+    )
+    return fill(
+        "published_epd",
+        seconds=f"{seconds:g}",
+        date=datetime.date.today(),
+        commit=describe(load_before).commit,
+        not_modelled=NOT_MODELLED,
+        warm_up=f"{WARM_UP:g}",
+        rows="\n".join(rows(cells)),
+        count=len(off),
+        within_15=sum(abs(error) <= 0.15 for _, error in off),
+        within_30=sum(abs(error) <= 0.30 for _, error in off),
+        worst=f"{worst[0]} ({worst[1]:+.0%})",
+        ends="\n".join(ends),
+    )
 
 
 def main() -> int:
@@ -242,7 +202,7 @@ def main() -> int:
                 system, figure, options.seconds, lambda line: running.advance(0, note=line)
             )
             running.advance()
-    text = report(cells, options.seconds, load_before, EXPLAINED)
+    text = report(cells, options.seconds, load_before)
     publish(text, RESULT, write=options.write)
     return 0
 

@@ -1,1 +1,0 @@
-"""A cluster in virtual time: the real decisions, with delays in place of compute and IO."""

@@ -12,27 +12,30 @@ from threading import current_thread, main_thread
 from typing import Protocol
 
 from triptych.errors import ConfigError
-from triptych.goodput.load.record import RequestRecord
+from triptych.goodput.load.job import RequestRecord
 from triptych.goodput.load.workload import PlannedRequest
 from triptych.simulator.cluster.cluster import SimulatedCluster
-from triptych.simulator.cluster.context import SimulationContext
+from triptych.simulator.cluster.context import Counters, SimulatedStore, Simulation, SimulationContext
 from triptych.simulator.cluster.loop import VirtualLoop
 from triptych.simulator.cluster.proxy import SimulatedProxy
 from triptych.simulator.cluster.requests import RequestMaker
 from triptych.simulator.cluster.shape import ClusterShape, Limits
-from triptych.simulator.cluster.store import SimulatedStore
 from triptych.simulator.costs.costs import CostModel, ModelShape
-from triptych.simulator.result import Counters, Simulation
+
+#: As every answer says it; docs/simulator.md has the list in full.
+NOT_MODELLED = (
+    "failures, limits of the network, the store's CPU, several models, processes that share cores, delays of "
+    "tokens in a busy proxy; costs of a GPU that was not profiled are a roofline"
+)
 
 
 class PoolController(Protocol):
-    """What starts and drains encoders while the cluster serves."""
+    """What starts and drains encoders while the cluster serves: from before the first request until all have
+    ended, when nothing that repeats may be left on the loop.
+    """
 
-    def start(self, loop: VirtualLoop, cluster: SimulatedCluster) -> None:
-        """Called once, before the first request."""
-
-    def stop(self) -> None:
-        """Called once all requests have ended: nothing that repeats may be left on the loop."""
+    def start(self, loop: VirtualLoop, cluster: SimulatedCluster) -> None: ...
+    def stop(self) -> None: ...
 
 
 @contextlib.contextmanager

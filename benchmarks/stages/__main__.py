@@ -18,9 +18,7 @@ from benchmarks.baselines.tables import table
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from benchmarks.stages.decoding import CHUNK, CONTEXTS, PROMPT, ROWS, decoding
 from benchmarks.stages.encoding import encoding
-from benchmarks.stages.probes import Limits, limits
-from benchmarks.stages.stage import Stage
-from benchmarks.stages.work import Weights
+from benchmarks.stages.work import Limits, Stage, limits
 from benchmarks.targets import record
 from triptych.cpu.threads import use_threads
 from triptych.goodput.report.machine import chip, commit
@@ -69,14 +67,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     add_write_flag(parser, RESULT)
     options = parser.parse_args()
-    dtype, weights = getattr(torch, options.dtype), Weights.of(options.model)
+    dtype = getattr(torch, options.dtype)
     load, lines, stages = os.getloadavg()[0], [], {}
     for threads in options.threads:
         use_threads(threads)
         found = limits(dtype)
         stages[threads] = [
-            *encoding(options.model, dtype, weights, found, options.rounds),
-            *decoding(options.model, dtype, weights, found, options.rounds),
+            *encoding(options.model, dtype, found, options.rounds),
+            *decoding(options.model, dtype, found, options.rounds),
         ]
         lines += section(threads, found, stages[threads])
     head = [

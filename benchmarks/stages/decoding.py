@@ -10,10 +10,9 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.gpu.device_limits import decoder_size
 from benchmarks.micro.engine_decode import engine_round, make_engine, make_requests, prefill_steps
-from benchmarks.stages.probes import Limits, median_seconds
-from benchmarks.stages.stage import Stage
-from benchmarks.stages.work import Weights
+from benchmarks.stages.work import Limits, Stage, median_seconds
 from triptych.config import GIB
 from triptych.pd_worker.core.sampling import ResolvedSampling
 from triptych.pd_worker.engine import Engine
@@ -28,9 +27,7 @@ CHUNK, CONTEXTS = 512, (0, 512, 1024, 1536)
 _STEPS_EACH = 16
 
 
-def decoding(
-    model: Path, dtype: torch.dtype, weights: Weights, found: Limits, rounds: int
-) -> Iterator[Stage]:
+def decoding(model: Path, dtype: torch.dtype, found: Limits, rounds: int) -> Iterator[Stage]:
     """A stage for each of CONTEXTS and STEPS, and one for sampling."""
     engine = make_engine(
         model,
@@ -40,22 +37,22 @@ def decoding(
         kv_memory=GIB,
         max_num_batched_tokens=CHUNK,
     )
-    geometry = engine.runner._decoder.geometry
-    width = torch.empty(0, dtype=dtype).element_size()
+    decoder = engine.runner._decoder
+    size = decoder_size(decoder)
     times = [prefill_times(engine, turn) for turn in range(rounds + 1)][1:]
     for place, context in enumerate(CONTEXTS):
-        least = weights.prefill_operations(geometry, CHUNK, context) / found.product
+        least = size.prefill(CHUNK, context).flops / found.product
         taken = statistics.median(one[place] for one in times)
         yield Stage(f"prefill of {CHUNK} tokens at context {context}", taken, least, "matrix product")
     alone = statistics.median([prefill_times(engine, turn, PROMPT)[0] for turn in range(4 * rounds + 1)][1:])
-    least = weights.prefill_operations(geometry, PROMPT, 0) / found.product
+    least = size.prefill(PROMPT).flops / found.product
     yield Stage(f"prefill of {PROMPT} tokens at context 0", alone, least, "matrix product")
-    yield inject(geometry.hidden_size, dtype)
+    yield inject(decoder.geometry.hidden_size, dtype)
     for sequences, context in STEPS:
         taken = statistics.median([step_seconds(engine, sequences, context) for _ in range(rounds + 1)][1:])
         # The step's middle: half of its tokens have been added.
         middle = context + _STEPS_EACH // 2
-        least = weights.step_bytes(geometry, sequences, middle, width) / found.read
+        least = size.decode(sequences, middle).nbytes / found.read
         yield Stage(f"decode step of {sequences} at context {context}", taken, least, "reading")
     logits = torch.randn(16, engine.runner.vocab_size, dtype=dtype)
     greedy = ResolvedSampling(64, 0, 0.0, 1.0, 0, 0, (), frozenset(), True, ())

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from benchmarks.stages.probes import Limits, median_seconds
-from benchmarks.stages.stage import Stage
-from benchmarks.stages.work import Weights
+from benchmarks.gpu.device_limits import tower_work
+from benchmarks.stages.work import Limits, Stage, median_seconds
 from triptych import hashing
 from triptych.config import MIB
 from triptych.encoder_worker.media.formats import decode_image
-from triptych.goodput.load.pictures import jpeg
+from triptych.goodput.load.payload import jpeg
 from triptych.goodput.load.workload import Picture
-from triptych.launch.embedded_store import EmbeddedStore
 from triptych.models.registry import load_encoder
-from triptych.simulator.profile.store import Transfers
+from triptych.simulator.profile.encoder import Transfers
 
 #: Pixels of a side of the peer kit's pictures.
 SIDE = 320
 _MAX_PIXELS = 1 << 22
 
 
-def encoding(
-    model: Path, dtype: torch.dtype, weights: Weights, found: Limits, rounds: int
-) -> Iterator[Stage]:
+def encoding(model: Path, dtype: torch.dtype, found: Limits, rounds: int) -> Iterator[Stage]:
     """Preprocess, the tower with one and with four pictures, an embedding to the store and back."""
     encoder = load_encoder(model, device=torch.device("cpu"), dtype=dtype)
     media = jpeg(Picture(1, SIDE, SIDE))
@@ -39,11 +34,10 @@ def encoding(
 
     yield Stage(f"hash, decode and preprocess {SIDE}x{SIDE}", median_seconds(prepare, 4 * rounds))
     item = encoder.preprocess(decode_image(media, max_pixels=_MAX_PIXELS), {})
-    merged = item.cost // item.rows
     for count in (1, 4):
         with torch.inference_mode():
             seconds = median_seconds(lambda count=count: encoder.encode([item] * count), rounds)  # type: ignore[misc]
-        least = count * weights.tower_operations(item.cost, merged) / found.product
+        least = tower_work(encoder, [item] * count).flops / found.product
         yield Stage(f"tower, {count} of {SIDE}x{SIDE}", seconds, least, "matrix product")
     nbytes = item.rows * encoder.width * torch.empty(0, dtype=dtype).element_size()
     yield from transfers(nbytes, found, 4 * rounds)
@@ -51,17 +45,8 @@ def encoding(
 
 def transfers(nbytes: int, found: Limits, repeats: int) -> Iterator[Stage]:
     """Save and load of one embedding through a store of this machine."""
-    with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
-        store = EmbeddedStore(Path(folder), 256 * MIB)
-        store.start()
-        link = Transfers(store.url)
-        try:
-            items = [link.item(nbytes) for _ in range(repeats + 1)]
-            saves = [link.save(item) for item in items][1:]
-            loads = [link.load(item) for item in items][1:]
-        finally:
-            link.close()
-            store.stop()
+    with Transfers.opened(256 * MIB) as link:
+        saves, loads = link.times(nbytes, repeats)
     for name, taken in (("save", saves), ("load", loads)):
         yield Stage(
             f"{name} of {nbytes / 1e3:.0f} kB", statistics.median(taken), nbytes / found.copy, "copying"

@@ -13,22 +13,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import subprocess
-import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-
-from benchmarks.against_peer.arguments import rounds_of, turns_parser
-from benchmarks.against_peer.figures import quiet
-from benchmarks.against_peer.loads import chosen
-from benchmarks.against_peer.rounds import Rounds, read_turns
+from benchmarks.against_peer.loads import Turn
+from benchmarks.against_peer.rounds import measure_turns, run_turns, turns_parser
 from benchmarks.against_peer.systems import matrix_of
-from benchmarks.result_page import RESULTS, add_write_flag, publish
-from benchmarks.targets import record
-from benchmarks.vllm_fleet.loads import LOADS, WORKLOADS
-from benchmarks.vllm_fleet.page import page, reached
+from benchmarks.result_page import RESULTS, add_write_flag
+from benchmarks.vllm_fleet.page import LOADS, WORKLOADS, page, reached
 from benchmarks.vllm_fleet.systems import Parts, namespace_of, systems_of
 from triptych.errors import ConfigError
 from triptych.goodput.report.display import Display
@@ -56,19 +50,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 when everything that was asked for was measured, 1 when not, 2 for bad input."""
     options = parser().parse_args(arguments)
-    # Servers end with this process, by SIGTERM too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    display = Display(Console(soft_wrap=True))
-    try:
-        done = options.peer is None or measure(options, display)
-        if options.peer is None:
-            _publish(options)
-    except ConfigError as error:
-        display.warn(str(error))
-        return 2
-    return 0 if done else 1
+    return run_turns(options, measure, partial(_page, options.results), reached, RESULT)
 
 
 def measure(options: argparse.Namespace, display: Display) -> bool:
@@ -80,16 +63,9 @@ def measure(options: argparse.Namespace, display: Display) -> bool:
     peer = options.peer.resolve()
     matrix = matrix_of(options.model, peer)
     known = systems_of(matrix, Parts(matrix, options.packages.resolve(), namespace_of(matrix)))
-    names = options.systems.split(",")
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"--systems {name!r} is not known: use some of {', '.join(known)}")
     options.results.mkdir(parents=True, exist_ok=True)
     (options.results / _VERSIONS).write_text(json.dumps(_versions(peer)))
-    systems = [known[name] for name in names]
-    return Rounds(matrix, systems, WORKLOADS, options.results, rounds_of(options), display).run(
-        chosen(options.only, LOADS)
-    )
+    return measure_turns(options, display, matrix, known, LOADS, WORKLOADS)
 
 
 def _versions(peer: Path) -> dict[str, str]:
@@ -100,20 +76,10 @@ def _versions(peer: Path) -> dict[str, str]:
     return dict(json.loads(done.stdout))
 
 
-def _publish(options: argparse.Namespace) -> None:
-    turns = read_turns(options.results)
-    versions, notes = options.results / _VERSIONS, options.results / "notes.md"
-    text = page(
-        turns,
-        json.loads(versions.read_text()) if versions.exists() else {},
-        notes.read_text() if notes.exists() else "",
-    )
-    publish(text, RESULT, write=options.write)
-    if options.write:
-        ours = [turn for turn in quiet(turns) if turn.commit]
-        commits = ", ".join(sorted({turn.commit for turn in ours}))
-        for name, figures in reached(turns).items():
-            record(name, figures, RESULT, made_at=commits, date=max(turn.date for turn in ours)[:10])
+def _page(results: Path, turns: Sequence[Turn]) -> str:
+    versions, notes = results / _VERSIONS, results / "notes.md"
+    known = json.loads(versions.read_text()) if versions.exists() else {}
+    return page(turns, known, notes.read_text() if notes.exists() else "")
 
 
 if __name__ == "__main__":

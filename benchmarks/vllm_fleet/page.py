@@ -1,16 +1,18 @@
-"""The page and the figures of the targets, made of turns. Pure."""
+"""Loads, with none, half or most pictures seen before; their page and the figures of the targets. Pure."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from benchmarks.against_peer.figures import Turn, quiet, ratios
+from benchmarks.against_peer.loads import Load, Turn, quiet, ratios
+from benchmarks.against_peer.page import machine_lines, model_tables, of
 from benchmarks.against_peer.systems import MODELS
-from benchmarks.against_peer.turn_tables import machine_lines, model_tables, of
 from benchmarks.baselines.tables import spread, table
-from benchmarks.targets import fleet_by_epd, replicas_by_replicas
-from benchmarks.vllm_fleet.loads import AT_ONCE, LOADS, SHARED
+from benchmarks.result_page import fill
+from triptych.goodput.load.workload import Workload
+from triptych.goodput.measure.slo import preset
 
 COMMAND = "python -m benchmarks vllm_fleet PEER --packages PACKAGES --results DIR"
 _PAIRS = (
@@ -24,23 +26,6 @@ _PAIRS = (
 #: Ours and theirs of the two targets, and what is wanted in requests/s.
 _BY_EPD = ("triptych", "vllm-epd", 1.5)
 _BY_REPLICAS = ("replicas-triptych", "replicas", 1.2)
-_ABOUT = """\
-All systems are up on the same two cores, one computes at a time. In every round each gets the same requests,
-a closed loop of 8 with 64 output tokens; pictures of 320 x 320, of which the load's last number says how many
-percent an earlier request of the round has shown. No two rounds share a picture. A ratio is the median of the
-rounds' ratios with its range. Times are in ms, means over requests; `step` is the median time between tokens
-while all sequences decode and none is prefilled; `CPU` is that of all of a system's processes per request.
-
-| system | processes |
-| --- | --- |
-| `triptych` | our proxy, store, encoder worker (one thread, `nice -n 19`) and PD worker, before one vLLM |
-| `triptych-pinned` | the same, the encoder worker and vLLM on a core each, as `vllm-epd` has them |
-| `vllm-epd` | vLLM's own EPD, an encoder and a PD instance of a core each, files in memory between them |
-| `vllm` | one vLLM on both cores |
-| `replicas-triptych` | our proxy, store, encoder worker, and a PD worker before each of two vLLMs of a core |
-| `replicas-store` | two vLLMs of a core each that share our store (`ec_both`), requests in turn |
-| `replicas` | two vLLMs of a core each, requests in turn |
-"""
 
 
 def page(turns: Sequence[Turn], versions: Mapping[str, str], notes: str) -> str:
@@ -48,7 +33,7 @@ def page(turns: Sequence[Turn], versions: Mapping[str, str], notes: str) -> str:
     kept = quiet(turns)
     lines = ["# Before a vLLM fleet", "", *machine_lines(COMMAND, kept, len(turns))]
     lines += [", ".join(f"{name} {version}" for name, version in versions.items()) + "." if versions else ""]
-    lines += ["", _ABOUT, *_targets(kept), *(["", notes.strip()] if notes.strip() else [])]
+    lines += ["", fill("vllm_fleet"), *_targets(kept), *(["", notes.strip()] if notes.strip() else [])]
     return "\n".join([*lines, *model_tables(kept, LOADS, _PAIRS), ""])
 
 
@@ -84,6 +69,26 @@ def reached(turns: Sequence[Turn]) -> dict[str, dict[str, float]]:
     for model, load, pair in _asked(kept):
         ratio = _ratios(kept, model, load, *pair[:2])
         if ratio:
-            name = fleet_by_epd if pair == _BY_EPD else replicas_by_replicas
-            found[name(model, load)] = {"req/s": statistics.median(ratio)}
+            epd = "our encoders before vLLM by vLLM's EPD"
+            name = epd if pair == _BY_EPD else "two vLLM on our store by the two alone"
+            found[f"{name}, {model}, {load}"] = {"req/s": statistics.median(ratio)}
     return found
+
+
+REUSES = (0, 50, 90)
+
+
+def _workloads() -> dict[str, Workload]:
+    """64 output tokens each; pictures of 320 x 320."""
+    found = {}
+    for name in ("image", "images-4"):
+        for reuse in REUSES:
+            found[f"{name}-{reuse}"] = replace(preset(name).workload, reuse=reuse / 100)
+    return found
+
+
+WORKLOADS = _workloads()
+AT_ONCE = 8
+LOADS = tuple(Load(name, AT_ONCE) for name in WORKLOADS)
+#: Where replicas show each other's pictures.
+SHARED = ("image-50", "images-4-50")

@@ -13,14 +13,16 @@ import time
 from collections.abc import Callable
 
 from benchmarks.result_page import RESULTS, add_write_flag, publish
-from benchmarks.when_to_disaggregate import devices, equal, plots, reports, reuse
+from benchmarks.when_to_disaggregate import devices, plots, reports, reuse
+from triptych.simulator.run import NOT_MODELLED
 
 PAGE = RESULTS / "when_to_disaggregate.md"
 _HEAD = """\
 # What disaggregation is worth, simulated
 
 Command: `python -m benchmarks when_to_disaggregate --write` (a part by its name). Virtual time, costs by
-roofline and published figures, not measured. What it means: [docs](../../docs/when-to-disaggregate.md).
+roofline and published figures, not measured. Not modelled: {}.
+What it means: [docs](../../docs/when-to-disaggregate.md).
 """
 
 
@@ -43,9 +45,9 @@ def _cells(one: reports.Found) -> str:
 
 
 def _equal() -> list[str]:
-    found = list(equal.plans())
+    found = list(devices.plans())
     plots.draw_equal(found)
-    return equal.table(found)
+    return devices.equal_table(found)
 
 
 def _devices() -> list[str]:
@@ -94,7 +96,7 @@ def main() -> int:
 
 def _empty() -> str:
     sections = (f"\n## {title}\n\n{''.join(_marks(part))}" for part, (title, _) in PARTS.items())
-    return _HEAD + "".join(sections)
+    return _HEAD.format(NOT_MODELLED) + "".join(sections)
 
 
 if __name__ == "__main__":

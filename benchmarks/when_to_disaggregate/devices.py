@@ -1,4 +1,4 @@
-"""Unequal devices: up to which price an encoder device pays beside a PD device.
+"""Four A100 in all ways; and unequal devices: up to which price an encoder pays beside a PD device.
 
 A request takes `1/encoder` seconds of an encoder and `1/pd` of a PD worker, or `1/replica` of a replica. At
 prices `c` and 1 per hour, apart is cheaper where `c/encoder + 1/pd < 1/replica`, so up to the price
@@ -11,11 +11,15 @@ of an encoder, in PD devices. By costs alone: waiting and whole numbers of devic
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from triptych.goodput.load.workload import Workload
-from triptych.goodput.measure.slo import Slo
+from triptych.goodput.measure.slo import Slo, preset
+from triptych.progress.progress import each
 from triptych.simulator.cluster.shape import in_step
+from triptych.simulator.plan.answer import CapacityPlan, Wanted, answer
 from triptych.simulator.plan.estimate import estimate
 from triptych.simulator.plan.question import Question, read_device
 from triptych.simulator.plan.ratios import ALIKE
@@ -113,5 +117,52 @@ def checks() -> list[str]:
         lines.append(
             f"| {name} | {one.shape} | {one.rate:.2f} | {one.replica:.2f} | {one.by_costs:.3f} "
             f"| {one.simulated:.3f} ± {ALIKE - 1:.0%} of a rate |"
+        )
+    return lines
+
+
+GPU, DEVICES = "a100", 4
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    workload: Workload
+    ttft: float
+    tpot: float
+
+
+CASES = (
+    Case("short-4", preset("short-4").workload, 2000, 50),
+    Case("long-4", preset("long-4").workload, 2000, 50),
+    Case("long-4", preset("long-4").workload, 2000, 20),
+    Case("4 x 1080p", Workload(128, 128, ((4, 1.0),), ((1920, 1080, 1.0),)), 4000, 50),
+)
+
+
+def plans() -> Iterator[tuple[Case, CapacityPlan]]:
+    for case in each("cases", CASES):
+        slo = Slo((("ttft", case.ttft), ("tpot", case.tpot)))
+        asked = Question(case.workload, case.name, slo, read_device(GPU), DEVICES, repeats=1)
+        plan = answer(asked, Wanted(sensitivity=False))
+        rates = ", ".join(f"{one.name} {one.rate:.2f}" for one in plan.ratios.all)
+        print(f"{case.name}, TPOT {case.tpot:g}: {rates}", file=sys.stderr, flush=True)
+        yield case, plan
+
+
+def equal_table(found: list[tuple[Case, CapacityPlan]]) -> list[str]:
+    lines = [
+        "| load | P99 TTFT, TPOT | best ratio | replicas in turn | replicas in-step | apart / better "
+        "| advice |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for case, plan in found:
+        best, ratios = plan.ratios.best, plan.ratios
+        vllm = ratios.in_step.rate if ratios.in_step is not None else 0.0
+        gain = plan.advice.gain
+        lines.append(
+            f"| {case.name} | {case.ttft:g}, {case.tpot:g} ms | {best.name}: {best.rate:.2f} "
+            f"| {ratios.replicas.rate:.2f} | {vllm:.2f} | {f'{gain:.2f}' if gain is not None else '–'} "
+            f"| {plan.advice.reason} |"
         )
     return lines

@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib import pyplot as plt
 
 from benchmarks.when_to_disaggregate import devices, reuse
-from benchmarks.when_to_disaggregate.equal import Case
+from benchmarks.when_to_disaggregate.devices import Case
 from triptych.goodput.report.plots import COLOURS
 from triptych.simulator.plan.answer import CapacityPlan
 

@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 
 from triptych.config import GIB, PDConfig, ProxyConfig
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
-from triptych.goodput.load.record import RequestRecord
+from triptych.goodput.load.job import RequestRecord
 from triptych.goodput.load.workload import Workload, plan_requests
 from triptych.simulator.cluster.shape import ClusterShape, Limits, WorkerRole, in_step, on_devices
-from triptych.simulator.costs.chips import CHIPS
 from triptych.simulator.costs.costs import CostModel, EncoderCosts, ModelShape, PDCosts, ProxyCosts
 from triptych.simulator.costs.published import (
+    CHIPS,
     MEMORY,
     QWEN3_VL_4B,
     QWEN3_VL_8B,

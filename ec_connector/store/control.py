@@ -43,10 +43,6 @@ class Commands(ABC):
         StoreUnavailable when one has none in time, or it is an error.
         """
 
-    @abstractmethod
-    async def close(self) -> None:
-        """Closes the connections."""
-
     async def execute(self, *words: EncodableT) -> Any:
         """One command's reply. StoreUnavailable when there is none in time, or it is an error."""
         return (await self.execute_all([words]))[0]
@@ -127,6 +123,7 @@ class Control(Commands):
         return replies
 
     async def close(self) -> None:
+        """Closes the connections."""
         await self._redis.aclose()
 
 

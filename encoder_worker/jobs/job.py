@@ -172,7 +172,7 @@ class EncodeJob(EncoderItem):
     @property
     def trace_id(self) -> str:
         """The trace that its stages are recorded in; empty where no stream's is recorded."""
-        return "" if self.trace is None else self.trace.context.trace_id
+        return "" if self.trace is None else self.trace.trace_id
 
     @property
     def log_extra(self) -> dict[str, object]:

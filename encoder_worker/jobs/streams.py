@@ -40,7 +40,7 @@ class JobStreams:
         """Adds a stream to its item's job. Raises Overloaded or Unavailable when it cannot join."""
         job = self._jobs.open(spec)
         waiter = Waiter(spec, job, time.monotonic() + spec.timeout, send, trace=trace)
-        if trace is not None and trace.context.sampled and job.trace is None:
+        if trace is not None and trace.recording and job.trace is None:
             job.trace = JobTrace(trace)
         job.waiters.append(waiter)
         if job.plan is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triptych.pd_worker.core.items import ItemTracker
+from triptych.pd_worker.core.items.tracker import ItemTracker
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.outputs import GatheredRows, ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.core.request import RequestState
@@ -22,7 +22,7 @@ class ChunkMaker:
         samples = end == state.num_prompt_tokens + len(state.output_token_ids)
         rows = gather_rows(state, start, end) if start < state.num_prompt_tokens else ()
         blocks = tuple(self._kv.table(state.request_id)[: self._kv.blocks_for(end)])
-        cross = self._items.cross_blocks(state) if state.cross is not None else ()
+        cross = self._items.cross.table(state.request_id) if state.cross is not None else ()
         length = state.features[0].plan.rows if cross else 0
         chunk = ScheduledChunk(state, start, end - start, blocks, rows, samples, cross, length, overlap)
         output.chunks.append(chunk)

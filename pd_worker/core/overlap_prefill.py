@@ -8,7 +8,7 @@ from itertools import islice
 
 from triptych.pd_worker.core.budget import Budget
 from triptych.pd_worker.core.chunks import ChunkMaker
-from triptych.pd_worker.core.items import ItemTracker, Readiness
+from triptych.pd_worker.core.items.tracker import ItemTracker, Readiness
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.limits import SchedulerLimits
 from triptych.pd_worker.core.outputs import ScheduledChunk, SchedulerOutput

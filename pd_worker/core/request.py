@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from triptych.errors import RequestError
 from triptych.log import log_fields
+from triptych.pd_worker.core.items.item import ItemStatus, ItemUse
 from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
 from triptych.types import FinishReason, MMFeature, TimestampTokens
 
@@ -165,17 +166,11 @@ class RequestState:
     output_token_ids: list[int] = field(init=False)
     #: The item that an encoder-decoder model attends to.
     cross: MMFeature | None = field(init=False)
+    #: The use of the item of each feature; features with one mm_hash share it.
+    items: tuple[ItemUse, ...] = field(init=False)
+    #: How many of its features are not consumed.
+    unconsumed: int = field(init=False)
     status: RequestStatus = RequestStatus.WAITING_ROOM
-    #: Keys whose embedding is stored and whose ready mark the connector has not had yet.
-    stored: set[str] = field(default_factory=set)
-    #: Keys that nobody encodes, as far as is known, until they are reported missing.
-    unencoded: set[str] = field(default_factory=set)
-    #: Keys reported to the proxy as missing that have not come back since.
-    lost: set[str] = field(default_factory=set)
-    #: Indices of items whose last row is consumed, or that a prefix hit covers.
-    consumed: set[int] = field(default_factory=set)
-    #: Keys that an ItemLoaded event has named.
-    loaded: set[str] = field(default_factory=set)
     #: Tokens whose keys and values are in blocks, acknowledged steps only.
     num_computed_tokens: int = 0
     #: Prompt tokens found in the prefix cache at the first start.
@@ -199,6 +194,14 @@ class RequestState:
         self.key, self.features, self.cross = request.key, request.features, request.cross
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.output_token_ids = request.output_token_ids
+        self.unconsumed = len(self.features)
+        uses: dict[str, ItemUse] = {}
+        for index, feature in enumerate(self.features):
+            if (key := feature.mm_hash) not in uses:
+                known = ItemStatus.UNENCODED if key in request.unencoded else ItemStatus.PENDING
+                uses[key] = ItemUse(feature.plan, ItemStatus.STORED if key in request.ready else known)
+            uses[key].unconsumed.add(index)
+        self.items = tuple(uses[feature.mm_hash] for feature in self.features)
 
     @property
     def num_tokens(self) -> int:
@@ -209,6 +212,10 @@ class RequestState:
         """The bytes of its items are reserved."""
         status = self.status
         return status not in (RequestStatus.WAITING_ROOM, RequestStatus.PAUSED, RequestStatus.FINISHED)
+
+    def is_consumed(self, index: int) -> bool:
+        """The item's last row is consumed, or a prefix hit covers it."""
+        return index not in self.items[index].unconsumed
 
     @property
     def is_decoding(self) -> bool:

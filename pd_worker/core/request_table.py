@@ -1,12 +1,12 @@
-"""The scheduler's requests by id, by item and by deadline."""
+"""The scheduler's requests by id and by deadline; the items have their requests' ids."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
+from triptych.pd_worker.core.items.item import ItemTable
 from triptych.pd_worker.core.request import RequestKey, RequestState, RequestStatus
-from triptych.types import MMFeature
 
 #: Entries of finished requests, beyond half of all, that are kept before they are removed.
 _FINISHED = 64
@@ -15,9 +15,9 @@ _FINISHED = 64
 class RequestTable:
     """Requests that have not finished, in the order in which they were added."""
 
-    def __init__(self) -> None:
+    def __init__(self, items: ItemTable) -> None:
         self._states: dict[RequestKey, RequestState] = {}
-        self._by_item: dict[str, dict[RequestState, None]] = {}
+        self._items = items
         self._deadlines: list[tuple[float, int, RequestState]] = []
         self._added = 0
         #: Finished requests that `_deadlines` still has.
@@ -36,20 +36,18 @@ class RequestTable:
 
     def add(self, state: RequestState) -> None:
         self._states[state.key] = state
-        for feature in state.features:
-            self._by_item.setdefault(feature.mm_hash, {})[state] = None
+        for use in state.items:
+            self._items.add(use.plan.mm_hash).uses[state.key] = use
         self._added += 1
         heapq.heappush(self._deadlines, (state.request.deadline, self._added, state))
 
     def remove(self, state: RequestState) -> None:
         """Removes a request whose status has become FINISHED."""
         del self._states[state.key]
-        for feature in state.features:
-            states = self._by_item.get(feature.mm_hash)
-            if states is not None:
-                states.pop(state, None)
-                if not states:
-                    del self._by_item[feature.mm_hash]
+        for use in state.items:
+            item = self._items.get(use.plan.mm_hash)
+            item.uses.pop(state.key, None)
+            self._items.drop_unused(item)
         self._finished += 1
         if 2 * self._finished > _FINISHED + len(self._deadlines):
             self._deadlines = [
@@ -60,17 +58,7 @@ class RequestTable:
 
     def with_item(self, mm_hash: str) -> list[RequestState]:
         """The requests with this item."""
-        return list(self._by_item.get(mm_hash, ()))
-
-    def with_any_item(self, mm_hashes: Iterable[str]) -> list[RequestState]:
-        """The requests with any of these items; one with several of them is there several times."""
-        return [state for mm_hash in mm_hashes for state in self._by_item.get(mm_hash, ())]
-
-    def features(self) -> Iterator[tuple[str, MMFeature]]:
-        """Each mm_hash with the feature of one of its requests."""
-        for key, states in self._by_item.items():
-            state = next(iter(states))
-            yield key, next(feature for feature in state.features if feature.mm_hash == key)
+        return [self._states[key] for key in self._items.get(mm_hash).uses]
 
     def next_deadline(self) -> float | None:
         """The earliest deadline of a request that has not finished."""

@@ -9,8 +9,8 @@ from triptych.errors import DeadlineExceeded, InternalError, RequestError, Unava
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.budget import Budget
 from triptych.pd_worker.core.chunks import ChunkMaker
-from triptych.pd_worker.core.item_stage import ItemStage
-from triptych.pd_worker.core.items import ItemTracker, Readiness
+from triptych.pd_worker.core.items.stage import ItemStage
+from triptych.pd_worker.core.items.tracker import ItemTracker, Readiness
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.kv_cache.swap import SwapManager
 from triptych.pd_worker.core.limits import CrossLimits, SchedulerLimits, check_request
@@ -56,7 +56,7 @@ class Scheduler:
         self._chunks = ChunkMaker(kv, items)
         self._overlap = OverlapPrefill(kv, items, self._chunks, limits, enabled=overlap_prefill)
         self._step = 0
-        self._requests = RequestTable()
+        self._requests = RequestTable(items.table)
         self._waiting = WaitingRequests()
         self._running: list[RequestState] = []
         #: Running requests that leave their blocks with the next step.
@@ -91,7 +91,7 @@ class Scheduler:
     def check(self, request: EngineRequest) -> None:
         """Raises InvalidRequest for a request that can never run. Thread-safe."""
         check_request(request, self.limits, self._cross_limits)
-        self.items.check(request)
+        self.items.admission.check(request.features)
 
     def add(self, request: EngineRequest, now: float) -> None:
         """Adds a checked request. A later attempt ends the earlier one; the same one is ignored."""
@@ -171,7 +171,7 @@ class Scheduler:
         """
         events = self.fail_all(error)
         self.kv.reset()
-        self.items.reset_tables()
+        self.items.cross.reset()
         self.swap.reset()
         return events
 
@@ -259,7 +259,7 @@ class Scheduler:
             for state in self._running
             if state.restored_in == output.step or any(f.mm_hash in keys for f in state.features)
         ]
-        self.items.tables_lost(keys)
+        self.items.cross.fail(keys)
         for state in lost:
             self._running.remove(state)
             self.kv.free(state.request_id)
@@ -372,7 +372,7 @@ class Scheduler:
         if (error := self.items.contradiction(state)) is not None:
             self._finish(state, FinishReason.ERROR, error)
             return False
-        return self.items.is_resident(state) and not self.items.table_is_leaving(state)
+        return self.items.can_attend(state)
 
     def _allocate(self, state: RequestState, prefix: list[int]) -> bool:
         """Blocks for all known tokens and for the cross table, or nothing.
@@ -380,11 +380,12 @@ class Scheduler:
         Decoding requests will soon need a block each; without spare ones every start would be a preemption.
         """
         spare = len(self._running)
-        if state.cross is not None and not self.items.acquire_table(state):
-            spare += self.items.cross_cost(state)
+        cross = self.items.cross
+        if state.cross is not None and not cross.acquire(state.request_id, state.cross.plan):
+            spare += cross.blocks_for(state.cross.plan)
         if self.kv.allocate(state.request_id, prefix, state.num_tokens, spare=spare):
             return True
-        self.items.release_table(state)
+        cross.release(state.request_id)
         return False
 
     def _run(self, state: RequestState, num_computed: int, output: SchedulerOutput, now: float) -> None:
@@ -399,7 +400,8 @@ class Scheduler:
                 output.prefix_queried += state.num_prompt_tokens
                 output.prefix_hit += state.num_cached_tokens
         if state.features:
-            self._events += self.items.begin(state)
+            self.items.consume(state)
+            self._events += self.items.report_resident(state)
         state.items_at = now if state.items_at is None else state.items_at
         if state.paused:
             self._pausing.append(state)
@@ -409,7 +411,7 @@ class Scheduler:
         state.num_computed_tokens = end = chunk.start + chunk.count
         if end % self.kv.block_size < chunk.count:  # it fills a block
             self.kv.register(state.request_id, state.chain, end)
-        if len(state.consumed) < len(state.request.features):
+        if state.unconsumed:
             self.items.consume(state)
 
     def _append(self, state: RequestState, token: int, logprobs: RawLogprobs | None, now: float) -> None:

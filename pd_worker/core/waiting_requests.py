@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Iterator, Sequence
 
-from triptych.pd_worker.core.items import Readiness
+from triptych.pd_worker.core.items.tracker import Readiness
 from triptych.pd_worker.core.request import RequestOrder, RequestState, RequestStatus
 
 
@@ -41,10 +41,6 @@ class OrderedRequests:
     @property
     def first(self) -> RequestState | None:
         return self._states[0] if self._states else None
-
-    def __contains__(self, state: RequestState) -> bool:
-        index = bisect.bisect_left(self._states, state.order, key=_order)
-        return index < len(self._states) and self._states[index] is state
 
     def add(self, state: RequestState) -> None:
         """Idempotent."""

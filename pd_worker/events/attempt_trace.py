@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from triptych.pd_worker.core.request_events import ItemLoaded, ItemMissing, RequestFinished
 from triptych.protos import pd_pb2
 from triptych.tracing import attributes as names
-from triptych.tracing.context import SpanContext, parse_traceparent
+from triptych.tracing.context import hex_trace_id, parse_traceparent
 from triptych.tracing.producers import Producers
-from triptych.tracing.span import Event, FinishedSpan, SpanKind, Value
-from triptych.tracing.tracer import Tracer
+from triptych.tracing.tracer import Span, SpanKind, Tracer
 from triptych.types import PDTimings
 
 
@@ -24,57 +23,63 @@ class PDTraces:
     def begin(self, message: pd_pb2.SubmitRequest) -> AttemptTrace | None:
         """The trace of an attempt that has come; None where it is not recorded."""
         parent = parse_traceparent(message.traceparent, message.tracestate)
-        context = self.tracer.enter(parent)
-        return AttemptTrace(self, context, parent, message) if context.sampled else None
+        start = self.tracer.clock()
+        span = self.tracer.start("PD request", parent, kind=SpanKind.SERVER, at=start)
+        return AttemptTrace(self, span, start, message) if span.is_recording() else None
 
 
 class AttemptTrace:
     """The span of one attempt, from Submit to its last event. It has one call for each event but tokens."""
 
-    def __init__(
-        self,
-        traces: PDTraces,
-        context: SpanContext,
-        parent: SpanContext | None,
-        message: pd_pb2.SubmitRequest,
-    ) -> None:
-        self.context = context
+    def __init__(self, traces: PDTraces, span: Span, start: float, message: pd_pb2.SubmitRequest) -> None:
+        self.context = span.get_span_context()
+        #: For logs.
+        self.trace_id = hex_trace_id(self.context)
         self._traces = traces
-        self._parent = parent
-        self._start = traces.tracer.clock()
+        self._span = span
+        self._start = start
         self._admitted: float | None = None
-        self._events: list[Event] = []
-        self._loads: list[tuple[ItemLoaded, float]] = []
-        self._attributes: dict[str, Value] = {
-            names.REQUEST_ID: message.request_id,
-            names.ATTEMPT: message.attempt,
-            names.ITEMS: len(message.items),
-            names.RESUMED_TOKENS: len(message.resume.output_token_ids),
-        }
+        span.set_attributes(
+            {
+                names.REQUEST_ID: message.request_id,
+                names.ATTEMPT: message.attempt,
+                names.ITEMS: len(message.items),
+                names.RESUMED_TOKENS: len(message.resume.output_token_ids),
+            }
+        )
 
     def admitted(self) -> None:
         """The bytes of all items are reserved."""
         self._admitted = self._traces.tracer.clock()
-        self._events.append(Event("admitted", self._admitted))
+        self._traces.tracer.note(self._span, "admitted", self._admitted)
 
     def item_loaded(self, event: ItemLoaded) -> None:
         """An item is there, whether it was loaded for this request or not."""
-        self._loads.append((event, self._traces.tracer.clock()))
+        tracer, at = self._traces.tracer, self._traces.tracer.clock()
+        # A load that another request had begun is this one's from its arrival on.
+        start = max(self._start, at - event.seconds)
+        source = "store" if event.seconds > 0.0 else "resident"
+        attributes = {**names.item(event.mm_hash), names.SOURCE: source}
+        # Linked to the span that computed the embedding, be it another request's.
+        links = self._traces.producers.links(event.mm_hash)
+        tracer.end(tracer.start("load item", self.context, attributes, at=start, links=links), at)
 
     def item_missing(self, event: ItemMissing) -> None:
         """An item is gone from the store, or damaged."""
         name = "item damaged" if event.damaged_digest else "item missing"
-        self._events.append(Event(name, self._traces.tracer.clock()))
+        self._traces.tracer.note(self._span, name)
 
     def finished(self, event: RequestFinished) -> None:
         """The attempt's last event."""
         usage = event.usage
-        self._attributes |= {
-            names.INPUT_TOKENS: usage.prompt_tokens,
-            names.CACHED_TOKENS: usage.cached_tokens,
-            names.OUTPUT_TOKENS: usage.completion_tokens,
-            names.FINISH_REASONS: (event.reason.value,),
-        }
+        self._span.set_attributes(
+            {
+                names.INPUT_TOKENS: usage.prompt_tokens,
+                names.CACHED_TOKENS: usage.cached_tokens,
+                names.OUTPUT_TOKENS: usage.completion_tokens,
+                names.FINISH_REASONS: (event.reason.value,),
+            }
+        )
         self._stages(event.timings)
         self._record("" if event.error is None else event.error.code)
 
@@ -92,34 +97,6 @@ class AttemptTrace:
         tracer.stage("decode", context, scheduled + timings.prefill, timings.decode)
 
     def _record(self, error: str) -> None:
-        tracer = self._traces.tracer
-        for event, at in self._loads:
-            self._record_load(event, at)
-        self._loads.clear()
         if error:
-            self._attributes[names.ERROR_TYPE] = error
-        tracer.record(
-            FinishedSpan(
-                "PD request",
-                self.context,
-                self._parent,
-                self._start,
-                tracer.clock(),
-                self._attributes,
-                SpanKind.SERVER,
-                events=tuple(self._events),
-                error=error,
-            )
-        )
-
-    def _record_load(self, event: ItemLoaded, at: float) -> None:
-        """The item's span, linked to the one that computed the embedding, be it another request's."""
-        # A load that another request had begun is this one's from its arrival on.
-        start = max(self._start, at - event.seconds)
-        links = self._traces.producers.links(event.mm_hash)
-        source = "store" if event.seconds > 0.0 else "resident"
-        attributes: dict[str, Value] = {**names.item(event.mm_hash), names.SOURCE: source}
-        span = FinishedSpan(
-            "load item", self.context.child(), self.context, start, at, attributes, links=links
-        )
-        self._traces.tracer.record(span)
+            self._span.set_attribute(names.ERROR_TYPE, error)
+        self._traces.tracer.end(self._span, error=error)

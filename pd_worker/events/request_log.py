@@ -68,7 +68,7 @@ class RequestLog:
     @property
     def log_extra(self) -> dict[str, object]:
         """The fields of log records about the attempt."""
-        trace_id = "" if self._trace is None else self._trace.context.trace_id
+        trace_id = "" if self._trace is None else self._trace.trace_id
         return log_fields(request_id=self.request_id, attempt=self.attempt, trace_id=trace_id)
 
     @property

@@ -182,9 +182,10 @@ class RequestRun:
         """vLLM has all embeddings: their room is free for others."""
         state, since = self._state, self._state.items_at or time.monotonic()
         self._ports.room.release(state.request_id)
-        for mm_hash in self._plans.keys() - state.loaded:
-            state.loaded.add(mm_hash)
-            self._emit(request_events.item_loaded(state, mm_hash, time.monotonic() - since))
+        for use in state.items:
+            if not use.loaded:
+                use.arrive()
+                self._emit(request_events.item_loaded(state, use.plan.mm_hash, time.monotonic() - since))
 
     def _finish(self, reason: FinishReason, error: RequestError | None) -> None:
         if not self._finished:

@@ -15,7 +15,7 @@ from triptych.proxy.media.ports import ItemMedia
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.ports import JobFailure, JobOwner, JobReady
 from triptych.rpc.channels import MEDIA_FRAME_BYTES
-from triptych.tracing.context import SpanContext
+from triptych.tracing.context import SpanContext, metadata
 
 #: How long a worker may take to close the stream of a job that has ended.
 CLOSING_SECONDS = 1.0
@@ -33,7 +33,7 @@ class EncodeStream:
         phase_timeout: float,
         trace: SpanContext | None = None,
     ) -> None:
-        self._metadata = None if trace is None else trace.metadata()
+        self._metadata = None if trace is None else metadata(trace)
         stub = encoder_pb2_grpc.EncoderServiceStub(channel)
         self._encode: aio.StreamStreamMultiCallable[encoder_pb2.EncodeRequest, encoder_pb2.EncodeEvent]
         self._encode = stub.Encode

@@ -12,8 +12,8 @@ from blake3 import blake3
 from triptych.demo import examples
 
 STATIC = Path(__file__).with_name("static")
-#: The document of `/`; its style is the docs page's too.
-INDEX, STYLE = "index.html", "style.css"
+#: The documents of `/` and `/docs`, and the style of both.
+INDEX, DOCS, STYLE = "index.html", "docs.html", "style.css"
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",

@@ -20,6 +20,7 @@ from triptych.proxy.ports import RequestEvents
 from triptych.proxy.requests.instructions import ResumeState, Submit
 from triptych.proxy.requests.request import InFlightRequest
 from triptych.request.chat import TemplateOptions
+from triptych.tracing.context import TRACEPARENT, TRACESTATE, metadata
 from triptych.types import PDTimings, PositionLogprobs, TimestampTokens, Usage
 
 logger = logging.getLogger(__name__)
@@ -74,8 +75,8 @@ def submit_message(
         plan = plan_to_proto(request.lifecycle.plans[item.mm_hash])
         message.items.append(pd_pb2.ItemSlot(plan=plan, state=state))
     if request.trace is not None:
-        message.traceparent = request.trace.attempt.traceparent
-        message.tracestate = request.trace.attempt.state
+        headers = dict(metadata(request.trace.attempt))
+        message.traceparent, message.tracestate = headers.get(TRACEPARENT, ""), headers.get(TRACESTATE, "")
     if order.resume is not None:
         message.resume.CopyFrom(resume_to_proto(order.resume))
     return message

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from triptych.proxy.call.chat import Done, Started
 from triptych.proxy.ports import JobReady
@@ -16,20 +16,19 @@ from triptych.proxy.requests.instructions import (
     Submit,
 )
 from triptych.tracing import attributes as names
-from triptych.tracing.context import SpanContext
+from triptych.tracing.attributes import Value
+from triptych.tracing.context import SpanContext, hex_trace_id
 from triptych.tracing.server_span import ServerSpan
-from triptych.tracing.span import Event, FinishedSpan, SpanKind, Value
+from triptych.tracing.tracer import Span, SpanKind
 
 
 @dataclass(slots=True)
-class _Open:
-    """A span that has not ended. `end` is set before it is handed in where that waits for its outcome."""
+class _OpenAttempt:
+    """An attempt that has not ended. `end` is set before its span ends where that waits for its outcome."""
 
-    name: str
-    context: SpanContext
+    span: Span
     start: float
-    attributes: dict[str, Value]
-    events: list[Event] = field(default_factory=list)
+    accepted: bool = False
     end: float | None = None
 
 
@@ -46,8 +45,8 @@ class RequestTrace:
         if choice:
             self._names[names.CHOICE] = choice
         self._look_up: float | None = None
-        self._items: dict[str, _Open] = {}
-        self._attempt: _Open | None = None
+        self._items: dict[str, Span] = {}
+        self._attempt: _OpenAttempt | None = None
         self._cached_tokens = 0
 
     @property
@@ -57,17 +56,17 @@ class RequestTrace:
     @property
     def trace_id(self) -> str:
         """For logs."""
-        return self._server.context.trace_id
+        return hex_trace_id(self._server.context)
 
     @property
     def attempt(self) -> SpanContext:
         """The context that goes to the PD worker."""
-        return self._server.context if self._attempt is None else self._attempt.context
+        return self._server.context if self._attempt is None else self._attempt.span.get_span_context()
 
     def item(self, mm_hash: str) -> SpanContext:
         """The context that goes to the encoder worker."""
         span = self._items.get(mm_hash)
-        return self._server.context if span is None else span.context
+        return self._server.context if span is None else span.get_span_context()
 
     def fetched(self, start: float, seconds: float, items: int) -> None:
         """The call's media are fetched, split and hashed."""
@@ -91,7 +90,7 @@ class RequestTrace:
                 self._end_look_up(now)
                 self._end_attempt("worker_lost")
                 attributes = {**self._names, names.ATTEMPT: order.attempt}
-                self._attempt = _Open("PD attempt", self._server.context.child(), now, attributes)
+                self._attempt = _OpenAttempt(self._begin("PD attempt", now, attributes), now)
             case EndAttempt():
                 self._leave_attempt(order, now, address)
             case Emit(output=Started()):
@@ -106,19 +105,22 @@ class RequestTrace:
     def accepted(self, now: float) -> None:
         """A PD worker has taken the request: until then it has waited in the proxy."""
         attempt = self._attempt
-        if attempt is not None and not any(event.name == "accepted" for event in attempt.events):
-            self._server.tracer.stage("queue", attempt.context, attempt.start, now - attempt.start)
+        if attempt is not None and not attempt.accepted:
+            attempt.accepted = True
+            self._server.tracer.stage("queue", self.attempt, attempt.start, now - attempt.start)
             self._note("accepted", now)
 
     def item_ready(self, mm_hash: str, end: JobReady, origin: str, now: float) -> None:
         """An encoder job has ended with the embedding in the store."""
         if span := self._items.get(mm_hash):
-            span.attributes |= {
-                names.MODALITY: end.plan.modality,
-                names.ROWS: end.plan.rows,
-                names.BYTES: end.plan.nbytes,
-                names.STORED: end.already_stored,
-            }
+            span.set_attributes(
+                {
+                    names.MODALITY: end.plan.modality,
+                    names.ROWS: end.plan.rows,
+                    names.BYTES: end.plan.nbytes,
+                    names.STORED: end.already_stored,
+                }
+            )
             self._end_item(mm_hash, now, origin, "")
 
     def end(self, now: float, origins: dict[str, str]) -> None:
@@ -140,12 +142,12 @@ class RequestTrace:
 
     def _begin_item(self, mm_hash: str, now: float, *, re_encode: bool) -> None:
         attributes = {**self._names, **names.item(mm_hash), names.RE_ENCODE: re_encode}
-        self._items[mm_hash] = _Open("encode item", self._server.context.child(), now, attributes)
+        self._items[mm_hash] = self._begin("encode item", now, attributes)
 
     def _end_item(self, mm_hash: str, now: float, origin: str, error: str) -> None:
         span = self._items.pop(mm_hash)
-        span.attributes[names.SOURCE] = origin
-        self._hand_in(span, now, error)
+        span.set_attribute(names.SOURCE, origin)
+        self._finish(span, now, error)
 
     def _end_look_up(self, now: float) -> None:
         start, self._look_up = self._look_up, None
@@ -156,7 +158,7 @@ class RequestTrace:
         """What comes next says how it ended; where no encoder worker is there, nothing comes for a while."""
         if self._attempt is not None:
             self._attempt.end = now
-            self._attempt.attributes |= names.server(address)
+            self._attempt.span.set_attributes(names.server(address))
             if order.now:
                 self._end_attempt("no_encoder_worker")
 
@@ -164,31 +166,22 @@ class RequestTrace:
         self._server.finished(done.reason.value)
         self._cached_tokens = done.usage.cached_tokens
         if self._attempt is not None:
-            self._attempt.attributes[names.FINISH_REASONS] = (done.reason.value,)
+            self._attempt.span.set_attribute(names.FINISH_REASONS, (done.reason.value,))
         self._end_attempt("")
 
     def _end_attempt(self, error: str) -> None:
-        span, self._attempt = self._attempt, None
-        if span is not None:
-            now = self._server.tracer.clock()
-            self._hand_in(span, now if span.end is None else span.end, error)
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            self._finish(attempt.span, attempt.end, error)
 
     def _note(self, name: str, now: float) -> None:
         if self._attempt is not None:
-            self._attempt.events.append(Event(name, now))
+            self._server.tracer.note(self._attempt.span, name, now)
 
-    def _hand_in(self, span: _Open, end: float, error: str) -> None:
-        attributes = {**span.attributes, names.ERROR_TYPE: error} if error else span.attributes
-        self._server.tracer.record(
-            FinishedSpan(
-                span.name,
-                span.context,
-                self._server.context,
-                span.start,
-                end,
-                attributes,
-                SpanKind.CLIENT,
-                events=tuple(span.events),
-                error=error,
-            )
-        )
+    def _begin(self, name: str, now: float, attributes: dict[str, Value]) -> Span:
+        return self._server.tracer.start(name, self._server.context, attributes, kind=SpanKind.CLIENT, at=now)
+
+    def _finish(self, span: Span, end: float | None, error: str) -> None:
+        if error:
+            span.set_attribute(names.ERROR_TYPE, error)
+        self._server.tracer.end(span, end, error)

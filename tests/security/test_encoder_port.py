@@ -209,6 +209,7 @@ CALLS = [
     (pd_pb2_grpc.PDServiceStub, "Submit", pd_pb2.SubmitRequest()),
     (pd_pb2_grpc.PDServiceStub, "NotifyItems", pd_pb2.ItemsNotice()),
     (pd_pb2_grpc.PDServiceStub, "Cancel", pd_pb2.CancelRequest()),
+    (pd_pb2_grpc.PDServiceStub, "Pause", pd_pb2.PauseRequest()),
     (pd_pb2_grpc.PDServiceStub, "Attach", pd_pb2.AttachRequest()),
     (pd_pb2_grpc.PDServiceStub, "NameRequests", pd_pb2.AttachRequest()),
     (pd_pb2_grpc.PDServiceStub, "SetApart", pd_pb2.SetApartRequest()),

@@ -55,7 +55,7 @@ class Victim:
         return (
             *(self.worker.streams.unfinished, scheduler.num_waiting, scheduler.num_running),
             *(scheduler.kv.num_used, items.cache.references, items.admission.reserved),
-            len(self.worker.engine._connector.table),
+            self.worker.engine._connector.num_held,
         )
 
 

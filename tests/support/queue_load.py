@@ -11,7 +11,7 @@ from triptych.ec_connector.connectors.memory import MemoryConnectorScheduler
 from triptych.ec_connector.metadata import TransferMetadata
 from triptych.pd_worker.core.admission import Admission
 from triptych.pd_worker.core.encoder_cache import EncoderCache
-from triptych.pd_worker.core.items import ItemTracker
+from triptych.pd_worker.core.items.tracker import ItemTracker
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.limits import SchedulerLimits
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from triptych.config import GIB, PDConfig, ProxyConfig
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
 from triptych.goodput.load.workload import PlannedRequest, Workload, plan_requests
+from triptych.simulator.cluster.context import Simulation
 from triptych.simulator.cluster.shape import ClusterShape, Limits
 from triptych.simulator.costs.costs import CostModel, EncoderCosts, ModelShape, PDCosts, ProxyCosts
-from triptych.simulator.result import Simulation
 from triptych.simulator.run import simulate
 
 RPC = 0.0003

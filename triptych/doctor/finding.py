@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from triptych.errors import ConfigError
+
 
 class CheckOutcome(StrEnum):
     """How a check went. A note is for people to judge; it fails nothing."""
@@ -17,12 +19,17 @@ class CheckOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One line: what was checked and what was found; `remedy` says what to do about it."""
+    """One line: what was checked and what was found; `remedy` says what to do, `details` are lines below."""
 
     check: str
     found: str
     verdict: CheckOutcome = CheckOutcome.OK
     remedy: str = ""
+    details: tuple[str, ...] = ()
+
+
+#: A heading and its results.
+Group = tuple[str, Sequence[CheckResult]]
 
 
 def ok(check: str, found: str) -> CheckResult:
@@ -37,7 +44,13 @@ def fail(check: str, found: str, remedy: str) -> CheckResult:
     return CheckResult(check, found, CheckOutcome.FAIL, remedy)
 
 
-def table(groups: Iterable[tuple[str, Sequence[CheckResult]]]) -> str:
+def fail_of(check: str, error: ConfigError) -> CheckResult:
+    """The failure that an error tells: it names the flag and, after a colon, the remedy."""
+    reason, _, remedy = str(error).partition("\n")[0].partition(": ")
+    return fail(check, reason, remedy or "see the flag's --help")
+
+
+def table(groups: Iterable[Group]) -> str:
     """The findings under their headings, each remedy below its line, and a last line with the counts."""
     groups = [(heading, findings) for heading, findings in groups if findings]
     everything = [finding for _, findings in groups for finding in findings]
@@ -47,6 +60,7 @@ def table(groups: Iterable[tuple[str, Sequence[CheckResult]]]) -> str:
         lines.append(heading)
         for finding in findings:
             lines.append(f"  {finding.verdict:<4}  {finding.check:<{width}}  {_one_line(finding.found)}")
+            lines += [f"        {'':<{width}}  {detail}" for detail in finding.details]
             if finding.remedy:
                 lines.append(f"        {'':<{width}}  -> {_one_line(finding.remedy)}")
     counts = {verdict: sum(1 for one in everything if one.verdict is verdict) for verdict in CheckOutcome}
@@ -56,7 +70,7 @@ def table(groups: Iterable[tuple[str, Sequence[CheckResult]]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def failed(groups: Iterable[tuple[str, Sequence[CheckResult]]]) -> bool:
+def failed(groups: Iterable[Group]) -> bool:
     """Whether any check has failed."""
     return any(finding.verdict is CheckOutcome.FAIL for _, findings in groups for finding in findings)
 

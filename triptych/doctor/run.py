@@ -3,44 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
-from triptych.config import DoctorConfig
+from triptych.config import DoctorConfig, WorkerRange
 from triptych.doctor.cluster import look_at_cluster
-from triptych.doctor.finding import CheckResult, fail
+from triptych.doctor.finding import CheckResult, Group, fail, fail_of, note
 from triptych.doctor.machine import MachineState, check_machine, check_ports
 from triptych.doctor.model import check_devices, check_model
 from triptych.doctor.secrets import check_secrets
-from triptych.doctor.store import look_at_store
-from triptych.doctor.versions import check_versions, installed
+from triptych.doctor.store import check_store
+from triptych.doctor.versions import check_versions, needed
 from triptych.errors import ConfigError
+from triptych.launch.model_path import is_hub_id, resolve_demo
 from triptych.launch.secrets.credentials import store_url
 
-Group = tuple[str, Sequence[CheckResult]]
 
-
-def examine(config: DoctorConfig) -> list[Group]:
-    """The findings under their headings; a check that breaks does not keep the others from theirs."""
+def examine(config: DoctorConfig) -> Iterator[Group]:
+    """The results under their headings; a check that breaks does not keep the others from theirs."""
     proxy = config.proxy
     devices = [config.encoder.device, config.pd.device]
     state = MachineState.of_this(proxy.spool_folder)
-    checks: list[tuple[str, Callable[[], list[CheckResult]]]] = [
-        ("versions", lambda: check_versions(installed())),
-        ("machine", lambda: check_machine(state, media_disk=proxy.media_disk)),
-        (
-            "devices and model",
-            lambda: check_devices(devices) + check_model(config),
-        ),
-        ("secrets", lambda: check_secrets(proxy)),
-    ]
+    yield "versions", _guarded("versions", lambda: check_versions(needed()))
+    yield "machine", _guarded("machine", lambda: check_machine(state, media_disk=proxy.media_disk))
+    yield (
+        "devices and model",
+        _guarded("device", lambda: check_devices(devices)) + _guarded("model", lambda: _model(config)),
+    )
+    yield "secrets", _guarded("secrets", lambda: check_secrets(proxy))
     if not config.url:
-        checks.append(("ports", lambda: check_ports(ports_of(config))))
+        yield "ports", _guarded("ports", lambda: check_ports(ports_of(config)))
     if config.store != "auto":
-        checks.append(("store", lambda: _store(config)))
+        yield from _store(config)
     if config.url:
         key = proxy.api_key.partition(",")[0]
-        checks.append(("cluster", lambda: look_at_cluster(config.url, key)))
-    return [(heading, _guarded(heading, check)) for heading, check in checks]
+        yield "cluster", _guarded("cluster", lambda: look_at_cluster(config.url, key))
 
 
 def ports_of(config: DoctorConfig) -> list[tuple[str, str, int]]:
@@ -54,16 +51,34 @@ def ports_of(config: DoctorConfig) -> list[tuple[str, str, int]]:
     return ports
 
 
-def _store(config: DoctorConfig) -> list[CheckResult]:
-    return asyncio.run(look_at_store(store_url(config.store, config.proxy)))
+def _model(config: DoctorConfig) -> Iterable[CheckResult]:
+    given = resolve_demo(config.demo, config.model)
+    if is_hub_id(given):
+        return [note("model", f"{given} is a hub id: not fetched", "name a folder, or `triptych check` it")]
+    # `serve` picks the number itself where none is given, and takes one where more do not fit.
+    chosen = config if config.encoders.most else replace(config, encoders=WorkerRange.fixed(1))
+    return check_model(chosen, given)
 
 
-def _guarded(heading: str, check: Callable[[], list[CheckResult]]) -> list[CheckResult]:
+def _store(config: DoctorConfig) -> list[Group]:
     try:
-        return check()
+        return asyncio.run(check_store(store_url(config.store, config.proxy)))
     except ConfigError as error:
-        found, _, remedy = str(error).partition(": ")
-        return [fail(heading, found, remedy or "see the flag's --help")]
+        return [("store", [fail_of("store", error)])]
+
+
+def _guarded(check: str, run: Callable[[], Iterable[CheckResult]]) -> list[CheckResult]:
+    """The results up to an error, and a result of the error."""
+    results = []
+    try:
+        for result in run():
+            results.append(result)
+    except ConfigError as error:
+        results.append(fail_of(check, error))
+    except ModuleNotFoundError as error:
+        remedy = "pip install 'triptych[worker]', where workers are to run"
+        results.append(note(check, f"{error.name} is not installed: no more is known here", remedy))
     except Exception as error:
         remedy = "the check itself is broken: report it with this line"
-        return [fail(heading, f"{type(error).__name__}: {error}", remedy)]
+        results.append(fail(check, f"{type(error).__name__}: {error}", remedy))
+    return results

@@ -9,7 +9,7 @@ from pathlib import Path
 from triptych.config import ProxyConfig, check_front_door, read_internal_token
 from triptych.config.flags import flags_of
 from triptych.config.tls import TlsFiles, check_front_encryption, front_door_tls, internal_tls
-from triptych.doctor.finding import CheckResult, fail, note, ok
+from triptych.doctor.finding import CheckResult, fail, fail_of, note, ok
 from triptych.doctor.machine import readable_by_others
 from triptych.errors import ConfigError
 from triptych.proxy.auth.key_ring import KeyRing
@@ -101,5 +101,4 @@ def _attempt(check: str, find: Callable[[], CheckResult]) -> list[CheckResult]:
     try:
         return [find()]
     except ConfigError as error:
-        found, _, remedy = str(error).partition(": ")
-        return [fail(check, found, remedy or "see the flag's --help")]
+        return [fail_of(check, error)]

@@ -1,92 +1,156 @@
-"""The store: what `triptych store check` finds without writing, its clocks, and the registered workers."""
+"""The checks of a store: every server is asked, measured and judged; then the workers registered in it."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable, Sequence
 
-from triptych.doctor.finding import CheckOutcome, CheckResult, fail, note, ok
-from triptych.ec_connector.access.check.findings import Finding, Verdict
-from triptych.ec_connector.access.check.run import check_store
+from triptych.config import MIB
+from triptych.doctor import store_judgements as judge
+from triptych.doctor import store_measures as measures
+from triptych.doctor.finding import CheckResult, Group, fail, ok
 from triptych.ec_connector.registry.registry import Registry
+from triptych.ec_connector.store.bulk import BulkError
 from triptych.ec_connector.store.control import StoreRefused, StoreUnavailable
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.ec_connector.store.topology.location import parse_store
 from triptych.ec_connector.store.topology.server import Server
+from triptych.errors import ConfigError
 from triptych.types import WorkerInfo
 
-#: Certificates, logs and metrics of machines are compared by their clocks.
-MOST_SKEW_SECONDS = 2.0
-_SECONDS = 10.0
-_OUTCOMES = {
-    Verdict.FINE: CheckOutcome.OK,
-    Verdict.WARNING: CheckOutcome.NOTE,
-    Verdict.FAILURE: CheckOutcome.FAIL,
-}
+_SECONDS = 5.0
 
 
-def result_of(finding: Finding) -> CheckResult | None:
-    """The doctor's line of a finding; None for what this login may not ask, or is not there to be judged."""
-    if finding.verdict not in _OUTCOMES:
-        return None
-    found = f"{finding.server}: {finding.found}" if finding.subject in ("version", "reach") else finding.found
-    return CheckResult(finding.subject, found, _OUTCOMES[finding.verdict], finding.remedy)
+async def check_store(url: str, nbytes: int = 0) -> list[Group]:
+    """The results of the store of --store, those of each server under a heading of its own.
 
-
-def check_clock(skew: float) -> CheckResult:
-    """Whether a server's clock, `skew` seconds ahead of this machine's, is near enough."""
-    shown = f"{skew:+.3f} s against this machine"
-    if abs(skew) <= MOST_SKEW_SECONDS:
-        return ok("clock", shown)
-    return fail("clock", shown, "synchronise both machines' clocks by NTP (chrony, systemd-timesyncd)")
-
-
-async def look_at_store(url: str) -> list[CheckResult]:
-    """The findings on the store at this address, and on the workers that are registered in it."""
-    findings = [result for finding in await check_store(url, 0) if (result := result_of(finding))]
+    Bandwidth is measured with one value of up to `nbytes`; with 0 nothing is written, and neither bandwidth
+    nor epoch is checked. ConfigError for what is not an address.
+    """
     store = EmbeddingStore(parse_store(url), _SECONDS)
     try:
-        async with asyncio.timeout(_SECONDS):
+        try:
             await store.topology.connect()
-            return findings + await _clocks(store) + await _workers(store)
-    except (StoreUnavailable, TimeoutError, OSError) as error:
-        if any(finding.verdict is CheckOutcome.FAIL for finding in findings):
-            return findings
-        return [*findings, fail("store", str(error) or "no answer in time", "look at its log and its load")]
+        except (StoreUnavailable, OSError, TimeoutError) as error:
+            # The message of the first says what helps.
+            return [(f"store {store.label}", [fail("reach", str(error) or "no answer in time", "")])]
+        parts = store.topology.servers()
+        groups: list[Group] = [
+            (f"store {each.server.address.label}", await _server(each.server)) for each in parts
+        ]
+        whole = await _whole(store, nbytes)
+        if len(parts) != 1 or parts[0].part < 1:
+            whole.insert(0, judge.judge_parts([each.part for each in parts]))
+        # One server is the whole store.
+        heading, own = groups.pop() if len(groups) == 1 else (f"store {store.label}", [])
+        return [*groups, (heading, [*own, *whole])]
     finally:
         await store.close()
 
 
-async def _clocks(store: EmbeddingStore) -> list[CheckResult]:
-    findings = []
-    for part in store.topology.servers():
-        try:
-            findings.append(check_clock(await _skew(part.server)))
-        except StoreRefused as error:
-            findings.append(
-                note("clock", str(error), "its user may not ask for INFO: use the administrator's")
-            )
-    return findings
+async def _server(server: Server) -> list[CheckResult]:
+    checks = [
+        (check, work) for check, work in _OF_SERVER.items() if check != "TLS" or not server.address.path
+    ]
+    return [await _attempt(check, work(server)) for check, work in checks]
 
 
-async def _skew(server: Server) -> float:
-    """Seconds that the server's clock is ahead; 0 where it does not say."""
-    before = time.time()
-    # No TIME: a service's user may ask for INFO alone.
-    info = await server.info("server")
-    middle = (before + time.time()) / 2
-    return int(info["server_time_usec"]) / 1e6 - middle if "server_time_usec" in info else 0.0
-
-
-async def _workers(store: EmbeddingStore) -> list[CheckResult]:
+async def _whole(store: EmbeddingStore, nbytes: int) -> list[CheckResult]:
+    results = []
+    if nbytes:
+        results.append(await _attempt("bandwidth", _bandwidth(store, nbytes)))
+        results.append(await _attempt("epoch", _epoch(store)))
     try:
         workers = await Registry(store).workers()
-    except StoreRefused as error:
-        return [note("workers", str(error), "its user may not read the registry: use the administrator's")]
-    return await check_workers(workers)
+    except (StoreRefused, StoreUnavailable, OSError, TimeoutError) as error:
+        return [*results, _refused("workers", error)]
+    return results + await check_workers(workers)
 
 
-async def check_workers(workers: list[WorkerInfo], seconds: float = 3.0) -> list[CheckResult]:
+async def _attempt(check: str, work: Awaitable[CheckResult]) -> CheckResult:
+    """The result; one, too, where the check cannot be made."""
+    try:
+        async with asyncio.timeout(10 * _SECONDS):
+            return await work
+    except (StoreRefused, StoreUnavailable, BulkError, OSError, TimeoutError, ConfigError) as error:
+        return _refused(check, error)
+
+
+def _refused(check: str, error: Exception) -> CheckResult:
+    if isinstance(error, StoreRefused):
+        return judge.denied(check)
+    return fail(check, str(error) or "no answer in time", "see the server's log and its load")
+
+
+async def _version(server: Server) -> CheckResult:
+    return judge.judge_version(await server.info("server"))
+
+
+async def _role(server: Server) -> CheckResult:
+    return judge.judge_role(await server.info("replication"))
+
+
+async def _policy(server: Server) -> CheckResult:
+    return judge.judge_policy(await server.memory())
+
+
+async def _memory(server: Server) -> CheckResult:
+    return judge.judge_memory(await server.memory(), await server.info("memory"))
+
+
+async def _persistence(server: Server) -> CheckResult:
+    return judge.judge_persistence(await server.info("persistence"))
+
+
+async def _latency(server: Server) -> CheckResult:
+    return judge.judge_latency(await measures.latency(server))
+
+
+async def _tls(server: Server) -> CheckResult:
+    if server.address.tls is not None:
+        return judge.judge_expiry(await measures.days_left(server.address))
+    return judge.judge_plain(server.address.host)
+
+
+async def _login(server: Server) -> CheckResult:
+    return judge.judge_login(await measures.is_open(server.address))
+
+
+async def _clock(server: Server) -> CheckResult:
+    before = time.time()
+    # Not TIME: a service's user may ask for INFO alone.
+    info = await server.info("server")
+    middle = (before + time.time()) / 2
+    ahead = int(info["server_time_usec"]) / 1e6 - middle if "server_time_usec" in info else 0.0
+    return judge.judge_clock(ahead)
+
+
+_OF_SERVER: dict[str, Callable[[Server], Awaitable[CheckResult]]] = {
+    "version": _version,
+    "role": _role,
+    "policy": _policy,
+    "memory": _memory,
+    "disk": _persistence,
+    "latency": _latency,
+    "TLS": _tls,
+    "login": _login,
+    "clock": _clock,
+}
+
+
+async def _bandwidth(store: EmbeddingStore, nbytes: int) -> CheckResult:
+    """With at most a hundredth of the store's memory, so that little is evicted for it."""
+    memory = await store.memory()
+    cap = max(MIB, memory.max_bytes // 100) if memory.max_bytes else nbytes
+    return judge.judge_bandwidth(*await measures.bandwidth(store.topology, max(1, min(nbytes, cap))))
+
+
+async def _epoch(store: EmbeddingStore) -> CheckResult:
+    return ok("epoch", await store.epoch())
+
+
+async def check_workers(workers: Sequence[WorkerInfo], seconds: float = 3.0) -> list[CheckResult]:
     """Whether each registered worker's address can be reached from here."""
     return list(await asyncio.gather(*(_reached(info, seconds) for info in workers)))
 

@@ -34,6 +34,11 @@ def resolve_model(model: str) -> Path:
     return _from_hub(model)
 
 
+def is_hub_id(model: str) -> bool:
+    """Whether `resolve_model` would fetch it."""
+    return bool(_HUB_ID.fullmatch(model)) and not model.startswith(".") and not Path(model).exists()
+
+
 def resolve_demo(demo: str | None, model: str) -> str:
     """What `serve` shall take for MODEL; ConfigError where both a demo and a model are named."""
     if demo and model:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from PIL import Image
@@ -21,6 +21,9 @@ from triptych.models.fused.norms import fuse_norms
 from triptych.models.images import ImageProcessor
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.types import ItemPlan, JsonObject, MMFeature, Options
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 #: Media as a family's `preprocess` takes them: an RGB picture, an `AudioFile`, or the bytes of a text.
 Media = Any
@@ -129,6 +132,11 @@ class CrossGeometry:
     max_rows: int | None = None
 
 
+def row_width(geometry: DecoderGeometry, cross: CrossGeometry | None) -> int:
+    """Columns of an embedding's row, those of deepstack levels included."""
+    return geometry.hidden_size * (1 + geometry.deepstack_levels) if cross is None else cross.width
+
+
 @dataclass(frozen=True, slots=True)
 class PromptDefaults:
     """The decoder prompt of a request without one: its start token, and all of its tokens."""
@@ -208,12 +216,25 @@ class DecoderSide(ABC):
     #: What the model's own attention adds to its scores; None for most.
     bias: AttentionBias | None = None
 
+    @classmethod
+    @abstractmethod
+    def read_config(cls, path: Path) -> PreTrainedConfig:
+        """The checkpoint's config; ConfigError for one that the family does not serve."""
+
+    @classmethod
+    @abstractmethod
+    def geometry_of(cls, config: PreTrainedConfig) -> DecoderGeometry:
+        """The sizes of the decoder, undivided."""
+
+    @classmethod
+    def cross_of(cls, config: PreTrainedConfig) -> CrossGeometry | None:
+        """The sizes of cross-attention, undivided; None for a decoder-only model."""
+        return None
+
     @property
     def row_width(self) -> int:
         """Columns of an embedding's row, those of deepstack levels included."""
-        if self.cross is not None:
-            return self.cross.width
-        return self.geometry.hidden_size * (1 + self.geometry.deepstack_levels)
+        return row_width(self.geometry, self.cross)
 
     @classmethod
     @abstractmethod

@@ -6,20 +6,22 @@ A datagram that does not fit is dropped: no worker ever waits for its display.
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import socket
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from triptych.progress.step import StepState
+import msgspec
+
+from triptych.progress.step import ShortText, StepState
 
 #: The variable with the socket's path, while the launcher has a display.
 VARIABLE = "TRIPTYCH_PROGRESS"
 #: Datagrams are far shorter; one that is not is no state.
 MOST_BYTES = 4096
-_MOST_TEXT = 200
+
+
+class _Datagram(msgspec.Struct):
+    name: ShortText
+    state: StepState
 
 
 class LauncherRenderer:
@@ -55,35 +57,13 @@ class LauncherRenderer:
 
 def encode(name: str, state: StepState) -> bytes:
     """A datagram of this worker's state."""
-    return json.dumps({"name": name, **asdict(state)}).encode()
+    return msgspec.json.encode(_Datagram(name, state))
 
 
 def decode(data: bytes) -> tuple[str, StepState] | None:
     """(worker, state) of a datagram; None for anything else."""
     try:
-        values = json.loads(data)
-        return _text(values["name"]), StepState(
-            key=_text(values["key"]),
-            label=_text(values["label"]),
-            done=_number(values["done"]),
-            total=None if values["total"] is None else _number(values["total"]),
-            unit=_text(values["unit"]),
-            note=_text(values["note"]),
-            left=None if values["left"] is None else _number(values["left"]),
-            ended=values["ended"] is True,
-            failed=values["failed"] is True,
-        )
-    except (ValueError, TypeError, KeyError, RecursionError):
+        datagram = msgspec.json.decode(data, type=_Datagram)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > _MOST_TEXT:
-        raise ValueError("no short text")
-    return value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError("no number")
-    return float(value)
+    return datagram.name, datagram.state

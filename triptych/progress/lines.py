@@ -6,10 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.progress import Task
 
 from triptych.progress.step import StepState
+from triptych.progress.tasks import StepTasks, left, seconds
 from triptych.progress.text import line
-from triptych.progress.tracked import TrackedStep
 
 #: A line follows another after this share of the step, but not before these seconds; and after these in any
 #: case, if the step goes on at all.
@@ -25,14 +28,13 @@ def due(seconds: float, shares: float) -> bool:
     return seconds >= MOST_SECONDS or (seconds >= LEAST_SECONDS and shares >= SHARE)
 
 
-class _Lines:
-    """The lines of one step: when the last one was, and where the step then stood."""
+@dataclass(slots=True)
+class _LastLine:
+    """The last line of a step: when it was, how far the step then was, and how many there have been."""
 
-    def __init__(self, tracked: TrackedStep, now: float) -> None:
-        self.tracked = tracked
-        self.at = now
-        self.share = tracked.state.share or 0.0
-        self.count = 1
+    at: float
+    share: float
+    count: int = 1
 
 
 class LineRenderer:
@@ -42,27 +44,21 @@ class LineRenderer:
 
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._write = write
-        self._clock = clock
-        self._steps: dict[str, _Lines] = {}
+        self._tasks = StepTasks(clock)
         self._lock = threading.Lock()
 
     def show(self, state: StepState) -> None:
         """Writes a line where one is due."""
-        now = self._clock()
         with self._lock:
-            known = self._steps.get(state.key)
-            if known is None:
-                tracked = TrackedStep(state, now)
-                if not state.ended:
-                    self._steps[state.key] = _Lines(tracked, now)
-                text = line(state, 0.0, None)
-            else:
-                known.tracked.follow(state, now)
-                if not self._is_due(known, now):
-                    return
-                known.at, known.share, known.count = now, state.share or 0.0, known.count + 1
-                text = line(state, known.tracked.seconds(now), known.tracked.left(now))
-        self._write(text)
+            task = self._tasks.follow(state)
+            last: _LastLine | None = task.fields.get("line")
+            if is_due := last is None or _is_due(state, last, task):
+                count = last.count + 1 if last is not None else 1
+                task.fields["line"] = _LastLine(task.get_time(), state.share or 0.0, count)
+            if state.ended:
+                self._tasks.forget(state.key)
+        if is_due:
+            self._write(line(state, seconds(task), left(task)))
 
     def ready(self) -> None:
         """Nothing: the service's own log says so."""
@@ -72,10 +68,9 @@ class LineRenderer:
         """As a terminal's; lines stand in nobody's way."""
         yield
 
-    def _is_due(self, known: _Lines, now: float) -> bool:
-        state = known.tracked.state
-        if state.ended:
-            del self._steps[state.key]
-            return known.count > 1 or known.tracked.seconds(now) >= _SHORT_SECONDS
-        # When all is done, the end says it.
-        return state.share != 1 and due(now - known.at, (state.share or 0.0) - known.share)
+
+def _is_due(state: StepState, last: _LastLine, task: Task) -> bool:
+    if state.ended:
+        return last.count > 1 or seconds(task) >= _SHORT_SECONDS
+    # When all is done, the end says it.
+    return state.share != 1 and due(task.get_time() - last.at, (state.share or 0.0) - last.share)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
+import msgspec
+
+#: As a launcher takes it from a worker.
+ShortText = Annotated[str, msgspec.Meta(max_length=200)]
 #: The unit of steps that are counted in bytes: shown as sizes.
 BYTES = "bytes"
 
@@ -20,12 +24,12 @@ class StepState:
     pace so far. `ended`: nothing follows; `failed`: it ended by an exception.
     """
 
-    key: str
-    label: str
+    key: ShortText
+    label: ShortText
     done: float = 0.0
     total: float | None = None
-    unit: str = ""
-    note: str = ""
+    unit: ShortText = ""
+    note: ShortText = ""
     left: float | None = None
     ended: bool = False
     failed: bool = False

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TextIO
 
-from triptych.progress.screen import CLEAR, frame, style_of
+from rich.console import Console
+
+from triptych.progress.screen import CLEAR, frame
 from triptych.progress.step import StepState
-from triptych.progress.text import bar, label_width
-from triptych.progress.tracked import TrackedStep
+from triptych.progress.tasks import StepTasks
 
 #: Seconds between two frames. A step that ends before the first one is never seen.
 FRAME_SECONDS = 0.25
@@ -23,11 +24,21 @@ class TerminalRenderer:
 
     interval = 0.1
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        stream: TextIO,
+        clock: Callable[[], float] = time.monotonic,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
         self._stream = stream
-        self._clock = clock
-        self._style = style_of(stream)
-        self._steps: dict[str, TrackedStep] = {}
+        self._console = Console(
+            file=stream,
+            force_terminal=True,
+            legacy_windows=False,
+            no_color=bool(environ.get("NO_COLOR")),
+            _environ=environ,
+        )
+        self._steps = StepTasks(clock)
         self._lock = threading.RLock()
         self._drawn = False
         self._wake = threading.Event()
@@ -39,20 +50,15 @@ class TerminalRenderer:
             if not state.ended:
                 self.keep(state)
                 return
-            self._steps.pop(state.key, None)
+            self._steps.forget(state.key)
             if not self._steps:
                 self._clear()
                 self._wake.set()
 
     def keep(self, state: StepState) -> None:
         """As `show`, but an ended step stays too, until `close`."""
-        now = self._clock()
         with self._lock:
-            known = self._steps.get(state.key)
-            if known is None or known.state.label != state.label:
-                self._steps[state.key] = TrackedStep(state, now)
-            else:
-                known.follow(state, now)
+            self._steps.follow(state)
             if self._thread is None:
                 self._wake.clear()
                 self._thread = threading.Thread(target=self._draw_frames, name="progress", daemon=True)
@@ -78,17 +84,13 @@ class TerminalRenderer:
 
     def draw(self) -> None:
         """Draws a frame now."""
-        with self._lock:
-            columns, rows = self._size()
-            now = self._clock()
-            shown = list(self._steps.values())[: max(1, rows - 2)]
-            width = label_width((step.state.label for step in shown), columns)
-            lines = [
-                bar(step.state, step.seconds(now), step.left(now), columns - 1, self._style, width)
-                for step in shown
-            ]
-            self._write(frame(lines))
-            self._drawn = bool(lines)
+        with self._lock, self._surviving():
+            columns, rows = self._console.size
+            with self._console.capture() as drawn:
+                if self._steps:
+                    self._console.print(self._steps.table(max(1, rows - 2)), width=max(1, columns - 1))
+            self._write(frame(drawn.get().splitlines()))
+            self._drawn = bool(drawn.get())
 
     def _draw_frames(self) -> None:
         while True:
@@ -102,20 +104,19 @@ class TerminalRenderer:
 
     def _clear(self) -> None:
         if self._drawn:
-            self._write(CLEAR)
+            with self._surviving():
+                self._write(CLEAR)
             self._drawn = False
 
-    def _size(self) -> tuple[int, int]:
-        try:
-            size = os.get_terminal_size(self._stream.fileno())
-        except (OSError, ValueError):
-            return 80, 24
-        return size.columns or 80, size.lines or 24
-
     def _write(self, text: str) -> None:
+        encoding = self._console.encoding
+        self._stream.write(text.encode(encoding, "replace").decode(encoding))
+        self._stream.flush()
+
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """The terminal may be gone; the work goes on."""
         try:
-            self._stream.write(text)
-            self._stream.flush()
+            yield
         except (OSError, ValueError):
-            # The terminal is gone; the work goes on.
             self._steps.clear()

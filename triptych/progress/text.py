@@ -1,23 +1,8 @@
-"""Steps in words: amounts, times, one line, one bar. Pure."""
+"""Steps in words: amounts, times, one line. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
 from triptych.progress.step import BYTES, StepState
-
-_BAR_WIDTH = 24
-#: Of a label, in a terminal of fewer and of at least so many columns.
-_NARROW, _WIDE, _WIDE_COLUMNS = 32, 44, 100
-
-
-@dataclass(frozen=True, slots=True)
-class TerminalStyle:
-    """What a terminal can show: `unicode` characters, `colour`."""
-
-    unicode: bool = True
-    colour: bool = True
 
 
 def duration(seconds: float) -> str:
@@ -62,45 +47,9 @@ def line(state: StepState, seconds: float, left: float | None) -> str:
     return f"{state.label}: {shown}" if shown else state.label
 
 
-def label_width(labels: Iterable[str], columns: int) -> int:
-    """Of the first column of bars with these labels, in a terminal of so many columns."""
-    return min(max(map(len, labels), default=0), _WIDE if columns >= _WIDE_COLUMNS else _NARROW)
-
-
-def bar(
-    state: StepState, seconds: float, left: float | None, columns: int, style: TerminalStyle, width: int = 0
-) -> str:
-    """One line for a terminal of so many columns, at most; its label has `width` of them, 0: what it needs.
-
-    Where there is no room for all, the note goes first, then the bar.
-    """
-    share, width = state.share, width or label_width([state.label], columns)
-    name = state.label if len(state.label) <= width else state.label[: width - 1] + "…"
-    if share is None:
-        drawn, parts = "", [amount(state), "" if state.ended else duration(seconds)]
-    else:
-        drawn = _drawn(share, style)
-        parts = [f"{int(share * 100):3d} %", amount(state), "" if state.ended else remaining(left)]
-    text = "  ".join(part for part in parts if part)
-    head = f"{name:<{width}}  "
-    if drawn and len(head) + _BAR_WIDTH + 2 + len(text) > columns:
-        drawn = ""
-    room = max(0, columns - len(head) - (_BAR_WIDTH + 2 if drawn else 0))
-    text = _plain(f"{text}  {state.note}" if state.note else text, style)[:room].rstrip()
-    return _plain(head, style)[:columns] + (f"{drawn}  " if drawn else "") + text
-
-
-def _drawn(share: float, style: TerminalStyle) -> str:
-    filled = int(share * _BAR_WIDTH)
-    full, empty = ("━", "╌") if style.unicode else ("#", "-")
-    done, rest = full * filled, empty * (_BAR_WIDTH - filled)
-    return f"\x1b[36m{done}\x1b[0m{rest}" if style.colour else done + rest
-
-
-def _plain(text: str, style: TerminalStyle) -> str:
-    """One line without control characters, in ASCII where the terminal has no more."""
-    shown = "".join(character if character.isprintable() else "?" for character in text)
-    return shown if style.unicode else shown.encode("ascii", "replace").decode()
+def printable(text: str) -> str:
+    """`text` without control characters, which a terminal would obey."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _size(nbytes: float) -> str:

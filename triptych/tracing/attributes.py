@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from triptych.log import short
-from triptych.tracing.span import Value
 from triptych.types import SamplingParams
+
+Value = str | bool | int | float | tuple[str, ...]
+Attributes = Mapping[str, Value]
 
 OPERATION = "gen_ai.operation.name"
 PROVIDER = "gen_ai.provider.name"

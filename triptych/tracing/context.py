@@ -1,104 +1,79 @@
-"""Span context: what identifies a span between processes, and its W3C, metadata and binary forms."""
+"""Span contexts between processes: OpenTelemetry's, in W3C's headers, gRPC metadata and a binary form."""
 
 from __future__ import annotations
 
-import re
-import secrets
+import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+
+from opentelemetry.context import Context
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    SpanContext,
+    TraceFlags,
+    format_trace_id,
+    get_current_span,
+    set_span_in_context,
+)
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+__all__ = ["SpanContext"]
 
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
 #: Bytes of a context without its state.
 CONTEXT_BYTES = 25
 
-_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
-_LONGEST_PARENT = 128
-#: What W3C asks to propagate at least, and the most list members that it allows.
-_LONGEST_STATE = 512
-_MOST_MEMBERS = 32
-_NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
-_SAMPLED = 0x01
-_STATE_KEY = r"(?:[a-z][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13})"
-_STATE_VALUE = r"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
-_MEMBER = re.compile(f"({_STATE_KEY})={_STATE_VALUE}")
+_MAX_PARENT = 128
+#: What W3C asks to propagate at least.
+_MAX_STATE = 512
+_W3C = TraceContextTextMapPropagator()
+# It logs the members of a state that is not valid: a client's own words.
+logging.getLogger("opentelemetry.trace.span").disabled = True
 
 
-@dataclass(frozen=True, slots=True)
-class SpanContext:
-    """A span's identity: hex ids, whether its trace is sampled, and the tracing systems' own `state`."""
-
-    trace_id: str
-    span_id: str
-    sampled: bool
-    state: str = ""
-
-    @property
-    def traceparent(self) -> str:
-        """W3C's header of version 00."""
-        return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
-
-    def child(self) -> SpanContext:
-        """The context of a new span of this trace."""
-        return replace(self, span_id=new_span_id())
-
-    def to_bytes(self) -> bytes:
-        """The ids and flags, without the state."""
-        flags = bytes([_SAMPLED if self.sampled else 0])
-        return bytes.fromhex(self.trace_id) + bytes.fromhex(self.span_id) + flags
-
-    @classmethod
-    def from_bytes(cls, raw: bytes) -> SpanContext | None:
-        """The context of `to_bytes`; None for other bytes."""
-        if len(raw) != CONTEXT_BYTES:
-            return None
-        trace_id, span_id = raw[:16].hex(), raw[16:24].hex()
-        if trace_id == _NO_TRACE or span_id == _NO_SPAN:
-            return None
-        return cls(trace_id, span_id, bool(raw[24] & _SAMPLED))
-
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The context as headers of a gRPC call."""
-        parent = (TRACEPARENT, self.traceparent)
-        return (parent, (TRACESTATE, self.state)) if self.state else (parent,)
+def carrying(context: SpanContext | None) -> Context:
+    """OpenTelemetry's carrier with this span as the current one; without a span for None."""
+    return Context() if context is None else set_span_in_context(NonRecordingSpan(context), Context())
 
 
-def new_span_id() -> str:
-    """A random id."""
-    return secrets.token_hex(8)
+def metadata(context: SpanContext) -> tuple[tuple[str, str], ...]:
+    """The context as headers of a gRPC call: its traceparent, and its tracestate where it has one.
+
+    None for a context that is not valid, as all are with OTEL_SDK_DISABLED.
+    """
+    carrier: dict[str, str] = {}
+    _W3C.inject(carrier, carrying(context))
+    return tuple(carrier.items())
 
 
-def new_context(*, sampled: bool) -> SpanContext:
-    """The context of a new trace's first span."""
-    drawn = secrets.token_hex(24)  # once for both ids: requests that are not sampled pay for it, too
-    return SpanContext(drawn[:32], drawn[32:], sampled)
+def hex_trace_id(context: SpanContext) -> str:
+    """The trace's id, for logs."""
+    return format_trace_id(context.trace_id)
+
+
+def to_bytes(context: SpanContext) -> bytes:
+    """The ids and flags, without the state."""
+    flags = context.trace_flags & TraceFlags.SAMPLED
+    return context.trace_id.to_bytes(16) + context.span_id.to_bytes(8) + bytes([flags])
+
+
+def from_bytes(raw: bytes) -> SpanContext | None:
+    """The context of `to_bytes`; None for other bytes."""
+    if len(raw) != CONTEXT_BYTES:
+        return None
+    flags = TraceFlags(raw[24] & TraceFlags.SAMPLED)
+    context = SpanContext(int.from_bytes(raw[:16]), int.from_bytes(raw[16:24]), True, flags)
+    return context if context.is_valid else None
 
 
 def parse_traceparent(parent: str, state: str = "") -> SpanContext | None:
-    """The caller's context; None for a traceparent that is not valid. An invalid state is dropped alone.
-
-    A later version than 00 may go on after the fields that are known.
-    """
-    if len(parent) > _LONGEST_PARENT or (match := _TRACEPARENT.fullmatch(parent.strip(" \t"))) is None:
+    """The caller's context; None for a traceparent that is not valid. An invalid state is dropped alone."""
+    parent = parent.strip(" \t")
+    if len(parent) > _MAX_PARENT or not parent.isprintable():
         return None
-    version, trace_id, span_id, flags, rest = match.groups()
-    if version == "ff" or (version == "00" and rest is not None):
-        return None
-    if trace_id == _NO_TRACE or span_id == _NO_SPAN:
-        return None
-    return SpanContext(trace_id, span_id, bool(int(flags, 16) & _SAMPLED), parse_tracestate(state))
-
-
-def parse_tracestate(state: str) -> str:
-    """The list in its shortest form; empty where it is not valid, too long, or has a key twice."""
-    if not state or len(state) > _LONGEST_STATE:
-        return ""
-    members = [member for part in state.split(",") if (member := part.strip(" \t"))]
-    matches = [_MEMBER.fullmatch(member) for member in members]
-    keys = {match.group(1) for match in matches if match is not None}
-    if len(keys) != len(members) or len(members) > _MOST_MEMBERS:
-        return ""
-    return ",".join(members)
+    carrier = {TRACEPARENT: parent, TRACESTATE: state if len(state) <= _MAX_STATE else ""}
+    context = get_current_span(_W3C.extract(carrier, Context())).get_span_context()
+    return context if context.is_valid else None
 
 
 def context_of(headers: Iterable[tuple[str | bytes, str | bytes]]) -> SpanContext | None:
@@ -113,9 +88,7 @@ def context_of(headers: Iterable[tuple[str | bytes, str | bytes]]) -> SpanContex
             parents.append(_text(value))
         elif key == TRACESTATE:
             states.append(_text(value))
-    if len(parents) != 1:
-        return None
-    return parse_traceparent(parents[0], ",".join(states))
+    return parse_traceparent(parents[0], ",".join(states)) if len(parents) == 1 else None
 
 
 def _text(value: str | bytes) -> str:

@@ -1,70 +1,121 @@
-"""OTLP exporter: the one module that imports OpenTelemetry, and only once `--otlp-endpoint` is given."""
+"""Export of spans by OTLP: with `sampling` the modules that import OpenTelemetry's SDK, once it is needed.
+
+Neither a slow nor an absent collector is felt: the SDK's processor has a bounded queue, which its thread
+empties in batches.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExportResult
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, SpanKind, TraceFlags, TraceState
-from opentelemetry.trace import SpanContext as OtelContext
-from opentelemetry.trace.status import Status, StatusCode
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import Sampler
 
-from triptych.tracing.context import SpanContext
-from triptych.tracing.span import FinishedSpan
+from triptych.tracing.tracer import Tracer
 
+logger = logging.getLogger(__name__)
+
+#: Spans that wait at most; the oldest are dropped for new ones. Each takes some kilobytes.
+MAX_SPANS = 8192
+BATCH_SPANS = 512
+#: Longest wait of a span for others of its batch.
+BATCH_SECONDS = 1.0
+#: Time in which what is left is sent at the process's end.
+CLOSING_SECONDS = 3.0
+#: Least time between two warnings.
+WARN_SECONDS = 60.0
 #: The longest reason of a failed export in a warning.
 _REASON_CHARS = 200
 
 
-class OtlpSender:
-    """Sends spans to a collector over HTTP; the variables OTEL_EXPORTER_OTLP_* add headers and TLS."""
+def otlp_tracer(url: str, resource: dict[str, str], version: str, sampler: Sampler) -> Tracer:
+    """A tracer that sends to a collector over HTTP; OTEL_EXPORTER_OTLP_* add headers and TLS."""
+    spans = SpanQueue(WarningExporter(OTLPSpanExporter(endpoint=url)))
+    provider = TracerProvider(sampler, Resource.create(dict(resource)), shutdown_on_exit=False)
+    provider.add_span_processor(spans)
+    return Tracer(provider.get_tracer("triptych", version), spans.close)
 
-    def __init__(self, url: str, resource: dict[str, str], version: str) -> None:
-        self._resource = Resource.create(dict(resource))
-        self._scope = InstrumentationScope("triptych", version)
-        self._exporter = OTLPSpanExporter(endpoint=url)
+
+class SpanQueue(BatchSpanProcessor):
+    """The SDK's queue, whose `exporter` knows how many of its spans have been dropped."""
+
+    def __init__(self, exporter: WarningExporter) -> None:
+        super().__init__(exporter, MAX_SPANS, BATCH_SECONDS * 1000, BATCH_SPANS)
+        self._exporter = exporter
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self._exporter.expect()
+        super().on_end(span)
+
+    def close(self) -> None:
+        """Sends what is left, and waits for it for a few seconds at most. Idempotent."""
+        # The SDK would wait for half a minute.
+        ending = threading.Thread(target=self.shutdown, name="traces", daemon=True)
+        ending.start()
+        ending.join(CLOSING_SECONDS)
+        self._exporter.shutdown()  # a send that still waits for the collector ends
+        ending.join(0.5)
+
+
+class WarningExporter(SpanExporter):
+    """An exporter by `inner` whose losses are one warning a minute.
+
+    OpenTelemetry logs each failure and each try: what it says goes into that warning.
+    """
+
+    def __init__(self, inner: SpanExporter, clock: Callable[[], float] = time.monotonic) -> None:
+        self._inner = inner
+        self._clock = clock
+        self._waiting = self._lost = 0
+        self._warned_at = -WARN_SECONDS
+        self._closed = False
         self._last = _LastMessage()
-        # It logs each failure and each try: what it says goes into our one warning a minute.
-        for name in ("opentelemetry.exporter", "urllib3.connectionpool"):
+        for name in ("opentelemetry.exporter", "opentelemetry.sdk", "urllib3.connectionpool"):
             said = logging.getLogger(name)
             said.handlers[:], said.propagate = [self._last], False
             said.setLevel(logging.WARNING)
 
-    def send(self, spans: Sequence[FinishedSpan]) -> str:
-        """Exports a batch: "" or why it failed."""
-        # Between two clocks: what time.time says now, less the seconds since.
-        offset = time.time_ns() - time.monotonic_ns()
-        readable = [self._readable(span, offset) for span in spans]
+    def expect(self) -> None:
+        """A span goes into the queue; into a full one in another's place."""
+        if self._waiting < MAX_SPANS:
+            self._waiting += 1
+        else:
+            self._lost += 1
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self._waiting -= len(spans)
         self._last.text = ""
-        if self._exporter.export(readable) is SpanExportResult.SUCCESS:
-            return ""
-        return self._last.text[:_REASON_CHARS] or "the collector did not take them"
+        result, why = SpanExportResult.FAILURE, "the collector did not take them"
+        try:
+            result = self._inner.export(spans)
+        except Exception as error:
+            why = f"unexpected: {error!r}"
+        if result is SpanExportResult.SUCCESS:
+            why = "more spans come than the collector takes"
+        else:
+            self._lost += len(spans)
+            why = self._last.text[:_REASON_CHARS] or why
+        self._warn(why)
+        return result
 
-    def stop(self) -> None:
-        """Breaks off a send that is under way."""
-        self._exporter.shutdown()
+    def _warn(self, why: str) -> None:
+        """Once a minute at most, with the number of spans lost since."""
+        if self._lost and self._clock() - self._warned_at >= WARN_SECONDS:
+            self._warned_at, lost, self._lost = self._clock(), self._lost, 0
+            remedy = "see to the collector of --otlp-endpoint"
+            logger.warning("%d spans of traces are lost (%s): %s", lost, why, remedy)
 
-    def _readable(self, span: FinishedSpan, offset: int) -> ReadableSpan:
-        return ReadableSpan(
-            name=span.name,
-            context=_otel(span.context),
-            parent=None if span.parent is None else _otel(span.parent, remote=True),
-            resource=self._resource,
-            attributes=dict(span.attributes),
-            events=[Event(event.name, timestamp=_nanoseconds(event.at, offset)) for event in span.events],
-            links=[Link(_otel(link, remote=True)) for link in span.links],
-            kind=SpanKind[span.kind.value],
-            instrumentation_scope=self._scope,
-            status=Status(StatusCode.ERROR, span.error) if span.error else Status(),
-            start_time=_nanoseconds(span.start, offset),
-            end_time=_nanoseconds(max(span.start, span.end), offset),
-        )
+    def shutdown(self) -> None:
+        """Breaks off an export that is under way."""
+        if not self._closed:
+            self._closed = True
+            self._inner.shutdown()
 
 
 class _LastMessage(logging.Handler):
@@ -74,13 +125,3 @@ class _LastMessage(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.text = record.getMessage()
-
-
-def _otel(context: SpanContext, *, remote: bool = False) -> OtelContext:
-    flags = TraceFlags(TraceFlags.SAMPLED if context.sampled else TraceFlags.DEFAULT)
-    state = TraceState.from_header([context.state]) if context.state else TraceState()
-    return OtelContext(int(context.trace_id, 16), int(context.span_id, 16), remote, flags, state)
-
-
-def _nanoseconds(moment: float, offset: int) -> int:
-    return int(moment * 1e9) + offset

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-from triptych.tracing.context import SpanContext
+from triptych.tracing.context import SpanContext, from_bytes
 
 
 class Producers:
@@ -36,5 +36,5 @@ class Producers:
 
     def links(self, mm_hash: str) -> tuple[SpanContext, ...]:
         """The producer as a span's links: one, or none."""
-        context = SpanContext.from_bytes(self.raw(mm_hash))
+        context = from_bytes(self.raw(mm_hash))
         return () if context is None else (context,)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextvars import ContextVar
 
 from triptych.tracing import attributes as names
+from triptych.tracing.attributes import Value
 from triptych.tracing.context import SpanContext
-from triptych.tracing.span import FinishedSpan, SpanKind, Value
-from triptych.tracing.tracer import Tracer
+from triptych.tracing.tracer import SpanKind, Tracer
 
 #: HTTP statuses and gRPC codes that make a server's span an error; those of a client's mistake do not.
 _RPC_ERRORS = frozenset((2, 4, 12, 13, 14, 15))
@@ -23,21 +23,18 @@ class ServerSpan:
         operation: str,
         attributes: dict[str, Value],
     ) -> None:
-        self.context = tracer.enter(parent)
-        self.tracer = tracer
-        self._parent = parent
-        self._operation = operation
         self._start = tracer.clock()
+        self._span = tracer.start(operation, parent, kind=SpanKind.SERVER, at=self._start)
+        self.context = self._span.get_span_context()
+        self.recording = self._span.is_recording()
+        self.tracer = tracer
+        self._operation = operation
         self._model = ""
         self._error = ""
         self._status: dict[str, Value] = {}
         self._attributes: dict[str, Value] = attributes
         self._tokens = [0, 0, 0]
         self._reasons: list[str] = []
-
-    @property
-    def recording(self) -> bool:
-        return self.context.sampled
 
     def serves(self, model: str, attributes: dict[str, Value]) -> None:
         """The model that the request is for, and what it asks of it."""
@@ -78,33 +75,26 @@ class ServerSpan:
 
     def end(self) -> None:
         """Hands the span in."""
-        if not self.context.sampled:
+        if not self.recording:
             return
         model = {names.REQUEST_MODEL: self._model, names.RESPONSE_MODEL: self._model} if self._model else {}
         tokens: dict[str, Value] = dict(
             zip((names.INPUT_TOKENS, names.CACHED_TOKENS, names.OUTPUT_TOKENS), self._tokens, strict=True)
         )
         reasons = {names.FINISH_REASONS: tuple(self._reasons)} if self._reasons else {}
-        self.tracer.record(
-            FinishedSpan(
-                f"{self._operation} {self._model}".rstrip(),
-                self.context,
-                self._parent,
-                self._start,
-                self.tracer.clock(),
-                {
-                    names.OPERATION: self._operation,
-                    names.PROVIDER: names.PROVIDER_NAME,
-                    **self._attributes,
-                    **model,
-                    **(tokens if any(self._tokens) else {}),
-                    **reasons,
-                    **self._status,
-                },
-                SpanKind.SERVER,
-                error=self._error,
-            )
+        self._span.update_name(f"{self._operation} {self._model}".rstrip())
+        self._span.set_attributes(
+            {
+                names.OPERATION: self._operation,
+                names.PROVIDER: names.PROVIDER_NAME,
+                **self._attributes,
+                **model,
+                **(tokens if any(self._tokens) else {}),
+                **reasons,
+                **self._status,
+            }
         )
+        self.tracer.end(self._span, error=self._error)
 
 
 #: The span of the request that the running code serves; it follows the request's tasks and threads.

@@ -9,8 +9,6 @@ from urllib.parse import urlsplit
 from triptych import __version__
 from triptych.config import ServiceConfig
 from triptych.errors import ConfigError
-from triptych.tracing.sampling import Sampler
-from triptych.tracing.span_queue import SpanQueue
 from triptych.tracing.tracer import Tracer
 
 _PATH = "/v1/traces"
@@ -26,7 +24,8 @@ def start_tracer(
     if not config.otlp_endpoint:
         return None
     check_tracing(config)
-    from triptych.tracing.otlp import OtlpSender
+    from triptych.tracing.otlp import otlp_tracer
+    from triptych.tracing.sampling import request_sampler
 
     resource = {
         "service.name": f"triptych-{service}",
@@ -34,9 +33,8 @@ def start_tracer(
         "service.instance.id": instance,
         "service.version": __version__,
     }
-    sender = OtlpSender(traces_url(config.otlp_endpoint), resource, __version__)
-    queue = SpanQueue(sender.send, sender.stop)
-    return Tracer(queue, Sampler(config.trace_sample, trusts_parent))
+    sampler = request_sampler(config.trace_sample, trusts_parent=trusts_parent)
+    return otlp_tracer(traces_url(config.otlp_endpoint), resource, __version__, sampler)
 
 
 def check_tracing(config: ServiceConfig) -> None:

@@ -2,55 +2,66 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
-from typing import Protocol
 
-from triptych.tracing.context import SpanContext, new_context
-from triptych.tracing.sampling import Sampler
-from triptych.tracing.span import Attributes, FinishedSpan, SpanKind
+from opentelemetry import trace
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
+
+from triptych.tracing.attributes import Attributes
+from triptych.tracing.context import SpanContext, carrying
+
+__all__ = ["Span", "SpanKind"]
 
 
-class SpanSink(Protocol):
-    """Taker of finished spans; never blocks and never raises. `close` sends what is left, within a time."""
-
-    def add(self, span: FinishedSpan) -> None: ...
-
-    def close(self) -> None: ...
+def clock_offset() -> int:
+    """Nanoseconds between two clocks: what `time.time` says now, less `time.monotonic`."""
+    return time.time_ns() - time.monotonic_ns()
 
 
 class Tracer:
-    """Decides which requests are recorded, and passes their spans on. `clock` is in seconds."""
+    """OpenTelemetry's tracer for spans whose moments are seconds of `clock`, `offset` before its own."""
 
     def __init__(
         self,
-        sink: SpanSink,
-        sampler: Sampler,
+        spans: trace.Tracer,
+        close: Callable[[], None],
         *,
         clock: Callable[[], float] = time.monotonic,
-        draw: Callable[[], float] = random.random,
+        offset: Callable[[], int] = clock_offset,
     ) -> None:
-        self._sink = sink
-        self._sampler = sampler
-        self._draw = draw
+        self._spans = spans
+        self._close = close
+        self._offset = offset
         self.clock = clock
 
-    def enter(self, parent: SpanContext | None) -> SpanContext:
-        """The context of the first span of a request in this process: a child of the caller's, if any.
+    def start(
+        self,
+        name: str,
+        parent: SpanContext | None,
+        attributes: Attributes | None = None,
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+        at: float | None = None,
+        links: tuple[SpanContext, ...] = (),
+    ) -> Span:
+        """A span that begins `at` a moment, or now. One that is not recorded has a context and no more.
 
-        The caller's trace goes on in any case; whether it is recorded is the sampler's decision.
+        Whether it is recorded is its parent's decision, and the sampler's where the parent, or none, is
+        another process's. The caller's trace goes on in any case.
         """
-        sampled = self._sampler.decide(None if parent is None else parent.sampled, self._draw())
-        if parent is None:
-            return new_context(sampled=sampled)
-        child = parent.child()
-        return SpanContext(child.trace_id, child.span_id, sampled, child.state)
+        given = [Link(link) for link in links]
+        return self._spans.start_span(name, carrying(parent), kind, attributes, given, self._nanoseconds(at))
 
-    def record(self, span: FinishedSpan) -> None:
-        """Takes a finished span, if its trace is recorded."""
-        if span.context.sampled:
-            self._sink.add(span)
+    def note(self, span: Span, event: str, at: float | None = None) -> None:
+        """A moment within the span."""
+        span.add_event(event, timestamp=self._nanoseconds(at))
+
+    def end(self, span: Span, at: float | None = None, error: str = "") -> None:
+        """The span ends `at` a moment, or now; `error` names what went wrong."""
+        if error:
+            span.set_status(Status(StatusCode.ERROR, error))
+        span.end(self._nanoseconds(at))
 
     def stage(
         self,
@@ -59,16 +70,14 @@ class Tracer:
         start: float,
         seconds: float,
         attributes: Attributes | None = None,
-        links: tuple[SpanContext, ...] = (),
     ) -> None:
-        """Takes a stage of `parent`, of which only beginning and length are known; none without length."""
+        """A stage of `parent`, of which only beginning and length are known; none without length."""
         if seconds > 0.0:
-            end = start + seconds
-            span = FinishedSpan(
-                name, parent.child(), parent, start, end, attributes or {}, SpanKind.INTERNAL, links
-            )
-            self.record(span)
+            self.end(self.start(name, parent, attributes, at=start), start + seconds)
 
     def close(self) -> None:
-        """Sends the spans that are left, within the sink's time."""
-        self._sink.close()
+        """Sends the spans that are left, within some seconds."""
+        self._close()
+
+    def _nanoseconds(self, moment: float | None) -> int:
+        return int((self.clock() if moment is None else moment) * 1e9) + self._offset()

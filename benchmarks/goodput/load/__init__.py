@@ -1,1 +1,0 @@
-"""Load: arrivals, prompts, pictures, clients."""

@@ -1,17 +1,18 @@
-"""Sends one request and records what came of it."""
+"""Sends one request, reads its streamed reply, and records what came of it."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aiohttp
+import msgspec
 
-from triptych.goodput.load.job import Target
-from triptych.goodput.load.record import RequestRecord
-from triptych.goodput.load.reply import StreamedReply
+from triptych.goodput.load.job import RequestRecord, Target
 from triptych.goodput.load.workload import PlannedRequest
+from triptych.types import JsonObject
 
 _PIECE = 256 << 10
 
@@ -93,4 +94,109 @@ class LoadClient:
                 reply.feed(data, time.perf_counter())
                 if reply.ended:
                     break
+        return ""
+
+
+_DATA = b"data:"
+STAGES = ("fetch", "queue", "encode", "save", "load", "prefill", "decode")
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+    triptych_timings: JsonObject | None = None
+
+
+class StreamedReply:
+    """`first`, `last` and `gaps` are in the unit of `feed`'s times; None and empty before the first token."""
+
+    def __init__(self, first_token: str = "chunk") -> None:
+        self._decode = msgspec.json.Decoder(_Chunk).decode
+        self._any_chunk = first_token == "chunk"
+        self._rest = b""
+        self.first: float | None = None
+        self.last: float | None = None
+        self.gaps: list[float] = []
+        self.chunks = 0
+        self.usage: tuple[int, int] | None = None
+        self.finish_reason = ""
+        self.error = ""
+        self.ended = False
+        self.timings: JsonObject = {}
+
+    def feed(self, data: bytes, now: float) -> None:
+        """Bytes as they came, cut anywhere."""
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()
+        for line in lines:
+            if line.startswith(_DATA):
+                self._event(line[len(_DATA) :].strip(), now)
+
+    def _event(self, event: bytes, now: float) -> None:
+        if event == b"[DONE]":
+            self.ended = True
+            return
+        try:
+            chunk = self._decode(event)
+        except msgspec.DecodeError as error:
+            self.error = self.error or f"an event that is no chunk: {error}"
+            return
+        if chunk.error is not None:
+            self.error = self.error or f"error event: {str(chunk.error)[:200]}"
+        if chunk.usage is not None:
+            self.usage = (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
+        if chunk.triptych_timings is not None:
+            self.timings = chunk.triptych_timings
+        for choice in chunk.choices[:1]:
+            self._choice(choice, now)
+
+    def _choice(self, choice: _Choice, now: float) -> None:
+        self.finish_reason = choice.finish_reason or self.finish_reason
+        delta = choice.delta or _Delta()
+        has_text = bool(delta.content or delta.reasoning_content or delta.reasoning)
+        self.chunks += has_text
+        if self.first is None:
+            if has_text or self._any_chunk:
+                self.first = self.last = now
+        elif has_text and self.last is not None:
+            self.gaps.append(now - self.last)
+            self.last = now
+
+    def stages(self) -> dict[str, float]:
+        """Seconds by stage, as far as the server reports them."""
+        found = self.timings
+        return {name: float(found[name]) for name in STAGES if isinstance(found.get(name), int | float)}
+
+    def caches(self) -> tuple[str, ...]:
+        """Where each picture's embedding came from, as far as the server reports it."""
+        items = self.timings.get("items")
+        return tuple(str(item.get("cache")) for item in items) if isinstance(items, list) else ()
+
+    def problem(self, asked: int, ignore_eos: bool) -> str:
+        """Why this reply does not count; empty when it does."""
+        if self.error:
+            return self.error
+        if not self.ended:
+            return "the stream ended without [DONE]"
+        if self.first is None:
+            return "a reply without a token"
+        if ignore_eos and self.usage is not None and self.usage[1] != asked:
+            return f"{self.usage[1]} tokens of {asked}: does the server know ignore_eos?"
         return ""

@@ -17,9 +17,8 @@ import msgspec
 import uvloop
 
 from triptych.goodput.load.client import LoadClient, make_session
-from triptych.goodput.load.job import LoadJob, Progress, WindowReport
+from triptych.goodput.load.job import LoadJob, Progress, RequestRecord, WindowReport
 from triptych.goodput.load.payload import Bodies
-from triptych.goodput.load.record import RequestRecord
 
 #: The event loop's timers count milliseconds: the last one is waited for in turns of the loop.
 _TURN = 0.0015

@@ -64,17 +64,3 @@ def _planned(entry: _Line, number: int, seed: int) -> PlannedRequest:
 def _seed_of(name: str, seed: int) -> int:
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=6).digest()
     return int.from_bytes(digest, "big")
-
-
-def write_trace(path: Path, requests: list[tuple[float, PlannedRequest]]) -> None:
-    """The file that `read_trace` reads: a generated load to replay elsewhere."""
-    lines = [
-        _Line(
-            time,
-            planned.text_tokens,
-            planned.output_tokens,
-            [_Image(f"{picture.seed:x}", picture.width, picture.height) for picture in planned.pictures],
-        )
-        for time, planned in requests
-    ]
-    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))

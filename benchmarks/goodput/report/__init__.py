@@ -1,1 +1,0 @@
-"""Results: figures, windows, comparisons, plots."""

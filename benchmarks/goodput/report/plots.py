@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from triptych.goodput.load.reply import STAGES
+from triptych.goodput.load.client import STAGES
 from triptych.goodput.report.comparison import by_label
 from triptych.types import JsonObject
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from triptych.errors import ConfigError
-from triptych.goodput.load.record import RequestRecord
+from triptych.goodput.load.job import RequestRecord
 from triptych.goodput.measure.figures import PERCENTILES, WindowFigures, summarise
 from triptych.goodput.measure.search import SearchResult
 from triptych.goodput.measure.slo import Slo

@@ -1,1 +1,0 @@
-"""Autoscaling in virtual time: traces, scalers, an elastic pool of encoders."""

@@ -1,28 +1,27 @@
-"""Encoders that start, drain and leave in virtual time, as a scaler decides."""
+"""Encoders that start, drain and leave in virtual time as a scaler decides, and a trace that they serve."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
 
+from triptych.goodput.load.job import RequestRecord
+from triptych.goodput.load.workload import PlannedRequest
+from triptych.goodput.measure.figures import percentile
+from triptych.goodput.measure.slo import Slo
 from triptych.proxy.pool import POLL_SECONDS
-from triptych.simulator.autoscale.scaler import PoolView, Scaler
+from triptych.simulator.autoscale.scaler import PoolView, Scaler, WorkSeconds
 from triptych.simulator.cluster.cluster import SimulatedCluster
 from triptych.simulator.cluster.loop import VirtualLoop, VirtualTimer
+from triptych.simulator.cluster.shape import Limits, on_devices
+from triptych.simulator.costs.costs import CostModel, ModelShape
+from triptych.simulator.run import simulate
 
 #: A scaler is asked once a second.
 TICK_SECONDS = 1.0
 #: How often a draining worker is looked at: it leaves once it holds nothing.
 _DRAIN_POLL = 0.05
-
-
-@runtime_checkable
-class ProxyReader(Protocol):
-    """A scaler that reads the proxy itself: `attach` is called before its first decision."""
-
-    def attach(self, loop: VirtualLoop, cluster: SimulatedCluster) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -76,9 +75,7 @@ class ElasticPool:
 
     def __init__(self, scaler: Scaler, cold_start: float, initial: int = 1) -> None:
         self.history = PoolHistory()
-        self._scaler = scaler
-        self._cold_start = cold_start
-        self._initial = initial
+        self._scaler, self._cold_start, self._initial = scaler, cold_start, initial
         self._names = itertools.count()
         self._starting: dict[WorkerLife, VirtualTimer] = {}
         self._ready: list[WorkerLife] = []
@@ -88,8 +85,8 @@ class ElasticPool:
 
     def start(self, loop: VirtualLoop, cluster: SimulatedCluster) -> None:
         self._loop, self._cluster = loop, cluster
-        if isinstance(self._scaler, ProxyReader):
-            self._scaler.attach(loop, cluster)
+        if isinstance(self._scaler, WorkSeconds):
+            self._scaler.attach(cluster)
         for _ in range(self._initial):
             self._order(0.0)
         self._tick_timer = loop.call_later(0.0, self._tick)
@@ -166,3 +163,59 @@ class ElasticPool:
         for change, address in changes:
             change(address)
         self._cluster.known.report_change()
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSetup:
+    """The cluster beside its encoders, and what a good request keeps to."""
+
+    costs: CostModel
+    model: ModelShape
+    pd_workers: int
+    limits: Limits
+    slo: Slo
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """`ttft` is the 99th percentile in seconds; `good` requests met the SLO."""
+
+    records: Sequence[RequestRecord]
+    history: PoolHistory
+    seconds: float
+    leftovers: Mapping[str, int]
+    slo: Slo
+
+    @property
+    def worker_seconds(self) -> float:
+        return self.history.worker_seconds(self.seconds)
+
+    @property
+    def good(self) -> int:
+        return self.good_within(self.slo)
+
+    @property
+    def failures(self) -> int:
+        return sum(not record.ok for record in self.records)
+
+    @property
+    def ttft(self) -> float:
+        return percentile(sorted(record.ttft for record in self.records if record.ok), 99.0)
+
+    def good_within(self, slo: Slo) -> int:
+        return sum(not slo.misses(record.latencies()) for record in self.records)
+
+
+def run_trial(
+    setup: TrialSetup,
+    load: Sequence[PlannedRequest],
+    times: Sequence[float],
+    scaler: Scaler,
+    cold_start: float,
+    initial: int = 1,
+) -> TrialResult:
+    """Serves the load until its last request has ended; `initial` encoders are there from the start."""
+    pool = ElasticPool(scaler, cold_start, initial)
+    shape = on_devices(0, setup.pd_workers)
+    found = simulate(load, times, shape, setup.costs, setup.model, setup.limits, controller=pool)
+    return TrialResult(found.records, pool.history, found.counters.seconds, found.leftovers, setup.slo)

@@ -22,6 +22,9 @@ MIXED = Workload(200, 16, ((0, 0.2), (1, 0.3), (2, 0.2), (4, 0.3)), _SIZES, 0.25
 FOUR_IMAGES = Workload(200, 16, ((4, 1.0),), _SMALL, 0.25, 0.5, 0.5)
 REPEATED = Workload(200, 16, ((4, 1.0),), _SMALL, 0.6, 0.5, 0.5)
 
+#: Requests, and their times in seconds.
+Sent = tuple[list[PlannedRequest], list[float]]
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:
@@ -82,18 +85,11 @@ def burst() -> Trace:
 
 def step() -> Trace:
     """40 minutes: low, the peak for four minutes, low, repeated pages, nothing, half the peak, low."""
-    return Trace(
-        "step",
-        (
-            Phase(180, 0.1, 0.1, MIXED),
-            Phase(240, 1.0, 1.0, MIXED),
-            Phase(660, 0.1, 0.1, MIXED),
-            Phase(180, 0.5, 0.5, REPEATED),
-            Phase(420, 0.0, 0.0, MIXED),
-            Phase(180, 0.5, 0.5, FOUR_IMAGES),
-            Phase(540, 0.1, 0.1, MIXED),
-        ),
+    parts = (
+        *((180, 0.1, MIXED), (240, 1.0, MIXED), (660, 0.1, MIXED), (180, 0.5, REPEATED), (420, 0.0, MIXED)),
+        *((180, 0.5, FOUR_IMAGES), (540, 0.1, MIXED)),
     )
+    return Trace("step", tuple(Phase(seconds, share, share, load) for seconds, share, load in parts))
 
 
 TRACES = {"diurnal": diurnal, "burst": burst, "step": step}
@@ -117,7 +113,7 @@ def work_of(workload: Workload, costs: EncoderCosts, model: ModelShape) -> float
 
 def requests_of(
     trace: Trace, costs: EncoderCosts, model: ModelShape, seed: int = 0, workers: float = PEAK_WORKERS
-) -> tuple[list[PlannedRequest], list[float]]:
+) -> Sent:
     """The trace's requests and their times: Poisson with the phases' rates.
 
     At the peak, `workers` are busy for UTILIZATION of their time. Phases of one kind of request show each

@@ -1,1 +1,0 @@
-"""The cluster in virtual time."""

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from triptych.goodput.load.record import RequestRecord
+from triptych.goodput.load.job import RequestRecord
 from triptych.proxy.pd.router import KEEPS_ITEMS
 from triptych.proxy.workers import KnownWorkers, Worker
-from triptych.simulator.cluster.context import SimulationContext
+from triptych.simulator.cluster.context import Counters, SimulationContext
 from triptych.simulator.cluster.encoder import SimulatedEncoder
-from triptych.simulator.cluster.fifo_lock import FifoLock
-from triptych.simulator.cluster.pd import SimulatedPD
+from triptych.simulator.cluster.loop import FifoLock
+from triptych.simulator.cluster.pd import SimulatedPD, StepTower
 from triptych.simulator.cluster.proxy import MODEL, SimulatedProxy
 from triptych.simulator.cluster.requests import NAMESPACE, SimulatedItem
 from triptych.simulator.cluster.shape import ClusterShape
-from triptych.simulator.cluster.step_tower import StepTower, without_tower
 from triptych.simulator.cluster.transport import SimulatedTransport
 from triptych.simulator.costs.costs import EncoderCosts
-from triptych.simulator.result import Counters
 from triptych.types import WorkerInfo
 
 MODEL_KEY = "1" * 64
@@ -49,14 +49,17 @@ class SimulatedCluster:
             encoder, tower = role.encoder or context.costs.encoder, None
             if shape.in_step:
                 tower = StepTower(encoder, self._limits.pd.embedding_memory)
-                encoder = without_tower(encoder)
+                # The encoder beside such an engine prepares pictures, and the step does the rest.
+                encoder = replace(encoder, tower_batch=0.0, tower_item=0.0, tower_patch=0.0, tower_pair=0.0)
             if role.encodes:
                 # A tower inside the step has no turn of its own on the device.
                 self.start_encoder(address, None if shape.in_step else device, encoder)
             if role.decodes:
                 self.workers[address] = SimulatedPD(context, device, tower)
         self.known = KnownWorkers()
-        self._register_all()
+        self._register_pd()
+        for address in self.encoders:
+            self.register_encoder(address)
         self.transport = SimulatedTransport(context, self.encoders, self.workers, items)
         self.proxy = SimulatedProxy(context, self.known, self.transport, ended)
         self.known.report_change()
@@ -81,19 +84,16 @@ class SimulatedCluster:
         self._register(WorkerInfo(address, "encoder", "0", MODEL_KEY, MODEL, namespaces, credit, kind=kind))
 
     def encoder_drains(self, address: str) -> None:
-        """It shows that the encoder takes no new jobs."""
         self.known.workers["encoder", address].serving = False
 
     def encoder_gone(self, address: str) -> None:
-        """It shows that the encoder's process has ended."""
         self.known.report_loss(self.known.workers.pop(("encoder", address)))
 
     def _register(self, info: WorkerInfo) -> None:
         self.known.workers[info.pool, info.address] = Worker(info)
         self.known.declare(info)
 
-    def _register_all(self) -> None:
-        """The workers of the cluster's shape."""
+    def _register_pd(self) -> None:
         for name, pd in self.workers.items():
             capacity = {
                 "max_num_seqs": self._limits.pd.max_num_seqs,
@@ -101,24 +101,20 @@ class SimulatedCluster:
                 KEEPS_ITEMS: int(self._limits.pd.prefix_caching),
             }
             self._register(WorkerInfo(name, "pd", "0", MODEL_KEY, MODEL, (), capacity))
-        for address in self.encoders:
-            self.register_encoder(address)
 
     def finish(self, records: Sequence[RequestRecord], seconds: float) -> Counters:
         """The counters of the whole simulation, which took `seconds`."""
-        counters, store = self.context.counters, self.context.store
-        encoders = self.encoders.values()
+        counters, store, encoders = self.context.counters, self.context.store, self.encoders.values()
         counters.seconds = seconds
         counters.items = dict(Counter(cache for record in records if record.ok for cache in record.caches))
         counters.re_encodes = self.proxy.re_encodes
         counters.store_evictions, counters.loaded_bytes = store.evictions, store.loaded_bytes
-        relay = counters.tokens * self.context.costs.proxy.token
         busy = {
-            "pd": sum(worker.step_seconds for worker in self.workers.values()) / len(self.workers),
-            "proxy": self.proxy.intake_seconds + relay,
+            "pd": statistics.fmean(worker.step_seconds for worker in self.workers.values()),
+            "proxy": self.proxy.intake_seconds + counters.tokens * self.context.costs.proxy.token,
         }
         if encoders:
-            busy["encoder"] = sum(encoder.tower_seconds for encoder in encoders) / len(encoders)
+            busy["encoder"] = statistics.fmean(encoder.tower_seconds for encoder in encoders)
         counters.utilisation = {name: spent / seconds for name, spent in busy.items()}
         return counters
 
@@ -126,14 +122,13 @@ class SimulatedCluster:
         """What is held though no request is left; all zero when nothing leaks."""
         workers, encoders = self.workers.values(), self.encoders.values()
         return {
-            "requests": self.proxy.dispatcher.in_flight
-            + sum(link.in_flight for link in self.transport.links),
+            "requests": self.proxy.dispatcher.in_flight + sum(one.in_flight for one in self.transport.links),
             "jobs": sum(len(encoder) for encoder in encoders),
             "scheduled items": sum(len(encoder.scheduler) for encoder in encoders),
             "saves": sum(encoder.saving_bytes for encoder in encoders),
             "blocks": sum(worker.kv.num_used for worker in workers),
             "references": sum(worker.cache.references for worker in workers),
             "reserved bytes": sum(worker.admission.reserved for worker in workers),
-            "loads": sum(worker.loads.held + len(worker.connector.table) for worker in workers),
+            "loads": sum(worker.loads.held + worker.connector.num_held for worker in workers),
             "engine requests": sum(worker.held for worker in workers),
         }

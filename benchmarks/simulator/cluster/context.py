@@ -1,14 +1,95 @@
-"""What all parts of one simulated cluster share."""
+"""What the parts of one simulated cluster share: loop, costs, store, counters; and what it gives."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from triptych.goodput.load.job import RequestRecord
 from triptych.simulator.cluster.loop import VirtualLoop
 from triptych.simulator.cluster.shape import Limits
-from triptych.simulator.cluster.store import SimulatedStore
 from triptych.simulator.costs.costs import CostModel, ModelShape
-from triptych.simulator.result import Counters
+from triptych.types import ItemPlan
+
+
+@dataclass(slots=True)
+class Counters:
+    """Of the whole simulation, warm-up included; `seconds` is its virtual length.
+
+    `utilisation`: share of time in which towers ("encoder") and steps ("pd") were under way, over the workers
+    of the pool; "proxy": CPU seconds of the one proxy per second, above 1 if one is not enough. `items`:
+    those of answered requests, by where they were; `loaded_bytes`: out of the store.
+    """
+
+    seconds: float = 0.0
+    requests: int = 0
+    refused: int = 0
+    tower_calls: int = 0
+    tower_items: int = 0
+    items: dict[str, int] = field(default_factory=dict)
+    re_encodes: int = 0
+    store_evictions: int = 0
+    loaded_bytes: int = 0
+    steps: int = 0
+    preemptions: int = 0
+    tokens: int = 0
+    utilisation: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """`records` stand in the order of the load. `leftovers` are all zero once every request has ended."""
+
+    records: tuple[RequestRecord, ...]
+    counters: Counters
+    leftovers: Mapping[str, int]
+
+
+class ByteLru:
+    """Plans by mm_hash, at most `capacity` bytes of embeddings, least recently used out first."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._plans: OrderedDict[str, ItemPlan] = OrderedDict()
+        self.nbytes = self.evictions = 0
+
+    def get(self, mm_hash: str) -> ItemPlan | None:
+        """The plan of what is there, which is then the most recently used."""
+        if (plan := self._plans.get(mm_hash)) is not None:
+            self._plans.move_to_end(mm_hash)
+        return plan
+
+    def put(self, plan: ItemPlan) -> bool:
+        """False when it was there already, and is kept as it is. A value above the capacity is not kept."""
+        if self.get(plan.mm_hash) is not None:
+            return False
+        self._plans[plan.mm_hash] = plan
+        self.nbytes += plan.nbytes
+        while self.nbytes > self.capacity:
+            self.nbytes -= self._plans.popitem(last=False)[1].nbytes
+            self.evictions += 1
+        return True
+
+
+class SimulatedStore(ByteLru):
+    """The embedding store that all workers share, with the bytes that went out.
+
+    `trip`: seconds of a worker's message there and back. With `in_memory` it is the workers' own: transfers
+    take no time.
+    """
+
+    def __init__(self, capacity: int, trip: float, *, in_memory: bool = False) -> None:
+        super().__init__(capacity)
+        self.trip = 0.0 if in_memory else trip
+        self.in_memory = in_memory
+        self.loaded_bytes = 0
+
+    def load(self, mm_hash: str) -> ItemPlan | None:
+        """None for what was evicted."""
+        plan = self.get(mm_hash)
+        self.loaded_bytes += plan.nbytes if plan is not None else 0
+        return plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 It carries out what `encoder_worker/jobs/` and `encoder_worker/engine.py` do. Simpler than there: one
 proxy, so one waiter a job and leases that are always free (their round trip counts); no job is refused for
-room, which the proxy's credit sees to; media arrive with the job's first message.
+memory, which the proxy's credit sees to; media arrive with the job's first message.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ from triptych.config import MIB
 from triptych.encoder_worker.scheduler import EncoderItem, EncoderScheduler, Stage
 from triptych.errors import Unavailable
 from triptych.proxy.ports import JobFailure, JobReady
-from triptych.simulator.cluster.context import SimulationContext
-from triptych.simulator.cluster.fifo_lock import FifoLock
+from triptych.simulator.cluster.context import ByteLru, SimulationContext
+from triptych.simulator.cluster.loop import FifoLock
 from triptych.simulator.cluster.requests import SimulatedItem
-from triptych.simulator.cluster.store import ByteLru
 from triptych.simulator.costs.costs import EncoderCosts
 from triptych.types import ItemPlan
 
 #: As in the worker: outputs kept on the host, and bytes of saves under way at which the tower pauses.
-KEPT_BYTES = 64 * MIB
-SAVING_BYTES = 256 * MIB
+KEPT_BYTES, SAVING_BYTES = 64 * MIB, 256 * MIB
 _DRAINS = JobFailure(Unavailable.code, "this encoder worker is shutting down", "", True, "", "")
 
 
@@ -39,9 +37,10 @@ class JobClient(Protocol):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Job(EncoderItem):
+    """An item's job. `kept`: the output is kept from an earlier job and only needs its save."""
+
     item: SimulatedItem
     stream: JobClient | None
-    #: The output is kept from an earlier job: it only needs its save.
     kept: bool = False
 
     def drop_pixels(self) -> None:
@@ -62,16 +61,11 @@ class SimulatedEncoder:
         )
         self.tower_seconds = 0.0
         self.saving_bytes = 0
-        self._counters = context.counters
-        self._loop = context.loop
-        self._costs = costs
-        self._store = context.store
-        self._device = device
-        self._rpc = context.costs.rpc
+        self._counters, self._loop, self._store = context.counters, context.loop, context.store
+        self._costs, self._device, self._rpc = costs, device, context.costs.rpc
         self._kept = ByteLru(KEPT_BYTES)
         self._jobs: dict[str, _Job] = {}
-        self._tower_busy = False
-        self._draining = False
+        self._tower_busy = self._draining = False
         #: When the batch under way began.
         self._began: float | None = None
 
@@ -81,8 +75,7 @@ class SimulatedEncoder:
     @property
     def busy_seconds(self) -> float:
         """Of its tower since the start, the batch under way included."""
-        under_way = self._loop.now - self._began if self._began is not None else 0.0
-        return self.tower_seconds + under_way
+        return self.tower_seconds + (self._loop.now - self._began if self._began is not None else 0.0)
 
     def open(self, stream: JobClient) -> None:
         """A try begins, its media with it."""
@@ -112,12 +105,11 @@ class SimulatedEncoder:
     def leave(self, stream: JobClient) -> None:
         """The stream is over. What is in the tower stays until it is through."""
         job = self._jobs.get(stream.item.plan.mm_hash)
-        if job is None or job.stream is not stream:
-            return
-        job.stream = None
-        if job.stage is not Stage.ENCODING:
-            self._forget(job)
-        self._pump()
+        if job is not None and job.stream is stream:
+            job.stream = None
+            if job.stage is not Stage.ENCODING:
+                self._forget(job)
+            self._pump()
 
     def drain(self) -> None:
         """Refuses new jobs, finishes those that may use the tower, sends the others elsewhere at once."""
@@ -138,8 +130,7 @@ class SimulatedEncoder:
         job.looked_up = True
         if self._kept.get(job.item.plan.mm_hash) is not None:
             job.kept = True
-            self._plan(job)
-            self.scheduler.prepared(job, nbytes=job.item.plan.nbytes, cost=0)
+            self._plan(job, job.item.plan.nbytes, 0)
         self._pump()
 
     def _is_stored(self, job: _Job) -> bool:
@@ -155,22 +146,20 @@ class SimulatedEncoder:
             self._loop.call_later(self._costs.prepare(job.item.pixels), self._prepared, job)
         while (job := scheduler.next_media_request()) is not None:
             self._loop.call_later(2 * self._rpc, self._media, job)
-        if not self._tower_busy and self.saving_bytes <= SAVING_BYTES:
-            batch = scheduler.next_batch()
-            if batch:
-                self._tower_busy = True
-                # One look at the store, then the leases.
-                self._loop.call_later(self._store.trip, self._check_batch, batch)
+        if not self._tower_busy and self.saving_bytes <= SAVING_BYTES and (batch := scheduler.next_batch()):
+            self._tower_busy = True
+            # One look at the store, then the leases.
+            self._loop.call_later(self._store.trip, self._check_batch, batch)
 
     def _prepared(self, job: _Job) -> None:
         if self._holds(job):
-            self._plan(job)
-            self.scheduler.prepared(job, nbytes=job.item.prepared_bytes, cost=job.item.patches)
+            self._plan(job, job.item.prepared_bytes, job.item.patches)
         self._pump()
 
-    def _plan(self, job: _Job) -> None:
+    def _plan(self, job: _Job, nbytes: int, cost: int) -> None:
         if not job.planned and job.stream is not None:
             job.stream.planned(job.item.plan)
+        self.scheduler.prepared(job, nbytes=nbytes, cost=cost)
 
     def _check_batch(self, batch: list[_Job]) -> None:
         left = []
@@ -185,25 +174,25 @@ class SimulatedEncoder:
             self._tower_free()
 
     def _begin_batch(self, batch: list[_Job]) -> None:
-        fresh = [job for job in batch if not job.kept]
-        if not fresh:
+        if fresh := [job for job in batch if not job.kept]:
+            self._device.acquire(lambda: self._encode(batch, fresh))
+        else:
             self._encoded(batch, 0.0)
-            return
-        self._device.acquire(lambda: self._encode(batch, fresh))
 
     def _encode(self, batch: list[_Job], fresh: list[_Job]) -> None:
-        seconds = self._costs.tower(len(fresh), sum(job.item.patches for job in fresh))
         started = self._began = self._loop.now
         self._counters.tower_calls += 1
         self._counters.tower_items += len(fresh)
 
         def done() -> None:
-            self.tower_seconds += self._loop.now - started
+            seconds = self._loop.now - started
+            self.tower_seconds += seconds
             self._began = None
             self._device.release()
-            self._encoded(batch, self._loop.now - started)
+            self._encoded(batch, seconds)
 
-        self._loop.call_later(seconds, done)
+        patches = sum(job.item.patches for job in fresh)
+        self._loop.call_later(self._costs.tower(len(fresh), patches), done)
 
     def _encoded(self, batch: list[_Job], seconds: float) -> None:
         for job in batch:

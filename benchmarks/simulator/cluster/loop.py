@@ -21,6 +21,28 @@ T = TypeVar("T")
 Call = Callable[..., object]
 
 
+class FifoLock:
+    """A lock for what serves one user at a time, a worker's device; granted in the order of asking."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._held = False
+
+    def acquire(self, granted: Callable[[], None]) -> None:
+        """Calls `granted` now if the lock is free, else after the users that wait already."""
+        if self._held:
+            self._waiting.append(granted)
+        else:
+            self._held = True
+            granted()
+
+    def release(self) -> None:
+        assert self._held, "the lock is free"
+        self._held = bool(self._waiting)
+        if self._waiting:
+            self._waiting.popleft()()
+
+
 class VirtualTimer(msgspec.Struct, eq=False):
     """A call to come. Cheaper than asyncio's own handle, which copies a context for every call."""
 

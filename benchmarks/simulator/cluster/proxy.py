@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from triptych.errors import Overloaded, RequestError
-from triptych.goodput.load.record import RequestRecord
+from triptych.goodput.load.job import RequestRecord
 from triptych.metrics import ProxyMetrics
 from triptych.proxy.call.chat import ChatCall, ChatMessage, Delta, Done, Timings
 from triptych.proxy.dispatcher import Dispatcher
@@ -23,9 +23,8 @@ from triptych.proxy.media.source import AudioPart, ImagePart
 from triptych.proxy.media.spool import MediaHold
 from triptych.proxy.workers import KnownWorkers
 from triptych.request.chat import TextPart
-from triptych.simulator.cluster.context import SimulationContext
+from triptych.simulator.cluster.context import SimulatedStore, SimulationContext
 from triptych.simulator.cluster.requests import SimulatedRequest
-from triptych.simulator.cluster.store import SimulatedStore
 from triptych.simulator.cluster.transport import ClientStream, SimulatedTransport
 from triptych.types import ItemPlan, SamplingParams
 
@@ -44,8 +43,7 @@ class SimulatedMedia:
     def retain(self) -> SimulatedMedia:
         return self
 
-    def release(self) -> None:
-        """Nothing is held."""
+    def release(self) -> None: ...
 
     @contextmanager
     def view(self) -> Iterator[bytes]:
@@ -71,8 +69,7 @@ class SimulatedMediaSource:
     async def keep_text(self, text: object, encoded: Callable[[], bytes], hold: MediaHold) -> SimulatedMedia:
         raise NotImplementedError("no text encoder is simulated")
 
-    def close(self) -> None:
-        """Nothing is open."""
+    def close(self) -> None: ...
 
 
 class SimulatedStoreView:
@@ -81,8 +78,7 @@ class SimulatedStoreView:
     clock_jumps = 0
 
     def __init__(self, store: SimulatedStore, trip: float) -> None:
-        self._store = store
-        self._trip = trip
+        self._store, self._trip = store, trip
 
     async def look_up(self, keys: Sequence[tuple[str, str]]) -> list[ItemPlan | None]:
         await asyncio.sleep(self._trip)
@@ -106,14 +102,9 @@ class SimulatedProxy:
         limits = context.limits
         #: CPU seconds that requests have taken until they were on their way.
         self.intake_seconds = 0.0
-        self._counters = context.counters
-        self._loop = context.loop
-        self._costs = context.costs.proxy
-        self._limits = limits
-        self._transport = transport
-        self._ended = ended
-        self._intake = asyncio.Lock()
-        self._metrics = ProxyMetrics()
+        self._counters, self._loop, self._costs = context.counters, context.loop, context.costs.proxy
+        self._limits, self._transport, self._ended = limits, transport, ended
+        self._intake, self._metrics = asyncio.Lock(), ProxyMetrics()
         ids = itertools.count()
         self.dispatcher = Dispatcher(
             workers,

@@ -9,14 +9,12 @@ from triptych.hashing import mm_hash
 from triptych.simulator.costs.costs import ModelShape
 from triptych.types import ItemPlan, MMFeature, Placement
 
-NAMESPACE = "0" * 64
-MODALITY = "image"
+NAMESPACE, MODALITY = "0" * 64, "image"
 #: Bytes of a JPEG file per pixel at the load generator's quality, by what is drawn.
 JPEG_BYTES = {"noise": 0.61, "waves": 0.17}
 #: float32 values of one pixel as the tower takes it: three colours, a still picture as two frames.
 _PREPARED_BYTES = 3 * 2 * 4
-_TEMPLATE_TOKEN, _ITEM_TOKEN = 1, 2
-_FIRST_TEXT_TOKEN = 3
+_TEMPLATE_TOKEN, _ITEM_TOKEN, _FIRST_TEXT_TOKEN = 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class SimulatedItem:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRequest:
-    """One request of the load. `items` are distinct; `features` stand in prompt order."""
+    """One request. `items` are distinct, `features` in prompt order; `text` stands for that in messages."""
 
     index: int
     name: str
@@ -45,7 +43,6 @@ class SimulatedRequest:
     prompt_token_ids: tuple[int, ...]
     features: tuple[MMFeature, ...]
     items: dict[str, SimulatedItem]
-    #: Stands for the text in the proxy's messages: no two texts have a common beginning.
     text: str
     output_token: int
 
@@ -55,30 +52,25 @@ class SimulatedRequest:
 
 
 class RequestMaker:
-    """Prompts are as the load generator's: template, pictures, text, the end of the template."""
+    """Makes prompts as the load generator's: template, pictures, text, the end of the template."""
 
     def __init__(self, shape: ModelShape, seed: int) -> None:
-        self._shape = shape
-        self._seed = seed
-        #: Those made until now, by mm_hash.
+        self._shape, self._seed = shape, seed
+        #: Those made until now, by mm_hash, and by picture: equal pictures are one item.
         self.items: dict[str, SimulatedItem] = {}
         self._by_picture: dict[Picture, SimulatedItem] = {}
 
     def make(self, index: int, planned: PlannedRequest) -> SimulatedRequest:
-        shape = self._shape
-        head = shape.prompt_overhead_tokens // 2
-        tokens = [_TEMPLATE_TOKEN] * head
-        features: list[MMFeature] = []
-        before = (shape.item_overhead_tokens + 1) // 2
-        for picture in planned.pictures:
-            plan = self.item(picture).plan
+        shape, items = self._shape, [self.item(picture) for picture in planned.pictures]
+        head, before = shape.prompt_overhead_tokens // 2, (shape.item_overhead_tokens + 1) // 2
+        tokens, features = [_TEMPLATE_TOKEN] * head, list[MMFeature]()
+        for plan in (item.plan for item in items):
             tokens += [_TEMPLATE_TOKEN] * before
             features.append(MMFeature(plan, Placement(len(tokens), plan.length)))
             tokens += [_ITEM_TOKEN] * plan.length + [_TEMPLATE_TOKEN] * (shape.item_overhead_tokens - before)
-        # A number per text stands for its words: no two texts have a common beginning.
+        # A token per text stands for all of its own: no two texts have a common beginning.
         text = _FIRST_TEXT_TOKEN + planned.seed * 2 % 0x7FFFFFF0
         tokens += [text] * planned.text_tokens + [_TEMPLATE_TOKEN] * (shape.prompt_overhead_tokens - head)
-        items = {item.plan.mm_hash: item for item in map(self.item, planned.pictures)}
         return SimulatedRequest(
             index=index,
             name=f"r{index}",
@@ -86,33 +78,21 @@ class RequestMaker:
             text_tokens=planned.text_tokens,
             prompt_token_ids=tuple(tokens),
             features=tuple(features),
-            items=items,
+            items={item.plan.mm_hash: item for item in items},
             text=str(planned.seed),
             output_token=text + 1,
         )
 
     def item(self, picture: Picture) -> SimulatedItem:
-        """Equal pictures are one item."""
-        found = self._by_picture.get(picture)
-        if found is None:
-            found = self._by_picture[picture] = self._make_item(picture)
-            self.items[found.plan.mm_hash] = found
-        return found
-
-    def _make_item(self, picture: Picture) -> SimulatedItem:
+        if (known := self._by_picture.get(picture)) is not None:
+            return known
         patches, rows = self._shape.plan(picture.width, picture.height)
-        pixels = picture.width * picture.height
-        media = f"{self._seed} {picture}".encode()
-        plan = ItemPlan(
-            mm_hash=mm_hash(media, namespace=NAMESPACE, modality=MODALITY),
-            namespace=NAMESPACE,
-            modality=MODALITY,
-            rows=rows,
-            width=self._shape.row_bytes // 2,
-            dtype="bfloat16",
-            length=rows,
-            grid_thw=(1, 1, patches),
-        )
+        pixels, media = picture.width * picture.height, f"{self._seed} {picture}".encode()
+        key = mm_hash(media, namespace=NAMESPACE, modality=MODALITY)
+        width, grid = self._shape.row_bytes // 2, (1, 1, patches)
+        plan = ItemPlan(key, NAMESPACE, MODALITY, rows, width, "bfloat16", rows, grid_thw=grid)
         media_bytes = round(JPEG_BYTES[picture.content] * pixels)
         prepared_bytes = patches * self._shape.patch**2 * _PREPARED_BYTES
-        return SimulatedItem(plan, media, patches, pixels, prepared_bytes, media_bytes)
+        made = SimulatedItem(plan, media, patches, pixels, prepared_bytes, media_bytes)
+        self._by_picture[picture] = self.items[key] = made
+        return made

@@ -72,7 +72,6 @@ def in_step(replicas: int) -> ClusterShape:
 class Limits:
     """The services' flags by their own names, the store's bytes, and the client's timeout in seconds.
 
-    `jumps`: runs of decode steps in which nothing can change are taken at once; the records are the same.
     `affinity`: pictures are a message of their own, so that the router keeps equal ones on one PD worker.
     """
 
@@ -81,5 +80,4 @@ class Limits:
     pd: PDConfig = field(default_factory=lambda: PDConfig(kv_memory=KV_MEMORY))
     store_memory: int = GIB
     client_timeout: float = 120.0
-    jumps: bool = True
     affinity: bool = False

@@ -36,11 +36,9 @@ class ClientStream:
     def token_ids(self) -> list[int]:
         return [self.request.output_token] * len(self.moments)
 
-    def add(self, moments: Sequence[float]) -> None:
-        """Tokens at these moments, none before an earlier one: a short message may overtake a long one."""
-        if self.moments and moments[0] < self.moments[-1]:
-            moments = [max(moment, self.moments[-1]) for moment in moments]
-        self.moments += moments
+    def add(self, moment: float) -> None:
+        """A token, not before an earlier one: a short message may overtake a long one."""
+        self.moments.append(max(moment, self.moments[-1]) if self.moments else moment)
 
     def end(self) -> None:
         if not self.ended.done():
@@ -59,14 +57,9 @@ class SimulatedTransport:
     links: list[SimulatedLink] = field(default_factory=list)
 
     def open_job(
-        self,
-        address: str,
-        job: encoder_pb2.EncodeJob,
-        media: ItemMedia,
-        owner: JobOwner,
-        trace: object = None,
+        self, address: str, job: encoder_pb2.EncodeJob, media: ItemMedia, owner: JobOwner, trace: object = 0
     ) -> SimulatedJob:
-        return SimulatedJob(self, self.encoders[address], job, owner)
+        return SimulatedJob(self, address, job, owner)
 
     def open_link(self, address: str, events: RequestEvents, owner: LinkOwner) -> SimulatedLink:
         link = SimulatedLink(self, address, events, owner)
@@ -80,18 +73,12 @@ class SimulatedJob:
     media_sent = True
 
     def __init__(
-        self,
-        transport: SimulatedTransport,
-        encoder: SimulatedEncoder,
-        job: encoder_pb2.EncodeJob,
-        owner: JobOwner,
+        self, transport: SimulatedTransport, address: str, job: encoder_pb2.EncodeJob, owner: JobOwner
     ) -> None:
         self.item = transport.items[job.mm_hash]
         self.re_encode = job.re_encode
         self._loop, self._rpc = transport.context.loop, transport.context.costs.rpc
-        self._encoder = encoder
-        self._job_id = job.job_id
-        self._owner = owner
+        self._encoder, self._job_id, self._owner = transport.encoders[address], job.job_id, owner
         self._end: asyncio.Future[JobReady | JobFailure] = self._loop.create_future()
 
     def run(self) -> None:
@@ -105,8 +92,7 @@ class SimulatedJob:
             self._loop.call_later(self._rpc, self._encoder.leave, self)
             raise
 
-    async def close(self) -> None:
-        """The worker has ended the stream with its last message."""
+    async def close(self) -> None: ...
 
     def planned(self, plan: ItemPlan) -> None:
         """Sent by the worker."""
@@ -130,25 +116,19 @@ class SimulatedLink:
     def __init__(
         self, transport: SimulatedTransport, address: str, events: RequestEvents, owner: LinkOwner
     ) -> None:
-        self.address = address
-        self._transport = transport
-        context = transport.context
+        self.address, self._transport, context = address, transport, transport.context
         self._loop, self._rpc, self._counters = context.loop, context.costs.rpc, context.counters
         #: Seconds that the proxy takes for a token between its arrival and the client.
         self._token_seconds = context.costs.proxy.token
         self._worker = transport.workers[address]
         self._worker.attach(self)
-        self._events = events
-        self._owner = owner
+        self._events, self._owner = events, owner
         #: By request id; None before its Submit is sent.
         self._clients: dict[str, ClientStream | None] = {}
 
     @property
     def in_flight(self) -> int:
         return len(self._clients)
-
-    def load(self, now: float) -> None:
-        """Nobody watches a simulation."""
 
     def track(self, request_id: str, attempt: int, received: Sequence[int]) -> None:
         self._clients[request_id] = None
@@ -161,10 +141,8 @@ class SimulatedLink:
         client = self._transport.clients[message.label]
         self._clients[message.request_id] = client
         await asyncio.sleep(self._rpc)
-        error: RequestError | None
-        if self._worker.full:
-            error = Overloaded("too many requests wait for this worker", retry_after=1.0)
-        else:
+        error: RequestError | None = Overloaded("too many requests wait for this worker", retry_after=1.0)
+        if not self._worker.full:
             error = await self._worker.submit(client.request, message, self._loop.now + message.timeout)
         await asyncio.sleep(self._rpc)
         if error is None:
@@ -186,36 +164,24 @@ class SimulatedLink:
     def check(self, now: float) -> bool:
         return False
 
-    def reattach(self) -> None:
-        """The stream stands."""
-
-    def give_up(self, *, silent: bool = False) -> None:
-        """No worker fails."""
-
-    async def close(self) -> None:
-        """Nothing to close."""
+    # The stream stands, no worker fails, and nobody watches: there is nothing to do.
+    def reattach(self) -> None: ...
+    def give_up(self, *, silent: bool = False) -> None: ...
+    def load(self, now: float) -> None: ...
+    async def close(self) -> None: ...
 
     def step(self, events: list[EngineEvent], tokens: int) -> None:
         """Sent by the worker: the events of one step. Clients have its tokens once all are passed on."""
         later = self._rpc + self._token_seconds * tokens
         self._counters.tokens += tokens
-        moments, clients, left = (self._loop.now + later,), self._clients, []
+        moment, clients, left = self._loop.now + later, self._clients, []
         for event in events:
             if type(event) is not NewTokens:
                 left.append(event)
             elif client := clients.get(event.request_id):
-                client.add(moments)
+                client.add(moment)
         if left:
             self._loop.call_later(self._rpc, self._deliver, left)
-
-    def run(self, request_ids: Sequence[str], ends: Sequence[float]) -> None:
-        """Sent by the worker: a token for each of the requests in each step of a run; steps end at `ends`."""
-        later = self._rpc + self._token_seconds * len(request_ids)
-        self._counters.tokens += len(request_ids) * len(ends)
-        moments = [end + later for end in ends]
-        for request_id in request_ids:
-            if client := self._clients.get(request_id):
-                client.add(moments)
 
     def _deliver(self, events: list[EngineEvent]) -> None:
         """All that is no token. Tokens decide nothing in a proxy: it gets a request's all at once at its end,

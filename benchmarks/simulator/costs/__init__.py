@@ -1,1 +1,0 @@
-"""What steps and transfers cost."""

@@ -1,26 +1,15 @@
 """Cost models of devices that were not measured here: a roofline of Qwen3-VL, and what is published.
 
-Every stage is FLOPs / (peak x share reached) + bytes / (bandwidth x share reached). Both are added where a
-real chip overlaps them in part, so that steps are rather too long than too short. Weights, keys and values,
-activations and embeddings are bfloat16.
-
-Published figures, none measured by us:
-
-- Peaks, bandwidths and the shares reached of them: `chips`.
-- `MEMORY`: vLLM 0.23 decodes Llama-3.1-8B alone at 75 tokens/s on an A100 40GB, 77 % of its bandwidth
-  (johnmusgrave.com, "vLLM throughput-latency sweep on NVIDIA A100").
-- `PREPARE`: 5 ms for the image processor alone up to 1024x1024 (vLLM pull request 50390, CPU column), and our
-  own JPEG decode of noise, 12 ns a pixel on a server core.
-- `SAVE`, `LOAD`: 694 and 912 MiB/s of an embedding store over TCP (vLLM pull request 47302).
-
-The engine's own overhead per step and the tower's launch are assumptions, named below.
+Every stage is FLOPs / (peak x share reached) + bytes / (bandwidth x share reached), in bfloat16; both are
+added where a real chip overlaps them in part, so that steps are rather too long than too short.
+docs/planner.md names the source of every figure.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from triptych.simulator.costs.chips import Chip, chip_named
+from triptych.errors import ConfigError
 from triptych.simulator.costs.costs import CostModel, EncoderCosts, ModelShape, PDCosts, ProxyCosts
 
 _BF16 = 2
@@ -43,6 +32,45 @@ PROXY = ProxyCosts(request=1.6e-3, item=1.3e-3, media_byte=1e-8, token=1.6e-5)
 TAKE_REQUEST, TAKE_TOKEN = 9e-5, 1.1e-6
 #: One message inside a data centre.
 RPC = 3e-4
+
+_CPU_PEAK = 24 * 2.7e9 * 1024
+_L40S_PEAK = 362e12
+#: SGLang's ratio of an L40S to a CPU node.
+CPU_RATIO = 12
+_CPU_SHARE = 0.5 * _L40S_PEAK / CPU_RATIO / _CPU_PEAK
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """`flops`: dense bfloat16 per second; `bandwidth`: bytes per second; `matmul` and `attention`: shares of
+    `flops` reached in linear layers and in attention; `memory`: bytes. No price: sellers differ by ten.
+    """
+
+    name: str
+    flops: float
+    bandwidth: float
+    matmul: float
+    memory: int
+    attention: float = 0.5
+
+
+CHIPS = {
+    "a100-80g": Chip("A100 80GB SXM", 312e12, 2039e9, 0.6, 80 * 10**9),
+    "h100": Chip("H100 SXM", 989.5e12, 3350e9, 0.45, 80 * 10**9),
+    "h200": Chip("H200 SXM", 989.5e12, 4800e9, 0.45, 141 * 10**9),
+    "gb200": Chip("GB200 GPU", 2500e12, 8000e9, 0.35, 186 * 10**9),
+    "l4": Chip("L4", 121e12, 300e9, 0.5, 24 * 10**9),
+    "l40s": Chip("L40S", _L40S_PEAK, 864e9, 0.5, 48 * 10**9),
+    "b60": Chip("Arc Pro B60", 98.5e12, 456e9, 0.45, 24 * 10**9),
+    "cpu": Chip("Xeon 6747P NUMA node", _CPU_PEAK, 205e9, _CPU_SHARE, 128 * 10**9, _CPU_SHARE),
+}
+
+
+def chip_named(name: str) -> Chip:
+    """ConfigError naming the ones there are."""
+    if name.lower() not in CHIPS:
+        raise ConfigError(f"--gpu {name!r} is not known: use one of {', '.join(CHIPS)}, or a profile's file")
+    return CHIPS[name.lower()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,25 +1,32 @@
-"""The whole answer to a question, and the document that holds it."""
+"""The answer to a question: ratios, what to buy for a rate, sensitivity to the load, and scaling."""
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import msgspec
 
 from triptych.errors import ConfigError
+from triptych.goodput.load.workload import Workload
 from triptych.progress.progress import step
-from triptych.simulator.plan.advice import Advice, advise
-from triptych.simulator.plan.estimate import estimate, proxies_for, proxy_seconds
-from triptych.simulator.plan.purchase import Purchase, cost_per_million, purchases
+from triptych.simulator.cluster.shape import ClusterShape, colocated
+from triptych.simulator.plan.estimate import Estimate, estimate, proxies_for, proxy_seconds
 from triptych.simulator.plan.question import PlannedDevice, Question, check_question
-from triptych.simulator.plan.ratios import Ratios, Served, best_ratio
-from triptych.simulator.plan.scaling import Bottleneck, Reach, bottlenecks, curve, traffic_of
-from triptych.simulator.plan.sensitivity import SensitivityPoint, sensitivity, sensitivity_searches
-from triptych.simulator.plan.trials import Trials
+from triptych.simulator.plan.ratios import Advice, Ratios, Served, advise, best_ratio
+from triptych.simulator.plan.scaling import Scaling, scaling
+from triptych.simulator.plan.trials import COARSE, Trials
+from triptych.simulator.run import NOT_MODELLED
 
 FORMAT = "triptych-plan/1"
+#: Shapes up to so many devices are simulated before they are named; larger ones are named by their bound.
+MOST_SIMULATED, MOST_BOUGHT = 32, 4096
+#: Sizes that are tried before the last one is named as it is.
+_TRIES = 4
+SHARES, REUSES = (0.0, 0.5, 1.0), (0.0, 0.5, 0.9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +43,28 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling:
-    """`of_bound`: what waiting leaves of the bound, taken to be the same at every size."""
+class Purchase:
+    """`shape` serves `rate`; `confirmed` in simulation. `dollars_per_million` requests, if priced."""
 
-    of_bound: float
-    curve: tuple[Reach, ...]
-    bottlenecks: tuple[Bottleneck, ...]
+    shape: ClusterShape
+    devices: int
+    rate: float
+    confirmed: bool
+    dollars_per_million: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SensitivityPoint:
+    """Sustained requests per second of the answer's two shapes where `kind` ("share" of requests with
+    pictures, or "reuse") is `value`. `best`: the ratio whose bound is highest there, by costs alone.
+    """
+
+    kind: str
+    value: float
+    apart: float
+    replicas: float
+    best: str
+    given: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,75 +112,159 @@ def answer(question: Question, wanted: Wanted) -> CapacityPlan:
         later = sensitivity_searches(question.workload) if wanted.sensitivity else 0
         ratios = best_ratio(trials, later)
         bought = purchases(trials, ratios, wanted.rate) if wanted.rate else ()
-        points = sensitivity(trials, ratios) if wanted.sensitivity else ()
+        moved = sensitivity(trials, ratios) if wanted.sensitivity else ()
     scaled = scaling(question, ratios.best, wanted.store_rate) if wanted.scale and ratios.best.rate else None
-    seconds = time.process_time() - began
+    seconds, requests = time.process_time() - began, trials.requests
     return CapacityPlan(
-        question, ratios, bought, points, scaled, len(trials), trials.requests, seconds, trials.hurried
+        question, ratios, bought, moved, scaled, len(trials), requests, seconds, trials.hurried
     )
 
 
-def scaling(question: Question, served: Served, store_rate: float = 0.0) -> Scaling:
-    """The curve of shapes like the one that was `served`."""
-    found = estimate(question)
-    traffic = traffic_of(question, found, served, store_rate)
-    return Scaling(
-        served.of_bound,
-        curve(found, served.of_bound, traffic),
-        bottlenecks(found, served.of_bound, traffic),
-    )
+def cost_per_million(devices: int, hour: float | None, rate: float) -> float | None:
+    """Dollars for a million requests at `rate` per second; None without a price or a rate."""
+    return None if hour is None or rate <= 0 else devices * hour / 3600 / rate * 1e6
 
 
-def document(found: CapacityPlan) -> dict[str, object]:
+def fewest_workers(
+    bounds: Estimate, of_bound: float, rate: float, *, apart: bool
+) -> Iterator[tuple[int, int]]:
+    """(encoders, PD workers), or (0, replicas): the fewest whose bound, less what waiting takes of it, is
+    `rate` requests per second; then one more at a time.
+
+    ConfigError when that is more than MOST_BOUGHT.
+    """
+    asked = rate / of_bound
+    needed = (asked / bounds.encoder, asked / bounds.pd_worker) if apart else (0.0, asked / bounds.replica)
+    if max(needed) > MOST_BOUGHT or sum(map(math.ceil, needed)) > MOST_BOUGHT:
+        raise ConfigError(f"--rate {rate:g} takes more than {MOST_BOUGHT} devices: split it")
+    encoders, others = map(math.ceil, needed)
+    while True:
+        yield encoders, others
+        # The pool that limits both grows.
+        limits = bool(encoders) and encoders * bounds.encoder < others * bounds.pd_worker
+        encoders, others = encoders + limits, others + (not limits)
+
+
+def purchase(trials: Trials, served: Served, rate: float, *, apart: bool) -> Purchase:
+    """The fewest devices by the bound, with what the worst of the answer's loads left of it; then simulated.
+
+    ConfigError for a rate that cannot be served.
+    """
+    if not 0 < rate < math.inf:
+        raise ConfigError(f"--rate {rate:g} must be above 0")
+    question = trials.question
+    of_bound = min(min(served.rates) / served.bound, 1.0)
+    for tried, counts in enumerate(fewest_workers(estimate(question), of_bound, rate, apart=apart), 1):
+        bought = question.apart(*counts) if apart else colocated(counts[1])
+        devices = question.devices_in(bought)
+        confirmed = devices <= MOST_SIMULATED and trials.window(bought, question.workload, rate).sustained
+        if confirmed or devices >= MOST_SIMULATED or tried == _TRIES:
+            break
+    return Purchase(bought, devices, rate, confirmed, cost_per_million(1, question.hourly(bought), rate))
+
+
+def purchases(trials: Trials, ratios: Ratios, rate: float) -> tuple[Purchase, ...]:
+    """Apart and as replicas; what serves nothing on the question's devices is left out."""
+    pairs = ((ratios.best, True), (ratios.replicas, False))
+    return tuple(purchase(trials, served, rate, apart=apart) for served, apart in pairs if served.rate)
+
+
+def with_share(load: Workload, share: float) -> Workload:
+    """A share of requests has pictures, in the load's own proportions; one each where it has none."""
+    pictures = tuple((count, weight) for count, weight in load.images if count and weight) or ((1, 1.0),)
+    total = sum(weight for _, weight in pictures)
+    scaled = tuple((count, weight * share / total) for count, weight in pictures if share)
+    return replace(load, images=(((0, 1 - share),) if share < 1 else ()) + scaled)
+
+
+def share_of(load: Workload) -> float:
+    """The share of requests with pictures."""
+    return sum(weight for count, weight in load.images if count) / sum(weight for _, weight in load.images)
+
+
+def points(load: Workload) -> Iterator[tuple[str, float, Workload]]:
+    """(kind, value, workload); reuse only where there are pictures."""
+    for share in sorted({*SHARES, round(share_of(load), 4)}):
+        yield "share", share, with_share(load, share)
+    for reuse in sorted({*REUSES, load.reuse}) if share_of(load) else ():
+        yield "reuse", reuse, replace(load, reuse=reuse)
+
+
+def sensitivity_searches(load: Workload) -> int:
+    """Searches of `sensitivity`, at most: two at each point but the load's own."""
+    given = {"share": share_of(load), "reuse": load.reuse}
+    return 2 * sum(value != given[kind] for kind, value, _ in points(load))
+
+
+def sensitivity(trials: Trials, ratios: Ratios) -> tuple[SensitivityPoint, ...]:
+    """The answer's ratio and the replicas over all points, one load each, less finely than the answer."""
+    asked = trials.question.workload
+    own = {"share": share_of(asked), "reuse": asked.reuse}
+
+    def rate(served: Served, bounds: Estimate, load: Workload) -> float:
+        start = served.of_bound * bounds.of(served.shape)
+        return trials.highest(served.shape, load, start, 0, COARSE) if start else 0.0
+
+    found = []
+    for kind, value, load in points(asked):
+        given, bounds = value == own[kind], estimate(trials.question, load)
+        # An answer for texts alone has no encoder, and would fail at the first picture.
+        both = [
+            0.0 if one is ratios.best and not one.shape.encoders
+            else one.rate if given else rate(one, bounds, load)
+            for one in (ratios.best, ratios.replicas)
+        ]  # fmt: skip
+        best = max(ratios.apart, key=lambda served, bounds=bounds: bounds.of(served.shape)).name  # type: ignore[misc]
+        found.append(SensitivityPoint(kind, value, both[0], both[1], best, given))
+    return tuple(found)
+
+
+def document(plan: CapacityPlan) -> dict[str, object]:
     """The answer as JSON has it: rates in requests per second, dollars per million requests or null."""
-    question = found.question
-    device = question.device
+    question, ratios = plan.question, plan.ratios
     return {
         "format": FORMAT,
         "workload": {"name": question.workload_name} | asdict(question.workload),
         "slo": dict(question.slo.limits),
-        "device": _device(device),
+        "device": _device(question.device),
         "encoder_device": _device(question.encoders_on),
         "devices": question.devices,
         "budget": question.budget or None,
         "seed": question.seed,
-        "ratios": [_served(found, served) for served in found.ratios.apart],
-        "replicas": _served(found, found.ratios.replicas),
-        "in_step": _served(found, found.ratios.in_step) if found.ratios.in_step is not None else None,
-        "best": found.ratios.best.name if found.ratios.best.rate else None,
-        "verdict": found.ratios.verdict,
-        "advice": asdict(found.advice),
+        "ratios": [_served(plan, served) for served in ratios.apart],
+        "replicas": _served(plan, ratios.replicas),
+        "in_step": _served(plan, ratios.in_step) if ratios.in_step is not None else None,
+        "best": ratios.best.name if ratios.best.rate else None,
+        "verdict": ratios.verdict,
+        "advice": asdict(plan.advice),
         "purchases": [
-            asdict(one) | {"shape": one.shape.name, "proxies": found.proxies(one.rate)}
-            for one in found.purchases
+            asdict(one) | {"shape": one.shape.name, "proxies": plan.proxies(one.rate)}
+            for one in plan.purchases
         ],
-        "sensitivity": [asdict(point) for point in found.points],
-        "scaling": asdict(found.scaling) if found.scaling is not None else None,
-        "hurried": found.hurried,
-        "simulated": {"windows": found.windows, "requests": found.requests, "seconds": found.seconds},
+        "sensitivity": [asdict(point) for point in plan.points],
+        "scaling": asdict(plan.scaling) if plan.scaling is not None else None,
+        "hurried": plan.hurried,
+        "not_modelled": NOT_MODELLED,
+        "simulated": {"windows": plan.windows, "requests": plan.requests, "seconds": plan.seconds},
     }
 
 
 def _device(device: PlannedDevice) -> dict[str, object]:
-    return {
-        "name": device.name,
-        "source": device.costs.source,
-        "dollars_per_hour": device.hour,
-        "ranks": device.ranks,
-    }
+    source, hour = device.costs.source, device.hour
+    return {"name": device.name, "source": source, "dollars_per_hour": hour, "ranks": device.ranks}
 
 
-def _served(found: CapacityPlan, served: Served) -> dict[str, object]:
+def _served(plan: CapacityPlan, served: Served) -> dict[str, object]:
     return {
         "shape": served.name,
         "bound": served.bound,
         "rate": served.rate if not served.skipped else None,
         "rates": list(served.rates),
-        "proxies": found.proxies(served.rate) if not served.skipped else None,
-        "dollars_per_million": found.dollars(served),
-        "requests_per_dollar": found.per_dollar(served),
+        "proxies": plan.proxies(served.rate) if not served.skipped else None,
+        "dollars_per_million": plan.dollars(served),
+        "requests_per_dollar": plan.per_dollar(served),
     }
 
 
-def write_document(path: Path, found: CapacityPlan) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(document(found)), indent=1) + b"\n")
+def write_document(path: Path, plan: CapacityPlan) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(document(plan)), indent=1) + b"\n")

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rich.console import Console
+from rich.text import Text
+
 from triptych.errors import ConfigError
-from triptych.goodput.load.workload import PlannedRequest, Workload
+from triptych.goodput.load.workload import Workload
 from triptych.progress.progress import Progress, step
-from triptych.simulator.autoscale.ours import WorkSeconds
-from triptych.simulator.autoscale.scaler import FixedSize
-from triptych.simulator.autoscale.traces import UTILIZATION, Phase, Trace, requests_of, trace, work_of
-from triptych.simulator.autoscale.trial import TrialResult, TrialSetup, run_trial
+from triptych.simulator.autoscale.pool import TrialResult, TrialSetup, run_trial
+from triptych.simulator.autoscale.scaler import FixedSize, Scaler, WorkSeconds
+from triptych.simulator.autoscale.traces import UTILIZATION, Phase, Sent, Trace, requests_of, trace, work_of
 from triptych.simulator.plan.estimate import estimate
 from triptych.simulator.plan.question import Question
+from triptych.simulator.plan.tables import Row, money, table
+from triptych.simulator.run import NOT_MODELLED
 
 COLD_STARTS = (5.0, 60.0)
 DAY_HOURS = 24.0
@@ -35,7 +39,7 @@ class DayRow:
     good: int
     ttft: float
     failures: int
-    dollars: float | None
+    dollars: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +62,13 @@ def read_trace(name: str, workload: Workload) -> Trace:
     if not path.is_file():
         known = trace(name)
         return Trace(name, tuple(replace(phase, workload=workload) for phase in known.phases))
-    found: list[tuple[float, float]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        words = line.partition("#")[0].split()
-        if words:
-            found.append(_phase(words, f"--trace {path}, line {number}"))
-    if not any(share for _, share in found):
+    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+    split = [(number, line.partition("#")[0].split()) for number, line in lines]
+    read = [_phase(words, f"--trace {path}, line {number}") for number, words in split if words]
+    if not any(share for _, share in read):
         raise ConfigError(f'--trace {path} has no load: write lines of "seconds share", like "3600 0.25"')
-    ends = [share for _, share in found[1:]] + [found[-1][1]]
-    phases = (Phase(seconds, share, end, workload) for (seconds, share), end in zip(found, ends, strict=True))
+    ends = [share for _, share in read[1:]] + [read[-1][1]]
+    phases = (Phase(seconds, share, end, workload) for (seconds, share), end in zip(read, ends, strict=True))
     return Trace(path.stem, tuple(phases))
 
 
@@ -86,73 +88,61 @@ def day_of(question: Question, rate: float, name: str) -> DayPlan:
         raise ConfigError("--trace needs --rate, the requests per second at the peak")
     if not question.slo.limits:
         raise ConfigError('--slo is empty: say what a good request keeps to, like "ttft:10000 tpot:100"')
-    shown, load = read_trace(name, question.workload), question.workload
-    setup, peak = _setup(question, rate), _peak(question, rate)
-    # `requests_of` takes the peak in busy workers.
-    workers = rate * work_of(load, setup.costs.encoder, setup.model) / UTILIZATION
+    shown, device = read_trace(name, question.workload), question.device
+    # Twice the PD workers that the peak needs: encoders are what is judged.
+    pd_workers = math.ceil(2 * rate / estimate(question).pd_worker)
+    costs = replace(device.costs, encoder=question.encoders_on.costs.encoder)
+    setup = TrialSetup(costs, device.model, pd_workers, device.limits, question.slo)
+    # Encoders that are 70 % busy at the peak, which is how `requests_of` takes it.
+    workers = rate * work_of(question.workload, costs.encoder, device.model) / UTILIZATION
+    if not workers:
+        raise ConfigError("--trace is about encoders, and this load has no pictures: give --images")
     requests = rate * shown.seconds / shown.peak_to_mean
     if requests > MOST_REQUESTS:
         raise ConfigError(
             f"--trace {name} has {requests:.0f} requests at --rate {rate:g}, at most {MOST_REQUESTS} are "
             f"simulated: use a --rate of up to {rate * MOST_REQUESTS / requests:.3g}"
         )
-    sent = requests_of(shown, setup.costs.encoder, setup.model, question.seed, workers)
-    # The best static size is found by halves.
-    with step("simulating", 1 + peak.bit_length() + len(COLD_STARTS), "days") as running:
-        rows = list(_static(setup, sent, peak, running))
-        for cold_start in COLD_STARTS:
-            running.advance(0, note=f"the policy, cold start {cold_start:g} s")
-            scaler = WorkSeconds(0, peak, cold_start)
-            found = run_trial(setup, *sent, scaler, cold_start)
-            running.advance()
-            rows.append(_row(f"policy, cold start {cold_start:g} s", peak, found))
+    sent = requests_of(shown, costs.encoder, device.model, question.seed, workers)
+    rows = _rows(setup, sent, math.ceil(workers))
     priced = tuple(replace(row, dollars=_dollars(question, row, rows[0])) for row in rows)
-    return DayPlan(shown, rate, len(sent[0]), setup.pd_workers, priced)
+    return DayPlan(shown, rate, len(sent[0]), pd_workers, priced)
 
 
-def _setup(question: Question, rate: float) -> TrialSetup:
-    """The question's devices, with twice the PD workers that the peak needs: encoders are what is judged."""
-    device = question.device
-    pd_workers = math.ceil(2 * rate / estimate(question).pd_worker)
-    costs = replace(device.costs, encoder=question.encoders_on.costs.encoder)
-    return TrialSetup(costs, device.model, pd_workers, device.limits, question.slo)
+def _rows(setup: TrialSetup, sent: Sent, peak: int) -> list[DayRow]:
+    """The pool for the peak; the smallest that serves nearly as many requests well, by halves; the policy."""
+    with step("simulating", 1 + peak.bit_length() + len(COLD_STARTS), "days") as running:
+        top = best = _serve(setup, sent, "static peak", FixedSize(peak), peak, running, initial=peak)
+        low = 1
+        while low < best.encoders:
+            size = (low + best.encoders) // 2
+            middle = _serve(setup, sent, "static, best size", FixedSize(size), size, running, initial=size)
+            if middle.good >= ENOUGH * top.good:
+                best = middle
+            else:
+                low = middle.encoders + 1
+        rows = [top, replace(best, name="static, best size")]
+        for cold_start in COLD_STARTS:
+            name, scaler = f"policy, cold start {cold_start:g} s", WorkSeconds(0, peak, cold_start)
+            rows.append(_serve(setup, sent, name, scaler, peak, running, cold_start=cold_start))
+    return rows
 
 
-def _peak(question: Question, rate: float) -> int:
-    """Encoders that are 70 % busy at the peak."""
-    seconds = work_of(question.workload, question.encoders_on.costs.encoder, question.device.model)
-    if not seconds:
-        raise ConfigError("--trace is about encoders, and this load has no pictures: give --images")
-    return math.ceil(rate * seconds / UTILIZATION)
-
-
-def _static(
+def _serve(
     setup: TrialSetup,
-    sent: tuple[list[PlannedRequest], list[float]],
-    peak: int,
+    sent: Sent,
+    name: str,
+    scaler: Scaler,
+    encoders: int,
     running: Progress,
-) -> Sequence[DayRow]:
-    """The pool for the peak, and the smallest one that serves nearly as many requests well."""
-
-    def serve(size: int) -> DayRow:
-        running.advance(0, note=f"{size} static encoders")
-        found = run_trial(setup, *sent, FixedSize(size), 0.0, size)
-        running.advance()
-        return _row(f"static, {size}", size, found)
-
-    top = serve(peak)
-    best, low = top, 1
-    while low < best.encoders:
-        middle = serve((low + best.encoders) // 2)
-        if middle.good >= ENOUGH * top.good:
-            best = middle
-        else:
-            low = middle.encoders + 1
-    return replace(top, name="static peak"), replace(best, name="static, best size")
-
-
-def _row(name: str, encoders: int, found: TrialResult) -> DayRow:
-    return DayRow(name, encoders, found.worker_seconds, found.good, found.ttft, found.failures, dollars=None)
+    *,
+    cold_start: float = 0.0,
+    initial: int = 1,
+) -> DayRow:
+    running.advance(0, note=f"{name}, {encoders} encoders")
+    found: TrialResult = run_trial(setup, *sent, scaler, cold_start, initial)
+    running.advance()
+    return DayRow(name, encoders, found.worker_seconds, found.good, found.ttft, found.failures)
 
 
 def _dollars(question: Question, row: DayRow, static: DayRow) -> float | None:
@@ -161,3 +151,27 @@ def _dollars(question: Question, row: DayRow, static: DayRow) -> float | None:
     if hour is None:
         return None
     return row.worker_seconds / static.worker_seconds * static.encoders * DAY_HOURS * hour
+
+
+def show_day(day: DayPlan, question: Question, console: Console) -> None:
+    """One row for each pool: encoders at most, encoder-seconds, shares of static peak's, TTFT, dollars."""
+    shown = day.trace
+    head = (
+        f"{shown.name}: {shown.seconds:.0f} s as a day, {day.requests} requests of "
+        f"{question.workload_name}, {day.rate:g} requests/s at the peak, {shown.peak_to_mean:.1f} "
+        f"times the mean; {question.slo}\nencoders: {question.encoders_on.name}"
+    )
+    columns = ("pool", "most", "seconds", "share", "goodput", "P99 s", "failed", "a day")
+    console.print(Text(head), table("Encoders through the day", columns, _cells(day), narrow=True), sep="\n")
+    if day.rows[0].encoders == 1:
+        console.print("One encoder is enough for the peak: only idle hours can be saved.", highlight=False)
+    console.print(Text(f"not modelled: {NOT_MODELLED}"))
+
+
+def _cells(day: DayPlan) -> Iterator[Row]:
+    static = day.rows[0]
+    for row in day.rows:
+        seconds = f"{row.worker_seconds:,.0f}", f"{row.worker_seconds / static.worker_seconds:.0%}"
+        good = f"{row.good / static.good:.2%}" if static.good else "–"
+        rest = f"{row.ttft:.2f}", str(row.failures), money(row.dollars)
+        yield (row.name, str(row.encoders), *seconds, good, *rest), ""

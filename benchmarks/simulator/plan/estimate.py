@@ -21,11 +21,12 @@ PROXY_SHARE = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a request of a workload asks on average. `fresh`: pictures that were not shown before."""
+    """What a request of a workload asks on average. `fresh`: pictures that were not shown before;
+    `prompt_squared`: mean of the squared prompt, of which attention takes half.
+    """
 
     output_tokens: float
     prompt_tokens: float
-    #: Mean of the squared prompt, of which attention takes half.
     prompt_squared: float
     text_tokens: float
     pictures: float
@@ -43,9 +44,8 @@ def demand_of(load: Workload, model: ModelShape) -> Demand:
     pixels, patches, rows = (sum(size[i] * size[3] for size in sizes) / total for i in range(3))
     counts = sum(weight for _, weight in load.images)
     text = model.prompt_overhead_tokens + load.text_tokens
-    prompts = [
-        (text + count * (rows + model.item_overhead_tokens), weight / counts) for count, weight in load.images
-    ]
+    picture = rows + model.item_overhead_tokens
+    prompts = [(text + count * picture, weight / counts) for count, weight in load.images]
     pictures = sum(count * weight for count, weight in load.images) / counts
     return Demand(
         output_tokens=load.output_tokens,
@@ -75,12 +75,13 @@ def proxies_for(rate: float, seconds: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Upper bounds in requests per second: of one encoder, one PD worker, one replica that is both."""
+    """Upper bounds in requests per second: of one encoder, one PD worker, one replica that is both; and
+    seconds of a step, and of a request's work on a PD worker.
+    """
 
     encoder: float
     pd_worker: float
     replica: float
-    #: Of a step, and of a request's work on a PD worker, in seconds.
     step: float
     work: float
 
@@ -90,41 +91,39 @@ class Estimate:
     def of(self, shape: ClusterShape) -> float:
         """Workers that encode and decode are replicas."""
         both = sum(worker.encodes and worker.decodes for worker in shape.workers)
-        if both:
-            return both * self.replica
-        return self.bound(shape.encoders, shape.pd_workers)
+        return both * self.replica if both else self.bound(shape.encoders, shape.pd_workers)
 
     def step_seconds(self, rate: float) -> float:
         """Of a PD worker that gets `rate`, at most nineteen twentieths of its bound."""
-        rate = min(rate, 0.95 * self.pd_worker)
-        return self.step / max(1 - rate * self.work, 1e-3)
+        return self.step / max(1 - min(rate, 0.95 * self.pd_worker) * self.work, 1e-3)
 
 
 def estimate(question: Question, load: Workload | None = None) -> Estimate:
     """Of the question's devices under `load`, or its own."""
-    device, load = question.device, question.workload if load is None else load
-    asked = demand_of(load, device.model)
-    limits, encoders = device.limits, question.encoders_on.costs
-    tower, apart = (_tower_seconds(asked, costs, limits) for costs in (device.costs, encoders))
+    device, encoders = question.device, question.encoders_on.costs
+    asked = demand_of(question.workload if load is None else load, device.model)
+    tower, apart = (_tower_seconds(asked, costs, device.limits) for costs in (device.costs, encoders))
     work = _work_seconds(asked, device.costs)
-    both = _steps_rate(asked, work + tower, device, question.slo)
     return Estimate(
-        encoder=min(1 / apart if apart else math.inf, _prepared_rate(asked, encoders, limits)),
+        encoder=min(1 / apart if apart else math.inf, _prepared_rate(asked, encoders, device.limits)),
         pd_worker=_steps_rate(asked, work, device, question.slo),
-        replica=min(_prepared_rate(asked, device.costs, limits), both),
+        replica=min(
+            _prepared_rate(asked, device.costs, device.limits),
+            _steps_rate(asked, work + tower, device, question.slo),
+        ),
         step=device.costs.pd.step,
         work=work,
     )
 
 
-def best_counts(found: Estimate, devices: int) -> tuple[int, int]:
+def best_counts(bounds: Estimate, devices: int) -> tuple[int, int]:
     """(encoders, PD workers) of so many devices with the highest bound; of two alike, with fewer encoders."""
-    if math.isinf(found.encoder):
+    if math.isinf(bounds.encoder):
         return 0, devices
     # Where encoders and PD workers are busy alike: one of the two whole numbers around it.
-    even = devices * found.pd_worker / (found.pd_worker + found.encoder)
+    even = devices * bounds.pd_worker / (bounds.pd_worker + bounds.encoder)
     counts = {min(max(1, count), devices - 1) for count in (math.floor(even), math.ceil(even))}
-    best = max(sorted(counts), key=lambda count: found.bound(count, devices - count))
+    best = max(sorted(counts), key=lambda count: bounds.bound(count, devices - count))
     return best, devices - best
 
 
@@ -132,11 +131,9 @@ def _tower_seconds(asked: Demand, costs: CostModel, limits: Limits) -> float:
     """Of one request's fresh pictures, in the largest batches."""
     encoder = costs.encoder
     batch = max(1, min(limits.encoder.tower_credit, limits.encoder.batch_patches // asked.patches))
+    each = encoder.tower_batch / batch + encoder.tower_item
     return asked.fresh * (
-        encoder.tower_batch / batch
-        + encoder.tower_item
-        + encoder.tower_patch * asked.patches
-        + encoder.tower_pair * asked.patches_squared
+        each + encoder.tower_patch * asked.patches + encoder.tower_pair * asked.patches_squared
     )
 
 
@@ -154,9 +151,8 @@ def _work_seconds(asked: Demand, costs: CostModel) -> float:
 def _steps_rate(asked: Demand, work: float, device: PlannedDevice, slo: Slo) -> float:
     step, limits = device.costs.pd.step, device.limits.pd
     longest = min(slo.seconds("tpot"), slo.seconds("e2el") / asked.output_tokens)
-    room = limits.kv_memory / device.model.kv_token_bytes / (asked.prompt_tokens + asked.output_tokens)
-    sequences = min(limits.max_num_seqs, room)
-    budget = limits.max_num_batched_tokens / 2
+    held = limits.kv_memory / device.model.kv_token_bytes / (asked.prompt_tokens + asked.output_tokens)
+    sequences, budget = min(limits.max_num_seqs, held), limits.max_num_batched_tokens / 2
     rates = [
         (1 - step / longest) / work,
         sequences / (asked.output_tokens * step + sequences * work),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,9 +11,8 @@ from triptych.errors import ConfigError
 from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import Slo
 from triptych.simulator.cluster.shape import ClusterShape, Limits, on_devices
-from triptych.simulator.costs.chips import CHIPS, Chip
 from triptych.simulator.costs.costs import CostModel, ModelShape, read_costs, read_shape
-from triptych.simulator.costs.published import QWEN3_VL_4B, QWEN3_VL_4B_SHAPE, published
+from triptych.simulator.costs.published import CHIPS, QWEN3_VL_4B, QWEN3_VL_4B_SHAPE, Chip, published
 
 #: Short for the only kind of it that we have figures of.
 SHORT_NAMES = {"a100": "a100-80g"}
@@ -22,7 +22,7 @@ MEMORY_SHARE = 0.9
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 256, 2048
 ENCODER_CACHE, STORE_MEMORY = 4 * GIB, 64 * GIB
 #: Overload is to be seen as latency, not as refusals.
-_QUEUE = 1_000_000
+_PROXY = ProxyConfig(max_queue=1_000_000)
 MOST_DEVICES, MOST_RANKS = 64, 8
 #: Of a PD worker's costs, those of its steps.
 _STEP_COSTS = ("step", "prefill_token", "decode_seq", "context_token", "prefill_context")
@@ -92,10 +92,8 @@ def parse_prices(text: str, names: tuple[str, ...]) -> dict[str, float]:
 
     ConfigError for what is neither, for a device that is not planned with, and for one left out.
     """
-    if not text:
-        return {}
     found: dict[str, float] = {}
-    for word in text.split(","):
+    for word in text.split(",") if text else ():
         name, _, price = word.rpartition("=")
         try:
             found |= dict.fromkeys((name.strip().lower(),) if name else names, float(price))
@@ -103,7 +101,7 @@ def parse_prices(text: str, names: tuple[str, ...]) -> dict[str, float]:
             raise ConfigError(f"--price {text!r}: write 1.5, or a100=1.5,b60=0.4 per device") from None
     if unknown := found.keys() - set(names):
         raise ConfigError(f"--price names {', '.join(sorted(unknown))}, but devices are {', '.join(names)}")
-    if missing := set(names) - found.keys():
+    if text and (missing := set(names) - found.keys()):
         raise ConfigError(f"--price {text!r} leaves out {', '.join(sorted(missing))}: give each a price")
     return found
 
@@ -123,45 +121,35 @@ def read_device(
             f"--pd-rank-speed {speed:g} must be between 1 and --pd-ranks {ranks}: measure how many times as "
             "fast the steps of so many ranks are"
         )
-    if hour is not None and not 0 <= hour < float("inf"):
+    if hour is not None and not 0 <= hour < math.inf:
         raise ConfigError(f"--price {hour:g} must be dollars per hour and device, 0 or above")
-    if (known := SHORT_NAMES.get(name.lower(), name.lower())) in CHIPS:
-        chip = CHIPS[known]
-        costs, limits = _faster(published(known), speed), _on(chip, ranks)
-        return PlannedDevice(_named(chip.name, ranks), costs, QWEN3_VL_4B_SHAPE, limits, hour, ranks)
     path = Path(name)
-    if not path.is_file():
+    if (known := SHORT_NAMES.get(name.lower(), name.lower())) in CHIPS:
+        costs, model, limits = published(known), QWEN3_VL_4B_SHAPE, _on(CHIPS[known], ranks)
+        title = CHIPS[known].name
+    elif path.is_file():
+        costs, model, limits = read_costs(path, flag), read_shape(path, flag), Limits(proxy=_PROXY)
+        title = costs.name
+    else:
         names = ", ".join(sorted({*SHORT_NAMES, *CHIPS}))
         raise ConfigError(f"{flag} {name!r} is neither a file of `triptych profile` nor one of {names}")
-    costs = _faster(read_costs(path, flag), speed)
-    limits = Limits(proxy=ProxyConfig(max_queue=_QUEUE))
-    return PlannedDevice(_named(costs.name, ranks), costs, read_shape(path, flag), limits, hour, ranks)
-
-
-def _named(name: str, ranks: int) -> str:
-    return f"{name} (PD workers of {ranks} ranks)" if ranks > 1 else name
-
-
-def _faster(costs: CostModel, speed: float) -> CostModel:
-    """With steps that take so many times less; all else of a PD worker is as with one rank."""
-    steps = {name: getattr(costs.pd, name) / speed for name in _STEP_COSTS}
-    return replace(costs, pd=replace(costs.pd, **steps))
+    # All else of a PD worker is as with one rank.
+    steps = {cost: getattr(costs.pd, cost) / speed for cost in _STEP_COSTS}
+    costs = replace(costs, pd=replace(costs.pd, **steps))
+    title += f" (PD workers of {ranks} ranks)" if ranks > 1 else ""
+    return PlannedDevice(title, costs, model, limits, hour, ranks)
 
 
 def _on(chip: Chip, ranks: int) -> Limits:
     """Keys and values take what is left of the memory: ranks divide the weights, embeddings are in each."""
     weights = 2 * (QWEN3_VL_4B.text_parameters + QWEN3_VL_4B.head_parameters)
-    kv_memory = ranks * (round(chip.memory * MEMORY_SHARE) - ENCODER_CACHE) - weights
-    return Limits(
-        proxy=ProxyConfig(max_queue=_QUEUE),
-        pd=PDConfig(
-            kv_memory=kv_memory,
-            max_num_seqs=MAX_NUM_SEQS,
-            max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
-            encoder_cache_memory=ENCODER_CACHE,
-        ),
-        store_memory=STORE_MEMORY,
+    pd = PDConfig(
+        kv_memory=ranks * (round(chip.memory * MEMORY_SHARE) - ENCODER_CACHE) - weights,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+        encoder_cache_memory=ENCODER_CACHE,
     )
+    return Limits(proxy=_PROXY, pd=pd, store_memory=STORE_MEMORY)
 
 
 def check_question(question: Question) -> None:
@@ -170,13 +158,13 @@ def check_question(question: Question) -> None:
         raise ConfigError('--slo is empty: say what a sustained rate keeps to, like "ttft:2000 tpot:50"')
     if question.encoder_device is not None:
         _check_unequal(question)
+    least = 1 + question.device.ranks
     if question.budget:
         _check_budget(question)
-    elif not 1 + question.device.ranks <= question.devices <= MOST_DEVICES:
+    elif not least <= question.devices <= MOST_DEVICES:
         raise ConfigError(
-            f"--devices {question.devices} must be between {1 + question.device.ranks}, a worker for each "
-            f"pool, and {MOST_DEVICES}; "
-            "use --scale for more"
+            f"--devices {question.devices} must be between {least}, a worker for each pool, and "
+            f"{MOST_DEVICES}; use --scale for more"
         )
     if question.repeats < 1:
         raise ConfigError(f"--repeats {question.repeats} must be at least 1")
@@ -197,17 +185,13 @@ def _check_unequal(question: Question) -> None:
 
 
 def _check_budget(question: Question) -> None:
-    least = question.hourly(question.apart(1, 1))
+    budget, least = question.budget, question.hourly(question.apart(1, 1))
     if least is None:
         raise ConfigError("--budget needs --price: what each device costs per hour")
-    if not least <= question.budget < float("inf"):
-        raise ConfigError(
-            f"--budget {question.budget:g}: one encoder and one PD worker cost {least:g} per hour"
-        )
+    if not least <= budget < math.inf:
+        raise ConfigError(f"--budget {budget:g}: one encoder and one PD worker cost {least:g} per hour")
     if 0 in (question.device.hour, question.encoders_on.hour):
         raise ConfigError("--budget needs prices above 0: any number of free devices fits")
-    most = question.budget / min(question.device.hour or 1.0, question.encoders_on.hour or 1.0)
+    most = budget / min(question.device.hour or 1.0, question.encoders_on.hour or 1.0)
     if most > MOST_DEVICES:
-        raise ConfigError(
-            f"--budget {question.budget:g} buys up to {most:.0f} devices, at most {MOST_DEVICES}"
-        )
+        raise ConfigError(f"--budget {budget:g} buys up to {most:.0f} devices, at most {MOST_DEVICES}")

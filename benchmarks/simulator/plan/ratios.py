@@ -1,4 +1,4 @@
-"""Which ratio of encoders to PD workers serves most, and what replicas serve on as many devices."""
+"""Which ratio of encoders to PD workers serves most, what replicas serve instead, and the advice."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import statistics
 from dataclasses import dataclass
 
 from triptych.simulator.cluster.shape import ClusterShape, colocated, in_step
-from triptych.simulator.plan.estimate import estimate
+from triptych.simulator.plan.estimate import Estimate, estimate
 from triptych.simulator.plan.question import Question
 from triptych.simulator.plan.trials import Fineness, Trials
 
 #: Windows are short: a shape whose bound is a little below what another serves may still serve more.
 BOUND_MARGIN = 1.1
-#: Where other loads are looked at, the answer is near.
+#: For further loads, whose answer is near that of the first.
 _NEAR = Fineness(0.06, 1.06)
 #: A shape is better than another when it serves more by what a search cannot tell apart.
 ALIKE = 1.06
@@ -20,7 +20,7 @@ ALIKE = 1.06
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Sustained requests per second of a shape: one figure per load. None: its bound rules it out."""
+    """Sustained requests per second of a shape, one figure per load; none where its bound rules it out."""
 
     shape: ClusterShape
     bound: float
@@ -32,7 +32,6 @@ class Served:
 
     @property
     def rate(self) -> float:
-        """The median; 0 without any."""
         return statistics.median(self.rates) if self.rates else 0.0
 
     @property
@@ -47,8 +46,8 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Ratios:
-    """`apart`: every ratio, by the number of encoders. `replicas`: as many devices that are both, tower and
-    decoder in turn; `in_step`: with the tower inside the step, as vLLM's.
+    """Every ratio by the number of encoders (`apart`), and as many devices that are both: with tower and
+    decoder in turn (`replicas`), and with the tower inside the step as vLLM has it (`in_step`).
     """
 
     apart: tuple[Served, ...]
@@ -58,14 +57,16 @@ class Ratios:
     @property
     def baseline(self) -> Served:
         """The replicas that serve more."""
-        if self.in_step is None or self.in_step.rate <= self.replicas.rate:
-            return self.replicas
-        return self.in_step
+        return max((self.replicas, *self.all[len(self.apart) + 1 :]), key=lambda served: served.rate)
 
     @property
     def all(self) -> tuple[Served, ...]:
-        """As tables have them."""
         return (*self.apart, self.replicas) + ((self.in_step,) if self.in_step is not None else ())
+
+    @property
+    def best(self) -> Served:
+        """The ratio that serves most."""
+        return max(self.apart, key=lambda served: served.rate)
 
     @staticmethod
     def better(one: Served, other: Served, price: float = 1.0) -> bool:
@@ -73,13 +74,7 @@ class Ratios:
         return one.rate > ALIKE * price * other.rate and min(one.rates) >= price * max(other.rates)
 
     @property
-    def best(self) -> Served:
-        """The ratio that serves most."""
-        return max(self.apart, key=lambda served: served.rate)
-
-    @property
     def verdict(self) -> str:
-        """Who serves more, when it is more than a search can tell apart, and than loads differ."""
         best, replicas = self.best, self.baseline
         if not best.rate and not replicas.rate:
             return "nobody serves this load within the SLO"
@@ -89,21 +84,25 @@ class Ratios:
         return "open: both serve as much as the search can tell"
 
 
+def most_pd_workers(question: Question) -> int:
+    """PD workers, or replicas, that all of the devices or the budget make."""
+    if not question.budget:
+        return question.devices // question.device.ranks
+    return int(question.budget / ((question.device.hour or 1.0) * question.device.ranks) + 1e-9)
+
+
 def candidates(question: Question, *, pictures: bool) -> list[ClusterShape]:
     """Every ratio of the question's devices; with a budget, for every number of PD workers that it buys as
     many encoders as the rest of it does. Without pictures, encoders would have nothing to do.
     """
-    ranks = question.device.ranks
-    most = question.devices // ranks
+    most, ranks = most_pd_workers(question), question.device.ranks
+    if not pictures:
+        return [question.apart(0, most)]
     counts = [(question.devices - ranks * n, n) for n in range(most, 0, -1)]
     if budget := question.budget:
         price, encoder_price = question.device.hour, question.encoders_on.hour
         assert price and encoder_price, "check_question sees to prices"
-        each = price * ranks
-        most = int(budget / each + 1e-9)
-        counts = [(int((budget - n * each) / encoder_price + 1e-9), n) for n in range(1, most + 1)]
-    if not pictures:
-        return [question.apart(0, most)]
+        counts = [(int((budget - n * price * ranks) / encoder_price + 1e-9), n) for n in range(1, most + 1)]
     return [question.apart(encoders, pd_workers) for encoders, pd_workers in counts if encoders]
 
 
@@ -114,38 +113,76 @@ def best_ratio(trials: Trials, later: int = 0) -> Ratios:
     searches follow, which the progress counts.
     """
     question = trials.question
-    load, found = question.workload, estimate(question)
-    pictures = any(count for count, weight in load.images if weight)
-    shapes, count = candidates(question, pictures=pictures), question.devices // question.device.ranks
-    if question.budget:
-        each = (question.device.hour or 1.0) * question.device.ranks
-        count = max(1, int(question.budget / each + 1e-9))
+    load, bounds, count = question.workload, estimate(question), most_pd_workers(question)
+    shapes = candidates(question, pictures=any(count for count, weight in load.images if weight))
     served: dict[str, Served] = {}
-    best = 0.0
-    others = 3 * (question.repeats - 1) + 2 + later
-    for tried, shape in enumerate(sorted(shapes, key=found.of, reverse=True)):
+    best, others = 0.0, 3 * (question.repeats - 1) + 2 + later
+    for tried, shape in enumerate(sorted(shapes, key=bounds.of, reverse=True)):
         trials.expect(len(shapes) - tried + others)
         rates: tuple[float, ...] = ()
-        if not served or found.of(shape) * BOUND_MARGIN > best:
+        if not served or bounds.of(shape) * BOUND_MARGIN > best:
             rates = (trials.highest(shape, load),)
             best = max(best, *rates)
-        served[shape.name] = Served(shape, found.of(shape), rates)
+        served[shape.name] = Served(shape, bounds.of(shape), rates)
     trials.expect(others)
     winner = max(served.values(), key=lambda one: one.rate)
     served[winner.name] = _repeated(trials, winner)
     ours, vllm = (
-        _repeated(trials, Served(shape, found.of(shape), (trials.highest(shape, load),)))
+        _repeated(trials, Served(shape, bounds.of(shape), (trials.highest(shape, load),)))
         for shape in (colocated(count), in_step(count))
     )
     return Ratios(tuple(served[shape.name] for shape in shapes), ours, vllm)
 
 
 def _repeated(trials: Trials, served: Served) -> Served:
-    load, first = trials.question.workload, served.rates[0]
-    if not first:
-        return served
-    more = [
-        trials.highest(served.shape, load, first, repeat, _NEAR)
-        for repeat in range(1, trials.question.repeats)
-    ]
+    load, first, repeats = trials.question.workload, served.rates[0], range(1, trials.question.repeats)
+    more = [trials.highest(served.shape, load, first, repeat, _NEAR) for repeat in repeats] if first else []
     return Served(served.shape, served.bound, (first, *more))
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Whether to disaggregate, None where a search cannot tell, and why. `gain`: the best ratio's rate over
+    that of the better replicas, per dollar where they cost unequally; None where one serves nothing.
+    """
+
+    disaggregate: bool | None
+    gain: float | None
+    reason: str
+
+
+def advise(ratios: Ratios, bounds: Estimate, price: float = 1.0) -> Advice:
+    """From what was served, and the stages' bounds. `price`: what the best ratio costs, in replicas."""
+    best, baseline = ratios.best, ratios.baseline
+    if not best.shape.encoders:
+        reason = "Don't disaggregate: no request has a picture, encoders would have nothing to do."
+        return Advice(False, None, reason)
+    if not best.rate and not baseline.rate:
+        return Advice(None, None, "Nothing serves this load within the SLO.")
+    if not best.rate:
+        return Advice(False, None, f"Don't disaggregate: only {baseline.name} serves this load.")
+    if not baseline.rate:
+        return Advice(True, None, f"Disaggregate: only {best.name} serves this load.")
+    gain = best.rate / baseline.rate / price
+    each = "" if price == 1 else " per dollar"
+    limit, idle = _stages(best, bounds)
+    serves = f"{best.name} serves {gain:.2f}x of {baseline.name}{each}"
+    if ratios.better(best, baseline, price):
+        return Advice(True, gain, f"Disaggregate: {serves}. {limit}.")
+    if ratios.better(baseline, best, 1 / price):
+        serves = f"{baseline.name} serves {1 / gain:.2f}x of {best.name}{each}"
+        return Advice(False, gain, f"Don't disaggregate: {serves}. {limit}; {idle}.")
+    serves = f"{serves}, and a search cannot tell less than {ALIKE - 1:.0%}"
+    return Advice(None, gain, f"Don't disaggregate for throughput: {serves}. {limit}; {idle}.")
+
+
+def _stages(best: Served, bounds: Estimate) -> tuple[str, str]:
+    """Sentences: which pool limits the ratio, and how idle the other one is."""
+    shape = best.shape
+    shares = {
+        "encoders": best.rate / (shape.encoders * bounds.encoder),
+        "PD workers": best.rate / (shape.pd_workers * bounds.pd_worker),
+    }
+    full, idle = sorted(shares, key=lambda name: shares[name], reverse=True)
+    least = f"its {idle} are at {min(shares[idle], 1.0):.0%} of what they could serve"
+    return f"The {full} are its limit", f"{least}, while replicas use every device for both"

@@ -10,15 +10,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from triptych.simulator.plan.estimate import Estimate, best_counts, demand_of, proxy_seconds
+from triptych.simulator.plan.estimate import Estimate, best_counts, demand_of, estimate, proxy_seconds
 from triptych.simulator.plan.question import Question
 from triptych.simulator.plan.ratios import Served
 
 #: Of a core or a link, what may be in use before waiting for it shows.
 SHARE = 0.7
-#: CPU seconds of a message and tokens in it, of `python -m benchmarks proxy_relay` when every token was an
-#: event: 140,924 tokens/s received alone, eight in a message. All of it is taken for the message's: an upper
-#: bound.
+#: CPU seconds of a message, an upper bound, and tokens in it, of `python -m benchmarks proxy_relay`.
 MESSAGE, MESSAGE_TOKENS = 8 / 140_924, 8
 #: Bytes per second of one store, of benchmarks/results/ec_transfer.md: eight at once over a unix socket.
 SAVE_RATE, LOAD_RATE = 2.55e9, 2.80e9
@@ -51,10 +49,8 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """`rate` requests per second are what the workers serve.
-
-    `one_proxy` is the share of its core that a single proxy would need; `proxies` are as many as it takes (0:
-    no number does), and `shares` those of every part with them. `store_bytes_per_second`: saved and loaded.
+    """What workers serve (`rate`), and the shares of every part with as many `proxies` as it takes (0: no
+    number does). `one_proxy`: the share of its core that a single one would need; bytes: saved and loaded.
     """
 
     workers: int
@@ -76,7 +72,23 @@ class Bottleneck:
     proxies: int
 
 
-def traffic_of(question: Question, found: Estimate, served: Served, store_rate: float = 0.0) -> Traffic:
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """`of_bound`: what waiting leaves of the bound, taken to be the same at every size."""
+
+    of_bound: float
+    curve: tuple[Reach, ...]
+    bottlenecks: tuple[Bottleneck, ...]
+
+
+def scaling(question: Question, served: Served, store_rate: float = 0.0) -> Scaling:
+    """The curve of shapes like the one that was `served`."""
+    bounds, share = estimate(question), served.of_bound
+    traffic = traffic_of(question, bounds, served, store_rate)
+    return Scaling(share, curve(bounds, share, traffic), bottlenecks(bounds, share, traffic))
+
+
+def traffic_of(question: Question, bounds: Estimate, served: Served, store_rate: float = 0.0) -> Traffic:
     """What requests bring where PD workers are as busy as in `served`.
 
     `store_rate`: bytes per second in either direction, in place of what was measured.
@@ -87,7 +99,7 @@ def traffic_of(question: Question, found: Estimate, served: Served, store_rate: 
     message = min(MESSAGE, costs.proxy.token * MESSAGE_TOKENS)
     embedding_bytes = (model.fixed_rows or asked.patches / model.merge**2) * model.row_bytes
     rate = served.rate / served.shape.pd_workers
-    step = min(found.step_seconds(rate), question.slo.seconds("tpot"))
+    step = min(bounds.step_seconds(rate), question.slo.seconds("tpot"))
     return Traffic(
         proxy_seconds=proxy_seconds(load, costs, model) - asked.output_tokens * message / MESSAGE_TOKENS,
         message=message,
@@ -122,8 +134,7 @@ def store_share(traffic: Traffic, rate: float) -> float:
 
 def registry_share(workers: int, proxies: int) -> float:
     """Of the store's core: heartbeats of workers, and looks of proxies at them."""
-    looks = LOOK + workers * LOOK_WORKER
-    return workers * BEATS * BEAT + proxies * LOOKS * looks
+    return workers * BEATS * BEAT + proxies * LOOKS * (LOOK + workers * LOOK_WORKER)
 
 
 def proxies_needed(traffic: Traffic, rate: float, workers: int) -> int:
@@ -155,26 +166,25 @@ def reach(traffic: Traffic, encoders: int, pd_workers: int, rate: float) -> Reac
 
 
 def curve(
-    found: Estimate, of_bound: float, traffic: Traffic, workers: Iterable[int] = WORKERS
+    bounds: Estimate, of_bound: float, traffic: Traffic, workers: Iterable[int] = WORKERS
 ) -> tuple[Reach, ...]:
     """Every number of workers in its best ratio, serving `of_bound` of its bound."""
-    ratios = [best_counts(found, count) for count in workers]
-    return tuple(reach(traffic, *ratio, of_bound * found.bound(*ratio)) for ratio in ratios)
+    ratios = [best_counts(bounds, count) for count in workers]
+    return tuple(reach(traffic, *ratio, of_bound * bounds.bound(*ratio)) for ratio in ratios)
 
 
 def bottlenecks(
-    found: Estimate, of_bound: float, traffic: Traffic, most: int = WORKERS[-1]
+    bounds: Estimate, of_bound: float, traffic: Traffic, most: int = WORKERS[-1]
 ) -> tuple[Bottleneck, ...]:
     """Which parts are full, and when: one proxy; one store and its registry, with all proxies that it takes.
 
     In the order in which they are met; parts that are never full come last.
     """
     met: dict[str, Bottleneck] = {}
-    for point in curve(found, of_bound, traffic, range(2, most + 1)):
+    for point in curve(bounds, of_bound, traffic, range(2, most + 1)):
         for part in LIMITS:
-            share = point.one_proxy if part == "proxy" else point.shares[part]
-            if share > SHARE and part not in met:
-                proxies = 1 if part == "proxy" else point.proxies
-                met[part] = Bottleneck(part, point.workers, point.rate, proxies)
+            alone = part == "proxy"
+            if (point.one_proxy if alone else point.shares[part]) > SHARE and part not in met:
+                met[part] = Bottleneck(part, point.workers, point.rate, 1 if alone else point.proxies)
     parts = [met.get(part, Bottleneck(part, None, 0.0, 0)) for part in LIMITS]
     return tuple(sorted(parts, key=lambda one: math.inf if one.workers is None else one.workers))

@@ -6,11 +6,11 @@ import math
 from dataclasses import asdict, dataclass, replace
 
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
-from triptych.goodput.load.record import RequestRecord
+from triptych.goodput.load.job import RequestRecord
 from triptych.goodput.load.workload import Workload, plan_requests
+from triptych.goodput.measure.figures import MATTERS, SURE, drift_of, judge
 from triptych.goodput.measure.search import SearchLimits, Verdict, search
 from triptych.goodput.measure.slo import Slo
-from triptych.goodput.measure.sustained import MATTERS, SURE, drift_of, judge
 from triptych.progress.progress import Progress
 from triptych.simulator.cluster.shape import ClusterShape
 from triptych.simulator.costs.costs import CostModel, ProxyCosts
@@ -28,10 +28,8 @@ STAYS, WARMEST = 2.0, 1500
 MINUTE, OVERLOAD = 60.0, 0.03
 #: Records that are looked at for growth.
 POINTS = 150
-#: Where the first window of a search is, as a share of the bound.
-FIRST = 0.92
-#: Rates below this share of the bound are none.
-LOWEST = 0.02
+#: Where the first window of a search is, and below which rates are none, as shares of the bound.
+FIRST, LOWEST = 0.92, 0.02
 _SEED_STEP = 1000
 
 
@@ -59,9 +57,8 @@ class Trials:
 
     def __init__(self, question: Question, progress: Progress | None = None) -> None:
         self.question = question
-        self.requests = 0
+        self.requests = self.searches = 0
         self.hurried = False
-        self.searches = 0
         self._progress = progress or Progress("simulating").start()
         self._known: dict[tuple[str, Workload, float, int, int], Verdict] = {}
 
@@ -73,11 +70,10 @@ class Trials:
     ) -> Verdict:
         """`repeat` draws another load of the same kind; `most` requests are measured."""
         key = (shape.name, load, rate, repeat, most)
-        found = self._known.get(key)
-        if found is None:
+        if key not in self._known:
             self._progress.advance(0, note=f"{shape.name} at {rate:.3g} requests/s")
-            found = self._known[key] = self._simulate(shape, load, rate, repeat, most)
-        return found
+            self._known[key] = self._simulate(shape, load, rate, repeat, most)
+        return self._known[key]
 
     def highest(
         self,
@@ -88,44 +84,39 @@ class Trials:
         fineness: Fineness = FINE,
     ) -> float:
         """The highest sustained rate, looked for from `start` or near the bound; 0 when there is none."""
-        found = self._highest(shape, load, start, repeat, fineness)
+        bound, rate = estimate(self.question, load).of(shape), 0.0
+        if bound > 0:
+            limits = SearchLimits(
+                start=min(start or FIRST * bound, bound),
+                lowest=LOWEST * bound,
+                # Without reuse nothing is cheaper than its costs: a rate above them is too short a window.
+                highest=100 * bound if load.reuse else bound,
+                resolution=fineness.resolution,
+                windows=1,
+                confirmations=0,
+                step=fineness.step,
+            )
+            rate = search(lambda tried: self.window(shape, load, tried, repeat, fineness.most), limits).rate
         self.searches += 1
         self._progress.advance()
-        return found
+        return rate
 
     def expect(self, searches: int) -> None:
         """So many searches are to come, as far as one knows."""
         self._progress.advance(0, total=self.searches + searches)
 
-    def _highest(
-        self, shape: ClusterShape, load: Workload, start: float, repeat: int, fineness: Fineness
-    ) -> float:
-        bound = estimate(self.question, load).of(shape)
-        if bound <= 0:
-            return 0.0
-        limits = SearchLimits(
-            start=min(start or FIRST * bound, bound),
-            lowest=LOWEST * bound,
-            # Without reuse nothing is cheaper than its costs: a rate above them is too short a window.
-            highest=100 * bound if load.reuse else bound,
-            resolution=fineness.resolution,
-            windows=1,
-            confirmations=0,
-            step=fineness.step,
-        )
-        return search(lambda rate: self.window(shape, load, rate, repeat, fineness.most), limits).rate
-
     def _simulate(self, shape: ClusterShape, load: Workload, rate: float, repeat: int, most: int) -> Verdict:
         question, device = self.question, self.question.device
         seed = question.seed * _SEED_STEP + repeat
-        found = estimate(question, load)
-        warm_up, measured = window_counts(found, load, rate, shape.pd_workers, question.slo, most)
+        bounds = estimate(question, load)
+        warm_up, measured = window_counts(bounds, load, rate, shape.pd_workers, question.slo, most)
+        count = warm_up + measured
         self.hurried |= warm_up >= WARMEST
-        self.requests += warm_up + measured
+        self.requests += count
         proxies = proxies_for(rate, proxy_seconds(load, device.costs, device.model))
         result = simulate(
-            plan_requests(load, warm_up + measured, seed),
-            arrival_times(Arrivals(rate=rate), warm_up + measured, seed),
+            plan_requests(load, count, seed),
+            arrival_times(Arrivals(rate=rate), count, seed),
             shape,
             with_proxies(device.costs, proxies),
             device.model,
@@ -138,10 +129,10 @@ class Trials:
 
 
 def window_counts(
-    found: Estimate, load: Workload, rate: float, pd_workers: int, slo: Slo, most: int = MOST
+    bounds: Estimate, load: Workload, rate: float, pd_workers: int, slo: Slo, most: int = MOST
 ) -> tuple[int, int]:
     """Requests that warm the cluster up, as long as two stay in it, and requests that are measured."""
-    step = min(found.step_seconds(rate / pd_workers), slo.seconds("tpot"))
+    step = min(bounds.step_seconds(rate / pd_workers), slo.seconds("tpot"))
     warm_up = math.ceil(rate * (STAYS * load.output_tokens * step + 0.5))
     measured = max(LEAST, math.ceil(rate * max(SECONDS, load.output_tokens * step)))
     return min(warm_up, WARMEST), min(measured, most)
@@ -158,7 +149,9 @@ class Doomed:
 
     def __init__(self, slo: Slo, measured: int) -> None:
         self._slo = slo
-        self._left = dict.fromkeys((name for name, _ in slo.limits), _most_late(measured))
+        # With one more late than these, the lower neighbour of P99 is late too.
+        most_late = measured - 1 - math.floor((measured - 1) * 0.99)
+        self._left = {name: most_late for name, _ in slo.limits}
 
     def __call__(self, record: RequestRecord) -> bool:
         if record.warm_up:
@@ -166,11 +159,6 @@ class Doomed:
         for name in self._slo.misses(record.latencies()):
             self._left[name] -= 1
         return min(self._left.values()) < 0
-
-
-def _most_late(measured: int) -> int:
-    """With one more than these, the lower neighbour of P99 is late too."""
-    return measured - 1 - math.floor((measured - 1) * 0.99)
 
 
 def verdict_of(records: tuple[RequestRecord, ...], slo: Slo, points: int = POINTS) -> Verdict:
@@ -186,14 +174,8 @@ def verdict_of(records: tuple[RequestRecord, ...], slo: Slo, points: int = POINT
     drift = drift_of(measured[:: math.ceil(len(measured) / points)], slo)
     found = judge(records, slo, drift)
     sent = [record.sent for record in measured]
-    slope = drift.growth / max(max(sent) - min(sent), 1e-9)
-    limit = slo.seconds("ttft")
-    if (
-        found.sustained
-        and drift.z > SURE
-        and math.isfinite(limit)
-        and slope > OVERLOAD
-        and slope * MINUTE > MATTERS * limit
-    ):
+    slope, limit = drift.growth / max(max(sent) - min(sent), 1e-9), slo.seconds("ttft")
+    grows = drift.z > SURE and slope > OVERLOAD and slope * MINUTE > MATTERS * limit
+    if found.sustained and math.isfinite(limit) and grows:
         return Verdict(False, found.reference, f"TTFT grows by {slope * MINUTE * 1000:.0f} ms in a minute")
     return found

@@ -1,1 +1,0 @@
-"""Costs measured on this machine."""

@@ -1,25 +1,40 @@
-"""Times of an encoder worker's two stages: media to prepared pixels, and batches through the tower."""
+"""Times of an encoder worker's stages: media to pixels, batches through the tower, saves and loads."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
 from triptych import hashing
+from triptych.config import MIB
+from triptych.ec_connector.base import ECConnectorOutput, ECConnectorRole, ECTransferConfig, EncoderOutput
+from triptych.ec_connector.factory import ECConnectorFactory
+from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 from triptych.encoder_worker.host_copier import HostCopier
 from triptych.encoder_worker.media.formats import decode_image
-from triptych.goodput.load.pictures import jpeg
+from triptych.errors import ConfigError
+from triptych.goodput.load.payload import jpeg
 from triptych.goodput.load.workload import Picture
+from triptych.launch.embedded_store import EmbeddedStore
 from triptych.models.base import EncoderSide, PreparedItem
-from triptych.simulator.profile.fit import Sample
-from triptych.simulator.profile.timing import Effort, in_time, timed
+from triptych.simulator.profile.fit import Effort, Sample, in_time, sample_of, timed
+from triptych.types import ItemPlan
 
 #: Sides of the square pictures, and how many make a batch beside one.
 SIDES = (64, 224, 448, 128, 640, 320, 96, 1024, 160, 800, 400, 560)
 BATCHES = (4, 2, 8)
+#: KiB of the embeddings; a row has `_WIDTH` float32 elements.
+SIZES = (4, 1024, 64, 4096, 256, 16384, 16, 512, 2048, 8192, 128, 32)
+_WIDTH = 256
 _MAX_PIXELS = 1 << 26
+_WAIT_SECONDS = 20.0
 _NAMESPACE = hashlib.sha256(b"profile").hexdigest()
 
 
@@ -40,40 +55,113 @@ def prepare_samples(encoder: EncoderSide, effort: Effort) -> list[Sample]:
 
 def tower_samples(encoder: EncoderSide, effort: Effort, batch_patches: int) -> list[Sample]:
     """Batches of pictures of one size, up to `batch_patches` patches, to rows in host memory."""
-
-    pictures = distinct_pictures(encoder)
+    items: dict[int, PreparedItem] = {}
+    for side in SIDES:
+        media = jpeg(Picture(side, side, side))
+        item = encoder.preprocess(decode_image(media, max_pixels=_MAX_PIXELS), {})
+        # The processor may cap the number of patches.
+        items.setdefault(item.cost, item)
 
     def samples() -> Iterator[Sample]:
-        for prepared in pictures:
-            alone = tower_sample(encoder, prepared, 1, effort)
+        for cost, item in items.items():
+            alone = tower_sample(encoder, item, 1, effort)
             yield alone
             for count in BATCHES:
                 # A batch that would take the time of many others says little that they do not say.
-                if count * prepared.cost <= batch_patches and count * alone.seconds <= effort.sample_seconds:
-                    yield tower_sample(encoder, prepared, count, effort)
+                if count * cost <= batch_patches and count * alone.seconds <= effort.sample_seconds:
+                    yield tower_sample(encoder, item, count, effort)
 
-    return in_time("tower", samples(), len(pictures) * (1 + len(BATCHES)), effort, 8)
+    return in_time("tower", samples(), len(items) * (1 + len(BATCHES)), effort, 8)
 
 
-def tower_sample(encoder: EncoderSide, prepared: PreparedItem, count: int, effort: Effort) -> Sample:
+def tower_sample(encoder: EncoderSide, item: PreparedItem, count: int, effort: Effort) -> Sample:
     """A batch of `count` times the same picture, by the terms of `EncoderCosts.tower`."""
-    to_host = HostCopier(encoder.device)
-    patches = count * prepared.cost
+    to_host, patches = HostCopier(encoder.device), count * item.cost
 
     def work() -> None:
         with torch.inference_mode():
-            to_host(encoder.encode((prepared,) * count))
+            to_host(encoder.encode((item,) * count))
 
     pairs = patches * patches / count
     terms = {"tower_batch": 1, "tower_item": count, "tower_patch": patches, "tower_pair": pairs}
     return timed(work, terms, effort)
 
 
-def distinct_pictures(encoder: EncoderSide) -> list[PreparedItem]:
-    """One prepared picture for every number of patches that SIDES give; the processor may cap them."""
-    found: dict[int, PreparedItem] = {}
-    for side in SIDES:
-        media = jpeg(Picture(side, side, side))
-        item = encoder.preprocess(decode_image(media, max_pixels=_MAX_PIXELS), {})
-        found.setdefault(item.cost, item)
-    return list(found.values())
+class Transfers:
+    """One worker role for saves and loads, and the wait until it has finished one."""
+
+    def __init__(self, store_url: str) -> None:
+        config = ECTransferConfig(store_url=store_url, namespace=_NAMESPACE, host_buffer_bytes=256 * MIB)
+        self._progress = threading.Event()
+        self._worker = ECConnectorFactory.create_connector(config, ECConnectorRole.WORKER, self._progress.set)
+        self._count = 0
+
+    def item(self, nbytes: int) -> EncoderOutput:
+        """An embedding of `nbytes` that the store does not hold yet."""
+        self._count += 1
+        mm_hash, rows = hashlib.sha256(str(self._count).encode()).hexdigest(), nbytes // (4 * _WIDTH)
+        plan = ItemPlan(mm_hash, _NAMESPACE, "image", rows, _WIDTH, "float32", rows)
+        return EncoderOutput(plan, torch.rand(rows, _WIDTH))
+
+    def save(self, item: EncoderOutput) -> float:
+        """Seconds until it has landed."""
+        key, began = item.plan.mm_hash, time.perf_counter()
+        self._worker.save_caches({key: item}, key)
+        self._wait(lambda output: key in output.saved)
+        return time.perf_counter() - began
+
+    def load(self, item: EncoderOutput) -> float:
+        """Seconds until a host copy is here; it is dropped again."""
+        key, began = item.plan.mm_hash, time.perf_counter()
+        self._worker.start_load_caches(TransferMetadata(1, fetches=(Fetch(item.plan, 1),)), {})
+        self._wait(lambda output: key in output.fetched)
+        seconds = time.perf_counter() - began
+        self._worker.start_load_caches(TransferMetadata(2, drops=(LoadId(key, 1),)), {})
+        return seconds
+
+    def times(self, nbytes: int, repeats: int) -> tuple[list[float], list[float]]:
+        """Seconds of saves and of loads, without the first ones, which warm connections and buffers up."""
+        items = [self.item(nbytes) for _ in range(repeats + 1)]
+        saves, loads = [self.save(item) for item in items], [self.load(item) for item in items]
+        return saves[1:], loads[1:]
+
+    def _wait(self, done: Callable[[ECConnectorOutput], bool]) -> None:
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while True:
+            self._progress.wait(_WAIT_SECONDS)
+            self._progress.clear()
+            output = self._worker.get_finished()
+            if output.failed or output.unsaved:
+                raise ConfigError(f"the store did not take or give an embedding: {output}")
+            if done(output):
+                return
+            if time.monotonic() > deadline:
+                raise ConfigError(f"a transfer did not end in {_WAIT_SECONDS:g} s")
+
+    @staticmethod
+    @contextmanager
+    def opened(memory: int = 512 * MIB) -> Iterator[Transfers]:
+        """Transfers with a store of their own, of so many bytes."""
+        with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
+            store = EmbeddedStore(Path(folder), memory)
+            store.start()
+            transfers = Transfers(store.url)
+            try:
+                yield transfers
+            finally:
+                transfers._worker.shutdown()
+                store.stop()
+
+
+def transfer_samples(effort: Effort) -> tuple[list[Sample], list[Sample]]:
+    """(saves, loads) of every size, one at a time."""
+    with Transfers.opened() as transfers:
+
+        def sample(size: int) -> tuple[Sample, Sample]:
+            saves, loads = transfers.times(size << 10, effort.repeats)
+            nbytes = float(size << 10)
+            saved = sample_of({"save_item": 1.0, "save_byte": nbytes}, saves)
+            return saved, sample_of({"load_item": 1.0, "load_byte": nbytes}, loads)
+
+        pairs = in_time("saves and loads", map(sample, SIZES), len(SIZES), effort)
+    return [saved for saved, _ in pairs], [loaded for _, loaded in pairs]

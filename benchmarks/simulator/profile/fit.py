@@ -1,14 +1,19 @@
-"""Linear costs out of measured times: non-negative least squares, judged on samples that it has not seen."""
+"""Samples of measured times, and linear costs out of them, judged on samples that the fit has not seen."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from triptych.errors import ConfigError
+from triptych.progress.progress import step
 
 #: Of so many samples one is left out of the fit: its error is the fit's.
 HELD_OUT = 4
@@ -22,7 +27,6 @@ TERMS: dict[str, tuple[str, ...]] = {
     "tower": ("tower_batch", "tower_item", "tower_patch", "tower_pair"),
     "step": ("step", "prefill_token", "decode_seq", "context_token", "prefill_context"),
 }
-_TOLERANCE = 1e-10
 
 Floats = NDArray[np.float64]
 
@@ -34,6 +38,11 @@ class Sample:
     terms: dict[str, float]
     seconds: float
     repeats: tuple[float, ...] = ()
+
+
+def sample_of(terms: dict[str, float], repeats: Sequence[float]) -> Sample:
+    """Their median."""
+    return Sample(terms, statistics.median(repeats), tuple(repeats))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,31 +91,72 @@ def _solve(samples: Sequence[Sample], names: Sequence[str]) -> dict[str, float]:
 
 
 def nnls(matrix: Floats, target: Floats) -> Floats:
-    """x >= 0 with the least |matrix x - target|, by an active set (Lawson and Hanson)."""
-    count = matrix.shape[1]
-    x = np.zeros(count)
-    free = np.zeros(count, dtype=bool)
-    for _ in range(3 * count + 10):
-        gradient = matrix.T @ (target - matrix @ x)
-        gradient[free] = -np.inf
-        best = int(np.argmax(gradient))
-        if gradient[best] <= _TOLERANCE:
+    """x >= 0 with the least |matrix x - target|: the best plain solution over all choices of columns."""
+    columns = range(matrix.shape[1])
+    best, error = np.zeros(len(columns)), float(np.linalg.norm(target))
+    for size in columns:
+        for chosen in map(list, combinations(columns, size + 1)):
+            x = np.linalg.lstsq(matrix[:, chosen], target, rcond=None)[0]
+            off = float(np.linalg.norm(matrix[:, chosen] @ x - target))
+            if off < error and (x >= 0).all():
+                best, error = np.zeros(len(columns)), off
+                best[chosen] = x
+    return best
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Repeats of every measurement, and the seconds that one, and one stage, may take at most."""
+
+    repeats: int
+    sample_seconds: float
+    stage_seconds: float
+
+
+FULL = Effort(repeats=7, sample_seconds=3.0, stage_seconds=20.0)
+QUICK = Effort(repeats=3, sample_seconds=0.4, stage_seconds=2.5)
+
+
+def in_time(label: str, grid: Iterable[T], count: int, effort: Effort, least: int = 4) -> list[T]:
+    """What the stage, shown as `label`, has time for of a grid that measures as it is read; so many at least.
+
+    The grid has `count` samples at most.
+    """
+    began = time.perf_counter()
+    found: list[T] = []
+    with step(label, count, "samples") as running:
+        for sample in grid:
+            found.append(sample)
+            seconds = time.perf_counter() - began
+            running.advance(left=stage_left(seconds, len(found) / count, effort))
+            if seconds > effort.stage_seconds and len(found) >= least:
+                break
+    return found
+
+
+def stage_left(seconds: float, share: float, effort: Effort) -> float:
+    """Seconds that a stage will still take, `share` of whose grid took `seconds`: the rest of it, or of its
+    time.
+    """
+    return max(0.0, min(seconds * (1 - share) / share, effort.stage_seconds - seconds))
+
+
+def timed(work: Callable[[], None], terms: dict[str, float], effort: Effort) -> Sample:
+    """`work` once to warm up, then up to `effort.repeats` times, at least twice.
+
+    `work` returns when the device is done.
+    """
+    work()
+    repeats: list[float] = []
+    began = time.perf_counter()
+    while len(repeats) < effort.repeats:
+        start = time.perf_counter()
+        work()
+        end = time.perf_counter()
+        repeats.append(end - start)
+        if len(repeats) > 1 and end - began > effort.sample_seconds:
             break
-        free[best] = True
-        x = _descend(matrix, target, x, free)
-    return x
-
-
-def _descend(matrix: Floats, target: Floats, x: Floats, free: NDArray[np.bool_]) -> Floats:
-    """The least squares over the free variables; those that would turn negative are bound to 0 again."""
-    while free.any():
-        wished = np.zeros_like(x)
-        wished[free] = np.linalg.lstsq(matrix[:, free], target, rcond=None)[0]
-        negative = free & (wished <= 0)
-        if not negative.any():
-            return wished
-        steps = x[negative] / np.maximum(x[negative] - wished[negative], 1e-300)
-        x = x + float(steps.min()) * (wished - x)
-        free &= x > _TOLERANCE * max(1.0, float(np.abs(x).max()))
-        x[~free] = 0.0
-    return np.zeros_like(x)
+    return sample_of(terms, repeats)

@@ -29,17 +29,17 @@ from triptych.pd_worker.runner.capacity import block_bytes
 from triptych.pd_worker.step_metrics import StepMetrics
 from triptych.progress.progress import step
 from triptych.simulator.costs.costs import step_work
-from triptych.simulator.profile.fit import TERMS, Sample
-from triptych.simulator.profile.timing import Effort, in_time, stage_left, timed
+from triptych.simulator.profile.fit import TERMS, Effort, Sample, in_time, sample_of, stage_left, timed
 from triptych.types import SamplingParams
 
 _PROXY = "profile"
 #: Decode steps of one batch: each is measured.
 _DECODE_STEPS = 6
 _MODEL_LEN = 4096
-_FAR = 1e9
 #: Words of the prompts whose intake is measured.
 _LENGTHS = (1, 512, 64, 256, 16, 1024, 128, 32)
+#: Terms and seconds of a step.
+Step = tuple[dict[str, float], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,9 @@ def scenarios(
     config: PDConfig, max_len: int, *, quick: bool = False, most_tokens: int = sys.maxsize
 ) -> list[Scenario]:
     """Cheap ones first: what has no time left is dropped from the end. None holds above `most_tokens`."""
-    budget = config.max_num_batched_tokens
-    half, longest = max(1, budget // 2), max_len // 2
-    lengths = (16, 64, 128, half, budget, 2 * budget, 4 * budget)
-    found = [Scenario(0, 0, _distinct(lengths, longest))]
+    budget, longest = config.max_num_batched_tokens, max_len // 2
+    half = max(1, budget // 2)
+    found = [Scenario(0, 0, _distinct((16, 64, 128, half, budget, 2 * budget, 4 * budget), longest))]
     joining = _distinct((half,) if quick else (16, 64, half // 2, half), longest)
     for context in _distinct((32, 512) if quick else (32, 256, 1024), longest):
         for count in _distinct((1, 4, 16) if quick else (1, 2, 4, 8, 16, 32), config.max_num_seqs):
@@ -101,8 +100,7 @@ class StepBench:
     def __init__(
         self, config: PDConfig, decoder: DecoderSide, tokenizer: Any, defaults: GenerationDefaults
     ) -> None:
-        transfers = ECTransferConfig(connector="memory", store=MemoryStore())
-        metrics = PDMetrics("profile")
+        transfers, metrics = ECTransferConfig(connector="memory", store=MemoryStore()), PDMetrics("profile")
         self._engine = build_engine(config, decoder, transfers, lambda events: None, metrics)
         self._metrics = StepMetrics(metrics, "profile")
         self._decoder, self._tokenizer, self._defaults = decoder, tokenizer, defaults
@@ -119,28 +117,26 @@ class StepBench:
 
         self._loop.stop(end())
 
-    def run(self, scenario: Scenario, note: Callable[[str, dict[str, float], float], None]) -> None:
+    def run(self, scenario: Scenario, note: Callable[[str, Step], None]) -> None:
         """One round of the scenario; `note` gets every step that counts, with the phase it belongs to."""
         with self._requests() as started:
             # The same sequences every round: after the first, the prefix cache has all but their ends.
-            sequences = self._sequences(scenario.decodes, scenario.context)
-            decoding = [started(tokens, scenario.output_tokens) for tokens in sequences]
+            kept = self._kept[scenario.context]
+            kept.extend(self._random(scenario.context) for _ in range(scenario.decodes - len(kept)))
+            decoding = [started(tokens, scenario.output_tokens) for tokens in kept[: scenario.decodes]]
             while not all(request.output_token_ids for request in decoding):
                 self._step()
-            if scenario.decodes:
-                for _ in range(_DECODE_STEPS):
-                    note("decode", *self._step())
+            for _ in range(_DECODE_STEPS if decoding else 0):
+                note("decode", self._step())
             for length in scenario.prefills:
-                request = started(self._random(length), 1)
-                step = 0
+                request, number = started(self._random(length), 1), 0
                 while not request.output_token_ids:
-                    note(f"prefill {length} {step}", *self._step())
-                    step += 1
+                    note(f"prefill {length} {number}", self._step())
+                    number += 1
 
     @contextmanager
     def _requests(self) -> Iterator[Callable[[list[int], int], EngineRequest]]:
-        scheduler = self._engine.scheduler
-        names: list[str] = []
+        scheduler, names = self._engine.scheduler, list[str]()
 
         def started(tokens: list[int], max_tokens: int) -> EngineRequest:
             request = self._request(tokens, max_tokens)
@@ -157,10 +153,8 @@ class StepBench:
             self._step()
             self._in_loop(lambda: self._streams.cancel(_PROXY, names))
 
-    def _step(self) -> tuple[dict[str, float], float]:
-        """(terms, seconds) of one step of the engine."""
-        engine = self._engine
-        began = time.perf_counter()
+    def _step(self) -> Step:
+        engine, began = self._engine, time.perf_counter()
         output = engine.scheduler.schedule(0.0)
         terms = dict(zip(TERMS["step"], (1.0, *step_work(output.chunks)), strict=True))
         result = engine.runner.execute(output)
@@ -174,37 +168,17 @@ class StepBench:
 
     def _request(self, tokens: list[int], max_tokens: int) -> EngineRequest:
         self._count += 1
-        geometry = self._decoder.geometry
         # As the load generators ask: greedy, and on past the end of the sequence.
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
         sampling = resolve(params, self._defaults, len(tokens), self._engine.max_model_len)
         positions, delta = self._decoder.positions(tokens, ())
-        assert len(positions) == geometry.position_rows
-        return EngineRequest(
-            request_id=f"r{self._count}",
-            attempt=1,
-            proxy_id=_PROXY,
-            arrival=float(self._count),
-            deadline=_FAR,
-            prompt_token_ids=tokens,
-            features=(),
-            ready=frozenset(),
-            positions=positions,
-            position_delta=delta,
-            sampling=sampling,
-            prefix_root=bytes(32),
-            output=OutputText(self._tokenizer, sampling),
-        )
-
-    def _sequences(self, count: int, length: int) -> list[list[int]]:
-        kept = self._kept[length]
-        kept.extend(self._random(length) for _ in range(count - len(kept)))
-        return kept[:count]
+        assert len(positions) == self._decoder.geometry.position_rows
+        output = OutputText(self._tokenizer, sampling)
+        return engine_request(self._count, tokens, positions, sampling, output, delta)
 
     def _random(self, length: int) -> list[int]:
         """Token ids without the image token."""
-        vocabulary = self._decoder.geometry.vocab_size // 2
-        image = self._decoder.image_token_id
+        vocabulary, image = self._decoder.geometry.vocab_size // 2, self._decoder.image_token_id
         drawn = (self._rng.randrange(vocabulary) for _ in range(length))
         return [token if token != image else 0 for token in drawn]
 
@@ -213,6 +187,27 @@ class StepBench:
             work()
 
         self._loop.submit(run()).result()
+
+
+def engine_request(
+    number: int, tokens: list[int], positions: Any, sampling: Any, output: Any, delta: int = 0
+) -> EngineRequest:
+    """A request of text for an engine that is driven by hand."""
+    return EngineRequest(
+        request_id=f"r{number}",
+        attempt=1,
+        proxy_id=_PROXY,
+        arrival=float(number),
+        deadline=float("inf"),
+        prompt_token_ids=tokens,
+        features=(),
+        ready=frozenset(),
+        positions=positions,
+        position_delta=delta,
+        sampling=sampling,
+        prefix_root=bytes(32),
+        output=output,
+    )
 
 
 async def _open_streams() -> tuple[EventStreams, EventStream]:
@@ -231,34 +226,30 @@ def step_samples(bench: StepBench, grid: Sequence[Scenario], effort: Effort) -> 
     what else the machine does meets all alike.
     """
     began = time.perf_counter()
-    end = began + effort.stage_seconds
-    found: dict[tuple[int, str], list[tuple[dict[str, float], float]]] = defaultdict(list)
+    found: dict[tuple[int, str], list[Step]] = defaultdict(list)
     runs, total = 0, (effort.repeats + 1) * len(grid)
     with step("the decoder's steps", total, "runs") as running:
         for turn in range(effort.repeats + 1):
             for index, scenario in enumerate(grid):
+                late = time.perf_counter() - began > effort.stage_seconds
                 # The cheaper half is measured, however long that takes.
-                if time.perf_counter() > end and (turn > 1 or index > len(grid) // 2):
+                if late and (turn > 1 or index > len(grid) // 2):
                     break
-
-                def note(phase: str, terms: dict[str, float], seconds: float, index: int = index) -> None:
-                    found[index, phase].append((terms, seconds))
-
                 if turn == 0:
-                    bench.run(scenario, lambda phase, terms, seconds: None)
-                bench.run(scenario, note)
+                    bench.run(scenario, lambda phase, taken: None)
+                bench.run(scenario, lambda phase, taken, at=index: found[at, phase].append(taken))  # type: ignore[misc]
                 runs += 1
                 running.advance(left=stage_left(time.perf_counter() - began, runs / total, effort))
-            if time.perf_counter() > end:
+            if time.perf_counter() - began > effort.stage_seconds:
                 break
-    return [_sample(steps) for steps in found.values()]
-
-
-def _sample(steps: Sequence[tuple[dict[str, float], float]]) -> Sample:
-    """The median of alike steps; their contexts differ by a few tokens."""
-    terms = {name: statistics.fmean(terms[name] for terms, _ in steps) for name in TERMS["step"]}
-    seconds = [taken for _, taken in steps]
-    return Sample(terms, statistics.median(seconds), tuple(seconds))
+    # Contexts of alike steps differ by a few tokens.
+    return [
+        sample_of(
+            {name: statistics.fmean(terms[name] for terms, _ in steps) for name in TERMS["step"]},
+            [seconds for _, seconds in steps],
+        )
+        for steps in found.values()
+    ]
 
 
 def intake_samples(prompts: PromptBuilder, decoder: DecoderSide, effort: Effort) -> list[Sample]:

@@ -1,1 +1,1 @@
-"""Topologies of the store: one server, a primary that Sentinels name, a Redis Cluster, several of these."""
+"""Topologies of the store: one server, a primary that Sentinels name, a Redis Cluster."""

@@ -1,19 +1,32 @@
 """A store that is a Redis Cluster: every key on the server that has its slot.
 
-The slot map is one for small commands and bulk transfers. redis-py's own RedisCluster is not used: it sends
-ASKING on another pooled connection than the command that it is for, fails for a redirect to a server that it
-does not know yet, and closes the connections of all commands at CLUSTERDOWN.
+redis-py's RedisCluster is not used: it sends ASKING on another pooled connection than the command that it is
+for, fails for a redirect to a server that it does not know and for a slot that no server has, closes the
+connections of all commands at CLUSTERDOWN, must be allowed COMMAND, and does not read renewed TLS files. Bulk
+transfers have to know the slots' servers in any case.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MasterDownError,
+    MovedError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.typing import EncodableT
+
+from triptych.ec_connector.store import keys
 from triptych.ec_connector.store.bulk import (
     SLOWEST,
     BulkError,
@@ -22,27 +35,24 @@ from triptych.ec_connector.store.bulk import (
     BulkRefused,
     ValueTooLarge,
 )
-from triptych.ec_connector.store.bulk_reader import BulkReader
-from triptych.ec_connector.store.bulk_writer import BulkWriter
-from triptych.ec_connector.store.control import Commands, StoreUnavailable
-from triptych.ec_connector.store.topology.cluster_control import ClusterControl
+from triptych.ec_connector.store.control import Commands, StoreRefused, StoreUnavailable
 from triptych.ec_connector.store.topology.location import StoreLocation
 from triptych.ec_connector.store.topology.server import Server
-from triptych.ec_connector.store.topology.slots import Place, SlotMap, slot_of
-from triptych.ec_connector.store.topology.topology import ServerPart, Topology
+from triptych.ec_connector.store.topology.slots import Place, SlotMap, key_of, slot_of
+from triptych.ec_connector.store.topology.topology import Exchange, ServerPart, Topology, all_of
 from triptych.errors import ConfigError
 
 T = TypeVar("T")
-C = TypeVar("C", BulkReader, BulkWriter)
 
-#: Seconds between two tries while the cluster does not serve a slot.
+#: Seconds between two readings of the slot map, and between tries while the servers do not agree.
 _PAUSE = 0.05
-#: Redirects in a row that are followed at once: servers that point at each other have not agreed yet.
-_QUICK_TRIES = 4
-#: Seconds that a slot map is taken for new after it was read.
-_FRESH_SECONDS = 0.2
+#: Redirects that are followed at once: servers that point at each other have not agreed yet.
+_QUICK_REDIRECTS = 4
 #: Seconds after which a server without slots that nothing was sent to is disconnected.
 _IDLE_SECONDS = 60.0
+_NOT_SERVING = (ClusterDownError, MasterDownError, ReadOnlyError, TryAgainError)
+#: A script's key that is not declared, a part of a large value, has not moved yet with its slot, or has.
+_PARTLY_MOVED = "non local key"
 
 
 class RedisCluster(Topology):
@@ -50,8 +60,8 @@ class RedisCluster(Topology):
 
     def __init__(self, location: StoreLocation, timeout: float) -> None:
         self.label = location.label
-        self.timeout = timeout
-        self.control: Commands = ClusterControl(self)
+        self.control = _ClusterControl(self, timeout)
+        self._timeout = timeout
         self._seeds = location.servers
         self._servers: dict[Place, Server] = {}
         self._used: dict[Place, float] = {}
@@ -60,43 +70,61 @@ class RedisCluster(Topology):
         self._reading = asyncio.Lock()
 
     async def connect(self) -> None:
-        await self.refresh()
+        await self._refresh()
         await self.control.execute("PING")
 
-    # The slot map
+    async def on_owner(self, key: str, nbytes: int, exchange: Exchange[T]) -> T:
+        async with asyncio.timeout(self._timeout + nbytes / SLOWEST):
+            server, ask, redirects = await self.owner(key), False, 0
+            while True:
+                try:
+                    return await exchange(server, ask)
+                except BulkRedirected as error:
+                    # A redirect without a host is to the host of the server that answers.
+                    place = (error.host or server.address.host, error.port)
+                    if not error.ask:
+                        self._map.move(error.slot, place)
+                    server, ask, redirects = self._server_at(place), error.ask, redirects + 1
+                    await asyncio.sleep(_PAUSE if redirects > _QUICK_REDIRECTS else 0)
+                except BulkNotServing:
+                    await self._refresh()
+                    server, ask = await self.owner(key), False
+                except (BulkRefused, StoreRefused, ValueTooLarge):
+                    raise
+                except (BulkError, OSError, TimeoutError, StoreUnavailable):
+                    await self._refresh(server)
+                    failed, server, ask = server, await self.owner(key), False
+                    if server is failed:
+                        raise
 
     async def owner(self, key: str) -> Server:
         """The server that has the key's slot; StoreUnavailable when none has."""
         place = self._map.owner(slot_of(key))
         if place is None:
-            await self.refresh()
+            await self._refresh()
             place = self._map.owner(slot_of(key))
         if place is None:
             raise StoreUnavailable(f"store {self.label}: no server has the slot {slot_of(key)}")
-        return self.server_at(place)
+        return self._server_at(place)
 
-    def server_at(self, place: Place) -> Server:
+    def _server_at(self, place: Place) -> Server:
         """The connections to the server there."""
         if place not in self._servers:
             address = replace(self._seeds[0], host=place[0], port=place[1])
-            self._servers[place] = Server(address, self.timeout)
+            self._servers[place] = Server(address, self._timeout)
         self._used[place] = time.monotonic()
         return self._servers[place]
 
-    def redirected(self, error: BulkRedirected, by: Server) -> Server:
-        """The server that a redirect names; one without a host is the same host's."""
-        place = (error.host or by.address.host, error.port)
-        if not error.ask:
-            self._map.move(error.slot, place)
-        return self.server_at(place)
-
-    async def refresh(self, failed: Server | None = None) -> None:
+    async def _refresh(self, failed: Server | None = None) -> None:
         """Reads the slot map from a server that answers, `failed` last. StoreUnavailable when none does."""
+        asked = time.monotonic()
         async with self._reading:
-            if time.monotonic() - self._read_at < _FRESH_SECONDS:
+            if self._read_at >= asked:
                 return
+            await asyncio.sleep(self._read_at + _PAUSE - time.monotonic())
+            self._read_at = time.monotonic()
             places = [*self._map.parts(), *((seed.host, seed.port) for seed in self._seeds)]
-            servers = [self.server_at(place) for place in dict.fromkeys(places)]
+            servers = [self._server_at(place) for place in dict.fromkeys(places)]
             servers.sort(key=lambda server: server is failed)
             reasons = []
             for server in servers:
@@ -111,7 +139,6 @@ class RedisCluster(Topology):
                         ) from None
                     reasons.append(str(error))
                     continue
-                self._read_at = time.monotonic()
                 await self._disconnect_idle()
                 return
             raise StoreUnavailable("; ".join(reasons))
@@ -124,63 +151,68 @@ class RedisCluster(Topology):
                 await self._servers.pop(place).close()
 
     def servers(self) -> Sequence[ServerPart]:
-        return [ServerPart(self.server_at(place), part) for place, part in self._map.parts().items()]
+        return [ServerPart(self._server_at(place), part) for place, part in self._map.parts().items()]
 
     @property
     def generation(self) -> str:
         return " ".join(f"{host}:{port}" for host, port in self._map.parts())
-
-    # Bulk transfers
-
-    async def read(self, key: str, nbytes: int, use: Callable[[BulkReader], Awaitable[T]]) -> T:
-        return await self._routed(
-            key, nbytes, lambda server, ask: server.read(nbytes, _asking(use) if ask else use)
-        )
-
-    async def write(self, key: str, nbytes: int, use: Callable[[BulkWriter], Awaitable[T]]) -> T:
-        return await self._routed(
-            key, nbytes, lambda server, ask: server.write(nbytes, _asking(use) if ask else use)
-        )
-
-    async def _routed(self, key: str, nbytes: int, transfer: Callable[[Server, bool], Awaitable[T]]) -> T:
-        """The transfer with the server that has the key, which redirects and failures may change."""
-        async with asyncio.timeout(self.timeout + nbytes / SLOWEST):
-            server, ask = await self.owner(key), False
-            for tries in itertools.count():
-                try:
-                    return await transfer(server, ask)
-                except BulkRedirected as error:
-                    server, ask = self.redirected(error, server), error.ask
-                    await asyncio.sleep(_PAUSE if tries > _QUICK_TRIES else 0)
-                except BulkNotServing:
-                    await asyncio.sleep(_PAUSE)
-                    await self.refresh()
-                    server, ask = await self.owner(key), False
-                except (BulkRefused, ValueTooLarge):
-                    raise
-                except (BulkError, OSError, TimeoutError):
-                    other = await self.other_owner(key, server)
-                    if other is None:
-                        raise
-                    server, ask = other, False
-        raise AssertionError("unreachable")
-
-    async def other_owner(self, key: str, failed: Server) -> Server | None:
-        """The server that has the key now, unless that is still the one that failed."""
-        await self.refresh(failed)
-        server = await self.owner(key)
-        return None if server is failed else server
 
     async def close(self) -> None:
         for server in self._servers.values():
             await server.close()
 
 
-def _asking(use: Callable[[C], Awaitable[T]]) -> Callable[[C], Awaitable[T]]:
-    """The exchange after ASKING, on the same connection."""
+class _ClusterControl(Commands):
+    """Small commands: one round trip to each server that is concerned, all at once.
 
-    async def after_asking(connection: C) -> T:
-        await connection.asking()
-        return await use(connection)
+    Commands without a key go to the server that has the registry. Those that were redirected, or that a
+    server did not serve, are sent again one after the other.
+    """
 
-    return after_asking
+    def __init__(self, cluster: RedisCluster, timeout: float) -> None:
+        self._cluster = cluster
+        self._timeout = timeout
+
+    async def execute_all(self, commands: Sequence[Sequence[EncodableT]]) -> list[Any]:
+        groups: dict[Server, list[int]] = {}
+        replies: dict[int, Any] = {}
+        try:
+            async with asyncio.timeout(self._timeout):
+                for index, words in enumerate(commands):
+                    groups.setdefault(await self._cluster.owner(_key(words)), []).append(index)
+                sent = [self._sent(server, [commands[i] for i in each]) for server, each in groups.items()]
+                for indices, answers in zip(groups.values(), await all_of(sent), strict=True):
+                    replies.update(zip(indices, answers, strict=True))
+        except TimeoutError:
+            raise StoreUnavailable(
+                f"store {self._cluster.label} has not served {len(commands)} commands in {self._timeout:g} s"
+            ) from None
+        return [replies[index] for index in range(len(commands))]
+
+    async def _sent(self, server: Server, commands: Sequence[Sequence[EncodableT]]) -> list[Any]:
+        """The replies to commands that are sent to one server together."""
+        try:
+            replies = await server.control.replies(commands)
+        except StoreUnavailable as error:
+            replies = [error] * len(commands)
+        for index, words in enumerate(commands):
+            if isinstance(replies[index], Exception):
+                replies[index] = await self._cluster.on_owner(_key(words), 0, partial(_one, words))
+        return replies
+
+
+def _key(words: Sequence[object]) -> str:
+    return key_of(words) or keys.EPOCH
+
+
+async def _one(words: Sequence[EncodableT], server: Server, ask: bool) -> object:
+    """One command's reply. Raises what an error means for the command."""
+    reply = (await server.control.replies([("ASKING",), words] if ask else [words]))[-1]
+    if isinstance(reply, AskError):
+        ask = not isinstance(reply, MovedError)
+        raise BulkRedirected(reply.slot_id, reply.host, reply.port, ask=ask)
+    if isinstance(reply, _NOT_SERVING) or (isinstance(reply, ResponseError) and _PARTLY_MOVED in str(reply)):
+        raise BulkNotServing(str(reply))
+    if isinstance(reply, Exception):
+        raise server.control.refusal(reply)
+    return reply

@@ -14,6 +14,7 @@ from triptych.ec_connector.store.results import StoreMemory
 from triptych.types import JsonObject
 
 T = TypeVar("T")
+C = TypeVar("C", BulkReader, BulkWriter)
 
 #: Bulk connections for reads, and for writes. More are not faster: one server thread answers them.
 _BULK_CONNECTIONS = 8
@@ -28,13 +29,20 @@ class Server:
         self._readers = BulkPool(lambda: BulkReader.open(address), _BULK_CONNECTIONS, timeout)
         self._writers = BulkPool(lambda: BulkWriter.open(address), _BULK_CONNECTIONS, timeout)
 
-    async def read(self, nbytes: int, use: Callable[[BulkReader], Awaitable[T]]) -> T:
-        """One exchange of up to `nbytes`; BulkError, OSError or TimeoutError when it fails."""
-        return await self._readers.transfer(nbytes, use)
+    async def read(
+        self, nbytes: int, use: Callable[[BulkReader], Awaitable[T]], *, asking: bool = False
+    ) -> T:
+        """One exchange of up to `nbytes`, after ASKING on the same connection where it is `asking`.
 
-    async def write(self, nbytes: int, use: Callable[[BulkWriter], Awaitable[T]]) -> T:
+        BulkError, OSError or TimeoutError when it fails.
+        """
+        return await self._readers.transfer(nbytes, _after_asking(use) if asking else use)
+
+    async def write(
+        self, nbytes: int, use: Callable[[BulkWriter], Awaitable[T]], *, asking: bool = False
+    ) -> T:
         """As `read`, on a connection for writes."""
-        return await self._writers.transfer(nbytes, use)
+        return await self._writers.transfer(nbytes, _after_asking(use) if asking else use)
 
     def drop_idle(self) -> None:
         """Closes idle bulk connections: the next transfers resolve the server's name again."""
@@ -43,11 +51,8 @@ class Server:
 
     async def info(self, section: str) -> dict[str, str]:
         """A section of INFO. StoreUnavailable when the server does not report it."""
-        raw: bytes | JsonObject = await self.control.execute("INFO", section)
-        if isinstance(raw, dict):
-            return {name: str(value) for name, value in raw.items()}
-        lines = (line.partition(":") for line in raw.decode(errors="replace").splitlines())
-        return {name: value for name, _, value in lines}
+        fields: JsonObject = await self.control.execute("INFO", section)
+        return {name: str(value) for name, value in fields.items()}
 
     async def memory(self) -> StoreMemory:
         """The server's byte budget. StoreUnavailable when it does not report it."""
@@ -64,3 +69,11 @@ class Server:
         self._readers.close()
         self._writers.close()
         await self.control.close()
+
+
+def _after_asking(use: Callable[[C], Awaitable[T]]) -> Callable[[C], Awaitable[T]]:
+    async def exchange(connection: C) -> T:
+        await connection.asking()
+        return await use(connection)
+
+    return exchange

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 from triptych.ec_connector.store.address import StoreAddress
 from triptych.ec_connector.store.bulk import BulkNotServing
-from triptych.ec_connector.store.bulk_reader import BulkReader
-from triptych.ec_connector.store.bulk_writer import BulkWriter
 from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.ec_connector.store.topology.server import Server
-from triptych.ec_connector.store.topology.topology import ServerPart, Topology
+from triptych.ec_connector.store.topology.topology import Exchange, ServerPart, Topology
 from triptych.errors import ConfigError
 
 T = TypeVar("T")
@@ -36,19 +34,13 @@ class SingleServer(Topology):
                 f"--store {self.label} is a node of a Redis Cluster: write redis+cluster://host:port"
             )
 
-    async def read(self, key: str, nbytes: int, use: Callable[[BulkReader], Awaitable[T]]) -> T:
-        return await self._twice(lambda: self._server.read(nbytes, use))
-
-    async def write(self, key: str, nbytes: int, use: Callable[[BulkWriter], Awaitable[T]]) -> T:
-        return await self._twice(lambda: self._server.write(nbytes, use))
-
-    async def _twice(self, transfer: Callable[[], Awaitable[T]]) -> T:
+    async def on_owner(self, key: str, nbytes: int, exchange: Exchange[T]) -> T:
         try:
-            return await transfer()
+            return await exchange(self._server, False)
         except BulkNotServing:
             # A replica now: its name may be another's, which a fresh connection finds.
             self._server.drop_idle()
-            return await transfer()
+            return await exchange(self._server, False)
 
     def servers(self) -> Sequence[ServerPart]:
         return [ServerPart(self._server, 1.0)]

@@ -15,6 +15,9 @@ from triptych.ec_connector.store.topology.server import Server
 
 T = TypeVar("T")
 
+#: An exchange with a server. True where ASKING comes first: the key's slot is being moved to that server.
+Exchange = Callable[[Server, bool], Awaitable[T]]
+
 
 @dataclass(frozen=True, slots=True)
 class ServerPart:
@@ -36,15 +39,21 @@ class Topology(ABC):
         """Finds the servers. StoreUnavailable when none answers, ConfigError for servers of another kind."""
 
     @abstractmethod
+    async def on_owner(self, key: str, nbytes: int, exchange: Exchange[T]) -> T:
+        """An exchange of up to `nbytes` with the server that holds the key, and with another one if that
+        takes over meanwhile.
+        """
+
     async def read(self, key: str, nbytes: int, use: Callable[[BulkReader], Awaitable[T]]) -> T:
         """One exchange of up to `nbytes` with the server that holds the key.
 
         BulkError, OSError or TimeoutError when it fails; a BulkRefused is the server's answer to it.
         """
+        return await self.on_owner(key, nbytes, lambda server, ask: server.read(nbytes, use, asking=ask))
 
-    @abstractmethod
     async def write(self, key: str, nbytes: int, use: Callable[[BulkWriter], Awaitable[T]]) -> T:
         """As `read`, for a value that is written."""
+        return await self.on_owner(key, nbytes, lambda server, ask: server.write(nbytes, use, asking=ask))
 
     @abstractmethod
     def servers(self) -> Sequence[ServerPart]:

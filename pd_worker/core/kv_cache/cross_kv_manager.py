@@ -6,10 +6,11 @@ Their blocks come from the pool of the requests' own tables.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
 from blake3 import blake3
 
+from triptych.pd_worker.core.items.item import CrossTable, ItemState
 from triptych.pd_worker.core.kv_cache.block_pool import BlockPool
 from triptych.pd_worker.core.kv_cache.prefix_chain import plan_identity
 from triptych.pd_worker.core.kv_cache.swap import BlockCopy, SwapManager
@@ -31,16 +32,6 @@ class TableState(enum.Enum):
     LEAVING = enum.auto()
 
 
-@dataclass(slots=True)
-class _CrossTable:
-    plan: ItemPlan
-    blocks: tuple[int, ...]
-    ready: bool
-    #: Its blocks can be found by their digests.
-    labelled: bool = False
-    holders: set[str] = field(default_factory=set)
-
-
 class CrossKVManager:
     """ABSENT --begin--> PENDING --commit--> READY; `fail` takes PENDING back; SWAPPED --restore--> READY.
 
@@ -54,30 +45,34 @@ class CrossKVManager:
         self._pool = pool
         self._swap = swap or SwapManager(0)
         self._block_size = block_size
-        self._tables: dict[str, _CrossTable] = {}
-        self._held: dict[str, str] = {}
+        #: Their records have the tables.
+        self.items = self._swap.items
+        #: The item on whose table each request has a reference.
+        self._held: dict[str, ItemState] = {}
 
     def reset(self) -> None:
         """Forgets all tables; their blocks are the pool's to reset."""
-        self._tables.clear()
+        for item in self._held.values():
+            item.table = None
+            self.items.drop_unused(item)
         self._held.clear()
 
     @property
     def num_tables(self) -> int:
         """Tables with references."""
-        return len(self._tables)
+        return len(set(self._held.values()))
 
     def blocks_for(self, plan: ItemPlan) -> int:
         return -(-plan.rows // self._block_size)
 
     def plan_of(self, mm_hash: str) -> ItemPlan | None:
         """The plan of a table in use."""
-        table = self._tables.get(mm_hash)
+        table = self.items.get(mm_hash).table
         return None if table is None else table.plan
 
     def state(self, plan: ItemPlan) -> TableState:
         """The state of the item's table; takes no reference."""
-        table = self._tables.get(plan.mm_hash)
+        table = self.items.get(plan.mm_hash).table
         if table is not None:
             return TableState.READY if table.ready else TableState.PENDING
         # Blocks are freed, and so evicted, last one first: while that one is cached, all are.
@@ -88,47 +83,36 @@ class CrossKVManager:
             return TableState.ABSENT
         return TableState.SWAPPED if self._swap.table_is_written(plan) else TableState.LEAVING
 
-    def cost(self, plan: ItemPlan) -> int:
-        """Free blocks that a reference to the table takes from the pool."""
-        return 0 if plan.mm_hash in self._tables else self.blocks_for(plan)
-
     def acquire(self, request_id: str, plan: ItemPlan) -> bool:
         """Takes a reference to a READY or PENDING table; False, and nothing changed, when it is neither."""
-        table = self._tables.get(plan.mm_hash)
+        table = self.items.get(plan.mm_hash).table
         if table is None:
             blocks = self._find(plan)
             if blocks is None:
                 return False
             for block in blocks:
                 self._pool.add_reference(block)
-            table = self._tables[plan.mm_hash] = _CrossTable(plan, blocks, ready=True, labelled=True)
-        table.holders.add(request_id)
-        self._held[request_id] = plan.mm_hash
+            table = CrossTable(plan, blocks, ready=True, labelled=True)
+        self._hold(request_id, table)
         return True
 
     def begin(self, request_id: str, plan: ItemPlan) -> tuple[int, ...]:
         """ABSENT to PENDING: the blocks to project into. The caller has made sure that there are enough."""
-        assert plan.mm_hash not in self._tables, "a table is projected once"
-        blocks = tuple(self._pool.allocate(self.blocks_for(plan)))
-        self._tables[plan.mm_hash] = _CrossTable(plan, blocks, ready=False, holders={request_id})
-        self._held[request_id] = plan.mm_hash
-        return blocks
+        return self._begin(request_id, plan, ready=False)
 
     def restore(self, request_id: str, plan: ItemPlan) -> list[BlockCopy]:
         """SWAPPED to READY: the copies that write it, which the step makes before anything is computed."""
-        blocks = self.begin(request_id, plan)
-        self._tables[plan.mm_hash].ready = True
-        return self._swap.restore_table(plan.mm_hash, blocks)
+        return self._swap.restore_table(plan.mm_hash, self._begin(request_id, plan, ready=True))
 
     def last_held(self, request_id: str) -> tuple[int, ...]:
         """The READY table that only this request has a reference to; else empty."""
-        table = self._tables.get(self._held.get(request_id, ""))
-        alone = table is not None and table.ready and table.holders == {request_id}
-        return table.blocks if table is not None and alone else ()
+        item = self._held.get(request_id)
+        alone = item is not None and item.table is not None and item.table.holders == {request_id}
+        return self.table(request_id) if alone else ()
 
     def commit(self, mm_hash: str) -> None:
         """The projection, or the copy, is written: READY, and findable from now on."""
-        table = self._tables.get(mm_hash)
+        table = self.items.get(mm_hash).table
         if table is None or table.labelled:
             return
         table.ready = table.labelled = True
@@ -136,29 +120,40 @@ class CrossKVManager:
         for index, block in enumerate(table.blocks):
             self._pool.relabel(block, _digest(identity, index))
 
-    def fail(self, mm_hash: str) -> None:
-        """The projection, or the copy, has failed: ABSENT, and all references are dropped."""
-        table = self._tables.get(mm_hash)
-        if table is None or table.labelled:
-            return
-        for request_id in list(table.holders):
-            self.release(request_id)
+    def fail(self, mm_hashes: Iterable[str]) -> None:
+        """Projections, or copies, have failed: ABSENT, and all references are dropped."""
+        for mm_hash in mm_hashes:
+            if (table := self.items.get(mm_hash).table) is not None and not table.labelled:
+                for request_id in list(table.holders):
+                    self.release(request_id)
 
     def table(self, request_id: str) -> tuple[int, ...]:
         """The blocks of the request's READY table, in the order of rows; else empty."""
-        table = self._tables.get(self._held.get(request_id, ""))
+        item = self._held.get(request_id)
+        table = None if item is None else item.table
         return table.blocks if table is not None and table.ready else ()
 
     def release(self, request_id: str) -> None:
         """Drops the request's reference. Idempotent."""
-        mm_hash = self._held.pop(request_id, None)
-        if mm_hash is None:
+        item = self._held.pop(request_id, None)
+        if item is None or (table := item.table) is None:
             return
-        table = self._tables[mm_hash]
         table.holders.discard(request_id)
         if not table.holders:
-            del self._tables[mm_hash]
+            item.table = None
+            self.items.drop_unused(item)
             self._pool.release(reversed(table.blocks))
+
+    def _begin(self, request_id: str, plan: ItemPlan, *, ready: bool) -> tuple[int, ...]:
+        assert self.items.get(plan.mm_hash).table is None, "a table is projected once"
+        blocks = tuple(self._pool.allocate(self.blocks_for(plan)))
+        self._hold(request_id, CrossTable(plan, blocks, ready))
+        return blocks
+
+    def _hold(self, request_id: str, table: CrossTable) -> None:
+        item = self._held[request_id] = self.items.add(table.plan.mm_hash)
+        item.table = table
+        table.holders.add(request_id)
 
     def _find(self, plan: ItemPlan) -> tuple[int, ...] | None:
         identity = plan_identity(plan)

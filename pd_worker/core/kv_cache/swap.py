@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from triptych.pd_worker.core.items.item import ItemTable, SwappedTable
 from triptych.types import ItemPlan
 
 
@@ -18,21 +19,15 @@ class BlockCopy:
 
 @dataclass(slots=True)
 class _Swapped:
-    """A request's own blocks; they hold its first `num_tokens` tokens."""
+    """A request's own blocks; they hold its first `num_tokens` tokens.
+
+    The cross table that was swapped with it goes when the request is restored, or ends.
+    """
 
     blocks: tuple[int, ...]
     num_tokens: int
+    table: SwappedTable | None = None
     #: Its copy is confirmed; the blocks may not be read before that.
-    written: bool = False
-
-
-@dataclass(slots=True)
-class _SwappedTable:
-    """A cross table; it is dropped when the request that it was swapped with is restored, or ends."""
-
-    plan: ItemPlan
-    blocks: tuple[int, ...]
-    request_id: str
     written: bool = False
 
 
@@ -44,17 +39,19 @@ class SwapManager:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.reset()
+        #: Their records have the swapped cross tables.
+        self.items = ItemTable()
+        self._free = list(range(num_blocks))
+        self._requests: dict[str, _Swapped] = {}
+        #: Requests whose copies are part of the current step.
+        self._leaving: list[str] = []
 
     def reset(self) -> None:
         """Frees all host blocks."""
+        for request_id in list(self._requests):
+            self.free(request_id)
+        self._leaving.clear()
         self._free = list(range(self.num_blocks))
-        self._requests: dict[str, _Swapped] = {}
-        self._tables: dict[str, _SwappedTable] = {}
-        #: The cross table that was swapped with a request.
-        self._table_of: dict[str, str] = {}
-        #: Requests whose copies are part of the current step.
-        self._leaving: list[str] = []
 
     @property
     def num_free(self) -> int:
@@ -76,21 +73,20 @@ class SwapManager:
 
     def has_table(self, plan: ItemPlan) -> bool:
         """The item's cross table is swapped, or being swapped."""
-        table = self._tables.get(plan.mm_hash)
-        return table is not None and table.plan == plan
+        return (table := self.items.get(plan.mm_hash).swapped) is not None and table.plan == plan
 
     def table_is_written(self, plan: ItemPlan) -> bool:
         """The copy of the item's cross table is confirmed."""
-        return self.has_table(plan) and self._tables[plan.mm_hash].written
+        table = self.items.get(plan.mm_hash).swapped
+        return table is not None and table.plan == plan and table.written
 
     def commit(self) -> None:
         """The step's copies are complete: they may be read."""
         for request_id in self._leaving:
             if (swapped := self._requests.get(request_id)) is not None:
                 swapped.written = True
-            table = self._tables.get(self._table_of.get(request_id, ""))
-            if table is not None and table.request_id == request_id:
-                table.written = True
+                if swapped.table is not None:
+                    swapped.table.written = True
         self._leaving.clear()
 
     def fail(self) -> list[str]:
@@ -114,17 +110,17 @@ class SwapManager:
         None, and nothing changed, where there is too little room or nothing to copy.
         """
         assert request_id not in self._requests, "a request is swapped out once"
-        if plan is not None and plan.mm_hash in self._tables:
+        if plan is not None and self.items.get(plan.mm_hash).swapped is not None:
             table = ()
         if not blocks or len(blocks) + len(table) > len(self._free):
             return None
         copies = [BlockCopy(block, self._free.pop()) for block in (*blocks, *table)]
         targets = tuple(copy.target for copy in copies)
-        self._requests[request_id] = _Swapped(targets[: len(blocks)], num_tokens)
+        swapped = self._requests[request_id] = _Swapped(targets[: len(blocks)], num_tokens)
         self._leaving.append(request_id)
         if plan is not None and table:
-            self._tables[plan.mm_hash] = _SwappedTable(plan, targets[len(blocks) :], request_id)
-            self._table_of[request_id] = plan.mm_hash
+            swapped.table = SwappedTable(plan, targets[len(blocks) :])
+            self.items.add(plan.mm_hash).swapped = swapped.table
         return copies
 
     def swap_in(self, request_id: str, blocks: Sequence[int]) -> list[BlockCopy]:
@@ -141,9 +137,9 @@ class SwapManager:
 
     def restore_table(self, mm_hash: str, blocks: Sequence[int]) -> list[BlockCopy]:
         """The copies of a cross table to `blocks`; its host blocks are free."""
-        table = self._tables.pop(mm_hash)
-        assert table.written, "only confirmed copies are read"
-        self._free.extend(table.blocks)
+        table = self.items.get(mm_hash).swapped
+        assert table is not None and table.written, "only confirmed copies are read"
+        self._drop(table)
         return [BlockCopy(block, target) for block, target in zip(table.blocks, blocks, strict=True)]
 
     def free(self, request_id: str) -> None:
@@ -151,9 +147,13 @@ class SwapManager:
         swapped = self._requests.pop(request_id, None)
         if swapped is not None:
             self._free.extend(swapped.blocks)
-        mm_hash = self._table_of.pop(request_id, "")
-        table = self._tables.get(mm_hash)
-        # Another request may have been swapped with the table since.
-        if table is not None and table.request_id == request_id:
-            del self._tables[mm_hash]
+            if swapped.table is not None:
+                self._drop(swapped.table)
+
+    def _drop(self, table: SwappedTable) -> None:
+        item = self.items.get(table.plan.mm_hash)
+        # It may be restored already, and another request swapped with the item's table since.
+        if item.swapped is table:
+            item.swapped = None
+            self.items.drop_unused(item)
             self._free.extend(table.blocks)

@@ -177,16 +177,10 @@ _ERRORS = {
 }
 
 
-def make_openapi(*, max_choices: int = 16) -> dict[str, Any]:
-    """The whole document (OpenAPI 3.1)."""
-    bodies: list[type[msgspec.Struct]] = [
-        ChatBody,
-        CompletionBody,
-        ResponsesBody,
-        TokenizeBody,
-        DetokenizeBody,
-    ]
-    operations = (*OPERATIONS, *FORM_OPERATIONS)
+def make_openapi(*, max_choices: int = 16, page: bool = True) -> dict[str, Any]:
+    """The whole document (OpenAPI 3.1). `page`: whether /docs is served."""
+    operations = [op for op in (*OPERATIONS, *FORM_OPERATIONS) if page or op.path != "/docs"]
+    bodies = [op.body for op in operations if op.body is not None]
     shapes = [op.reply for op in operations if not isinstance(op.reply, str)]
     _, components = msgspec.json.schema_components(
         [*bodies, *shapes, replies.ErrorReply], ref_template=REFERENCE + "{name}", schema_hook=_any_json

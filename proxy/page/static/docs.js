@@ -1,4 +1,4 @@
-// The API's description: its examples can be changed and run.
+// The API's description, made of the OpenAPI document in the page; its examples can be changed and run.
 
 import { call } from "./api.js";
 import { h, setText } from "./dom.js";
@@ -6,12 +6,74 @@ import { setUpTheme } from "./theme.js";
 
 /** Characters of an answer that are shown. */
 const MOST = 200_000;
+/** Their answers are this page, and what it is made of. */
+const NOT_RUN = new Set(["/docs", "/openapi.json"]);
 
-function makeRunnable(example) {
-  const { method, path, name } = example.dataset;
-  const source = example.querySelector("pre");
-  const text = source?.textContent ?? "";
-  const editor = source && h("textarea", { class: "code", spellcheck: false, rows: Math.min(18, text.split("\n").length), value: text, "aria-label": `Body of the example ${name}` });
+function operation(api, path, method, { summary, requestBody, parameters, responses }) {
+  const content = requestBody?.content ?? {};
+  const examples = Object.entries(content).flatMap(([kind, { schema, examples }]) => [
+    fields(resolved(api, schema)),
+    ...Object.entries(examples).map(([name, { value }]) =>
+      kind.includes("form") ? h("pre", { class: "code" }, shell(path, value)) : runnable("post", path, name, JSON.stringify(value, null, 2)),
+    ),
+  ]);
+  if (!requestBody && !parameters && !NOT_RUN.has(path)) examples.push(runnable("get", path));
+  const replies = Object.entries(responses).map(([status, reply]) => `${status} (${reply.description.split(":")[0].toLowerCase()})`);
+  return h(
+    "section",
+    { class: "card operation", id: anchor(path) },
+    h("h2", {}, h("span", { class: `method ${method}` }, method.toUpperCase()), " ", h("code", {}, path)),
+    h("p", {}, `${summary}.`),
+    examples,
+    h("p", { class: "soft small" }, `Replies: ${replies.join(", ")}.`),
+  );
+}
+
+function anchor(path) {
+  return path.replace(/^\/|\/$/g, "").replaceAll("/", "-");
+}
+
+/** A form as a command to paste, where the server is in a variable; a file's value begins with @. */
+function shell(path, form) {
+  return [`curl $TRIPTYCH_URL${path}`, ...Object.entries(form).map(([name, value]) => `-F ${name}=${value}`)].join(" ");
+}
+
+function resolved(api, schema) {
+  return api.components.schemas[schema.$ref.split("/").at(-1)];
+}
+
+function fields({ properties, required = [] }) {
+  const names = Object.keys(properties).sort((one, other) => required.includes(other) - required.includes(one));
+  const rows = names.map((name) =>
+    h(
+      "tr",
+      {},
+      h("td", {}, h("code", {}, name), required.includes(name) ? " (required)" : ""),
+      h("td", {}, typeOf(properties[name])),
+      h("td", {}, properties[name].description ?? ""),
+    ),
+  );
+  const head = h("tr", {}, ["field", "type", "meaning"].map((title) => h("th", {}, title)));
+  return h("details", {}, h("summary", {}, `${names.length} fields`), h("div", { class: "wide" }, h("table", {}, head, rows)));
+}
+
+/** A schema in a few words; null goes without saying. */
+function typeOf(schema) {
+  if (schema.anyOf) return [...new Set(schema.anyOf.filter((kind) => kind.type !== "null").map(typeOf))].join(" or ");
+  if (schema.$ref) return "object";
+  if (schema.enum) return schema.enum.filter((value) => value !== null).map((value) => JSON.stringify(value)).join(", ");
+  const kind = String(schema.type ?? "any");
+  if (kind === "array" && schema.items) return `list of ${typeOf(schema.items)}`;
+  const low = schema.minimum ?? schema.exclusiveMinimum;
+  // 64-bit limits, which no number here holds exactly, say nothing to people.
+  const exact = [low, schema.maximum].every((limit) => Math.abs(limit) <= Number.MAX_SAFE_INTEGER);
+  return exact ? `${kind}, ${low} to ${schema.maximum}` : kind;
+}
+
+/** An example with its button: `text` is its body, none for a GET. */
+function runnable(method, route, name = "", text = null) {
+  const path = route.slice(1);
+  const editor = text === null ? null : h("textarea", { class: "code", spellcheck: false, rows: Math.min(18, text.split("\n").length), value: text, "aria-label": `Body of the example ${name}` });
   const output = h("pre", { class: "code output", tabindex: "0", role: "region", "aria-label": "Answer", "aria-live": "polite", hidden: true });
   const state = h("span", { class: "soft small", role: "status" });
   const run = h("button", { type: "button", class: "primary small", onclick: () => (running ? running.abort() : start()) }, "Run");
@@ -39,7 +101,7 @@ function makeRunnable(example) {
     }
   }
 
-  example.replaceChildren(...[editor, h("div", { class: "row" }, run, state), output].filter(Boolean));
+  return h("div", { class: "example", "data-method": method, "data-name": name }, editor, h("div", { class: "row" }, run, state), output);
 }
 
 function optionsOf(method, body, signal) {
@@ -62,7 +124,14 @@ async function show(reply, output) {
   }
 }
 
+const api = JSON.parse(document.getElementById("openapi").textContent);
+setText(document.getElementById("description"), api.info.description);
+document.querySelector(".contents").append(...Object.keys(api.paths).map((path) => h("a", { href: `#${anchor(path)}` }, path)));
+for (const [path, methods] of Object.entries(api.paths)) {
+  for (const [method, each] of Object.entries(methods)) document.querySelector("main").append(operation(api, path, method, each));
+}
+// The sections came after the address was read.
+if (location.hash) document.getElementById(decodeURIComponent(location.hash.slice(1)))?.scrollIntoView();
 const theme = document.getElementById("theme-button");
 if (theme) theme.hidden = false;
 setUpTheme();
-for (const example of document.querySelectorAll(".example")) makeRunnable(example);

@@ -11,8 +11,9 @@ import pytest
 
 from benchmarks.baselines.__main__ import main
 from benchmarks.baselines.report import main as report
+from support import null_server
 
-NULL = 'commands = [["{python}", "-m", "triptych.goodput.null_server", "--port", "${{PORT}}", {words}]]'
+NULL = 'commands = [["{python}", "{server}", "--port", "${{PORT}}", {words}]]'
 MATRIX = """
 name = "fake"
 model = "none"
@@ -50,8 +51,10 @@ systems = ["quick", "slow"]
 
 
 def write(path: Path, slow_words: str) -> None:
-    quick = NULL.format(python=sys.executable, words='"--ttft", "0.001", "--tpot", "0.0001"')
-    slow = NULL.format(python=sys.executable, words=slow_words)
+    quick = NULL.format(
+        python=sys.executable, server=null_server.__file__, words='"--ttft", "0.001", "--tpot", "0.0001"'
+    )
+    slow = NULL.format(python=sys.executable, server=null_server.__file__, words=slow_words)
     path.write_text(MATRIX.replace("QUICK", quick).replace("SLOW", slow))
 
 

@@ -12,11 +12,12 @@ import pytest
 from benchmarks.baselines.matrix import System
 from benchmarks.baselines.processes import alive
 from benchmarks.baselines.servers import Server, ServerPool
+from support import null_server
 from triptych.errors import ConfigError
 
 NULL = System(
     name="null",
-    commands=((sys.executable, "-m", "triptych.goodput.null_server", "--port", "${PORT}"),),
+    commands=((sys.executable, null_server.__file__, "--port", "${PORT}"),),
     url="http://127.0.0.1:${PORT}",
     ready=("/v1/models",),
     ports=("PORT",),

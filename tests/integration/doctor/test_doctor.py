@@ -12,7 +12,7 @@ import pytest
 
 from support.processes.cluster import Cluster, running_cluster, wait_for
 from triptych.doctor.finding import CheckOutcome, CheckResult
-from triptych.doctor.store import look_at_store
+from triptych.doctor.store import check_store
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.launch.model_path import DEMO_MODEL
 
@@ -21,7 +21,7 @@ GREETING = ("Triptych answers", "Paste ", "The picture:", "The answer:", "  ", "
 
 
 async def _by_check(url: str) -> dict[str, CheckResult]:
-    return {finding.check: finding for finding in await look_at_store(url)}
+    return {result.check: result for _, results in await check_store(url) for result in results}
 
 
 async def test_a_store_that_is_well_is_fit(store: EmbeddingStore, store_url: str):

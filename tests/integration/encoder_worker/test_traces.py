@@ -8,12 +8,12 @@ import pytest
 
 from support.data.pictures import picture
 from support.engine.encoder_bench import NAMESPACE, Job, bench, png
-from support.tracing.spans import kept_tracer
+from support.tracing.spans import kept_tracer, new_context
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.ec_connector.store.results import Loaded
 from triptych.models.base import EncoderSide
-from triptych.tracing.context import SpanContext, new_context
+from triptych.tracing.context import SpanContext, from_bytes, metadata
 
 
 async def producer_of(store: EmbeddingStore, key: str) -> SpanContext | None:
@@ -22,7 +22,7 @@ async def producer_of(store: EmbeddingStore, key: str) -> SpanContext | None:
     assert plan is not None
     loaded = await store.load(plan, lambda nbytes: memoryview(bytearray(nbytes)))
     assert isinstance(loaded, Loaded)
-    return SpanContext.from_bytes(loaded.producer)
+    return from_bytes(loaded.producer)
 
 
 async def test_an_embedding_carries_the_span_that_computed_it(
@@ -31,7 +31,7 @@ async def test_an_embedding_carries_the_span_that_computed_it(
     tracer, kept = kept_tracer()
     parent = new_context(sampled=True)
     async with bench(encoder, store, store_url, tracer=tracer) as b:
-        job = await Job(b, png(picture(1, 96, 64)), metadata=parent.metadata()).planned()
+        job = await Job(b, png(picture(1, 96, 64)), metadata=metadata(parent)).planned()
         await job.finished()
         await until(lambda: "save" in kept.names(), "the job's spans")
         server = kept.one("encoder job")
@@ -42,7 +42,7 @@ async def test_an_embedding_carries_the_span_that_computed_it(
         assert await producer_of(store, job.key) == kept.one("tower").context
 
 
-@pytest.mark.parametrize("metadata", [(), new_context(sampled=False).metadata()])
+@pytest.mark.parametrize("metadata", [(), metadata(new_context(sampled=False))])
 async def test_what_nobody_records_is_stored_without_a_producer(
     encoder: EncoderSide, store: EmbeddingStore, store_url: str, metadata: tuple[tuple[str, str], ...]
 ) -> None:
@@ -61,7 +61,7 @@ async def test_two_proxies_of_one_item_share_the_tower_and_are_linked(
     contexts = [new_context(sampled=True) for _ in range(2)]
     async with bench(encoder, store, store_url, tracer=tracer) as b:
         media = png(picture(3, 64, 64))
-        jobs = [await Job(b, media, metadata=context.metadata()).planned() for context in contexts]
+        jobs = [await Job(b, media, metadata=metadata(context)).planned() for context in contexts]
         await asyncio.gather(*(job.finished() for job in jobs))
         await until(lambda: "save" in kept.names(), "the job's spans")
         first, second = sorted(kept.all("encoder job"), key=lambda span: span.start)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from support.null_server import Behaviour, start
 from triptych.cli.app import app
 from triptych.errors import ConfigError
-from triptych.goodput.null_server import Behaviour, start
 
 SMALL = (
     *("--workload", "image", "--image-size", "32x32", "--text-tokens", "4", "--output-tokens", "4"),

@@ -27,7 +27,7 @@ from triptych.progress.screen import CLEAR
 TRIPTYCH = (sys.executable, "-m", "triptych.cli")
 SECONDS = 55.0
 #: The end of a bar and its share, in colours or without.
-BAR = re.compile(r"[━╌](\x1b\[0m)?  +\d+ %")
+BAR = re.compile(r"[━╸╺](\x1b\[0m)? +\d+ %")
 
 
 class OnTerminal:

@@ -12,15 +12,15 @@ from openai import APIStatusError
 
 from support.fakes.fake_workers import MODEL, key_of, picture, user
 from support.fakes.proxy_fakes import FakeCluster
-from support.tracing.spans import KeptSpans, kept_tracer
+from support.tracing.spans import KeptSpan, KeptSpans, kept_tracer
 from support.waiting import until
 from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.proxy.auth.key_ring import KeyRing
 from triptych.proxy.auth.keys import KeyLimits
 from triptych.rpc.channels import make_channel
-from triptych.tracing.context import parse_traceparent
-from triptych.tracing.span import FinishedSpan, SpanKind
+from triptych.tracing.context import hex_trace_id, metadata, parse_traceparent
+from triptych.tracing.tracer import SpanKind
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
@@ -28,7 +28,7 @@ UNSAMPLED = PARENT[:-1] + "0"
 TEXT = [{"role": "user", "content": "a secret question"}]
 
 
-async def server_span(kept: KeptSpans) -> FinishedSpan:
+async def server_span(kept: KeptSpans) -> KeptSpan:
     """The only one, once it has ended: a client has its reply a moment before."""
     await until(lambda: any(span.kind is SpanKind.SERVER for span in kept.spans), "the server span")
     [span] = [span for span in kept.spans if span.kind is SpanKind.SERVER]
@@ -54,7 +54,7 @@ async def test_a_traced_request_goes_on_to_both_workers_in_the_callers_trace(sto
         )
         server = await server_span(kept)
         assert server.parent == parse_traceparent(PARENT, "rojo=1,congo=2")
-        assert (server.name, server.context.trace_id, server.error) == (f"chat {MODEL}", TRACE, "")
+        assert (server.name, hex_trace_id(server.context), server.error) == (f"chat {MODEL}", TRACE, "")
         attributes = dict(server.attributes)
         assert attributes.pop("gen_ai.response.time_to_first_chunk") > 0.0  # type: ignore[operator]
         assert attributes == {
@@ -74,10 +74,10 @@ async def test_a_traced_request_goes_on_to_both_workers_in_the_callers_trace(sto
         stages = {span.name for span in kept.spans if span.parent == server.context}
         assert stages == {"fetch", "look up", "encode item", "PD attempt"}
         [encoder] = cluster.encoders
-        assert encoder.metadata[0]["traceparent"] == kept.one("encode item").context.traceparent
+        assert encoder.metadata[0]["traceparent"] == metadata(kept.one("encode item").context)[0][1]
         assert encoder.metadata[0]["tracestate"] == "rojo=1,congo=2"
         [submit] = cluster.pd_workers[0].submits
-        assert submit.traceparent == kept.one("PD attempt").context.traceparent
+        assert submit.traceparent == metadata(kept.one("PD attempt").context)[0][1]
         assert submit.tracestate == "rojo=1,congo=2"
         shown = repr(kept.spans)
         assert "secret" not in shown and key_of(picture("p")) not in shown
@@ -106,7 +106,7 @@ async def test_a_context_that_is_not_valid_is_ignored(store: EmbeddingStore, hea
         await cluster.ask(TEXT, extra_headers={**headers, "tracestate": "a" * 7000})
         server = await server_span(kept)
         assert server.parent is None
-        assert server.context.trace_id != TRACE
+        assert hex_trace_id(server.context) != TRACE
         assert cluster.pd_workers[0].submits[0].tracestate == ""
 
 
@@ -120,7 +120,8 @@ async def test_a_request_that_is_not_sampled_is_marked_so_for_the_workers(store:
             cluster.pd_workers[0].submits[0].traceparent,
         ):
             context = parse_traceparent(sent)
-            assert context is not None and (context.trace_id, context.sampled) == (TRACE, False)
+            assert context is not None and hex_trace_id(context) == TRACE
+            assert not context.trace_flags.sampled
     assert kept.spans == []
 
 
@@ -207,7 +208,7 @@ async def test_a_killed_pd_worker_shows_as_two_attempts(store: EmbeddingStore) -
         assert (lost.error, done.error) == ("worker_lost", "")
         assert f"{lost.attributes['server.address']}:{lost.attributes['server.port']}" == address
         assert [span.attributes["triptych.request.attempt"] for span in (lost, done)] == [1, 2]
-        assert second.submits[0].traceparent == done.context.traceparent
+        assert second.submits[0].traceparent == metadata(done.context)[0][1]
 
 
 async def test_each_answer_of_a_call_has_an_attempt(store: EmbeddingStore) -> None:

@@ -19,7 +19,7 @@ from triptych.ec_connector.connectors.memory import MemoryConnectorScheduler, Me
 from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.pd_worker.core.admission import Admission
 from triptych.pd_worker.core.encoder_cache import EncoderCache
-from triptych.pd_worker.core.items import ItemTracker
+from triptych.pd_worker.core.items.tracker import ItemTracker
 from triptych.pd_worker.core.kv_cache.cross_kv_manager import CrossKVManager
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.kv_cache.swap import BlockCopy, SwapManager
@@ -263,6 +263,7 @@ class ModellessEngine:
         assert self.swap is None or self.swap.num_used == 0
         assert self.cache.references == 0
         assert self.admission.reserved == 0
+        assert not list(self.items.table)
 
 
 #: The fixture `make`: an engine without a model over an empty store, with these options.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.against_peer.figures import Turn
+from benchmarks.against_peer.loads import Turn
 
 
 def a_turn(system: str, number: int, **more: object) -> Turn:

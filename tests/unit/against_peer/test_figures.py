@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from benchmarks.against_peer.figures import OTHERS_LIMIT, Turn, decode_step, quiet, ratios
+from benchmarks.against_peer.loads import OTHERS_LIMIT, Turn, decode_step, quiet, ratios
 from support.engine.peer_turns import a_turn
-from triptych.goodput.load.record import RequestRecord
+from triptych.goodput.load.job import RequestRecord
 
 
 def record(sent: float, ttft: float, gaps: list[float], **more: object) -> RequestRecord:

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.autoscale.comparison import (
     OURS,
     POLICIES,
+    SLO,
     STATIC,
     TrialFigures,
     figures_of,
@@ -17,12 +18,10 @@ from benchmarks.autoscale.comparison import (
     trials,
 )
 from benchmarks.autoscale.plot import save
-from benchmarks.autoscale.setup import SLO
 from triptych.errors import ConfigError
-from triptych.goodput.load.record import RequestRecord
-from triptych.simulator.autoscale.pool import PoolHistory, PoolMoment, WorkerLife
+from triptych.goodput.load.job import RequestRecord
+from triptych.simulator.autoscale.pool import PoolHistory, PoolMoment, TrialResult, WorkerLife
 from triptych.simulator.autoscale.traces import TRACES, trace
-from triptych.simulator.autoscale.trial import TrialResult
 
 
 def figures(policy: str) -> TrialFigures:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.autoscale.hpa import CpuPercent, QueueLength
+from benchmarks.autoscale.policies import CpuPercent, QueueLength
 from triptych.simulator.autoscale.scaler import PoolView, Scaler
 
 

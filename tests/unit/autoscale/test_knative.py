@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.autoscale.knative import Concurrency
+from benchmarks.autoscale.policies import Concurrency
 from triptych.simulator.autoscale.scaler import PoolView
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from benchmarks.baselines.cell import Cell, chosen, plan_cells, seed_of
-from benchmarks.baselines.cell_files import CellFiles, read_folder
-from benchmarks.baselines.estimates import (
+from benchmarks.baselines.cell import Cell, CellFiles, chosen, plan_cells, read_folder, seed_of
+from benchmarks.baselines.matrix import Matrix
+from benchmarks.baselines.measure import (
     FIRST_GUESS,
+    CellFailed,
     estimate,
     fixed_rate,
     format_duration,
+    rate_of,
     search_start,
     seconds_left,
+    settings_of,
     window_requests,
+    without_bulk,
 )
-from benchmarks.baselines.matrix import Matrix
-from benchmarks.baselines.measure import CellFailed, rate_of, settings_of, without_bulk
 from support.engine.cells import TOML, cell, window
 from triptych.errors import ConfigError
 from triptych.goodput.load.job import Target

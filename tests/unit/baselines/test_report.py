@@ -6,17 +6,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from PIL import Image
 
-from benchmarks.baselines.cell import plan_cells
-from benchmarks.baselines.cell_files import CellFiles
-from benchmarks.baselines.cell_results import CellResults
-from benchmarks.baselines.charts import save_charts
-from benchmarks.baselines.matrix import Matrix, as_fields
-from benchmarks.baselines.report import main
-from benchmarks.baselines.tables import number, report, spread
-from benchmarks.baselines.verdicts import (
+from benchmarks.baselines.cell import CellFiles, plan_cells
+from benchmarks.baselines.cell_results import (
     TARGETS,
+    CellResults,
     best_setting,
     comparisons,
     explain_loss,
@@ -26,6 +20,9 @@ from benchmarks.baselines.verdicts import (
     stage_table,
     won,
 )
+from benchmarks.baselines.matrix import Matrix, as_fields
+from benchmarks.baselines.report import main
+from benchmarks.baselines.tables import number, report, spread
 from support.engine.cells import TOML, cell, window
 
 MATRIX = msgspec.toml.decode(TOML, type=Matrix)
@@ -146,7 +143,7 @@ def test_the_baselines_own_settings_are_compared():
 def test_the_text_says_what_was_met_missed_lost_and_left_out():
     failed = cell("fixed", "text", "vllm", status="failed", why="the server died", windows=[])
     loud = cell("fixed", "text", "colocated", rate=5.0, others_share=0.4)
-    text = report([results(*FULL, failed, loud)], ["baselines-toy-latency.png"])
+    text = report([results(*FULL, failed, loud)])
     assert (
         "| goodput with 4 pictures | ≥ 1.5 x colocated | 1.17 (1.14 – 1.20) | **missed** | 22% below 1.5 |"
         in text
@@ -163,7 +160,6 @@ def test_the_text_says_what_was_met_missed_lost_and_left_out():
     assert "- Failed: fixed.text.vllm.0: the server died" in text
     assert "fixed.text.epd-shared (0, 1)" in text
     assert "LOADED MACHINE: during 1 cells" in text
-    assert "![baselines-toy-latency](baselines-toy-latency.png)" in text
 
 
 def test_requests_that_are_not_alike_are_told():
@@ -188,18 +184,7 @@ def test_numbers_and_spreads():
     assert spread([3.0, 1.0, 2.0]) == "2 (1 – 3)"
 
 
-def test_pictures_are_drawn_of_what_there_is(tmp_path):
-    paths = save_charts(results(*FULL), tmp_path)
-    assert [path.name for path in paths] == [
-        f"baselines-toy-{name}.png" for name in ("latency", "goodput", "capacity")
-    ]
-    for path in paths:
-        with Image.open(path) as picture:
-            assert picture.size[0] > 400
-    assert save_charts(results(), tmp_path) == []
-
-
-def test_the_report_maker_writes_text_and_pictures(tmp_path, capsys):
+def test_the_report_maker_writes_the_text(tmp_path, capsys):
     files = CellFiles(tmp_path / "cells", "toy")
     files.write_plan(MATRIX, plan_cells(MATRIX))
     (planned,) = [one for one in plan_cells(MATRIX) if one.name == "fixed.mix.vllm.0"]
@@ -209,5 +194,5 @@ def test_the_report_maker_writes_text_and_pictures(tmp_path, capsys):
     assert main([str(tmp_path / "cells")]) == 0
     assert "**mix** at 5 requests/s" in capsys.readouterr().out
     assert main([str(tmp_path / "cells"), "--write", "--to", str(to)]) == 0
-    assert {path.name for path in to.iterdir()} == {"baselines.md", "baselines-toy-latency.png"}
+    assert {path.name for path in to.iterdir()} == {"baselines.md"}
     assert main([str(Path(tmp_path / "none"))]) == 2

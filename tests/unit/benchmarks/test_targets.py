@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import names
-from benchmarks.targets import TARGETS, Bound, Reached, Target, against_vllm, read, record, table, verdict
+from benchmarks.targets import TARGETS, Bound, Reached, Target, read, record, table, verdict
 from triptych.errors import ConfigError
 
 SPEED = Target("speed", (Bound("req/s", "≥", 1.1), Bound("TTFT", "≤", 1.0)), "speed")
-NAME = against_vllm("small", "text@16")
+NAME = "vLLM, small, text@16"
 
 
 def reached(**figures: float) -> Reached:
@@ -76,7 +76,7 @@ def test_a_figure_that_a_target_does_not_have_is_refused_and_a_load_without_a_ta
     path = tmp_path / "targets.json"
     with pytest.raises(ConfigError, match="goodput"):
         record(NAME, {"goodput": 1.0}, Path("page.md"), path=path)
-    record(against_vllm("small", "reuse-50@1"), {"req/s": 1.0}, Path("page.md"), path=path)
+    record("vLLM, small, reuse-50@1", {"req/s": 1.0}, Path("page.md"), path=path)
     assert not path.exists() or read(path) == {}
 
 

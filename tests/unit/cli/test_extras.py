@@ -64,3 +64,10 @@ def test_a_command_names_the_extra_that_it_needs(words, extra, tmp_path, monkeyp
     refused = on_a_core_install(*words)
     assert_refused(refused, f"triptych {words[0]}", f"pip install 'triptych[{extra}]'")
     assert "Traceback" not in refused.stderr
+
+
+def test_the_doctor_of_a_core_install_says_what_a_worker_needs():
+    ran = on_a_core_install("doctor", "--port", "0", "--grpc-port", "0")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "is not installed: no more is known here" in ran.stdout
+    assert "pip install 'triptych[worker]'" in ran.stdout

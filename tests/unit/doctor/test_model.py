@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 
-from triptych.config import ServeConfig
-from triptych.doctor.finding import CheckOutcome
+import pytest
+from click.testing import CliRunner
+
+from support.data.checkpoints import build_checkpoint
+from triptych.cli.app import app
+from triptych.config import ClusterConfig
+from triptych.config.flags import config_from
+from triptych.doctor import model
+from triptych.doctor.finding import CheckOutcome, CheckResult
 from triptych.doctor.model import check_devices, check_model, device_finding
+from triptych.errors import ConfigError
+from triptych.models.registry import FAMILIES
 
 
 @pytest.mark.parametrize(
@@ -30,21 +42,98 @@ def test_each_device_is_looked_at_once():
     assert len(check_devices(["cpu", "cpu"])) == 1
 
 
-def test_the_demo_model_is_found():
-    (finding,) = check_model(ServeConfig())
-    assert finding.verdict is CheckOutcome.OK and "qwen3_vl" in finding.found
+def _results(config: ClusterConfig) -> dict[str, CheckResult]:
+    return {result.check: result for result in check_model(config, config.model)}
 
 
-def test_a_folder_without_weights_fails(tmp_path):
+def test_the_demo_model_has_sizes_and_memory_and_loads():
+    results = _results(ClusterConfig())
+    assert {result.verdict for result in results.values()} == {CheckOutcome.OK}
+    assert results["family"].found == "qwen3_vl, of image"
+    assert results["encoder side"].found == "1.9 M parameters, 7.3 MiB"
+    assert results["decoder side"].found == "1.5 M parameters, 5.7 MiB"
+    assert results["weights"].found == "load: 7.3 MiB in an encoder, 5.7 MiB in a PD worker"
+    assert "128x128 pixels (16 rows)" in results["largest image"].found
+
+
+def test_automatic_kv_memory_is_a_sum_and_never_zero():
+    results = _results(ClusterConfig())
+    assert "automatic: what is left beside the weights, (" in results["KV cache"].found
+    assert " x 0.5 = " in results["KV cache"].found
+    assert not [line for line in results["memory"].details if line.endswith(" 0 B")]
+    assert [line for line in results["memory"].details if line.endswith(" automatic")]
+
+
+def test_kv_memory_that_is_given_is_a_number_of_tokens():
+    results = _results(config_from(ClusterConfig, {"kv_memory": 64 << 20}))
+    assert results["KV cache"].found == "2.5 KiB a token; --kv-memory holds 26214 tokens"
+
+
+@pytest.mark.parametrize("family", [family.name for family in FAMILIES])
+def test_config_json_alone_says_what_the_weights_say(family: str, tmp_path: Path):
+    path = build_checkpoint(family, tmp_path / "model")
+    whole = _results(ClusterConfig(model=str(path)))
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    for file in ("config.json", "preprocessor_config.json"):
+        if (path / file).exists():
+            shutil.copy(path / file, alone / file)
+    results = _results(ClusterConfig(model=str(alone)))
+    assert results["model"].verdict is CheckOutcome.NOTE and "tokenizer" in results["model"].remedy
+    assert results.keys() == whole.keys() - {"weights"}
+    same = ("family", "dtype", "encoder side", "decoder side", "embedding", "model length", "largest image")
+    for check in {*same, "cross"} & whole.keys():
+        assert results[check].found == whole[check].found
+
+
+def test_a_config_that_describes_no_model_fails(tmp_path: Path):
     (tmp_path / "config.json").write_text("{}")
-    (finding,) = check_model(ServeConfig(model=str(tmp_path)))
-    assert finding.verdict is CheckOutcome.FAIL and "safetensors" in finding.found
+    with pytest.raises(ConfigError, match="no architecture"):
+        _results(ClusterConfig(model=str(tmp_path)))
 
 
-@pytest.mark.parametrize("model", ["/no/such/folder", "./nothing"])
-def test_a_folder_that_is_not_there_fails(model):
-    assert check_model(ServeConfig(model=model))[0].verdict is CheckOutcome.FAIL
+def test_a_folder_that_is_not_there_fails():
+    with pytest.raises(ConfigError, match="does not exist"):
+        _results(ClusterConfig(model="/no/such/folder"))
 
 
-def test_a_hub_id_is_not_looked_up():
-    assert check_model(ServeConfig(model="some/model"))[0].verdict is CheckOutcome.NOTE
+def test_a_model_that_does_not_fit_is_not_loaded_and_its_memory_is_shown(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(model, "available_memory", lambda: 1 << 30)
+    shown = CliRunner().invoke(app, ["check"])
+    assert isinstance(shown.exception, ConfigError)
+    assert "automatic: what is left beside the weights, and nothing is left" in shown.output
+    assert "weights of 2 workers" in shown.output and "load: " not in shown.output
+    assert "FAIL  model" in shown.output and "It fits." not in shown.output
+
+
+def _no_tokenizer(path: Path) -> None:
+    (path / "tokenizer.json").write_text("{")
+
+
+def _no_template(path: Path) -> None:
+    for file in path.glob("chat_template*"):
+        file.unlink()
+    config = path / "tokenizer_config.json"
+    values = json.loads(config.read_text())
+    values.pop("chat_template", None)
+    config.write_text(json.dumps(values))
+
+
+def _no_processor_size(path: Path) -> None:
+    (path / "preprocessor_config.json").write_text(
+        '{"size": 5, "image_processor_type": "Qwen2VLImageProcessor"}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [(_no_tokenizer, "tokenizer"), (_no_template, "chat template"), (_no_processor_size, "own sample")],
+)
+def test_what_the_workers_would_refuse_is_refused(
+    damage: Callable[[Path], None], named: str, tmp_path: Path
+) -> None:
+    path = build_checkpoint("qwen3_vl", tmp_path / "model")
+    assert "weights" in _results(ClusterConfig(model=str(path)))
+    damage(path)
+    with pytest.raises(ConfigError, match=named):
+        _results(ClusterConfig(model=str(path)))

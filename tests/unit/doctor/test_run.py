@@ -19,7 +19,14 @@ def test_the_store_and_a_cluster_are_looked_at_when_they_are_named():
     alone = _headings(DoctorConfig())
     assert alone == ["versions", "machine", "devices and model", "secrets", "ports"]
     named = _headings(DoctorConfig(store="redis://127.0.0.1:1/0", url="http://127.0.0.1:1"))
-    assert named == ["versions", "machine", "devices and model", "secrets", "store", "cluster"]
+    assert named == [
+        "versions",
+        "machine",
+        "devices and model",
+        "secrets",
+        "store redis://127.0.0.1:1/0",
+        "cluster",
+    ]
 
 
 def test_a_check_that_breaks_is_a_failure_of_its_own(monkeypatch: pytest.MonkeyPatch):
@@ -27,7 +34,7 @@ def test_a_check_that_breaks_is_a_failure_of_its_own(monkeypatch: pytest.MonkeyP
         raise RuntimeError("odd")
 
     monkeypatch.setattr(run, "check_versions", broken)
-    (first, *others) = run.examine(DoctorConfig())
+    first, *others = run.examine(DoctorConfig())
     assert "RuntimeError: odd" in first[1][0].found and failed([first])
     assert all(findings for _, findings in others)
 

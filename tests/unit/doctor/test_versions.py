@@ -1,59 +1,59 @@
-"""Versions that work are those of pyproject.toml; what only workers need may be missing."""
+"""Versions that work are those of the package's metadata; what only workers need may be missing."""
 
 from __future__ import annotations
 
-import re
-import tomllib
-from pathlib import Path
-
 import pytest
+from packaging.requirements import Requirement
 
-from triptych.doctor.finding import CheckOutcome
-from triptych.doctor.versions import LEAST_PYTHON, LIBRARIES, check_versions, installed
+from triptych.doctor.finding import CheckOutcome, CheckResult
+from triptych.doctor.versions import check_versions, needed
 
-PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
-
-
-def _verdicts(found: dict[str, str], python: tuple[int, ...] = (3, 12, 1)) -> dict[str, CheckOutcome]:
-    return {finding.check: finding.verdict for finding in check_versions(found, python)}
+TORCH = Requirement('torch<2.14,>=2.11; extra == "worker"')
+GRPC = Requirement("grpcio>=1.80")
 
 
-@pytest.mark.parametrize("name", LIBRARIES)
-def test_the_versions_are_those_of_the_project(name):
-    wanted = LIBRARIES[name]
-    lines = PROJECT["optional-dependencies"]["worker"] if wanted.worker else PROJECT["dependencies"]
-    (line,) = [line for line in lines if re.match(rf"{name}(\[\w+\])?>=", line)]
-    below = f",<{wanted.below}" if wanted.below else ""
-    assert line.partition(">=")[2] == wanted.least + below
+def _results(found: dict[str, str], python: str = "3.12.1") -> dict[str, CheckResult]:
+    results = check_versions([GRPC, TORCH], lambda name: found.get(name, ""), python)
+    return {result.check: result for result in results}
 
 
-def test_the_python_is_that_of_the_project():
-    assert PROJECT["requires-python"] == ">=" + ".".join(map(str, LEAST_PYTHON))
+def test_a_proxys_and_a_workers_libraries_are_needed_and_no_other_extras():
+    worker = {one.name: one.marker is not None for one in needed()}
+    assert (worker["grpcio"], worker["torch"]) == (False, True)
+    assert not {"ray", "cryptography", "pytest"} & worker.keys()
 
 
 def test_what_is_installed_here_is_fit():
-    assert set(_verdicts(installed()).values()) == {CheckOutcome.OK}
+    python, libraries = check_versions(needed())
+    assert {python.verdict, libraries.verdict} == {CheckOutcome.OK}
+    assert libraries.found == f"{len(needed())} of {len(needed())} fit"
 
 
 @pytest.mark.parametrize(
-    ("version", "verdict"),
+    ("version", "fits"),
     [
-        ("2.13.0+cpu", CheckOutcome.OK),
-        ("2.11", CheckOutcome.OK),
-        ("2.10.9", CheckOutcome.FAIL),
-        ("2.14.0", CheckOutcome.FAIL),
-        ("2.9.0", CheckOutcome.FAIL),
-        ("nightly", CheckOutcome.FAIL),
+        ("2.13.0+cpu", True),
+        ("2.11", True),
+        ("2.10.9", False),
+        ("2.14.0", False),
+        ("2.9.0", False),
+        ("nightly", False),
     ],
 )
-def test_a_version_is_compared_by_its_numbers(version, verdict):
-    assert _verdicts({"torch": version})["torch"] is verdict
+def test_a_version_is_compared_by_its_numbers(version, fits):
+    results = _results({"torch": version, "grpcio": "1.85.1"})
+    assert results["libraries"].found == f"{1 + fits} of 2 fit"
+    assert ("torch" not in results) == fits
+    if not fits:
+        assert results["torch"].verdict is CheckOutcome.FAIL
+        assert results["torch"].remedy.endswith("'torch<2.14,>=2.11'")
 
 
 def test_a_proxy_needs_no_torch_but_grpc():
-    verdicts = _verdicts({})
-    assert (verdicts["torch"], verdicts["grpcio"]) == (CheckOutcome.NOTE, CheckOutcome.FAIL)
+    results = _results({})
+    assert results["worker"].verdict is CheckOutcome.NOTE and "torch missing" in results["worker"].found
+    assert (results["grpcio"].verdict, results["grpcio"].found) == (CheckOutcome.FAIL, "not installed")
 
 
 def test_an_old_python_fails():
-    assert _verdicts(installed(), (3, 10, 9))["python"] is CheckOutcome.FAIL
+    assert _results({}, "3.10.9")["python"].verdict is CheckOutcome.FAIL

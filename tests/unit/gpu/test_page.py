@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.gpu.page import page, table
+from benchmarks.gpu.device_limits import page, table
 
 
 def test_a_page_names_the_command_the_device_and_the_versions_before_its_tables() -> None:

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.gpu.device_limits import DeviceLimits
-from benchmarks.gpu.roofline import DecoderSize, Work, decoder_size, tower_work
+from benchmarks.gpu.device_limits import DecoderSize, DeviceLimits, Work, decoder_size, tower_work
 from support.data.checkpoints import build_checkpoint
 from triptych.models.registry import load_decoder, load_encoder
 
@@ -36,6 +35,9 @@ def test_a_decode_step_reads_the_weights_once_and_every_sequences_cache() -> Non
 
 def test_a_prefill_needs_the_head_once_and_half_of_all_pairs() -> None:
     assert SIZE.prefill(10) == Work(1000 + 10 * 16, 2 * (10 * 400 + 100) + 2 * 100 * 8)
+    # Behind 7 tokens, each of the 10 sees those too.
+    more = SIZE.prefill(10, 7)
+    assert (more.nbytes, more.flops) == (1000 + 17 * 16, SIZE.prefill(10).flops + 4 * 7 * 10 * 8)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -12,6 +12,7 @@ from triptych.progress.launcher import MOST_BYTES, LauncherRenderer, decode, enc
 from triptych.progress.step import BYTES, StepState
 
 STATE = StepState("3", "loading weights", 5.0, 10.0, BYTES, "note", 2.5, ended=True, failed=False)
+_HUGE = b'{"name": "a", "state": {"key": "1", "label": "x", "done": 1e999}}'
 
 
 @pytest.fixture
@@ -38,14 +39,23 @@ def test_a_state_comes_back_from_its_datagram():
         {"total": float("inf")},
         {"done": True},
         {"left": []},
-        {"name": None},
+        {"key": None},
     ],
 )
 def test_a_datagram_with_another_kind_of_value_is_none(change):
-    assert decode(json.dumps(json.loads(encode("pd-0", STATE)) | change).encode()) is None
+    datagram = json.loads(encode("pd-0", STATE))
+    assert decode(json.dumps(datagram | {"state": datagram["state"] | change}).encode()) is None
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"{}", b"[" * 4000])
+@pytest.mark.parametrize("name", [None, 3, "x" * 1000])
+def test_a_datagram_of_no_worker_is_none(name):
+    assert decode(json.dumps(json.loads(encode("pd-0", STATE)) | {"name": name}).encode()) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"[]", b"null", b"\xff\xfe", b"{}", b"[" * 4000, _HUGE],
+)
 def test_what_is_no_datagram_of_a_state_is_none(data):
     assert decode(data) is None
 

@@ -118,4 +118,4 @@ def test_two_steps_at_once_have_lines_of_their_own(log):
 def test_an_ended_step_is_forgotten(log):
     for _ in range(100):
         log.run(1, 1)
-    assert not log.renderer._steps
+    assert not log.renderer._tasks and not log.renderer._tasks._progress.tasks

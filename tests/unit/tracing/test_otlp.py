@@ -1,93 +1,163 @@
-"""The exporter against a real collector on loopback."""
+"""Spans on their way to a collector: real ones on loopback, and exporters that fail."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections.abc import Sequence
 
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import SpanContext, TraceFlags
 
 from support.processes.cluster import free_port
 from support.tracing.collector import running_collector
+from support.tracing.spans import new_context
 from triptych.config import ProxyConfig
-from triptych.tracing.context import SpanContext, new_context
-from triptych.tracing.otlp import OtlpSender
-from triptych.tracing.span import Event, FinishedSpan, SpanKind
+from triptych.tracing import otlp
+from triptych.tracing.context import hex_trace_id, metadata
+from triptych.tracing.otlp import MAX_SPANS, SpanQueue, WarningExporter
 from triptych.tracing.start import start_tracer
+from triptych.tracing.tracer import SpanKind, Tracer
 
-RESOURCE = {"service.name": "triptych-proxy", "service.instance.id": "i-1"}
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+def started(url: str) -> Tracer:
+    tracer = start_tracer(ProxyConfig(otlp_endpoint=url), "proxy", "i-1")
+    assert tracer is not None
+    return tracer
+
+
+def one_stage(tracer: Tracer) -> None:
+    tracer.stage("s", new_context(sampled=True), 1.0, 1.0)
 
 
 def test_a_span_arrives_as_it_was_recorded() -> None:
-    parent = SpanContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", True, "a=1,b=2")
+    parent = new_context(sampled=True, trace_id=TRACE, span_id=SPAN, state="a=1,b=2")
     link = new_context(sampled=True)
-    now = time.monotonic()
     attributes = {"text": "x", "count": 3, "part": 0.5, "yes": True, "list": ("a", "b")}
-    span = FinishedSpan(
-        "chat demo",
-        parent.child(),
-        parent,
-        now - 2.0,
-        now,
-        attributes,
-        SpanKind.SERVER,
-        (link,),
-        (Event("e", now),),
-        "bad",
-    )
     with running_collector() as collector:
-        sender = OtlpSender(f"{collector.url}/v1/traces", RESOURCE, "1.2")
-        assert sender.send([span]) == ""
-        sender.stop()
+        tracer = started(collector.url)
+        now = tracer.clock()
+        span = tracer.start("chat", parent, attributes, kind=SpanKind.SERVER, at=now - 2.0, links=(link,))
+        tracer.note(span, "e", now)
+        tracer.end(span, now, "bad")
+        tracer.close()
+        tracer.close()
     [came] = collector.spans()
     assert collector.paths == ["/v1/traces"]
-    assert (came.service, came.instance, came.name, came.kind) == (
-        "triptych-proxy",
-        "i-1",
-        "chat demo",
-        "SERVER",
-    )
-    assert (came.trace_id, came.span_id, came.parent_id) == (
-        parent.trace_id,
-        span.context.span_id,
-        parent.span_id,
-    )
+    assert (came.service, came.instance, came.name, came.kind) == ("triptych-proxy", "i-1", "chat", "SERVER")
+    assert (came.trace_id, came.parent_id) == (TRACE, SPAN)
+    assert int(came.span_id, 16) == span.get_span_context().span_id
     assert came.state == "a=1,b=2"
     assert came.failed
     assert came.attributes == {**attributes, "list": ["a", "b"]}
-    assert came.links == ((link.trace_id, link.span_id),)
+    assert came.links == ((hex_trace_id(link), f"{link.span_id:016x}"),)
     assert came.events == ("e",)
     assert came.end - came.start == pytest.approx(2.0, abs=1e-3)
     assert abs(came.end - time.time()) < 60.0
 
 
-def test_a_refusal_says_why_and_logs_nothing_itself(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_is_one_warning_that_says_why(caplog: pytest.LogCaptureFixture) -> None:
     with running_collector() as collector, caplog.at_level(logging.DEBUG):
         collector.status = 400
-        sender = OtlpSender(f"{collector.url}/v1/traces", RESOURCE, "1.2")
-        reason = sender.send([FinishedSpan("s", new_context(sampled=True), None, 1.0, 2.0, {})])
-        sender.stop()
-    assert "400" in reason
-    assert [r for r in caplog.records if r.name.startswith(("opentelemetry", "triptych"))] == []
+        tracer = started(collector.url)
+        one_stage(tracer)
+        tracer.close()
+    ours = [r for r in caplog.records if r.name.startswith(("opentelemetry", "triptych"))]
+    assert [record.name for record in ours] == ["triptych.tracing.otlp"]
+    assert "400" in ours[0].getMessage()
 
 
 def test_a_collector_that_is_down_keeps_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
-    config = ProxyConfig(otlp_endpoint=f"http://127.0.0.1:{free_port()}")
-    tracer = start_tracer(config, "proxy", "i-1")
-    assert tracer is not None
-    context = tracer.enter(None)
+    tracer = started(f"http://127.0.0.1:{free_port()}")
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            tracer.stage("s", context, 1.0, 1.0)
+            one_stage(tracer)
         tracer.close()
-    assert [record.name for record in caplog.records] == ["triptych.tracing.span_queue"]
+    assert [record.name for record in caplog.records] == ["triptych.tracing.otlp"]
     assert "3 spans of traces are lost" in caplog.text
 
 
-def test_a_service_names_itself_and_its_process() -> None:
-    with running_collector() as collector:
-        tracer = start_tracer(ProxyConfig(otlp_endpoint=collector.url), "proxy", "proxy-1")
-        assert tracer is not None
-        tracer.stage("s", tracer.enter(None), 1.0, 1.0)
-        tracer.close()
-    assert [(span.service, span.instance) for span in collector.spans()] == [("triptych-proxy", "proxy-1")]
+def test_a_disabled_sdk_records_nothing_and_sends_no_context_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    tracer = started(f"http://127.0.0.1:{free_port()}")
+    span = tracer.start("s", None)
+    assert not span.is_recording()
+    assert metadata(span.get_span_context()) == ()
+    tracer.end(span)
+    tracer.close()
+
+
+class Inner(SpanExporter):
+    """An exporter with one result, and the sizes of the batches that it got."""
+
+    def __init__(self, result: SpanExportResult | Exception) -> None:
+        self.result = result
+        self.sizes: list[int] = []
+        self.stopped = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.sizes.append(len(spans))
+        if isinstance(self.result, Exception):
+            raise self.result
+        logging.getLogger("opentelemetry.exporter.x").warning("connection refused")
+        return self.result
+
+    def shutdown(self) -> None:
+        self.stopped = True
+
+
+def a_span() -> ReadableSpan:
+    return ReadableSpan("s", SpanContext(1, 1, False, TraceFlags(TraceFlags.SAMPLED)))
+
+
+def test_failures_are_one_warning_a_minute_with_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    clock = [1000.0]
+    exporter = WarningExporter(Inner(SpanExportResult.FAILURE), lambda: clock[0])
+    for second in range(130):
+        clock[0] = 1000.0 + second
+        exporter.expect()
+        exporter.export([a_span()])
+    warnings = [record.getMessage() for record in caplog.records]
+    assert [text.split()[0] for text in warnings] == ["1", "60", "60"]
+    assert all("connection refused" in text and "--otlp-endpoint" in text for text in warnings)
+
+
+def test_spans_that_a_full_queue_drops_are_in_the_warning(caplog: pytest.LogCaptureFixture) -> None:
+    exporter = WarningExporter(Inner(SpanExportResult.SUCCESS))
+    for _ in range(MAX_SPANS + 3):
+        exporter.expect()
+    exporter.export([a_span()])
+    assert "3 spans of traces are lost" in caplog.text
+
+
+def test_closing_waits_for_a_collector_that_hangs_no_longer_than_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(otlp, "CLOSING_SECONDS", 0.05)
+    hang = threading.Event()
+    inner = Inner(SpanExportResult.SUCCESS)
+    monkeypatch.setattr(inner, "export", lambda spans: hang.wait() and inner.result)
+    queue = SpanQueue(WarningExporter(inner))
+    queue.on_end(a_span())
+    queue.close()
+    queue.close()
+    assert not hang.is_set()
+    assert inner.stopped
+    hang.set()
+
+
+def test_an_exporter_that_raises_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    inner = Inner(RuntimeError("broken"))
+    queue = SpanQueue(WarningExporter(inner))
+    queue.on_end(a_span())
+    queue.force_flush()
+    inner.result = SpanExportResult.SUCCESS
+    queue.on_end(a_span())
+    queue.close()
+    assert inner.sizes == [1, 1]
+    assert "broken" in caplog.text

@@ -1,19 +1,20 @@
 from __future__ import annotations
 
-from triptych.tracing.context import new_context
+from support.tracing.spans import new_context
+from triptych.tracing.context import to_bytes
 from triptych.tracing.producers import Producers
 
 
 def test_a_noted_producer_is_a_link_of_all_that_read_the_item() -> None:
     producers, context = Producers(), new_context(sampled=True)
-    producers.note("a", context.to_bytes())
+    producers.note("a", to_bytes(context))
     assert producers.links("a") == (context,) == producers.links("a")
     assert producers.links("b") == ()
 
 
 def test_a_value_without_a_producer_replaces_one_that_had_one() -> None:
     producers = Producers()
-    producers.note("a", new_context(sampled=True).to_bytes())
+    producers.note("a", to_bytes(new_context(sampled=True)))
     producers.note("a", b"")
     assert producers.links("a") == ()
     assert producers.raw("a") == b""
@@ -28,7 +29,7 @@ def test_bytes_of_a_damaged_or_foreign_form_are_no_link() -> None:
 
 def test_the_oldest_are_forgotten() -> None:
     producers = Producers(most=3)
-    raw = new_context(sampled=True).to_bytes()
+    raw = to_bytes(new_context(sampled=True))
     for key in "abca":
         producers.note(key, raw)
     producers.note("d", raw)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.against_peer.loads import seed_of
-from benchmarks.vllm_fleet.loads import LOADS, SHARED, WORKLOADS
+from benchmarks.vllm_fleet.page import LOADS, SHARED, WORKLOADS
 from triptych.goodput.load.workload import plan_requests
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.targets import TARGETS
-from benchmarks.vllm_fleet.loads import LOADS
-from benchmarks.vllm_fleet.page import page, reached
+from benchmarks.vllm_fleet.page import LOADS, page, reached
 from support.engine.peer_turns import a_turn
 
 LOAD = "image-50@8"

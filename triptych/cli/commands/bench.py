@@ -23,7 +23,7 @@ def bench() -> None:
 def workloads() -> None:
     """Lists the workloads."""
     check_extra()
-    from triptych.goodput.measure.presets import PRESETS
+    from triptych.goodput.measure.slo import PRESETS
 
     for name, preset in PRESETS.items():
         load = preset.workload

@@ -40,7 +40,7 @@ class WorkloadOptions(CommandOptions):
     def make_workload(self) -> Workload:
         """The preset's workload with the changes; ConfigError for one that makes no sense."""
         from triptych.goodput.load.workload import check_workload, parse_images, parse_sizes
-        from triptych.goodput.measure.presets import preset
+        from triptych.goodput.measure.slo import preset
 
         base = preset(self.workload).workload
         workload = replace(
@@ -59,8 +59,7 @@ class WorkloadOptions(CommandOptions):
 
     def make_slo(self) -> Slo:
         """The limits, or the preset's."""
-        from triptych.goodput.measure.presets import preset
-        from triptych.goodput.measure.slo import parse_slo
+        from triptych.goodput.measure.slo import parse_slo, preset
 
         return parse_slo(self.slo) if self.slo else preset(self.workload).slo
 
@@ -88,7 +87,7 @@ class LoadOptions(CommandOptions):
     def make_arrivals(self) -> Arrivals:
         """The arrivals at the first rate; ConfigError where those at any rate are not possible."""
         from triptych.goodput.load.arrivals import Arrivals, check_arrivals
-        from triptych.goodput.measure.presets import preset
+        from triptych.goodput.measure.slo import preset
 
         rates = self.rate or preset(self.preset.workload).rates[:1]
         all_of_them = [Arrivals(self.arrivals, rate, self.burstiness, self.ramp_to) for rate in rates]
@@ -195,8 +194,8 @@ class GoodputOptions(MeasureOptions):
 
     def make_course(self) -> Course:
         """The windows to run."""
-        from triptych.goodput.measure.presets import preset
         from triptych.goodput.measure.search import SearchLimits
+        from triptych.goodput.measure.slo import preset
         from triptych.goodput.run import Course
 
         load, preset_rates = self.load, preset(self.load.preset.workload).rates

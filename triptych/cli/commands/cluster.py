@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from triptych.cli.options import MODEL_HELP, configured, model_argument
 from triptych.config import ClusterConfig, ServeConfig
 from triptych.config.ray import check_no_ray
+from triptych.errors import ConfigError
 
 
 @click.command(help=f"Starts and supervises a whole cluster, on this machine or in Ray. {MODEL_HELP}")
@@ -25,11 +28,21 @@ def serve(config: ServeConfig) -> None:
 
 
 @click.command(
-    help=f"Shows family, sizes and memory of MODEL, and whether it fits this machine. {MODEL_HELP}"
+    help="The model checks of `triptych doctor` alone: family, sizes and memory of MODEL, and whether it "
+    f"fits this machine. {MODEL_HELP}"
 )
 @model_argument
 @configured(ClusterConfig)
 def check(config: ClusterConfig) -> None:
-    from triptych.launch.check import check_model
+    from triptych.doctor.finding import fail_of, table
+    from triptych.doctor.model import check_model
 
-    check_model(config)
+    results = []
+    try:
+        for result in check_model(config, config.model):
+            results.append(result)
+    except ConfigError as error:
+        if results:
+            sys.stdout.write(table([("model", [*results, fail_of("model", error)])]))
+        raise
+    sys.stdout.write(table([("model", results)]) + "It fits.\n")

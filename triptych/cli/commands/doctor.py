@@ -24,7 +24,7 @@ def doctor(config: DoctorConfig) -> None:
     # What is wrong is in the table, once.
     logging.disable(logging.CRITICAL)
     try:
-        groups = examine(config)
+        groups = list(examine(config))
     finally:
         logging.disable(logging.NOTSET)
     sys.stdout.write(table(groups))

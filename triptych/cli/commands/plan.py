@@ -90,8 +90,7 @@ def plan(options: PlanOptions) -> None:
 def _show_day(question: Question, rate: float, trace: str) -> None:
     from rich.console import Console
 
-    from triptych.simulator.plan.day import day_of
-    from triptych.simulator.plan.day_table import show_day
+    from triptych.simulator.plan.day import day_of, show_day
 
     with shown_by(command_renderer()):
         found = day_of(question, rate, trace)

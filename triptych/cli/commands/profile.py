@@ -25,7 +25,7 @@ class ProfileArguments(CommandOptions):
     )
     threads: int = flag(0, "torch threads of both sides; 0: as the workers choose")
     output: Path = flag(Path("profile.json"), "where the costs go")
-    quick: bool = flag(False, "a small grid, in 20 seconds instead of three minutes")
+    quick: bool = flag(False, "a small grid, in 40 seconds instead of three minutes")
 
 
 @click.command(
@@ -44,8 +44,7 @@ def profile(given: ProfileArguments) -> None:
         raise ConfigError(f"--threads {given.threads} must be 0 or above")
     thread_environment()
     path = resolve_model(given.model)
-    from triptych.simulator.profile.measurement import measure
-    from triptych.simulator.profile.profile import ProfileOptions, report, write_profile
+    from triptych.simulator.profile.profile import ProfileOptions, measure, report, write_profile
 
     options = ProfileOptions(path, model_name(path), given.device, given.dtype, given.threads, given.quick)
     with shown_by(command_renderer()):

@@ -69,15 +69,15 @@ class CheckOptions(CommandOptions):
 
 
 @store.command(
-    help="Looks at the store at URL (as in --store): version, eviction policy, memory, latency, bandwidth, "
-    "TLS, login, and what to change. Writes one value, with a hundredth of the store's memory at most, and "
+    help="The store checks of `triptych doctor` alone, of the store at URL (as in --store), and the "
+    "bandwidth. Writes one value, with a hundredth of the store's memory at most, and "
     "deletes it. Exit code 1 where something failed."
 )
 @click.argument("url", envvar="TRIPTYCH_STORE")
 @configured(CheckOptions)
 def check(given: CheckOptions) -> None:
-    from triptych.ec_connector.access.check.findings import exit_code, table
-    from triptych.ec_connector.access.check.run import check_store
+    from triptych.doctor.finding import failed, table
+    from triptych.doctor.store import check_store
     from triptych.launch.secrets.credentials import store_url
 
     if not given.url or given.url == "auto":
@@ -88,6 +88,6 @@ def check(given: CheckOptions) -> None:
         store_cert_file=given.store_cert_file,
         store_key_file=given.store_key_file,
     )
-    found = asyncio.run(check_store(store_url(given.url, files), given.bytes))
-    click.echo(table(found))
-    sys.exit(exit_code(found))
+    groups = asyncio.run(check_store(store_url(given.url, files), given.bytes))
+    click.echo(table(groups), nl=False)
+    sys.exit(int(failed(groups)))

@@ -3,6 +3,9 @@
 Requests come from the supervisor over the socket FD, a JSON object in each line. Each worker is forked twice
 and its middle parent ends at once, so that the worker becomes the supervisor's own child (which has declared
 itself the reaper of orphans): the supervisor sees it end, and the worker outlives the fork server.
+
+Not multiprocessing's forkserver: there a worker is the server's child, whose end the supervisor takes for the
+worker's; a start waits for the imports without a deadline, and a worker's atexit handlers do not run.
 """
 
 from __future__ import annotations

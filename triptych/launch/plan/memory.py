@@ -32,19 +32,20 @@ _SAFETENSORS_DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The memory of a cluster in bytes, by part."""
+    """The memory of a cluster in bytes, by part; None for a part that takes what the others leave."""
 
-    parts: tuple[tuple[str, int], ...]
+    parts: tuple[tuple[str, int | None], ...]
 
     @property
     def total(self) -> int:
-        return sum(nbytes for _, nbytes in self.parts)
+        return sum(nbytes or 0 for _, nbytes in self.parts)
 
     def table(self) -> str:
-        """A printable table: one line per part, and the total."""
-        width = max(len(name) for name, _ in self.parts)
-        lines = [f"  {name:<{width}}  {format_size(nbytes):>12}" for name, nbytes in self.parts]
-        return "\n".join([*lines, f"  {'together':<{width}}  {format_size(self.total):>12}"])
+        """A printable table: one line per part that takes something, and the total."""
+        parts = [(name, nbytes) for name, nbytes in (*self.parts, ("together", self.total)) if nbytes != 0]
+        width = max(len(name) for name, _ in parts)
+        shown = ((name, "automatic" if nbytes is None else format_size(nbytes)) for name, nbytes in parts)
+        return "\n".join(f"  {name:<{width}}  {size:>12}" for name, size in shown)
 
 
 def weight_bytes(folder: Path, dtype: str, quantization: str = "none") -> int:
@@ -99,13 +100,13 @@ def plan_memory(weights: int, config: ClusterConfig) -> MemoryPlan:
     # Each rank of a tower is a process with all of its weights, each rank of a decoder one with a share.
     workers += counts.encoders * (ranks["encoder"] - 1)
     shares = counts.pd_workers * (ranks["pd"] - 1)
-    weights, kv_memory = (weights, pd.kv_memory) if pd.device == "cpu" else (0, 0)
+    weights, kv_memory = (weights, pd_workers * pd.kv_memory or None) if pd.device == "cpu" else (0, 0)
     embeddings, swap = pd.embedding_memory, config.swap_memory
     return MemoryPlan(
         (
             ("processes", PROXY_BASE_BYTES + (workers + shares) * WORKER_BASE_BYTES),
             (f"weights of {workers} workers, at most", workers * weights),
-            (f"KV cache of {pd_workers} PD workers (--kv-memory)", pd_workers * kv_memory),
+            (f"KV cache of {pd_workers} PD workers (--kv-memory)", kv_memory),
             (
                 f"embeddings of {pd_workers + shares} PD workers or ranks (--encoder-cache-memory)"
                 if shares

@@ -1,4 +1,4 @@
-"""Keeps a cluster's actors on Ray as they are wanted: starts, adopts, scales and removes them."""
+"""Keeps a cluster's actors on Ray as they are meant to be: starts, adopts, scales and removes them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import TypeVar, TypeVarTuple
 
 from triptych.errors import ConfigError
 from triptych.launch.ray.actor import GRACE_SECONDS, ActorState
-from triptych.launch.ray.actors import ActorGone, ActorGroup, RayActors, frozen, room
-from triptych.launch.ray.changes import ActorChanges, find_changes, group_of
-from triptych.launch.ray.plan import ActorPool, pool_of
+from triptych.launch.ray.connection import ActorGone, ActorGroup, RayActors, free_resources, frozen
+from triptych.launch.ray.pools import ActorPool, index_of, pool_of
+from triptych.launch.scaling.change import PoolWorkers
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -28,6 +29,84 @@ _DRAIN_SECONDS = GRACE_SECONDS + 15.0
 _FAILED_SECONDS = 10.0
 #: Seconds that the `triptych serve` before this one gets to end.
 _CLAIM_SECONDS = 15.0
+
+
+class DesiredActors:
+    """The names of the actors that are meant to live: a `PoolHost` of the controller that scales pools.
+
+    `draining` says which ones have begun to drain and not ended.
+    """
+
+    def __init__(
+        self, pools: Mapping[str, ActorPool], draining: Callable[[], Collection[str]] = lambda: ()
+    ) -> None:
+        self._pools = pools
+        self._draining = draining
+        self._running = {name: pool.names(pool.size.least) for name, pool in pools.items()}
+
+    @property
+    def names(self) -> list[str]:
+        """All of them, those that a pool always has first."""
+        return [name for running in self._running.values() for name in running]
+
+    def keep(self, adopted: Collection[str]) -> None:
+        """Those of an earlier `triptych serve` are meant to live, too, as far as the pools may have them."""
+        for name in sorted(adopted, key=index_of):
+            pool = self._pools[pool_of(name)]
+            running = self._running[pool.name]
+            if name not in running and name in pool.names(pool.size.most):
+                running.append(name)
+
+    def workers(self, pool: str) -> PoolWorkers:
+        names = self._pools[pool].names(self._pools[pool].size.most)
+        # The first are those that the pool always has: they are never the newest.
+        return PoolWorkers(names, list(self._running[pool]), self._draining())
+
+    def start(self, name: str) -> None:
+        """From now on it is meant to live."""
+        self._running[pool_of(name)].append(name)
+
+    def drain(self, name: str) -> None:
+        """It is not meant to live any more."""
+        self._running[pool_of(name)].remove(name)
+
+
+@dataclass(frozen=True, slots=True)
+class ActorChanges:
+    """Placement groups to ask for, by pool and group; actors to start and to drain; groups to give back."""
+
+    groups: tuple[tuple[str, str], ...] = ()
+    start: tuple[str, ...] = ()
+    drain: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+
+
+def find_changes(
+    pools: Mapping[str, ActorPool],
+    desired: Collection[str],
+    names: Collection[str],
+    groups: Collection[str],
+    draining: Collection[str] = (),
+) -> ActorChanges:
+    """What leads from the actors `names` and the placement groups `groups` to the actors `desired`.
+
+    An actor that drains has its name until it has ended. A group is given back when it has no actor any more.
+    """
+    needed = {group_of(pools, name): pool_of(name) for name in desired}
+    leaving = [name for name in names if name not in desired and name not in draining]
+    held = {group_of(pools, name) for name in (*names, *draining)}
+    return ActorChanges(
+        groups=tuple((pool, group) for group, pool in needed.items() if group not in groups),
+        start=tuple(name for name in desired if name not in names and name not in draining),
+        drain=tuple(sorted(leaving, key=lambda name: (pool_of(name), -index_of(name)))),
+        remove=tuple(sorted(set(groups) - needed.keys() - held)),
+    )
+
+
+def group_of(pools: Mapping[str, ActorPool], name: str) -> str:
+    """The placement group of an actor, also of one whose pool this plan does not have."""
+    pool = pools.get(pool_of(name))
+    return pool.group(name) if pool is not None else name
 
 
 class ActorSupervisor:
@@ -90,11 +169,11 @@ class ActorSupervisor:
         """The actors that have begun to drain and have not ended."""
         return self._draining.keys()
 
-    async def reconcile(self, wanted: Collection[str]) -> None:
-        """One step towards the actors `wanted`. Never waits for a drain."""
+    async def reconcile(self, desired: Collection[str]) -> None:
+        """One step towards the actors `desired`. Never waits for a drain."""
         names, groups = await self._existing()
         now = time.monotonic()
-        changes = find_changes(self._pools, wanted, names, groups, self._draining)
+        changes = find_changes(self._pools, desired, names, groups, self._draining)
         await self._apply(changes, now)
         self.states = await _call(self._actors.states, names)
 
@@ -153,7 +232,7 @@ class ActorSupervisor:
         if not pending:
             return ""
         wants = "; ".join(f"{group}: {_shown(groups[group])}" for group in pending)
-        return f"{wants}. Free in Ray: {await _call(room)}"
+        return f"{wants}. Free in Ray: {await _call(free_resources)}"
 
 
 def _shown(group: ActorGroup) -> str:

@@ -83,14 +83,8 @@ class EncDecDecoder(DecoderSide):
         self.generation = generation
         self.device = device
         self.dtype = dtype
-        self.geometry = self._geometry(config)
-        self.cross = CrossGeometry(
-            num_layers=self.geometry.num_layers,
-            num_kv_heads=self.geometry.num_kv_heads,
-            head_dim=self.geometry.head_dim,
-            width=self.cross_width(config),
-            max_rows=self.max_rows(config),
-        )
+        self.geometry = self.geometry_of(config)
+        self.cross = self.cross_of(config)
 
     @classmethod
     def load(
@@ -137,7 +131,6 @@ class EncDecDecoder(DecoderSide):
 
     @classmethod
     def read_config(cls, path: Path) -> PreTrainedConfig:
-        """The checkpoint's config; ConfigError for one that the family does not serve."""
         return load_config(path)
 
     @classmethod
@@ -267,15 +260,27 @@ class EncDecDecoder(DecoderSide):
         """Tokens of the decoder, prompt and output."""
         return int(config.max_position_embeddings)
 
-    def _geometry(self, config: PreTrainedConfig) -> DecoderGeometry:
-        heads, head_dim = self.heads(config)
+    @classmethod
+    def cross_of(cls, config: PreTrainedConfig) -> CrossGeometry:
+        heads, head_dim = cls.heads(config)
+        return CrossGeometry(
+            num_layers=cls.num_layers(config),
+            num_kv_heads=heads,
+            head_dim=head_dim,
+            width=cls.cross_width(config),
+            max_rows=cls.max_rows(config),
+        )
+
+    @classmethod
+    def geometry_of(cls, config: PreTrainedConfig) -> DecoderGeometry:
+        heads, head_dim = cls.heads(config)
         return DecoderGeometry(
-            num_layers=self.num_layers(config),
+            num_layers=cls.num_layers(config),
             num_heads=heads,
             num_kv_heads=heads,
             head_dim=head_dim,
             hidden_size=int(config.d_model),
-            vocab_size=self.vocab_size(config),
+            vocab_size=cls.vocab_size(config),
             position_rows=1,
-            max_position_embeddings=self.max_positions(config),
+            max_position_embeddings=cls.max_positions(config),
         )

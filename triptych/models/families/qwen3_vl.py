@@ -72,8 +72,9 @@ class Qwen3VLDecoder(QwenDecoder):
         # transformers has none for this text model, whose layers are those of Qwen3.
         return Qwen3Config.base_model_tp_plan or {}
 
-    def deepstack_levels(self) -> int:
-        return len(self.config.vision_config.deepstack_visual_indexes)
+    @classmethod
+    def deepstack_levels(cls, config: PreTrainedConfig) -> int:
+        return len(config.vision_config.deepstack_visual_indexes)
 
     def deepstack(self, merged: MergedEmbeds, tokens: int) -> dict[str, object]:
         mask = torch.zeros(1, tokens, dtype=torch.bool, device=merged.index.device)

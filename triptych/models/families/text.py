@@ -53,7 +53,7 @@ class TextDecoder(DecoderSide):
         self.device = device
         self.dtype = dtype
         self.image_token_id = int(config.image_token_id)
-        self.geometry = self._geometry(config.text_config)
+        self.geometry = self.geometry_of(config)
 
     @classmethod
     def load(
@@ -107,7 +107,6 @@ class TextDecoder(DecoderSide):
 
     @classmethod
     def read_config(cls, path: Path) -> PreTrainedConfig:
-        """The checkpoint's config; ConfigError for one that the family does not serve."""
         return load_config(path)
 
     @classmethod
@@ -208,7 +207,9 @@ class TextDecoder(DecoderSide):
         scores: torch.Tensor = self.module.lm_head(hidden)
         return scores
 
-    def _geometry(self, text: PreTrainedConfig) -> DecoderGeometry:
+    @classmethod
+    def geometry_of(cls, config: PreTrainedConfig) -> DecoderGeometry:
+        text = config.text_config
         return DecoderGeometry(
             num_layers=text.num_hidden_layers,
             num_heads=text.num_attention_heads,
@@ -216,12 +217,13 @@ class TextDecoder(DecoderSide):
             head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
             hidden_size=text.hidden_size,
             vocab_size=text.vocab_size,
-            position_rows=self.position_rows,
+            position_rows=cls.position_rows,
             max_position_embeddings=text.max_position_embeddings,
-            deepstack_levels=self.deepstack_levels(),
+            deepstack_levels=cls.deepstack_levels(config),
         )
 
-    def deepstack_levels(self) -> int:
+    @classmethod
+    def deepstack_levels(cls, config: PreTrainedConfig) -> int:
         """Columns of hidden_size that a row holds beyond its first."""
         return 0
 

@@ -15,7 +15,7 @@ import pytest
 
 from support.engine.engine_requests import make_request
 from support.fakes.pd_client import PDClient
-from support.tracing.spans import kept_tracer
+from support.tracing.spans import kept_tracer, new_context
 from support.waiting import until
 from triptych.errors import InvalidRequest, Unavailable
 from triptych.pd_worker import server as pd_server
@@ -28,7 +28,7 @@ from triptych.protos import pd_pb2, pd_pb2_grpc
 from triptych.rpc.channels import make_channel, make_server
 from triptych.rpc.client_auth import WorkerSession
 from triptych.rpc.server_auth import WorkerAuth
-from triptych.tracing.context import new_context
+from triptych.tracing.context import hex_trace_id, metadata
 from triptych.tracing.producers import Producers
 from triptych.types import FinishReason, PDTimings, Usage, WorkerInfo
 
@@ -279,10 +279,10 @@ async def test_a_refusal_is_logged_with_the_requests_trace_and_the_engine_gets_i
         traced = new_context(sampled=True)
         for name in ("r1", "r2"):
             message = s.client.message(name, "x")
-            message.traceparent = traced.traceparent
+            message.traceparent = metadata(traced)[0][1]
             with caplog.at_level(logging.INFO):
                 await s.client.submit(message)
         [record] = [record for record in caplog.records if "refused" in record.message]
-        assert (record.request_id, record.trace_id) == ("r2", traced.trace_id)
+        assert (record.request_id, record.trace_id) == ("r2", hex_trace_id(traced))
         [submitted] = s.engine.requests
-        assert submitted.trace_id == traced.trace_id
+        assert submitted.trace_id == hex_trace_id(traced)

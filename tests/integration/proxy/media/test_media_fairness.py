@@ -14,18 +14,15 @@ import pytest
 from support.processes.media_fetches import fetching
 from support.processes.web import PNG, WebServer, reply
 from triptych.errors import InvalidRequest, Overloaded, Unavailable
-from triptych.proxy.auth.keys import KeyLimits, Principal
-from triptych.proxy.auth.limits import CURRENT, PrincipalLimits, Session
 from triptych.proxy.media import connection
-
-LIMITS = PrincipalLimits()
+from triptych.proxy.quotas.quota import HOLDER
 
 
 @contextlib.contextmanager
 def of_key(name: str) -> Iterator[None]:
-    token = CURRENT.set(Session(Principal(name, KeyLimits()), LIMITS))
+    token = HOLDER.set(name)
     yield
-    CURRENT.reset(token)
+    HOLDER.reset(token)
 
 
 class Resolver:

@@ -81,16 +81,18 @@ async def test_unread_streams_are_held_back_at_the_pd_worker_and_go_on_when_they
         contextlib.AsyncExitStack() as stack,
     ):
         pd, replies = cluster.pd_workers[0], cluster.quotas["replies"]
-        pd.pace, pd.script = 0.01, [f"{index:06}" + "y" * (16 * KIB) for index in range(160)]
+        pd.pace, pd.script = 0.01, [f"{index:06}" + "y" * (16 * KIB) for index in range(40)]
         clients = [stack.enter_context(client()) for _ in range(4)]
         for connection in clients:
-            await send(connection, cluster.port, post(RICH | {"max_tokens": 160, "n": 4}, SILENT))
+            await send(connection, cluster.port, post(RICH | {"max_tokens": 40, "n": 4}, SILENT))
         await until(lambda: len(set(pd.paused)) == 16, "all choices are paused")
         assert replies.used <= MIB
-        assert all(len(pd.requests[name].events) < 160 for name in pd.paused)
+        assert all(len(pd.requests[name].events) < 40 for name in pd.paused)
         assert await ask_other(cluster) == 200
         for connection in clients:
-            data = await read_until(connection, LAST)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MIB)
+        # All at once: one that nobody reads meanwhile would end by the least pace of readers.
+        for data in await asyncio.gather(*[read_until(connection, LAST) for connection in clients]):
             assert all(text_of(data, index) == "".join(pd.script) for index in range(4))
         await cluster.at_rest()
         assert replies.used == 0

@@ -14,14 +14,14 @@ from support.data.checkpoints import build_checkpoint
 from triptych.cli.app import app
 from triptych.errors import ConfigError
 from triptych.simulator.costs.costs import read_costs, read_shape
-from triptych.simulator.profile import timing
+from triptych.simulator.profile import fit
 from triptych.simulator.profile.fit import TERMS
 
 
 @pytest.mark.timeout(300)
 def test_a_quick_profile_measures_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quickest = replace(timing.QUICK, repeats=2, sample_seconds=0.05, stage_seconds=0.3)
-    monkeypatch.setattr(timing, "QUICK", quickest)
+    quickest = replace(fit.QUICK, repeats=2, sample_seconds=0.05, stage_seconds=0.3)
+    monkeypatch.setattr(fit, "QUICK", quickest)
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     monkeypatch.setenv("KMP_BLOCKTIME", "0")
     monkeypatch.setenv("GOMP_SPINCOUNT", "4000")

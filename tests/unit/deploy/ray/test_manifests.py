@@ -16,9 +16,8 @@ from jsonschema import Draft202012Validator
 
 from support.options import parse
 from triptych.config import ServeConfig
-from triptych.launch.ray.access import check_secrets, check_shared
-from triptych.launch.ray.plan import plan_actors
-from triptych.launch.ray.resources import PoolResources, read_resources
+from triptych.launch.ray.flags import check_secrets, check_shared
+from triptych.launch.ray.pools import PoolResources, plan_actors, read_resources
 
 FOLDER = Path(__file__).parents[4] / "deploy" / "ray"
 SCHEMA = Draft202012Validator(json.loads((FOLDER / "schema.json").read_text()))

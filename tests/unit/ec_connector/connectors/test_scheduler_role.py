@@ -180,7 +180,7 @@ def test_release_and_finish_are_idempotent() -> None:
     role.request_finished(two)
     role.request_finished(two)
     assert len(step(role).drops) == 1
-    assert len(role.table) == 0
+    assert role.num_held == 0
 
 
 def test_an_item_that_stands_twice_in_a_prompt_is_kept_until_its_second_place_is_consumed() -> None:
@@ -240,7 +240,7 @@ def test_keys_without_a_holder_are_not_loaded() -> None:
     role.release("nobody", A.mm_hash)
     role.update_connector_output(fetched(A))
     assert step(role) == TransferMetadata(1)
-    assert len(role.table) == 0
+    assert role.num_held == 0
 
 
 def test_a_released_request_may_hold_its_items_again_after_a_preemption() -> None:

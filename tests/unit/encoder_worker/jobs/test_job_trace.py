@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 
 from support.fakes.encoder_jobs import Jobs, plan, spec
-from support.tracing.spans import KeptSpans, kept_tracer
+from support.tracing.spans import KeptSpans, TickingClock, kept_tracer, new_context
 from triptych.encoder_worker.jobs.job import EncodeJob, Failed, Ready, Waiter
 from triptych.encoder_worker.jobs.job_trace import StreamTrace
 from triptych.encoder_worker.jobs.streams import JobStreams
 from triptych.errors import InvalidRequest
-from triptych.tracing.context import SpanContext, new_context
+from triptych.tracing.context import SpanContext, hex_trace_id, to_bytes
 from triptych.tracing.producers import Producers
-from triptych.tracing.span import SpanKind
-from triptych.tracing.tracer import Tracer
+from triptych.tracing.tracer import SpanKind, Tracer
 
 STAGES = ["preprocess", "wait for tower", "tower", "save"]
 
@@ -27,7 +26,8 @@ class Traced:
         self.streams = JobStreams(jobs.table, jobs.scheduler, None, jobs.job_metrics, jobs.changed)  # type: ignore[arg-type]
         self.tracer: Tracer
         self.kept: KeptSpans
-        self.tracer, self.kept = kept_tracer()
+        self.clock = TickingClock()
+        self.tracer, self.kept = kept_tracer(clock=self.clock)
         self.producers = Producers()
 
     def join(self, parent: SpanContext | None, key: str = "a") -> Waiter:
@@ -35,14 +35,16 @@ class Traced:
 
     def encode(self, job: EncodeJob) -> None:
         """The item goes through all stages."""
-        now = time.monotonic()
+        now = self.clock.now
         job.set_plan(plan(job.mm_hash))
         job.prepare_started, job.queued_since = now - 4.0, now - 3.0
         job.encoded_at, job.save_started = now - 1.0, now - 1.0
         times = job.timings
         times.preprocess, times.queue, times.encode, times.work, times.save = 0.5, 0.5, 0.25, 0.25, 0.5
+        self.clock.now = now - 1.25
         if job.trace is not None:
             job.trace.encoding(job, self.producers)
+        self.clock.now = now
 
     def end(self, job: EncodeJob, *, already_stored: bool = False) -> None:
         self.jobs.table.end(job, Ready(plan(job.mm_hash), already_stored, job.timings))
@@ -138,7 +140,7 @@ async def test_an_output_that_is_kept_keeps_its_producer() -> None:
     t = Traced()
     earlier = new_context(sampled=True)
     waiter = t.join(new_context(sampled=True))
-    t.producers.note(waiter.spec.mm_hash, earlier.to_bytes())
+    t.producers.note(waiter.spec.mm_hash, to_bytes(earlier))
     waiter.job.output = object()  # type: ignore[assignment]
     assert waiter.job.trace is not None
     waiter.job.trace.encoding(waiter.job, t.producers)
@@ -151,7 +153,7 @@ async def test_log_records_about_a_job_have_the_trace_that_its_stages_are_record
     assert "trace_id" not in unrecorded.log_extra and "trace_id" not in unrecorded.job.log_extra
     parent = new_context(sampled=True)
     recorded = t.join(parent)
-    assert recorded.log_extra["trace_id"] == recorded.job.log_extra["trace_id"] == parent.trace_id
+    assert recorded.log_extra["trace_id"] == recorded.job.log_extra["trace_id"] == hex_trace_id(parent)
     assert recorded.log_extra["request_id"] == recorded.spec.request_id
     recorded.job.set_plan(plan(recorded.job.mm_hash))
     assert recorded.job.tower_item().log_extra == recorded.job.log_extra

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 
 import pytest
 
 from triptych.errors import ConfigError
 from triptych.goodput.load.arrivals import KINDS, Arrivals, arrival_times, check_arrivals
-from triptych.goodput.load.trace import read_trace, write_trace
+from triptych.goodput.load.trace import read_trace
 from triptych.goodput.load.workload import plan_requests
-from triptych.goodput.measure.presets import preset
+from triptych.goodput.measure.slo import preset
 
 
 def gaps_of(arrivals: Arrivals, count: int = 5000) -> list[float]:
@@ -67,7 +68,16 @@ def test_arrivals_that_cannot_be_are_refused_by_flag(arrivals):
 def test_a_written_trace_replays_lengths_pictures_and_times(tmp_path):
     path = tmp_path / "load.jsonl"
     planned = plan_requests(preset("reuse-50").workload, 50, 1)
-    write_trace(path, list(zip(arrival_times(Arrivals(), 50, 1), planned, strict=True)))
+    lines = [
+        {
+            "time": time,
+            "text_tokens": one.text_tokens,
+            "output_tokens": one.output_tokens,
+            "images": [{"id": str(p.seed), "width": p.width, "height": p.height} for p in one.pictures],
+        }
+        for time, one in zip(arrival_times(Arrivals(), 50, 1), planned, strict=True)
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
     replayed = read_trace(path)
     assert [time for time, _ in replayed] == pytest.approx(arrival_times(Arrivals(), 50, 1))
     assert [one.output_tokens for _, one in replayed] == [one.output_tokens for one in planned]

@@ -9,9 +9,9 @@ import json
 import pytest
 from PIL import Image
 
+from triptych.goodput.load.client import StreamedReply
 from triptych.goodput.load.job import LoadJob, Target
 from triptych.goodput.load.payload import Bodies
-from triptych.goodput.load.reply import StreamedReply
 from triptych.goodput.load.workload import Workload, plan_requests
 
 

@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from triptych.errors import ConfigError
-from triptych.goodput.load.pictures import jpeg
-from triptych.goodput.load.prompts import WORDS, text, words_per_token
+from triptych.goodput.load.payload import WORDS, jpeg, text, words_per_token
 from triptych.goodput.load.workload import (
     Picture,
     Workload,
@@ -19,7 +18,7 @@ from triptych.goodput.load.workload import (
     parse_sizes,
     plan_requests,
 )
-from triptych.goodput.measure.presets import PRESETS, preset
+from triptych.goodput.measure.slo import PRESETS, preset
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))

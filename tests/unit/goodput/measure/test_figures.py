@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from triptych.goodput.load.record import RequestRecord
+from triptych.goodput.load.job import RequestRecord
 from triptych.goodput.measure.figures import percentile, summarise
 from triptych.goodput.measure.slo import parse_slo
 

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from triptych.goodput.load.record import RequestRecord
+from triptych.goodput.load.job import RequestRecord
+from triptych.goodput.measure.figures import drift_of, judge
 from triptych.goodput.measure.search import SearchLimits, Verdict, search
 from triptych.goodput.measure.slo import parse_slo
-from triptych.goodput.measure.sustained import drift_of, judge
 
 SLO = parse_slo(["ttft:1000 tpot:50"])
 

@@ -13,16 +13,12 @@ from PIL import Image
 from rich.console import Console
 
 from triptych.errors import ConfigError
-from triptych.goodput.load.job import Target, WindowReport
-from triptych.goodput.load.record import RequestRecord
-from triptych.goodput.measure.figures import summarise
-from triptych.goodput.measure.presets import preset
-from triptych.goodput.measure.queues import QueueSample, depths_of
+from triptych.goodput.load.job import RequestRecord, Target, WindowReport
+from triptych.goodput.measure.figures import drift_of, judge, summarise
 from triptych.goodput.measure.search import SearchLimits, Verdict, search
 from triptych.goodput.measure.settings import RunSettings, make_job
-from triptych.goodput.measure.slo import parse_slo
-from triptych.goodput.measure.sustained import drift_of, judge
-from triptych.goodput.measure.window import MeasuredWindow
+from triptych.goodput.measure.slo import parse_slo, preset
+from triptych.goodput.measure.window import MeasuredWindow, QueueSample, depths_of
 from triptych.goodput.report.comparison import (
     compare_results,
     compare_searches,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from triptych.config import WorkerRange
-from triptych.launch.ray.changes import ActorChanges, find_changes
-from triptych.launch.ray.plan import ActorPool
-from triptych.launch.ray.resources import PoolResources
+from triptych.launch.ray.pools import ActorPool, PoolResources
+from triptych.launch.ray.supervisor import ActorChanges, find_changes
 
 ENCODERS = ActorPool("encoder", ("encoder",), WorkerRange(1, 4), PoolResources())
 PD = ActorPool("pd", ("pd",), WorkerRange.fixed(2), PoolResources())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from triptych.errors import ConfigError
-from triptych.launch.ray.resources import PORTS, PoolResources, read_resources
+from triptych.launch.ray.pools import PORTS, PoolResources, read_resources
 
 CPU = {"encoder": "cpu", "pd": "cpu", "proxy": ""}
 CUDA = {"encoder": "cuda", "pd": "cuda", "proxy": ""}

@@ -241,6 +241,30 @@ class AskedEngine(TightEngine):
         self.encode(*wanted)
 
 
+def test_an_item_whose_cross_table_goes_before_the_start_is_missed_and_then_loaded_again(make: Make) -> None:
+    engine, text = make(cross=True, max_num_seqs=1, num_blocks=8), make_cross("text", 9)
+    asked_before(engine, 2, text)
+    other = make_cross("other", 3)
+    publish(STORE, other)
+    engine.add(make_request("b", 8, [other], max_tokens=20))
+    for _ in range(3):
+        engine.step()
+    engine.events.clear()
+    engine.add(again("a", 2, text))
+    engine.step()
+    assert [event.mm_hash for event in engine.of(ItemLoaded)] == [text.mm_hash] and missing(engine) == []
+    for _ in range(40):
+        engine.step()
+        if missing(engine):
+            break
+    engine.events = [event for event in engine.events if not isinstance(event, ItemLoaded)]
+    publish(STORE, text)
+    engine.scheduler.mark_ready([text.mm_hash], engine.now)
+    engine.run_out()
+    assert [event.mm_hash for event in engine.of(ItemLoaded)] == [text.mm_hash]
+    assert answered(engine, "a", "b")
+
+
 def later_turns(rng: random.Random, first: list[EngineRequest]) -> list[EngineRequest]:
     """Longer prompts of the same requests, with items that nobody encodes."""
     turns = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.tracing.spans import KeptSpans, TickingClock, kept_tracer
+from support.tracing.spans import KeptSpans, TickingClock, kept_tracer, new_context
 from triptych.errors import InternalError
 from triptych.pd_worker.core.request_events import (
     ItemLoaded,
@@ -16,13 +16,14 @@ from triptych.pd_worker.core.request_events import (
 from triptych.pd_worker.events.attempt_trace import AttemptTrace, PDTraces
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.protos import pd_pb2
-from triptych.tracing.context import SpanContext, new_context
+from triptych.tracing.context import hex_trace_id, metadata, to_bytes
 from triptych.tracing.producers import Producers
-from triptych.tracing.span import SpanKind
+from triptych.tracing.tracer import SpanKind
 from triptych.types import FinishReason, PDTimings, Placement, Usage
 
 KEY = "ab" * 32
-PARENT = SpanContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", True, "a=1")
+PARENT = new_context(sampled=True, state="a=1")
+TRACEPARENT, TRACESTATE = (value for _, value in metadata(PARENT))
 NAMES = {"request_id": "r1", "attempt": 1, "proxy_id": "p1"}
 #: An event that the streams fail on, and say so.
 UNSENDABLE = RequestAdmitted(prompt_token_ids=("no number",), placements=(), **NAMES)  # type: ignore[arg-type]
@@ -39,7 +40,7 @@ class Box:
         self.traces = PDTraces(tracer, self.producers)
         self.streams = EventStreams(lambda ids, proxy: None, self.clock)
 
-    def submit(self, traceparent: str = PARENT.traceparent, state: str = PARENT.state) -> AttemptTrace | None:
+    def submit(self, traceparent: str = TRACEPARENT, state: str = TRACESTATE) -> AttemptTrace | None:
         message = pd_pb2.SubmitRequest(
             request_id="r1", attempt=1, proxy_id="p1", traceparent=traceparent, tracestate=state
         )
@@ -79,7 +80,7 @@ async def test_the_stages_of_an_attempt_are_where_its_timings_say(box: Box) -> N
     box.at(105.0, finished())
     root = box.kept.one("PD request")
     assert (root.kind, root.parent, root.start, root.end) == (SpanKind.SERVER, PARENT, 100.0, 105.0)
-    assert (root.context.trace_id, root.context.state) == (PARENT.trace_id, "a=1")
+    assert (root.context.trace_id, root.context.trace_state) == (PARENT.trace_id, PARENT.trace_state)
     stages = {s.name: (s.start, s.end) for s in box.kept.spans if s.parent == root.context}
     assert stages == {
         "queue": (100.0, 101.0),
@@ -92,7 +93,7 @@ async def test_the_stages_of_an_attempt_are_where_its_timings_say(box: Box) -> N
     assert root.attributes["gen_ai.usage.cache_read.input_tokens"] == 16
     assert root.attributes["gen_ai.usage.output_tokens"] == 7
     assert root.attributes["gen_ai.response.finish_reasons"] == ("stop",)
-    assert [event.name for event in root.events] == ["admitted"]
+    assert root.events == ("admitted",)
 
 
 @pytest.mark.parametrize(("seconds", "source"), [(0.5, "store"), (0.0, "resident")])
@@ -100,7 +101,7 @@ async def test_a_reader_is_linked_to_the_span_that_computed_the_item(
     box: Box, seconds: float, source: str
 ) -> None:
     producer = new_context(sampled=True)
-    box.producers.note(KEY, producer.to_bytes())
+    box.producers.note(KEY, to_bytes(producer))
     box.submit()
     box.at(101.0, loaded(seconds))
     box.at(102.0, finished())
@@ -119,7 +120,7 @@ async def test_a_lost_item_is_an_event_of_the_attempt(box: Box) -> None:
     box.submit()
     box.at(101.0, ItemMissing(mm_hash=KEY, **NAMES))
     box.at(102.0, ItemMissing(mm_hash=KEY, damaged_digest="0" * 40, **NAMES), finished())
-    assert [event.name for event in box.kept.one("PD request").events] == ["item missing", "item damaged"]
+    assert box.kept.one("PD request").events == ("item missing", "item damaged")
 
 
 async def test_an_attempt_that_fails_has_its_errors_code(box: Box) -> None:
@@ -149,12 +150,12 @@ async def test_a_context_that_is_not_valid_begins_a_trace_of_its_own(box: Box, p
     box.at(101.0, finished())
     root = box.kept.one("PD request")
     assert root.parent is None
-    assert root.context.state == ""
+    assert not root.context.trace_state
 
 
 async def test_a_request_that_the_proxy_does_not_record_has_no_trace(box: Box) -> None:
-    unrecorded = SpanContext(PARENT.trace_id, PARENT.span_id, False)
-    assert box.submit(unrecorded.traceparent) is None
+    unrecorded = TRACEPARENT[:-2] + "00"
+    assert box.submit(unrecorded) is None
     box.at(101.0, admitted(), finished())
     assert box.kept.spans == []
 
@@ -170,7 +171,7 @@ async def test_log_records_about_an_attempt_have_its_trace_where_it_is_recorded(
     box.submit()
     box.at(1.0, UNSENDABLE)
     [record] = caplog.records
-    assert (record.request_id, record.trace_id) == ("r1", PARENT.trace_id)  # type: ignore[attr-defined]
+    assert (record.request_id, record.trace_id) == ("r1", hex_trace_id(PARENT))  # type: ignore[attr-defined]
 
 
 async def test_log_records_about_an_attempt_that_is_not_recorded_have_no_trace(

@@ -9,17 +9,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.autoscale.hpa import CpuPercent, QueueLength
-from benchmarks.autoscale.knative import Concurrency
+from benchmarks.autoscale.policies import Concurrency, CpuPercent, QueueLength
 from support.simulated import COSTS, LIMITS, MIX, MODEL, PICTURE
 from triptych.config import EncoderConfig
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
 from triptych.goodput.load.workload import Workload, plan_requests
-from triptych.simulator.autoscale.ours import WorkSeconds
 from triptych.simulator.autoscale.pool import ElasticPool
-from triptych.simulator.autoscale.scaler import FixedSize, PoolView, Scaler
+from triptych.simulator.autoscale.scaler import FixedSize, PoolView, Scaler, WorkSeconds
+from triptych.simulator.cluster.context import Simulation
 from triptych.simulator.cluster.shape import on_devices
-from triptych.simulator.result import Simulation
 from triptych.simulator.run import simulate
 
 #: A picture takes a second of an encoder's tower, one at a time.

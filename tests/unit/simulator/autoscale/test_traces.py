@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.autoscale.setup import trial_setup
+from benchmarks.autoscale.comparison import trial_setup
 from triptych.errors import ConfigError
 from triptych.simulator.autoscale.traces import (
     PEAK_WORKERS,

@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from triptych.simulator.cluster.loop import VirtualLoop
+from triptych.simulator.cluster.loop import FifoLock, VirtualLoop
 from triptych.simulator.run import _undisturbed
 
 
@@ -92,3 +92,14 @@ def test_an_unhandled_error_ends_the_run() -> None:
     loop.create_task(fail())
     with pytest.raises(ValueError, match="broken"):
         loop.run()
+
+
+def test_a_lock_is_granted_in_order() -> None:
+    lock, seen = FifoLock(), list[str]()
+    for name in "abc":
+        lock.acquire(lambda name=name: seen.append(name))  # type: ignore[misc]
+    assert seen == ["a"]
+    lock.release()
+    lock.release()
+    lock.release()
+    assert seen == ["a", "b", "c"]

@@ -13,13 +13,12 @@ from support.simulated import COSTS, LIMITS, MIX, MODEL, PICTURE, TEXT, run
 from triptych.config import MIB, EncoderConfig, ProxyConfig
 from triptych.errors import ConfigError
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
-from triptych.goodput.load.record import RequestRecord
 from triptych.goodput.load.workload import Workload, plan_requests
+from triptych.goodput.measure.figures import judge
 from triptych.goodput.measure.search import SearchLimits, search
 from triptych.goodput.measure.slo import Slo
-from triptych.goodput.measure.sustained import judge
-from triptych.simulator.cluster.shape import ClusterShape, Limits, colocated, on_devices
-from triptych.simulator.result import Simulation
+from triptych.simulator.cluster.context import Simulation
+from triptych.simulator.cluster.shape import ClusterShape, colocated, on_devices
 from triptych.simulator.run import simulate
 
 SHAPES = (
@@ -50,29 +49,6 @@ def test_equal_arguments_give_equal_results_and_another_seed_others() -> None:
     first, second = (run(on_devices(2, 2), MIX, rate=20, seed=3) for _ in range(2))
     assert first == second
     assert run(on_devices(2, 2), MIX, rate=20, seed=4).records != first.records
-
-
-def flat(record: RequestRecord) -> list[float]:
-    return [record.sent, record.ttft, record.e2e, *record.itls, *record.stages.values()]
-
-
-@pytest.mark.parametrize("limits", [LIMITS, TIGHT], ids=["ample", "short of blocks"])
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_runs_of_decode_steps_taken_at_once_change_no_record(shape: ClusterShape, limits: Limits) -> None:
-    step_by_step = replace(limits, jumps=False)
-    load = replace(MIX, output_tokens=40)
-    quick, slow = (run(shape, load, rate=6, count=40, limits=each) for each in (limits, step_by_step))
-    assert quick.counters.jumped_steps > 0.2 * quick.counters.steps and not slow.counters.jumped_steps
-    for ours, theirs in zip(quick.records, slow.records, strict=True):
-        assert flat(ours) == pytest.approx(flat(theirs), abs=1e-7)
-        assert (ours.error, ours.output_tokens, ours.caches) == (
-            theirs.error,
-            theirs.output_tokens,
-            theirs.caches,
-        )
-    same = ("steps", "tokens", "preemptions", "prefill_tokens", "tower_calls", "items", "loaded_bytes")
-    assert all(getattr(quick.counters, name) == getattr(slow.counters, name) for name in same)
-    assert quick.counters.utilisation == pytest.approx(slow.counters.utilisation)
 
 
 def test_requests_give_way_where_blocks_are_short_and_end_all_the_same() -> None:

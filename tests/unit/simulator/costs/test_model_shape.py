@@ -10,9 +10,9 @@ from support.data.checkpoints import FAMILIES, build_checkpoint
 from triptych.models.registry import load_decoder, load_encoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.frontend.prompt import open_checkpoint
-from triptych.simulator.costs.checkpoint_shape import shape_of
 from triptych.simulator.costs.costs import ModelShape
 from triptych.simulator.costs.published import QWEN3_VL_4B_SHAPE
+from triptych.simulator.profile.profile import shape_of
 
 #: Ordinary, tiny, narrow, and above the largest that these checkpoints take.
 SIZES = [(64, 64), (8, 8), (100, 60), (33, 47), (200, 200), (640, 480), (1024, 1024), (12, 300), (5, 400)]

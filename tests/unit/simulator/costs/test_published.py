@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triptych.errors import ConfigError
-from triptych.simulator.costs.chips import CHIPS, CPU_RATIO
-from triptych.simulator.costs.published import QWEN3_VL_4B, QWEN3_VL_8B, published
+from triptych.simulator.costs.published import CHIPS, CPU_RATIO, QWEN3_VL_4B, QWEN3_VL_8B, published
 
 
 def test_parameters_of_qwen3_vl_4b_are_those_of_its_config() -> None:

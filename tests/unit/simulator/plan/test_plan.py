@@ -10,16 +10,22 @@ import pytest
 
 from support.simulated import COSTS, LIMITS, MODEL
 from triptych.errors import ConfigError
-from triptych.goodput.load.record import RequestRecord
+from triptych.goodput.load.job import RequestRecord
 from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import Slo
 from triptych.simulator.cluster.shape import colocated, on_devices
 from triptych.simulator.costs.costs import CostModel, EncoderCosts, PDCosts, ProxyCosts
+from triptych.simulator.plan.answer import (
+    MOST_BOUGHT,
+    cost_per_million,
+    fewest_workers,
+    points,
+    share_of,
+    with_share,
+)
 from triptych.simulator.plan.estimate import Estimate, best_counts, demand_of, estimate, proxies_for
-from triptych.simulator.plan.purchase import MOST_BOUGHT, cost_per_million, fewest_workers
 from triptych.simulator.plan.question import PlannedDevice, Question, check_question, read_device
 from triptych.simulator.plan.ratios import Ratios, Served, best_ratio, candidates
-from triptych.simulator.plan.sensitivity import points, share_of, with_share
 from triptych.simulator.plan.trials import Doomed, Trials, verdict_of, window_counts
 
 SLO = Slo((("ttft", 2000.0), ("tpot", 50.0)))

@@ -12,11 +12,10 @@ from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import Slo
 from triptych.simulator.cluster.shape import colocated, in_step, on_devices
 from triptych.simulator.costs.costs import CostModel, EncoderCosts
-from triptych.simulator.plan.advice import advise
+from triptych.simulator.plan.answer import purchase
 from triptych.simulator.plan.estimate import Estimate, estimate
-from triptych.simulator.plan.purchase import purchase
 from triptych.simulator.plan.question import PlannedDevice, Question, check_question, parse_prices
-from triptych.simulator.plan.ratios import Ratios, Served, candidates
+from triptych.simulator.plan.ratios import Ratios, Served, advise, candidates
 from triptych.simulator.plan.trials import Trials
 
 SLO = Slo((("ttft", 2000.0), ("tpot", 50.0)))

@@ -119,6 +119,21 @@ async def test_a_slot_on_the_way_is_read_and_written_on_both_sides(cluster: Clus
 
 
 @pytest.mark.slow
+async def test_a_slot_whose_owner_dies_after_it_moved_away_is_found_at_once(
+    own_cluster: ClusterServers,
+) -> None:
+    """The clients have read the slot map just before: it counts no longer once a server has failed."""
+    source, target, _ = own_cluster.primaries
+    plan = on(own_cluster, source, "item")
+    slot = slot_of(keys.embedding(plan.mm_hash))
+    async with clients(own_cluster.url) as (writer, reader):
+        own_cluster.move([slot], source, target)
+        source.kill()
+        assert await writer.look_up([(plan.mm_hash, NAMESPACE)]) == [None]
+        assert await reader.load(plan, fresh_buffer) == Missing("no such key")
+
+
+@pytest.mark.slow
 async def test_a_redirect_to_a_node_that_is_not_known_yet_is_followed(
     own_cluster: ClusterServers, tmp_path: Path
 ) -> None:

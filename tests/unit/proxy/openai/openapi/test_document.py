@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
@@ -13,10 +12,8 @@ from triptych.proxy.openai.audio.request import parse_transcription
 from triptych.proxy.openai.chat.request import parse_body
 from triptych.proxy.openai.completions.request import parse_completion
 from triptych.proxy.openai.fields.unserved import UnservedBody
-from triptych.proxy.openai.openapi.docs_page import make_page
 from triptych.proxy.openai.openapi.document import FORM_OPERATIONS, OPERATIONS, make_openapi
 from triptych.proxy.openai.responses.request import parse_responses
-from triptych.proxy.page.files import STYLE, page_files
 
 PARSERS = {
     "/v1/chat/completions": lambda raw: parse_body(raw, "r", max_images=4, timeout=1.0, max_choices=16),
@@ -141,33 +138,7 @@ def test_every_range_is_the_parsers_own(operation: Any, name: str):
         assert refused.value.param == name
 
 
-def test_the_page_shows_every_path_and_fetches_only_the_pages_files():
-    page = make_page(make_openapi())
-    assert all(operation.path in page for operation in (*OPERATIONS, *FORM_OPERATIONS))
-    files = re.findall(r'(?:src|href)="(page/[^"]+)"', page)
-    assert {name.removeprefix("page/") for name in files} <= set(page_files())
-    assert set(re.findall(r"<script[^>]*>", page)) == {'<script type="module" src="page/docs.js">'}
-    assert "<style" not in page and " style=" not in page
-    assert "http://" not in page and "https://" not in page
-
-
-def test_without_the_pages_files_the_description_fetches_nothing_and_has_its_style_in_itself():
-    page = make_page(make_openapi(), with_page=False)
-    assert all(operation.path in page for operation in (*OPERATIONS, *FORM_OPERATIONS))
-    assert "<script" not in page and "src=" not in page and "<link" not in page
-    assert page_files()[STYLE].data.decode() in page
-
-
-def test_every_example_in_json_is_marked_for_the_script_that_runs_it():
-    page = make_page(make_openapi())
-    for operation in OPERATIONS:
-        for name in (operation.examples or {}) | (operation.encoder_decoder or {}):
-            mark = f'data-method="post" data-path="{operation.path[1:]}" data-name="{name}"'
-            assert page.count(mark) == 1, mark
-    assert page.count('data-method="get"') == 4
-
-
-def test_what_the_page_quotes_is_escaped():
-    document = make_openapi()
-    document["info"]["description"] = "<b>&"
-    assert "&lt;b&gt;&amp;" in make_page(document)
+def test_a_server_without_the_page_promises_none():
+    document = make_openapi(page=False)
+    validate(document)
+    assert make_openapi()["paths"].keys() - document["paths"].keys() == {"/docs"}

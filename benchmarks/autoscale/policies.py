@@ -1,0 +1,203 @@
+"""Other policies: Kubernetes' autoscaler on CPU use, and on a queue's length through KEDA; and Knative's.
+
+Parameters of the first two are the defaults of
+kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale: a sync every 15 s, a tolerance of 10 %,
+at most four pods or as many as there are more in 15 s, and the highest recommendation of the last 300 s
+before pods are taken away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+
+from triptych.simulator.autoscale.scaler import PoolView
+
+SYNC_SECONDS = 15.0
+TOLERANCE = 0.1
+STABILIZATION_SECONDS = 300.0
+#: --metric-resolution of metrics-server, and scrape interval of Prometheus' operator in production-stack.
+SCRAPE_SECONDS = 15.0
+#: Seconds from a scrape to the sync that reads it: the two loops are not in step.
+METRICS_DELAY = 5.0
+#: Most new pods in 15 s; as many as there are, if those are more.
+SCALE_UP_PODS = 4
+
+
+class _Recommendations:
+    """The controller's part that every metric goes through: limits of scaling up, stabilization, bounds."""
+
+    def __init__(self, least: int, most: int) -> None:
+        self._least = least
+        self._most = most
+        self._recent: deque[tuple[float, int]] = deque()
+
+    def stabilized(self, now: float, current: int, wanted: int) -> int:
+        """What the pool is set to."""
+        self._recent.append((now, wanted))
+        while self._recent[0][0] < now - STABILIZATION_SECONDS:
+            self._recent.popleft()
+        highest = max(count for _, count in self._recent)
+        allowed = max(wanted, min(highest, current))
+        allowed = min(allowed, max(current + SCALE_UP_PODS, 2 * current))
+        return min(max(allowed, self._least), self._most)
+
+
+class CpuPercent:
+    """An HPA on CPU use, target 70 %: the share of its time that a worker's tower is at work.
+
+    It cannot scale to zero or from zero: `least` is at least 1. Pods that are not ready, or not for a whole
+    scrape, count as idle when pods are added and are left out, or count as at the target, when they are
+    taken away, as its documentation says.
+    """
+
+    def __init__(self, least: int, most: int, target: float = 0.7) -> None:
+        self._target = target
+        self._limits = _Recommendations(max(least, 1), most)
+        #: What the pool has until the first sync.
+        self._desired: int | None = None
+        self._scrape: Mapping[str, float] = {}
+        self._use: Mapping[str, float] = {}
+        self._next_scrape, self._next_sync = 0.0, METRICS_DELAY
+
+    def desired(self, seen: PoolView) -> int:
+        if self._desired is None:
+            self._desired = max(seen.workers, 1)
+        if seen.now >= self._next_scrape:
+            self._next_scrape += SCRAPE_SECONDS
+            before, self._scrape = self._scrape, dict(seen.busy)
+            self._use = {
+                address: (busy - before[address]) / SCRAPE_SECONDS
+                for address, busy in seen.busy.items()
+                if address in before
+            }
+        if seen.now >= self._next_sync:
+            self._next_sync += SYNC_SECONDS
+            current = max(seen.workers, 1)
+            self._desired = self._limits.stabilized(seen.now, current, self._wanted(seen, current))
+        return self._desired
+
+    def _wanted(self, seen: PoolView, current: int) -> int:
+        use = [share for address, share in self._use.items() if address in seen.busy]
+        if not use:
+            return current
+        ratio = sum(use) / len(use) / self._target
+        unmeasured = seen.ready - len(use)
+        if ratio > 1:
+            pods, filled = current, sum(use)
+        else:
+            pods, filled = seen.ready, sum(use) + unmeasured * self._target
+        # What is not measured may weaken the change, never turn it round.
+        weakened = filled / pods / self._target
+        if abs(1 - weakened) <= TOLERANCE or (weakened > 1) != (ratio > 1):
+            return current
+        wanted = math.ceil(weakened * pods)
+        return max(wanted, current) if ratio > 1 else min(wanted, current)
+
+
+class QueueLength:
+    """production-stack's rule: one worker for every five items that wait, through KEDA and Prometheus.
+
+    docs.vllm.ai/projects/production-stack, "Autoscaling with KEDA": threshold 5 (an average value), polling
+    15 s, cooldown 360 s, at least 1 replica. With `least` 0, its scale-to-zero recipe: what waits activates
+    the pool at the next poll, requests of the last minute and the cooldown keep it active. The queue is the
+    proxy's, items of all workers together.
+    """
+
+    def __init__(
+        self, least: int, most: int, threshold: float = 5.0, polling: float = 15.0, cooldown: float = 360.0
+    ) -> None:
+        self._least = least
+        self._most = most
+        self._threshold = threshold
+        self._polling = polling
+        self._cooldown = cooldown
+        self._limits = _Recommendations(max(least, 1), most)
+        #: What the pool has until the first sync.
+        self._desired: int | None = None
+        self._scraped = 0
+        self._requests: deque[tuple[float, int]] = deque()
+        self._last_active = 0.0
+        self._next_scrape, self._next_sync, self._next_poll = 0.0, METRICS_DELAY, METRICS_DELAY
+
+    def desired(self, seen: PoolView) -> int:
+        if self._desired is None:
+            self._desired = max(seen.workers, 1)
+        if seen.now >= self._next_scrape:
+            self._next_scrape += SCRAPE_SECONDS
+            self._scraped = seen.waiting
+            self._requests.append((seen.now, seen.requests))
+            while self._requests[0][0] < seen.now - 60.0:
+                self._requests.popleft()
+        if self._least == 0 and seen.now >= self._next_poll:
+            self._next_poll += self._polling
+            self._desired = self._activated(seen.now, self._desired)
+        if self._desired and seen.now >= self._next_sync:
+            current = max(seen.workers, 1)
+            self._desired = self._limits.stabilized(seen.now, current, self._wanted(current))
+        if seen.now >= self._next_sync:
+            self._next_sync += SYNC_SECONDS
+        return self._desired
+
+    def _activated(self, now: float, desired: int) -> int:
+        """What KEDA's operator makes of the size: it alone goes to zero and from zero."""
+        if self._scraped or self._requests[-1][1] > self._requests[0][1]:
+            self._last_active = now
+            return max(desired, 1)
+        return 0 if now - self._last_active >= self._cooldown else desired
+
+    def _wanted(self, current: int) -> int:
+        ratio = self._scraped / (self._threshold * current)
+        return current if abs(1 - ratio) <= TOLERANCE else math.ceil(self._scraped / self._threshold)
+
+
+STABLE_SECONDS, PANIC_SECONDS = 60, 6
+PANIC_THRESHOLD = 2.0
+UTILIZATION = 0.7
+TICK_SECONDS = 2.0
+MAX_SCALE_DOWN = 2.0
+
+
+class Concurrency:
+    """Pods for the items in the proxy and in the workers, averaged over the windows.
+
+    It scales to zero after a stable window without an item, and from zero at the first one, which the
+    activator holds.
+    """
+
+    def __init__(self, least: int, most: int, concurrency: float = 8.0) -> None:
+        self._least = least
+        self._most = most
+        self._per_pod = concurrency * UTILIZATION
+        self._seconds: deque[int] = deque(maxlen=STABLE_SECONDS)
+        self._panic_until = -math.inf
+        self._panic_pods = 0
+        self._next_tick = 0.0
+        self._desired = max(least, 1)
+
+    def desired(self, seen: PoolView) -> int:
+        self._seconds.append(seen.outstanding)
+        woken = seen.outstanding and not self._desired
+        if woken or seen.now >= self._next_tick:
+            self._next_tick = seen.now + TICK_SECONDS
+            self._desired = min(max(self._wanted(seen), self._least), self._most)
+        return self._desired
+
+    def _wanted(self, seen: PoolView) -> int:
+        ready = max(seen.ready, 1)
+        stable = self._pods(list(self._seconds), ready)
+        panic = self._pods(list(self._seconds)[-PANIC_SECONDS:], ready)
+        if panic / ready >= PANIC_THRESHOLD:
+            if seen.now > self._panic_until:
+                self._panic_pods = 0
+            self._panic_until = seen.now + STABLE_SECONDS
+        if seen.now <= self._panic_until:
+            self._panic_pods = max(self._panic_pods, stable, panic, seen.ready)
+            return self._panic_pods
+        return stable
+
+    def _pods(self, window: list[int], ready: int) -> int:
+        wanted = math.ceil(sum(window) / len(window) / self._per_pod)
+        # No more than halved; the last pod goes once the whole window is empty.
+        return wanted if not any(window) else max(wanted, math.floor(ready / MAX_SCALE_DOWN), 1)

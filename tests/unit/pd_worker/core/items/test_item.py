@@ -1,0 +1,57 @@
+"""An item's record: what each of its requests knows, and its ready mark of the last seconds."""
+
+from __future__ import annotations
+
+from support.engine.engine_requests import make_feature, make_request
+from triptych.pd_worker.core.items.item import MARK_SECONDS, ItemStatus, ItemTable
+from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
+from triptych.pd_worker.core.request import RequestState
+
+
+def test_a_mark_counts_until_its_seconds_are_over():
+    marks = ItemTable()
+    marks.mark(["a"], 100.0)
+    assert marks.is_marked("a", 100.0 + MARK_SECONDS * 0.9)
+    assert not marks.is_marked("a", 100.0 + MARK_SECONDS)
+    assert not marks.is_marked("b", 100.0)
+
+
+def test_a_key_that_is_marked_again_counts_from_then_and_older_ones_are_forgotten():
+    marks = ItemTable()
+    marks.mark(["a", "b"], 100.0)
+    marks.mark(["a"], 100.0 + MARK_SECONDS * 0.5)
+    marks.mark(["c"], 100.0 + MARK_SECONDS * 1.2)
+    later = 100.0 + MARK_SECONDS * 1.3
+    assert [marks.is_marked(key, later) for key in "abc"] == [True, False, True]
+    assert len(marks) == 2
+
+
+def test_a_dropped_mark_counts_no_more():
+    marks = ItemTable()
+    marks.mark(["a"], 100.0)
+    marks.unmark("a")
+    marks.unmark("a")
+    assert not marks.is_marked("a", 100.0)
+
+
+def test_features_with_one_hash_share_what_is_known_but_each_is_consumed_for_itself():
+    twice = [make_feature("a", 1, 2), make_feature("b", 3, 2), make_feature("a", 5, 2)]
+    request = make_request("r", 8, twice, ready=[twice[1].mm_hash])
+    state = RequestState(request, PrefixChain(b"r", (), (), (), 1))
+    assert [use.status for use in state.items] == [ItemStatus.PENDING, ItemStatus.STORED, ItemStatus.PENDING]
+    assert state.items[0] is state.items[2] and state.items[0].unconsumed == {0, 2}
+    state.items[0].unconsumed.discard(0)
+    assert [state.is_consumed(index) for index in range(3)] == [True, False, False]
+
+
+def test_a_lost_item_is_reported_once_until_it_arrives_and_is_loaded_again_only_after_a_mark():
+    request = make_request("r", 4, [make_feature("a", 1, 2)])
+    (use,) = RequestState(request, PrefixChain(b"r", (), (), (), 1)).items
+    use.arrive()
+    assert use.loaded and use.lose() and not use.loaded and not use.lose()
+    use.load_again()
+    assert use.status is ItemStatus.LOST
+    use.arrive()
+    assert use.loaded and use.status is ItemStatus.MARKED
+    use.load_again()
+    assert use.status is ItemStatus.STORED
