@@ -28,7 +28,7 @@ IDLE_SECONDS = 8.0
 PACKAGES = ("proxy", "encoder_worker", "pd_worker", "ec_connector", "protos", "triptych")
 PROCESSES = ("proxy", "encoder-0", "pd-0")
 #: Files that run code for one request with an image, in all processes together.
-MAX_FILES = 999
+MAX_FILES = 190
 
 
 @dataclass(frozen=True)
