@@ -29,7 +29,7 @@ _SCHEDULING = "`tests/unit/pd_worker/core/test_cross_scheduling.py`"
 _SIDES = "`tests/unit/models/families/test_encdec_sides.py`"
 _CONFORMANCE = "`tests/unit/pd_worker/attention/test_conformance.py`"
 _ENGINE = "`tests/integration/pd_worker/engine/test_encdec_matches_generate.py`"
-_RANKS = "`tests/e2e/test_tensor_parallel.py`"
+_RANKS = "`tests/e2e/test_features_together.py`"
 MATRIX = (
     Support("infrastructure", "Encoder-decoder infrastructure", _SCHEDULING),
     Support("bart", "BART", _SIDES),
