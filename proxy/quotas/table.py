@@ -51,7 +51,12 @@ class QuotaTable:
 
 def quota_specs(config: ProxyConfig, files: int = 1024) -> tuple[QuotaSpec, ...]:
     """The quotas of a proxy that may have `files` open; an eighth is for the store, workers and media."""
-    return (*_door_quotas(config, files), *_request_quotas(config), *_media_quotas(config))
+    return (
+        *_door_quotas(config, files),
+        *_body_quotas(config),
+        *_request_quotas(config),
+        *_media_quotas(config),
+    )
 
 
 def _door_quotas(config: ProxyConfig, files: int) -> tuple[QuotaSpec, ...]:
@@ -106,7 +111,7 @@ def _door_quotas(config: ProxyConfig, files: int) -> tuple[QuotaSpec, ...]:
     )
 
 
-def _request_quotas(config: ProxyConfig) -> tuple[QuotaSpec, ...]:
+def _body_quotas(config: ProxyConfig) -> tuple[QuotaSpec, ...]:
     message = min(config.max_body, config.body_memory)
     return (
         QuotaSpec(
@@ -141,6 +146,11 @@ def _request_quotas(config: ProxyConfig) -> tuple[QuotaSpec, ...]:
             "they wait, one of each key in turn; then 429 with Retry-After",
             wait_seconds=60.0,
         ),
+    )
+
+
+def _request_quotas(config: ProxyConfig) -> tuple[QuotaSpec, ...]:
+    return (
         QuotaSpec(
             "requests",
             config.max_queue,
