@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.result_page import RESULTS
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.goodput.report.machine import chip, commit
 
 FILE = RESULTS / "targets.json"

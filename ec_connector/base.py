@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, Self
 
-from triptych.tracing.producers import Producers
-from triptych.types import ItemPlan, MMFeature
+from triptych.base.tracing.producers import Producers
+from triptych.base.types import ItemPlan, MMFeature
 
 if TYPE_CHECKING:
     import torch

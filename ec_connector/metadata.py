@@ -8,8 +8,8 @@ from typing import Self
 
 import msgpack
 
+from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import ECConnectorMetadata
-from triptych.types import ItemPlan
 
 _LAYOUT = 1
 

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 
 import torch
 
-from triptych.cpu.step_pacer import StepPacer
-from triptych.cpu.threads import in_short_lived_thread
+from triptych.base.cpu.step_pacer import StepPacer
+from triptych.base.cpu.threads import in_short_lived_thread
+from triptych.base.engine_beat import EngineBeat
+from triptych.base.errors import InternalError, InvalidRequest
+from triptych.base.log import log_fields
+from triptych.base.machine.device_fault import check_device
+from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput
 from triptych.ec_connector.connectors.output_cache import OutputCache
 from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
 from triptych.encoder_worker.host_copier import HostCopier
-from triptych.engine_beat import EngineBeat
-from triptych.errors import InternalError, InvalidRequest
-from triptych.log import log_fields
-from triptych.machine.device_fault import check_device
 from triptych.models.base import EncoderSide, PreparedItem
-from triptych.types import ItemPlan
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from triptych.base.types import ItemPlan
 from triptych.models.base import PreparedItem
-from triptych.types import ItemPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,15 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from triptych.config import EncoderConfig, format_size
+from triptych.base.config import EncoderConfig, format_size
+from triptych.base.errors import ConfigError, InvalidRequest
+from triptych.base.machine.device_memory import DeviceMemory, memory_of
+from triptych.base.progress.progress import step
 from triptych.encoder_worker.graphs.graph_encoder import with_graphs
-from triptych.errors import ConfigError, InvalidRequest
-from triptych.machine.device_memory import DeviceMemory, memory_of
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 from triptych.models.identity import ModelIdentity, model_identity
 from triptych.models.registry import load_encoder, resolve_device, resolve_dtype
-from triptych.progress.progress import step
 
 logger = logging.getLogger(__name__)
 

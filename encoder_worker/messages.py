@@ -6,11 +6,11 @@ import json
 import re
 from collections.abc import Mapping
 
+from triptych.base.errors import InvalidRequest, TooLarge
+from triptych.base.hashing import canonical, check_mm_hash
 from triptych.encoder_worker.job_spec import ItemFormat, JobSpec
 from triptych.encoder_worker.jobs.job import Failed, JobEvent, MediaWanted, Planned, Ready, Waits
 from triptych.encoder_worker.media.formats import MAX_MEDIA_BYTES
-from triptych.errors import InvalidRequest, TooLarge
-from triptych.hashing import canonical, check_mm_hash
 from triptych.protos import encoder_pb2
 from triptych.protos.convert import error_to_proto, plan_to_proto
 

@@ -9,17 +9,17 @@ from collections.abc import AsyncIterator
 
 from grpc import aio
 
+from triptych.base.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError
+from triptych.base.rpc.channels import MEDIA_FRAME_BYTES
+from triptych.base.tracing.context import context_of
+from triptych.base.tracing.tracer import Tracer
 from triptych.encoder_worker.job_spec import ItemFormat, JobSpec
 from triptych.encoder_worker.jobs.job import Failed, JobEvent, Ready, Waiter
 from triptych.encoder_worker.jobs.job_trace import StreamTrace
 from triptych.encoder_worker.jobs.streams import JobStreams
 from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.encoder_worker.messages import event_message, parse_job
-from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
-from triptych.rpc.channels import MEDIA_FRAME_BYTES
-from triptych.tracing.context import context_of
-from triptych.tracing.tracer import Tracer
 
 logger = logging.getLogger(__name__)
 

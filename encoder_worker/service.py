@@ -8,19 +8,20 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from triptych.config import MIB, EncoderConfig
-from triptych.cpu.step_pacer import StepPacer, step_pacer
-from triptych.cpu.threads import threads_of_rank, tower_threads, use_threads
+from triptych.base.config import MIB, EncoderConfig
+from triptych.base.cpu.step_pacer import StepPacer, step_pacer
+from triptych.base.cpu.threads import threads_of_rank, tower_threads, use_threads
+from triptych.base.engine_beat import EngineBeat
+from triptych.base.machine.resources import threads_of_one_worker
+from triptych.base.machine.worker_kind import worker_kind
+from triptych.base.metrics import EncoderMetrics
+from triptych.base.tracing.start import worker_tracer
+from triptych.base.tracing.tracer import Tracer
+from triptych.base.types import WorkerInfo
+from triptych.base.worker_process import ProcessWatch
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.ec_connector.connectors.output_cache import OutputCache
-from triptych.ec_connector.registry.leases import Leases
-from triptych.ec_connector.registry.matching import ROW_WIDTH, PDModels, described
-from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.registry.store_reach import StoreReach
-from triptych.ec_connector.registry.worker_server import WorkerProcess, WorkerServer, worker_process
-from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.encoder_worker.engine import EncoderEngine, EngineEvent
 from triptych.encoder_worker.graphs.metrics import count_graphs
 from triptych.encoder_worker.job_spec import ItemFormat
@@ -41,18 +42,17 @@ from triptych.encoder_worker.ranks.starting import load_ranks
 from triptych.encoder_worker.ranks.tower import DataParallelTower
 from triptych.encoder_worker.scheduler import EncoderScheduler
 from triptych.encoder_worker.server import EncoderServicer
-from triptych.engine_beat import EngineBeat
-from triptych.machine.resources import threads_of_one_worker
-from triptych.machine.worker_kind import worker_kind
-from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
 from triptych.models.identity import ModelIdentity
 from triptych.models.layers import before_each_layer
 from triptych.protos import encoder_pb2_grpc
-from triptych.tracing.start import worker_tracer
-from triptych.tracing.tracer import Tracer
-from triptych.types import WorkerInfo
-from triptych.worker_process import ProcessWatch
+from triptych.registry.leases import Leases
+from triptych.registry.matching import ROW_WIDTH, PDModels, described
+from triptych.registry.registry import Registry
+from triptych.registry.store_reach import StoreReach
+from triptych.registry.worker_server import WorkerProcess, WorkerServer, worker_process
+from triptych.store.control import StoreUnavailable
+from triptych.store.embedding_store import EmbeddingStore
 
 logger = logging.getLogger(__name__)
 

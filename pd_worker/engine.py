@@ -11,11 +11,11 @@ from functools import partial
 
 import torch
 
-from triptych.cpu.step_pacer import StepPacer
+from triptych.base.cpu.step_pacer import StepPacer
+from triptych.base.engine_beat import EngineBeat
+from triptych.base.errors import InternalError, RequestError, Unavailable
+from triptych.base.machine.device_fault import check_device
 from triptych.ec_connector.base import ECConnectorScheduler
-from triptych.engine_beat import EngineBeat
-from triptych.errors import InternalError, RequestError, Unavailable
-from triptych.machine.device_fault import check_device
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import EngineEvent

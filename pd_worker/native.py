@@ -9,13 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from triptych.config import PDConfig, format_size
-from triptych.cpu.step_pacer import StepPacer
-from triptych.cpu.threads import in_short_lived_thread
+from triptych.base.config import PDConfig, format_size
+from triptych.base.cpu.step_pacer import StepPacer
+from triptych.base.cpu.threads import in_short_lived_thread
+from triptych.base.machine.worker_kind import worker_kind
+from triptych.base.metrics import PDMetrics
+from triptych.base.tracing.tracer import Tracer
+from triptych.base.types import WorkerInfo
 from triptych.ec_connector.base import ECConnectorRole, ECConnectorScheduler, ECTransferConfig
 from triptych.ec_connector.factory import ECConnectorFactory
-from triptych.machine.worker_kind import worker_kind
-from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide
 from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 from triptych.models.identity import ModelIdentity
@@ -49,8 +51,6 @@ from triptych.pd_worker.runner.graph_start import capture_decode_graphs
 from triptych.pd_worker.runner.model_runner import ModelRunner
 from triptych.pd_worker.step_metrics import StepMetrics
 from triptych.pd_worker.worker import PDModel, PDWorker
-from triptych.tracing.tracer import Tracer
-from triptych.types import WorkerInfo
 
 logger = logging.getLogger(__name__)
 

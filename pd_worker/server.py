@@ -11,9 +11,10 @@ from typing import Never, Protocol, TypeVar
 
 import grpc
 
-from triptych.errors import InternalError, InvalidRequest, Overloaded, RequestError, Unavailable
-from triptych.hashing import check_mm_hash
-from triptych.log import log_fields
+from triptych.base.errors import InternalError, InvalidRequest, Overloaded, RequestError, Unavailable
+from triptych.base.hashing import check_mm_hash
+from triptych.base.log import log_fields
+from triptych.base.rpc.channels import INCARNATION_HEADER
 from triptych.pd_worker.core.isolation import Isolation
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.events.attempt_trace import AttemptTrace, PDTraces
@@ -21,7 +22,6 @@ from triptych.pd_worker.events.streams import MAX_NAMED, EventStreams
 from triptych.pd_worker.frontend.wire import MAX_KEYS, MAX_REQUESTS, check_count, check_name
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.protos.convert import error_to_proto
-from triptych.rpc.channels import INCARNATION_HEADER
 
 logger = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ import logging
 import uuid
 from collections.abc import Callable, Sequence
 
-from triptych.config import PDConfig
-from triptych.cpu.step_pacer import StepPacer, step_pacer
-from triptych.cpu.threads import in_short_lived_thread
-from triptych.ec_connector.registry.store_reach import StoreReach
-from triptych.ec_connector.registry.worker_server import WorkerProcess, WorkerServer, worker_process
-from triptych.metrics import PDMetrics
+from triptych.base.config import PDConfig
+from triptych.base.cpu.step_pacer import StepPacer, step_pacer
+from triptych.base.cpu.threads import in_short_lived_thread
+from triptych.base.metrics import PDMetrics
+from triptych.base.tracing.start import worker_tracer
+from triptych.base.worker_process import ProcessWatch
 from triptych.models.layers import before_each_layer
 from triptych.pd_worker.native import LoadedModel, NativeWorker, load_model
 from triptych.pd_worker.ranks.share import decoder_threads_of_rank, share_of_rank
@@ -21,8 +21,8 @@ from triptych.pd_worker.vllm.settings import check_engine
 from triptych.pd_worker.vllm.worker import VLLMWorker, load_front_model
 from triptych.pd_worker.worker import PDWorker
 from triptych.protos import pd_pb2_grpc
-from triptych.tracing.start import worker_tracer
-from triptych.worker_process import ProcessWatch
+from triptych.registry.store_reach import StoreReach
+from triptych.registry.worker_server import WorkerProcess, WorkerServer, worker_process
 
 logger = logging.getLogger(__name__)
 

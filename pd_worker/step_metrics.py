@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from prometheus_client import Gauge
 
-from triptych.metrics import PDMetrics
+from triptych.base.metrics import PDMetrics
+from triptych.base.types import FinishReason
 from triptych.pd_worker.core.outputs import ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, RequestFinished
 from triptych.pd_worker.core.stats import ItemStats, Latencies, OverlapStats, SchedulerStats
-from triptych.types import FinishReason
 
 
 class StepMetrics:

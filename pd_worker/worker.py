@@ -12,10 +12,10 @@ from typing import Any, Protocol, Self
 
 from tokenizers import Tokenizer
 
-from triptych.config import PDConfig
-from triptych.ec_connector.registry.matching import ROW_WIDTH
-from triptych.engine_beat import EngineBeat
-from triptych.errors import Unavailable
+from triptych.base.config import PDConfig
+from triptych.base.engine_beat import EngineBeat
+from triptych.base.errors import Unavailable
+from triptych.base.types import WorkerInfo
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.identity import ModelIdentity, model_identity
 from triptych.models.registry import generation_defaults
@@ -28,7 +28,7 @@ from triptych.pd_worker.frontend.input_processor import Formats, InputProcessor
 from triptych.pd_worker.frontend.prompt import PromptBuilder, open_checkpoint
 from triptych.pd_worker.server import MAX_WAITING, EnginePort, PDServicer
 from triptych.protos import pd_pb2
-from triptych.types import WorkerInfo
+from triptych.registry.matching import ROW_WIDTH
 
 _INPUT_THREADS = 2
 

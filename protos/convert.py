@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from triptych.errors import InvalidRequest, RequestError, error_from_code
-from triptych.hashing import check_mm_hash
-from triptych.protos import common_pb2
-from triptych.types import (
+from triptych.base.errors import InvalidRequest, RequestError, error_from_code
+from triptych.base.hashing import check_mm_hash
+from triptych.base.types import (
     DTYPE_BYTES,
     ItemPlan,
     OutputFormat,
@@ -13,6 +12,7 @@ from triptych.types import (
     SamplingParams,
     TokenLogprob,
 )
+from triptych.protos import common_pb2
 
 #: Longest wait that a worker may advise, in seconds.
 MAX_RETRY_AFTER = 3600.0

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from triptych.errors import RETRY_AFTER, DeadlineExceeded, Overloaded, Unavailable
+from triptych.base.errors import RETRY_AFTER, DeadlineExceeded, Overloaded, Unavailable
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.call.model_kind import fit
 from triptych.proxy.media.ports import MediaSource

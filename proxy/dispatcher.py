@@ -9,10 +9,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from dataclasses import replace
 from functools import partial
 
-from triptych.config import ProxyConfig
-from triptych.ec_connector.registry.matching import MISMATCHES
-from triptych.errors import InternalError, RequestError, Unavailable
-from triptych.metrics import ProxyMetrics
+from triptych.base.config import ProxyConfig
+from triptych.base.errors import InternalError, RequestError, Unavailable
+from triptych.base.metrics import ProxyMetrics
+from triptych.base.tracing.server_span import CURRENT_SPAN
+from triptych.base.types import ItemPlan, PDTimings, PositionLogprobs, Usage
 from triptych.proxy.admission import Backpressure, RequestAdmission, make_choices
 from triptych.proxy.auth.limits import CURRENT, Session
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started
@@ -35,8 +36,7 @@ from triptych.proxy.requests.reply_memory import ReplyMemory
 from triptych.proxy.requests.request import Choices, InFlightRequest, draw_request_id
 from triptych.proxy.requests.store_wait import StoreWait
 from triptych.proxy.workers import KnownWorkers, Worker
-from triptych.tracing.server_span import CURRENT_SPAN
-from triptych.types import ItemPlan, PDTimings, PositionLogprobs, Usage
+from triptych.registry.matching import MISMATCHES
 
 logger = logging.getLogger(__name__)
 

@@ -18,15 +18,15 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from triptych.ec_connector.registry.registry import RegistrySnapshot
-from triptych.errors import TriptychError
-from triptych.log import log_fields
+from triptych.base.errors import TriptychError
+from triptych.base.log import log_fields
+from triptych.base.rpc.channels import STORE_SERVICE
+from triptych.base.rpc.connection import WorkerConnection
+from triptych.base.rpc.proofs import InternalKeys
+from triptych.base.rpc.tls.certificates import Certificates
+from triptych.base.types import WorkerInfo
 from triptych.proxy.workers import KnownWorkers, Worker
-from triptych.rpc.channels import STORE_SERVICE
-from triptych.rpc.connection import WorkerConnection
-from triptych.rpc.proofs import InternalKeys
-from triptych.rpc.tls.certificates import Certificates
-from triptych.types import WorkerInfo
+from triptych.registry.registry import RegistrySnapshot
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from triptych.errors import RequestError
+from triptych.base.errors import RequestError
+from triptych.base.tracing.context import SpanContext
+from triptych.base.types import ItemPlan, PDTimings, PositionLogprobs, Usage
 from triptych.protos import encoder_pb2, pd_pb2
 from triptych.proxy.call.chat import Started
 from triptych.proxy.media.ports import ItemMedia
-from triptych.tracing.context import SpanContext
-from triptych.types import ItemPlan, PDTimings, PositionLogprobs, Usage
 
 
 @dataclass(frozen=True, slots=True)

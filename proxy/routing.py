@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from xxhash import xxh3_64_intdigest
 
-from triptych.hashing import rendezvous
+from triptych.base.hashing import rendezvous
 
 #: Workers that may be lost with the same work present; at the last of them it is alone.
 MAX_LOSSES = 3

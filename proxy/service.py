@@ -15,7 +15,7 @@ from grpc import aio
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from triptych.config import (
+from triptych.base.config import (
     ProxyConfig,
     check_drain_timeout,
     check_front_door,
@@ -23,12 +23,18 @@ from triptych.config import (
     check_times,
     is_loopback,
 )
-from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.errors import ConfigError
-from triptych.machine.heap import bound_heap, collect_rarely
-from triptych.metrics import ProxyMetrics
+from triptych.base.errors import ConfigError
+from triptych.base.machine.heap import bound_heap, collect_rarely
+from triptych.base.metrics import ProxyMetrics
+from triptych.base.rpc.channels import listen, make_server
+from triptych.base.rpc.tls.certificates import Certificates
+from triptych.base.rpc.tls.proxy_certificates import ProxyCertificates
+from triptych.base.status.service_status import ServiceStatus
+from triptych.base.status.status_server import StatusServer, status_server
+from triptych.base.tracing.start import check_tracing, start_tracer
+from triptych.base.tracing.tracer import Tracer
+from triptych.base.watchdog import check_stall_timeout
+from triptych.base.worker_process import Health, ProcessWatch, stop_signal
 from triptych.protos import proxy_pb2_grpc
 from triptych.proxy.auth.key_ring import KeyRing
 from triptych.proxy.auth.keys import KeyLimits
@@ -56,15 +62,9 @@ from triptych.proxy.scaling.pool_metrics import PoolMetrics
 from triptych.proxy.scaling.service import start_scaling
 from triptych.proxy.scaling.upkeep import Upkeep
 from triptych.proxy.transport import GrpcTransport
-from triptych.rpc.channels import listen, make_server
-from triptych.rpc.tls.certificates import Certificates
-from triptych.rpc.tls.proxy_certificates import ProxyCertificates
-from triptych.status.service_status import ServiceStatus
-from triptych.status.status_server import StatusServer, status_server
-from triptych.tracing.start import check_tracing, start_tracer
-from triptych.tracing.tracer import Tracer
-from triptych.watchdog import check_stall_timeout
-from triptych.worker_process import Health, ProcessWatch, stop_signal
+from triptych.registry.registry import Registry
+from triptych.store.control import StoreUnavailable
+from triptych.store.embedding_store import EmbeddingStore
 
 logger = logging.getLogger(__name__)
 

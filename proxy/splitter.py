@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from triptych.hashing import framed_digest, mm_hash
+from triptych.base.hashing import framed_digest, mm_hash
 from triptych.proxy.call.chat import ChatCall, ChatMessage, RawPrompt
 from triptych.proxy.call.encoder_prompt import EncoderPrompt
 from triptych.proxy.call.validation import check_text

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from triptych.ec_connector.registry.matching import Mismatch, PDModels, described
-from triptych.errors import RETRY_AFTER, InvalidRequest, NotFound, Unavailable
+from triptych.base.errors import RETRY_AFTER, InvalidRequest, NotFound, Unavailable
+from triptych.base.types import WorkerInfo
 from triptych.proxy.call.model_kind import ModelKind
-from triptych.types import WorkerInfo
+from triptych.registry.matching import Mismatch, PDModels, described
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.launch.embedded_store import EmbeddedStore
+from triptych.apps.launch.embedded_store import EmbeddedStore
+from triptych.store.embedding_store import EmbeddingStore
 
 # Tiny models lose more at OpenMP's barriers than a second thread gives; read when torch is first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

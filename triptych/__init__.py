@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from triptych.client import AsyncClient as AsyncClient
-    from triptych.client import Client as Client
+    from triptych.apps.client import AsyncClient as AsyncClient
+    from triptych.apps.client import Client as Client
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """The clients, imported on first use: services need none."""
+    """The clients and their errors, imported on first use: services need none."""
     if name in ("AsyncClient", "Client"):
-        from triptych import client
+        from triptych.apps import client
 
         return getattr(client, name)
+    if name == "errors":
+        return importlib.import_module("triptych.base.errors")
     raise AttributeError(f"module 'triptych' has no attribute {name!r}")

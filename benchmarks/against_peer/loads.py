@@ -11,7 +11,7 @@ from itertools import accumulate
 
 import msgspec
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.goodput.load.job import RequestRecord
 from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import preset

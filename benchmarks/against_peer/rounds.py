@@ -23,7 +23,7 @@ from benchmarks.baselines.runner import machine_lock
 from benchmarks.baselines.servers import Server, ServerPool
 from benchmarks.result_page import publish
 from benchmarks.targets import record
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.settings import RunSettings
 from triptych.goodput.measure.slo import Slo

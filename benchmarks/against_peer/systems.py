@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import structs
 
 from benchmarks.baselines.matrix import Matrix, System, read_matrix
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 
 MODELS = ("tiny", "small")
 PEER_SYSTEMS = ("vllm", "vllm-epd")
@@ -61,7 +61,7 @@ def systems_of(matrix: Matrix, before: Path | None) -> dict[str, System]:
 
 def triptych(model: str, name: str, tree: Path, words: tuple[str, ...] = ()) -> System:
     """`triptych serve` of the code in `tree`, with its defaults besides dtype, KV memory and `words`."""
-    command = [sys.executable, "-m", "triptych.cli", "serve", "${MODEL}", "--port", "${PORT}"]
+    command = [sys.executable, "-m", "triptych.apps.cli", "serve", "${MODEL}", "--port", "${PORT}"]
     command += ["--grpc-port", "${GRPC_PORT}", "--run-dir", "${SCRATCH}/run", "--log-level", "warning"]
     return System(
         name=name,

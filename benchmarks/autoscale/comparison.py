@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.autoscale.policies import Concurrency, CpuPercent, QueueLength
-from triptych.config import GIB, EncoderConfig, PDConfig, ProxyConfig
-from triptych.errors import ConfigError
+from triptych.base.config import GIB, EncoderConfig, PDConfig, ProxyConfig
+from triptych.base.errors import ConfigError
 from triptych.goodput.measure.slo import Slo
 from triptych.simulator.autoscale.pool import TrialResult, TrialSetup, run_trial
 from triptych.simulator.autoscale.scaler import FixedSize, Scaler, WorkSeconds

@@ -18,7 +18,7 @@ from benchmarks.baselines.cell import CellFiles, chosen, plan_cells
 from benchmarks.baselines.matrix import read_matrix
 from benchmarks.baselines.measure import format_duration, seconds_left
 from benchmarks.baselines.runner import MatrixRun, Options
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.goodput.report.display import Display
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.baselines.matrix import KINDS, Matrix, as_fields
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
+from triptych.base.types import JsonObject
 from triptych.goodput.report.result import write_json
-from triptych.types import JsonObject
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from triptych.base.types import JsonObject
 from triptych.goodput.load.client import STAGES
 from triptych.goodput.measure.figures import percentile
 from triptych.goodput.report.comparison import Ratio, ratio
-from triptych.types import JsonObject
 
 Found = JsonObject
 #: A share of failed requests above this leaves a comparison of latencies open: they are of completed ones.

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
+from triptych.base.types import JsonObject
 from triptych.goodput.launch import parse_shape
 from triptych.goodput.measure.slo import Slo, parse_slo, preset
-from triptych.types import JsonObject
 
 KINDS = ("capacity", "fixed", "search")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")

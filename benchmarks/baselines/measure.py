@@ -11,7 +11,8 @@ from benchmarks.baselines.cell import Cell, seed_of
 from benchmarks.baselines.matrix import Matrix
 from benchmarks.baselines.processes import cpu_shares, machine_time, others_share, usages
 from benchmarks.baselines.servers import Server
-from triptych.errors import TriptychError
+from triptych.base.errors import TriptychError
+from triptych.base.types import JsonObject
 from triptych.goodput.load.arrivals import Arrivals
 from triptych.goodput.load.job import Target
 from triptych.goodput.measure.search import SearchLimits
@@ -20,7 +21,6 @@ from triptych.goodput.measure.slo import preset
 from triptych.goodput.report.display import Display
 from triptych.goodput.report.result import search_fields, window_fields
 from triptych.goodput.run import Bench, ready
-from triptych.types import JsonObject
 
 #: After a start: as many requests with pictures, so that what is compiled or imported late is there.
 _SETTLE_REQUESTS = 12

@@ -15,7 +15,7 @@ from benchmarks.baselines.cell import read_folder
 from benchmarks.baselines.cell_results import CellResults
 from benchmarks.baselines.tables import report
 from benchmarks.result_page import RESULTS
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 
 
 def main(arguments: list[str] | None = None) -> int:

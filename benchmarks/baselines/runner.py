@@ -23,10 +23,10 @@ from benchmarks.baselines.measure import (
     warm_up,
 )
 from benchmarks.baselines.servers import Server, ServerPool, idle_shares
-from triptych.errors import ConfigError, TriptychError
+from triptych.base.errors import ConfigError, TriptychError
+from triptych.base.types import JsonObject
 from triptych.goodput.report.display import Display
 from triptych.goodput.report.machine import describe, load_average
-from triptych.types import JsonObject
 
 #: Cores that all idle servers together may take before they are listed.
 IDLE_LIMIT = 0.02

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.baselines.matrix import System, expand, expand_system
 from benchmarks.baselines.processes import alive, usages
-from triptych.errors import ConfigError, TriptychError
+from triptych.base.errors import ConfigError, TriptychError
 from triptych.goodput.launch import launched, parse_shape
 
 _END_SECONDS = 20.0

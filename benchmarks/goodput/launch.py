@@ -17,12 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from triptych.config import WorkerCounts
-from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.errors import ConfigError
-from triptych.launch.parent import supervised
+from triptych.apps.launch.parent import supervised
+from triptych.base.config import WorkerCounts
+from triptych.base.errors import ConfigError
+from triptych.registry.registry import Registry
+from triptych.store.control import StoreUnavailable
+from triptych.store.embedding_store import EmbeddingStore
 
 _SHAPE = re.compile(r"(?:(\d+)E(\d+)PD|(\d*)colocated)", re.IGNORECASE)
 _END_SECONDS = 90.0
@@ -81,7 +81,7 @@ def launched(
     with tempfile.TemporaryDirectory(prefix="triptych-bench-") as folder:
         run_dir, log_path = Path(folder) / "run", Path(folder) / "log"
         port, grpc_port = _free_ports()
-        command = [sys.executable, "-m", "triptych.cli", "serve", *([model] if model else [])]
+        command = [sys.executable, "-m", "triptych.apps.cli", "serve", *([model] if model else [])]
         command += [*shape_words(shape), "--run-dir", str(run_dir)]
         command += ["--port", str(port), "--grpc-port", str(grpc_port), *words]
         begun = time.monotonic()

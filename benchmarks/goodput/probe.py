@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import aiohttp
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.goodput.load.client import LoadClient, make_session
 from triptych.goodput.load.job import LoadJob, Target
 from triptych.goodput.load.payload import Bodies, words_per_token

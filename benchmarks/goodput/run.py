@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
+from triptych.base.types import JsonObject
 from triptych.goodput.measure.search import SearchLimits, SearchResult, Verdict, search
 from triptych.goodput.measure.settings import RunSettings
 from triptych.goodput.measure.window import MeasuredWindow, measure
@@ -17,7 +18,6 @@ from triptych.goodput.report.display import Display, summary_of
 from triptych.goodput.report.machine import describe, load_average
 from triptych.goodput.report.plots import save_plots
 from triptych.goodput.report.result import document, read_result, window_fields, write_csv, write_json
-from triptych.types import JsonObject
 
 #: Windows of one run never share a seed: no cache may answer for an earlier window's requests.
 _SEED_STEP = 1000

@@ -25,11 +25,11 @@ from benchmarks.gpu.device_limits import command_of, gpu_parser, page, table
 from benchmarks.gpu.engine import median_seconds
 from benchmarks.micro.engine_decode import synchronize
 from benchmarks.result_page import RESULTS, publish
-from triptych.config import format_size
+from triptych.base.config import format_size
+from triptych.base.machine.graphs import CapturedGraph, GraphBackend, graph_backend
 from triptych.encoder_worker.graphs.budgets import parse_budgets, token_budgets
 from triptych.encoder_worker.graphs.manager import EncoderCudaGraphManager, GraphTower
 from triptych.encoder_worker.graphs.packing import GraphLimits
-from triptych.machine.graphs import CapturedGraph, GraphBackend, graph_backend
 from triptych.models.base import EncoderSide, Media, PreparedItem
 from triptych.models.encoder_graph import SupportsEncoderCudaGraph
 from triptych.models.registry import load_encoder

@@ -35,7 +35,7 @@ from benchmarks.gpu.device_limits import (
 )
 from benchmarks.micro.engine_decode import engine_round, make_engine, make_requests, synchronize
 from benchmarks.result_page import RESULTS, publish
-from triptych.config import GIB, MIB
+from triptych.base.config import GIB, MIB
 from triptych.models.registry import load_decoder, load_encoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.attention.backends import BACKENDS

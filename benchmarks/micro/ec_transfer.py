@@ -20,12 +20,12 @@ import redis
 import redis.asyncio
 
 from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
-from triptych.ec_connector.store import keys
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.ec_connector.store.results import Loaded, SaveResult
+from triptych.apps.launch.embedded_store import EmbeddedStore
+from triptych.base.types import ItemPlan
 from triptych.goodput.report.machine import chip
-from triptych.launch.embedded_store import EmbeddedStore
-from triptych.types import ItemPlan
+from triptych.store import keys
+from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.results import Loaded, SaveResult
 
 RESULT = RESULTS / "ec_transfer.md"
 _AT_ONCE = 8

@@ -31,26 +31,26 @@ from PIL import Image
 
 from benchmarks.baselines.processes import usages
 from benchmarks.result_page import RESULTS, add_write_flag, publish
-from triptych import hashing
-from triptych.config import WorkerCounts
-from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.apps.launch.embedded_store import EmbeddedStore
+from triptych.base import hashing
+from triptych.base.config import WorkerCounts
+from triptych.base.rpc.channels import make_channel
+from triptych.base.types import WorkerInfo
 from triptych.goodput.launch import Launched, launched, processes_of
-from triptych.launch.embedded_store import EmbeddedStore
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
-from triptych.rpc.channels import make_channel
-from triptych.types import WorkerInfo
+from triptych.registry.registry import Registry
+from triptych.store.embedding_store import EmbeddingStore
 
 RESULT = RESULTS / "encoder_startup.md"
 START_SECONDS = 120.0
 #: `triptych encoder` as it would be without anything that quickens its imports.
 _SLOW = """
 import contextlib, sys
-from triptych.cli import main
-sys.modules["triptych.cli.commands.services"].worker_imports = lambda model: contextlib.nullcontext()
+from triptych.apps.cli import main
+sys.modules["triptych.apps.cli.commands.services"].worker_imports = lambda model: contextlib.nullcontext()
 main()
 """
-_QUICK = ("-m", "triptych.cli")
+_QUICK = ("-m", "triptych.apps.cli")
 _READY = "ready: encoder"
 
 

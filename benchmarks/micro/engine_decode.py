@@ -26,11 +26,11 @@ import transformers
 from transformers import AutoModelForImageTextToText
 
 from benchmarks.result_page import RESULTS, add_write_flag, publish
-from triptych.config import MIB, PDConfig
+from triptych.base.config import MIB, PDConfig
+from triptych.base.metrics import PDMetrics
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.goodput.report.machine import chip
-from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide
 from triptych.models.registry import load_decoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME

@@ -19,11 +19,11 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
-from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.apps.launch.embedded_store import EmbeddedStore
+from triptych.base.types import WorkerInfo
 from triptych.goodput.report.machine import describe, load_average
-from triptych.launch.embedded_store import EmbeddedStore
-from triptych.types import WorkerInfo
+from triptych.registry.registry import Registry
+from triptych.store.embedding_store import EmbeddingStore
 
 RESULT = RESULTS / "registry_load.md"
 WORKERS = (10, 100, 1000)

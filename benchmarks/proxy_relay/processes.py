@@ -17,9 +17,10 @@ from typing import Any
 import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from triptych.ec_connector.registry.registry import RegistrySnapshot
-from triptych.machine.heap import collect_rarely
-from triptych.metrics import ProxyMetrics
+from triptych.base.machine.heap import collect_rarely
+from triptych.base.metrics import ProxyMetrics
+from triptych.base.rpc.channels import listen, make_channel, make_server
+from triptych.base.types import FinishReason, ItemPlan, PDTimings, Usage, WorkerInfo
 from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, RequestAdmitted, RequestFinished
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
@@ -29,8 +30,7 @@ from triptych.proxy.http.server import HttpServer
 from triptych.proxy.openai.app import ApiLimits, make_app
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.transport import GrpcTransport
-from triptych.rpc.channels import listen, make_channel, make_server
-from triptych.types import FinishReason, ItemPlan, PDTimings, Usage, WorkerInfo
+from triptych.registry.registry import RegistrySnapshot
 
 MODEL = "bench"
 _START_SECONDS = 60.0

@@ -24,14 +24,14 @@ from benchmarks.published_epd.figures import (
     replicas,
 )
 from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
-from triptych.config import EncoderConfig
+from triptych.base.config import EncoderConfig
+from triptych.base.progress.progress import step
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
 from triptych.goodput.load.workload import Workload, plan_requests
 from triptych.goodput.measure.figures import MOST_POINTS
 from triptych.goodput.measure.search import SearchLimits, Verdict, search
 from triptych.goodput.measure.slo import Slo, preset
 from triptych.goodput.report.machine import describe, load_average
-from triptych.progress.progress import step
 from triptych.simulator.cluster.shape import ClusterShape, Limits, colocated, on_devices
 from triptych.simulator.costs.costs import CostModel
 from triptych.simulator.costs.published import published

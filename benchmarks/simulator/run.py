@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from threading import current_thread, main_thread
 from typing import Protocol
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.goodput.load.job import RequestRecord
 from triptych.goodput.load.workload import PlannedRequest
 from triptych.simulator.cluster.cluster import SimulatedCluster

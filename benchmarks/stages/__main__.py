@@ -20,7 +20,7 @@ from benchmarks.stages.decoding import CHUNK, CONTEXTS, PROMPT, ROWS, decoding
 from benchmarks.stages.encoding import encoding
 from benchmarks.stages.work import Limits, Stage, limits
 from benchmarks.targets import record
-from triptych.cpu.threads import use_threads
+from triptych.base.cpu.threads import use_threads
 from triptych.goodput.report.machine import chip, commit
 
 RESULT = RESULTS / "stages.md"

@@ -13,7 +13,7 @@ import torch
 from benchmarks.gpu.device_limits import decoder_size
 from benchmarks.micro.engine_decode import engine_round, make_engine, make_requests, prefill_steps
 from benchmarks.stages.work import Limits, Stage, median_seconds
-from triptych.config import GIB
+from triptych.base.config import GIB
 from triptych.pd_worker.core.sampling import ResolvedSampling
 from triptych.pd_worker.engine import Engine
 from triptych.pd_worker.runner.sampler import SamplerInput, sample

@@ -10,8 +10,8 @@ import torch
 
 from benchmarks.gpu.device_limits import tower_work
 from benchmarks.stages.work import Limits, Stage, median_seconds
-from triptych import hashing
-from triptych.config import MIB
+from triptych.base import hashing
+from triptych.base.config import MIB
 from triptych.encoder_worker.media.formats import decode_image
 from triptych.goodput.load.payload import jpeg
 from triptych.goodput.load.workload import Picture

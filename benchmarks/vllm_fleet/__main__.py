@@ -24,7 +24,7 @@ from benchmarks.against_peer.systems import matrix_of
 from benchmarks.result_page import RESULTS, add_write_flag
 from benchmarks.vllm_fleet.page import LOADS, WORKLOADS, page, reached
 from benchmarks.vllm_fleet.systems import Parts, namespace_of, systems_of
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.goodput.report.display import Display
 
 RESULT = RESULTS / "vllm_fleet.md"

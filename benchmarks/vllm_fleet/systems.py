@@ -15,8 +15,8 @@ from msgspec import structs
 
 from benchmarks.against_peer.systems import PEER_SYSTEMS, ROOT
 from benchmarks.baselines.matrix import Matrix, System
-from triptych.errors import ConfigError
-from triptych.launch.embedded_store import find_server_binary
+from triptych.apps.launch.embedded_store import find_server_binary
+from triptych.base.errors import ConfigError
 
 #: One server on all cores, or two of a core each.
 ONE = ("triptych", "triptych-pinned", "vllm-epd", "vllm")
@@ -84,7 +84,7 @@ class Parts:
         return self._service("proxy", "--port", "${PORT}", "--grpc-port", "${GRPC_PORT}")
 
     def _service(self, *words: str) -> tuple[str, ...]:
-        command = (sys.executable, "-m", "triptych.cli", *words, "--store", _STORE)
+        command = (sys.executable, "-m", "triptych.apps.cli", *words, "--store", _STORE)
         # Systems are stopped while others are measured, which a watchdog would take for a hang.
         return (*command, "--log-level", "warning", "--stall-timeout", "0")
 
@@ -146,7 +146,7 @@ def _replicas(name: str, commands: Sequence[tuple[str, ...]]) -> System:
 
 def namespace_of(matrix: Matrix) -> str:
     """The namespace of our encoder workers; ConfigError where the checkpoint is none."""
-    command = [sys.executable, "-m", "triptych.cli", "namespace", matrix.model]
+    command = [sys.executable, "-m", "triptych.apps.cli", "namespace", matrix.model]
     done = subprocess.run(
         [*command, "--dtype", _DTYPES[matrix.name]],
         capture_output=True,

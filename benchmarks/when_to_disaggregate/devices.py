@@ -15,9 +15,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from triptych.base.progress.progress import each
 from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import Slo, preset
-from triptych.progress.progress import each
 from triptych.simulator.cluster.shape import in_step
 from triptych.simulator.plan.answer import CapacityPlan, Wanted, answer
 from triptych.simulator.plan.estimate import estimate

@@ -19,7 +19,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from triptych.config import GIB, PDConfig, ProxyConfig
+from triptych.base.config import GIB, PDConfig, ProxyConfig
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
 from triptych.goodput.load.job import RequestRecord
 from triptych.goodput.load.workload import Workload, plan_requests

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from triptych.types import ItemPlan
+from triptych.base.types import ItemPlan
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from triptych.base.log import log_fields, short
 from triptych.ec_connector.base import (
     ECConnectorMetadata,
     ECConnectorOutput,
@@ -20,7 +21,6 @@ from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.ec_connector.connectors.reports import Reports
 from triptych.ec_connector.connectors.scheduler_role import TableScheduler
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
-from triptych.log import log_fields, short
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from triptych.config import MIB
+from triptych.base.config import MIB
+from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.connectors.output_cache import OutputCache
-from triptych.types import ItemPlan
 
 #: Byte budget of a store by default.
 DEFAULT_BYTES = 512 * MIB

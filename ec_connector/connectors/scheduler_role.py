@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import (
     ECConnectorOutput,
     ECConnectorScheduler,
@@ -13,7 +14,6 @@ from triptych.ec_connector.base import (
     Presence,
 )
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
-from triptych.types import ItemPlan
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from typing import ParamSpec, TypeVar
 
 from triptych.ec_connector.connectors.loop_thread import LoopThread
-from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.store.control import StoreUnavailable
+from triptych.store.embedding_store import EmbeddingStore
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from triptych.base.log import log_fields, short
+from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import ECTransferConfig, EncoderCacheMap, EncoderOutput
 from triptych.ec_connector.connectors.device_copy import DeviceCopier
 from triptych.ec_connector.connectors.host_buffers import HostBuffer, HostMemory
@@ -19,11 +21,9 @@ from triptych.ec_connector.connectors.pinned_memory import PinnedMemory, PinnedP
 from triptych.ec_connector.connectors.reports import Reports
 from triptych.ec_connector.connectors.store_client import StoreClient
 from triptych.ec_connector.metadata import Fetch, LoadId
-from triptych.ec_connector.store.control import StoreRefused, StoreUnavailable
-from triptych.ec_connector.store.results import Missing
-from triptych.ec_connector.store.scatter import ScatterBuffer
-from triptych.log import log_fields, short
-from triptych.types import ItemPlan
+from triptych.store.control import StoreRefused, StoreUnavailable
+from triptych.store.results import Missing
+from triptych.store.scatter import ScatterBuffer
 
 logger = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from concurrent.futures import Future
 
 import torch
 
+from triptych.base.errors import TriptychError
+from triptych.base.log import log_fields, short
 from triptych.ec_connector.base import ECTransferConfig, EncoderCacheMap, EncoderOutput
 from triptych.ec_connector.connectors.device_copy import DeviceCopier
 from triptych.ec_connector.connectors.host_buffers import bytes_of
 from triptych.ec_connector.connectors.reports import Reports
 from triptych.ec_connector.connectors.store_client import StoreClient
-from triptych.errors import TriptychError
-from triptych.log import log_fields, short
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from triptych.machine.graphs import CapturedGraph
+from triptych.base.machine.graphs import CapturedGraph
 from triptych.models.encoder_graph import EncoderCudaGraphConfig
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 
 
 def token_budgets(least: int, most: int, multiple: int = 1) -> tuple[int, ...]:

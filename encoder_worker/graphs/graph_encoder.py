@@ -8,16 +8,16 @@ from pathlib import Path
 
 import torch
 
-from triptych.config import EncoderConfig
+from triptych.base.config import EncoderConfig
+from triptych.base.errors import ConfigError
+from triptych.base.machine.device_fault import check_device
+from triptych.base.machine.graphs import graph_backend
+from triptych.base.types import Options
 from triptych.encoder_worker.graphs.budgets import parse_budgets, token_budgets
 from triptych.encoder_worker.graphs.manager import EncoderCudaGraphManager, GraphTower
 from triptych.encoder_worker.graphs.packing import GraphLimits
-from triptych.errors import ConfigError
-from triptych.machine.device_fault import check_device
-from triptych.machine.graphs import graph_backend
 from triptych.models.base import EncoderSide, Media, PreparedItem
 from triptych.models.encoder_graph import EncoderCudaGraphConfig, SupportsEncoderCudaGraph
-from triptych.types import Options
 
 logger = logging.getLogger(__name__)
 

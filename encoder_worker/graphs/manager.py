@@ -10,7 +10,9 @@ from typing import Protocol
 
 import torch
 
-from triptych.config import format_size
+from triptych.base.config import format_size
+from triptych.base.machine.graphs import GraphBackend
+from triptych.base.progress.progress import each
 from triptych.encoder_worker.graphs.budget_graph import (
     BudgetGraphMetadata,
     check_keys,
@@ -18,10 +20,8 @@ from triptych.encoder_worker.graphs.budget_graph import (
     write_buffers,
 )
 from triptych.encoder_worker.graphs.packing import GraphLimits, ItemSize, pack
-from triptych.machine.graphs import GraphBackend
 from triptych.models.base import PreparedItem
 from triptych.models.encoder_graph import SupportsEncoderCudaGraph
-from triptych.progress.progress import each
 
 logger = logging.getLogger(__name__)
 

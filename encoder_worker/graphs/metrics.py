@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from triptych.base.metrics import EncoderMetrics
 from triptych.encoder_worker.graphs.graph_encoder import GraphEncoder
-from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from triptych.base.errors import RequestError
+from triptych.base.log import log_fields
+from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import EncoderOutput
 from triptych.encoder_worker.engine import TowerItem
 from triptych.encoder_worker.job_spec import JobSpec
@@ -12,10 +15,7 @@ from triptych.encoder_worker.jobs.job_trace import JobTrace, StreamTrace
 from triptych.encoder_worker.media.budget import MediaRoom
 from triptych.encoder_worker.media.preparer import VerifiedMedia
 from triptych.encoder_worker.scheduler import EncoderItem
-from triptych.errors import RequestError
-from triptych.log import log_fields
 from triptych.models.base import PreparedItem
-from triptych.types import ItemPlan
 
 
 @dataclass(slots=True)

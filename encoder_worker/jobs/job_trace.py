@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from triptych.tracing import attributes as names
-from triptych.tracing.context import SpanContext, hex_trace_id, to_bytes
-from triptych.tracing.producers import Producers
-from triptych.tracing.tracer import Span, SpanKind, Tracer
+from triptych.base.tracing import attributes as names
+from triptych.base.tracing.context import SpanContext, hex_trace_id, to_bytes
+from triptych.base.tracing.producers import Producers
+from triptych.base.tracing.tracer import Span, SpanKind, Tracer
 
 if TYPE_CHECKING:
     from triptych.encoder_worker.jobs.job import EncodeJob, Waiter

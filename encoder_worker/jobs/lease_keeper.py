@@ -7,9 +7,9 @@ import logging
 import time
 from collections.abc import Callable
 
-from triptych.ec_connector.registry.leases import Lease, Leases, OwnedBy
-from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.log import log_fields, short
+from triptych.base.log import log_fields, short
+from triptych.registry.leases import Lease, Leases, OwnedBy
+from triptych.store.control import StoreUnavailable
 
 logger = logging.getLogger(__name__)
 

@@ -7,6 +7,9 @@ import logging
 import time
 from collections.abc import Sequence
 
+from triptych.base.errors import InternalError, RequestError
+from triptych.base.log import short
+from triptych.base.tracing.producers import Producers
 from triptych.ec_connector.connectors.output_cache import OutputCache
 from triptych.encoder_worker.engine import EncoderEngine
 from triptych.encoder_worker.job_spec import ItemFormat
@@ -19,9 +22,6 @@ from triptych.encoder_worker.jobs.table import EncodeJobs
 from triptych.encoder_worker.jobs.tasks import BackgroundTasks
 from triptych.encoder_worker.media.preparer import Preparer
 from triptych.encoder_worker.scheduler import EncoderScheduler
-from triptych.errors import InternalError, RequestError
-from triptych.log import short
-from triptych.tracing.producers import Producers
 
 logger = logging.getLogger(__name__)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from triptych.base.errors import RequestError
+from triptych.base.metrics import EncoderMetrics
 from triptych.encoder_worker.engine import BatchDone
 from triptych.encoder_worker.scheduler import SchedulerCounts
-from triptych.errors import RequestError
-from triptych.metrics import EncoderMetrics
 
 
 class JobMetrics:

@@ -6,13 +6,13 @@ import asyncio
 import logging
 import time
 
+from triptych.base.errors import InternalError, RequestError
+from triptych.base.log import short
+from triptych.base.types import ItemPlan
 from triptych.encoder_worker.engine import Encoded, EncoderEngine, EngineEvent, Saved
 from triptych.encoder_worker.jobs.job import EncodeJob, Failed, Ready
 from triptych.encoder_worker.jobs.metrics import JobMetrics
 from triptych.encoder_worker.jobs.table import EncodeJobs
-from triptych.errors import InternalError, RequestError
-from triptych.log import short
-from triptych.types import ItemPlan
 
 logger = logging.getLogger(__name__)
 

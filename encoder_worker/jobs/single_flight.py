@@ -8,13 +8,13 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
-from triptych.ec_connector.registry.leases import OwnedBy
-from triptych.ec_connector.store.control import StoreUnavailable
+from triptych.base.errors import Unavailable
+from triptych.base.types import ItemPlan
 from triptych.encoder_worker.jobs.job import EncodeJob, Failed, Ready
 from triptych.encoder_worker.jobs.lease_keeper import LeaseKeeper
 from triptych.encoder_worker.jobs.table import EncodeJobs
-from triptych.errors import Unavailable
-from triptych.types import ItemPlan
+from triptych.registry.leases import OwnedBy
+from triptych.store.control import StoreUnavailable
 
 logger = logging.getLogger(__name__)
 

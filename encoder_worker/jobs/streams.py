@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
+from triptych.base.errors import DeadlineExceeded, InvalidRequest, RequestError, Unavailable
 from triptych.encoder_worker.job_spec import JobSpec
 from triptych.encoder_worker.jobs.job import EncodeJob, Failed, JobEvent, Waiter
 from triptych.encoder_worker.jobs.job_trace import JobTrace, StreamTrace
@@ -14,7 +15,6 @@ from triptych.encoder_worker.jobs.table import EncodeJobs
 from triptych.encoder_worker.media.budget import MediaRoom
 from triptych.encoder_worker.media.preparer import Preparer
 from triptych.encoder_worker.scheduler import EncoderScheduler, Stage
-from triptych.errors import DeadlineExceeded, InvalidRequest, RequestError, Unavailable
 
 
 class JobStreams:

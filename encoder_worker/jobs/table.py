@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from triptych.base.errors import Overloaded, Unavailable
 from triptych.encoder_worker.job_spec import JobSpec
 from triptych.encoder_worker.jobs.job import EncodeJob, Failed, Ready
 from triptych.encoder_worker.jobs.lease_keeper import LeaseKeeper
 from triptych.encoder_worker.jobs.metrics import JobMetrics
 from triptych.encoder_worker.scheduler import EncoderScheduler, Stage
-from triptych.errors import Overloaded, Unavailable
 
 logger = logging.getLogger(__name__)
 

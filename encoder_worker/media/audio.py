@@ -12,7 +12,7 @@ import soundfile
 import soxr
 from blake3 import blake3
 
-from triptych.errors import InvalidRequest, TooLarge
+from triptych.base.errors import InvalidRequest, TooLarge
 
 logger = logging.getLogger(__name__)
 

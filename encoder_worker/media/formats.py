@@ -7,8 +7,8 @@ import logging
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from triptych.base.errors import InvalidRequest, TooLarge
 from triptych.encoder_worker.media.image_headers import check_jpeg, webp_canvas
-from triptych.errors import InvalidRequest, TooLarge
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
 
 #: Each scan of a progressive JPEG costs a pass over all pixels but only a few bytes of file.
 MAX_JPEG_SCANS = 64

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from PIL import Image
 
-from triptych import hashing
-from triptych.cpu.threads import use_threads_here
+from triptych.base import hashing
+from triptych.base.cpu.threads import use_threads_here
+from triptych.base.errors import InvalidRequest
 from triptych.encoder_worker.job_spec import JobSpec
 from triptych.encoder_worker.media.audio import AudioLimits, MediaAudio
 from triptych.encoder_worker.media.formats import decode_image
-from triptych.errors import InvalidRequest
 from triptych.models.base import EncoderSide, PreparedItem
 
 #: Media up to this size are hashed in the event loop: a thread switch would take longer.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triptych.metrics import EncoderMetrics
+from triptych.base.metrics import EncoderMetrics
 
 
 class RankMetrics:

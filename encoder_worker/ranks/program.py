@@ -7,20 +7,20 @@ from pathlib import Path
 
 import torch
 
-from triptych.config import EncoderConfig
-from triptych.config.flags import config_from
-from triptych.cpu.threads import threads_of_rank, tower_threads, use_threads
+from triptych.base.config import EncoderConfig
+from triptych.base.config.flags import config_from
+from triptych.base.cpu.threads import threads_of_rank, tower_threads, use_threads
+from triptych.base.machine.device_fault import check_device
+from triptych.base.ranks.channel import Message
+from triptych.base.ranks.devices import device_of
+from triptych.base.ranks.rank import Handler, Rank
 from triptych.encoder_worker.host_copier import HostCopier
 from triptych.encoder_worker.loading import activation_bytes, load_tower
 from triptych.encoder_worker.ranks.share_encoder import ShareEncoder
 from triptych.encoder_worker.ranks.shared_items import shared
-from triptych.machine.device_fault import check_device
 from triptych.models.defaults import resolve_device
 from triptych.models.layers import before_each_layer
 from triptych.models.preload import preload, quick_imports
-from triptych.ranks.channel import Message
-from triptych.ranks.devices import device_of
-from triptych.ranks.rank import Handler, Rank
 
 
 def main(rank: Rank) -> None:

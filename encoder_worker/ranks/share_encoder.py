@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from triptych.base.errors import InternalError
 from triptych.encoder_worker.ranks.balance import calls
-from triptych.errors import InternalError
 from triptych.models.base import EncoderSide, PreparedItem
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from triptych.base.ranks.channel import Message
 from triptych.models.base import PreparedItem
-from triptych.ranks.channel import Message
 
 _ALIGNMENT = 64
 #: What prepared tensors and embeddings may be made of.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 
-from triptych.config import EncoderConfig
+from triptych.base.config import EncoderConfig
+from triptych.base.ranks.devices import check_ranks
+from triptych.base.ranks.errors import RankStartError
+from triptych.base.ranks.group import RankGroup
 from triptych.encoder_worker.loading import activation_bytes, load
 from triptych.encoder_worker.ranks.tower import DataParallelTower
 from triptych.models.base import EncoderSide
 from triptych.models.defaults import resolve_device
 from triptych.models.identity import ModelIdentity
-from triptych.ranks.devices import check_ranks
-from triptych.ranks.errors import RankStartError
-from triptych.ranks.group import RankGroup
 
 logger = logging.getLogger(__name__)
 

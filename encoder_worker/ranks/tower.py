@@ -9,15 +9,15 @@ from pathlib import Path
 
 import torch
 
+from triptych.base.engine_beat import EngineBeat
+from triptych.base.ranks.errors import RankFailed
+from triptych.base.ranks.group import RankGroup
+from triptych.base.types import Options
 from triptych.encoder_worker.ranks.balance import divide
 from triptych.encoder_worker.ranks.metrics import RankMetrics
 from triptych.encoder_worker.ranks.share_encoder import ShareEncoder
 from triptych.encoder_worker.ranks.shared_items import share
-from triptych.engine_beat import EngineBeat
 from triptych.models.base import EncoderSide, Media, PreparedItem
-from triptych.ranks.errors import RankFailed
-from triptych.ranks.group import RankGroup
-from triptych.types import Options
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from triptych.config import MIB
+from triptych.base.config import MIB
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
 
-from triptych.config import format_size
-from triptych.errors import InvalidRequest, RequestError
+from triptych.base.config import format_size
+from triptych.base.errors import InvalidRequest, RequestError
+from triptych.base.types import MMFeature
 from triptych.pd_worker.core.request import RequestOrder
-from triptych.types import MMFeature
 
 
 class HasOrder(Protocol):

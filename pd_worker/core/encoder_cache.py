@@ -10,7 +10,7 @@ import heapq
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from triptych.types import ItemPlan
+from triptych.base.types import ItemPlan
 
 #: A request (by its id inside this worker) and the index of one of its items.
 Holder = tuple[str, int]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triptych.errors import ContextTooLong, InvalidRequest
+from triptych.base.errors import ContextTooLong, InvalidRequest
+from triptych.base.types import MMFeature
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.types import MMFeature
 
 
 @dataclass(frozen=True, slots=True)

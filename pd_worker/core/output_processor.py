@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from triptych.errors import InternalError, RequestError
+from triptych.base.errors import InternalError, RequestError
+from triptych.base.types import FinishReason
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.request import RequestState
 from triptych.pd_worker.core.request_events import NewTokens
 from triptych.pd_worker.core.stats import Latencies
-from triptych.types import FinishReason
 
 logger = logging.getLogger(__name__)
 

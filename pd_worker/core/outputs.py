@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from triptych.base.errors import RequestError
 from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput
-from triptych.errors import RequestError
 from triptych.pd_worker.core.kv_cache.swap import BlockCopy
 from triptych.pd_worker.core.request import RequestState
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from triptych.errors import RequestError
-from triptych.log import log_fields
+from triptych.base.errors import RequestError
+from triptych.base.log import log_fields
+from triptych.base.types import FinishReason, MMFeature, TimestampTokens
 from triptych.pd_worker.core.items.item import ItemStatus, ItemUse
 from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
-from triptych.types import FinishReason, MMFeature, TimestampTokens
 
 if TYPE_CHECKING:
     import numpy as np

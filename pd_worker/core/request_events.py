@@ -7,10 +7,10 @@ from typing import TypedDict
 
 import msgspec
 
-from triptych.errors import RequestError
+from triptych.base.errors import RequestError
+from triptych.base.types import FinishReason, PDTimings, Placement, TimestampTokens, Usage
 from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.request import EngineRequest, RequestState
-from triptych.types import FinishReason, PDTimings, Placement, TimestampTokens, Usage
 
 
 class EngineEvent(msgspec.Struct, frozen=True, kw_only=True):

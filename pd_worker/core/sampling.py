@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from triptych.errors import ContextTooLong, InvalidRequest
-from triptych.request.limits import (
+from triptych.base.errors import ContextTooLong, InvalidRequest
+from triptych.base.request.limits import (
     MAX_BIASES,
     MAX_STOP_STRINGS,
     LogitBias,
@@ -18,7 +18,7 @@ from triptych.request.limits import (
     check_bad_words,
     check_limits,
 )
-from triptych.types import SamplingParams
+from triptych.base.types import SamplingParams
 
 if TYPE_CHECKING:
     from triptych.models.base import GenerationDefaults

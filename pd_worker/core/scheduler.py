@@ -5,7 +5,8 @@ from __future__ import annotations
 import bisect
 from collections.abc import Collection, Iterable
 
-from triptych.errors import DeadlineExceeded, InternalError, RequestError, Unavailable
+from triptych.base.errors import DeadlineExceeded, InternalError, RequestError, Unavailable
+from triptych.base.types import FinishReason
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.budget import Budget
 from triptych.pd_worker.core.chunks import ChunkMaker
@@ -22,7 +23,6 @@ from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.core.request_table import RequestTable
 from triptych.pd_worker.core.stats import SchedulerStats
 from triptych.pd_worker.core.waiting_requests import WaitingRequests
-from triptych.types import FinishReason
 
 
 class Scheduler:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from triptych.errors import RequestError
+from triptych.base.errors import RequestError
 from triptych.pd_worker.core.admission import AdmissionQueue, OrderedRequests, order_of
 from triptych.pd_worker.core.items.tracker import Readiness
 from triptych.pd_worker.core.request import RequestState, RequestStatus

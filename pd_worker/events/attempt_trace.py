@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from triptych.base.tracing import attributes as names
+from triptych.base.tracing.context import hex_trace_id, parse_traceparent
+from triptych.base.tracing.producers import Producers
+from triptych.base.tracing.tracer import Span, SpanKind, Tracer
+from triptych.base.types import PDTimings
 from triptych.pd_worker.core.request_events import ItemLoaded, ItemMissing, RequestFinished
 from triptych.protos import pd_pb2
-from triptych.tracing import attributes as names
-from triptych.tracing.context import hex_trace_id, parse_traceparent
-from triptych.tracing.producers import Producers
-from triptych.tracing.tracer import Span, SpanKind, Tracer
-from triptych.types import PDTimings
 
 
 @dataclass(frozen=True, slots=True)

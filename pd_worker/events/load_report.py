@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge
 
-from triptych.metrics import PDMetrics
+from triptych.base.metrics import PDMetrics
 from triptych.protos import pd_pb2
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import bisect
 from array import array
 
-from triptych.errors import RequestError
-from triptych.log import log_fields
+from triptych.base.errors import RequestError
+from triptych.base.log import log_fields
+from triptych.base.types import FinishReason
 from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.request_events import (
     EngineEvent,
@@ -20,7 +21,6 @@ from triptych.pd_worker.events.attempt_trace import AttemptTrace
 from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.protos import common_pb2, pd_pb2
 from triptych.protos.convert import error_to_proto
-from triptych.types import FinishReason
 
 #: Events with tokens that are merged into one: a long backlog is sent in parts.
 _MOST_TEXTS = 4096

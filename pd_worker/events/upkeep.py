@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from triptych.engine_beat import EngineBeat
+from triptych.base.engine_beat import EngineBeat
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.protos import pd_pb2
 

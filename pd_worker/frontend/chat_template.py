@@ -16,7 +16,7 @@ import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from triptych.errors import ConfigError, InvalidRequest
+from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.pd_worker.frontend.messages import TemplateMessage
 
 logger = logging.getLogger(__name__)

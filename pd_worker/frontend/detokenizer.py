@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.types import FinishReason, TimestampTokens
 from triptych.models.base import GenerationDefaults
 from triptych.pd_worker.core.sampling import ResolvedSampling
-from triptych.types import FinishReason, TimestampTokens
 
 #: Seconds between two timestamps of all Whisper models.
 STEP_SECONDS = 0.02

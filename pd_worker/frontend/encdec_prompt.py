@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from triptych.errors import ContextTooLong, InternalError, InvalidRequest
+from triptych.base.errors import ContextTooLong, InternalError, InvalidRequest
+from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.models.base import DecoderSide, PromptDefaults
 from triptych.pd_worker.frontend.prompt import Prompt
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer
 from triptych.protos import common_pb2, pd_pb2
-from triptych.types import ItemPlan, MMFeature, Placement
 
 #: No vocabulary's token is longer.
 _MOST_CHARS_PER_TOKEN = 128

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from triptych.errors import InvalidRequest, RequestError
-from triptych.types import OutputFormat
+from triptych.base.errors import InvalidRequest, RequestError
+from triptych.base.types import OutputFormat
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer

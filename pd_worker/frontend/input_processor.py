@@ -7,9 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from triptych.config import format_size
-from triptych.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Unavailable
-from triptych.hashing import prefix_root
+from triptych.base.config import format_size
+from triptych.base.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Unavailable
+from triptych.base.hashing import prefix_root
+from triptych.base.types import ItemPlan, OutputFormat
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.pd_worker.core.bad_words import bad_word_ids
 from triptych.pd_worker.core.request import EngineRequest, TokenMask
@@ -31,7 +32,6 @@ from triptych.pd_worker.frontend.wire import (
 )
 from triptych.protos import pd_pb2
 from triptych.protos.convert import sampling_from_proto
-from triptych.types import ItemPlan, OutputFormat
 
 #: A week, in seconds.
 _MAX_TIMEOUT = 604800.0

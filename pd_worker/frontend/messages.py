@@ -8,9 +8,9 @@ from typing import NotRequired, TypedDict, TypeVar
 
 import msgspec
 
-from triptych.errors import InvalidRequest
-from triptych.request.chat import ItemSlot, Message, MessageToolCall, TextPart
-from triptych.request.limits import MAX_DEPTH, MAX_TOOLS
+from triptych.base.errors import InvalidRequest
+from triptych.base.request.chat import ItemSlot, Message, MessageToolCall, TextPart
+from triptych.base.request.limits import MAX_DEPTH, MAX_TOOLS
 
 T = TypeVar("T")
 

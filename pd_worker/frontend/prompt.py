@@ -9,7 +9,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from triptych.errors import ContextTooLong, InvalidRequest
+from triptych.base.errors import ContextTooLong, InvalidRequest
+from triptych.base.request.chat import Message, TemplateOptions, TextPart
+from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.frontend.chat_template import ChatTemplate, read_template
 from triptych.pd_worker.frontend.messages import (
@@ -21,8 +23,6 @@ from triptych.pd_worker.frontend.messages import (
     protect_object,
 )
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer, load_tokenizer
-from triptych.request.chat import Message, TemplateOptions, TextPart
-from triptych.types import ItemPlan, MMFeature, Placement
 
 #: No vocabulary's token is longer, so that a longer text is too long before it is tokenised.
 _MOST_CHARS_PER_TOKEN = 128

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypedDict
 
 from tokenizers import Tokenizer
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 
 _NONCE_DIGITS = 32
 #: Characters above which a text is encoded as a batch of one: that releases the interpreter's lock, which

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sized
 
-from triptych.errors import InvalidRequest
-from triptych.hashing import MM_HASH
+from triptych.base.errors import InvalidRequest
+from triptych.base.hashing import MM_HASH
+from triptych.base.request.chat import TemplateOptions
+from triptych.base.types import ItemPlan
 from triptych.protos import common_pb2, pd_pb2
 from triptych.protos.convert import plan_from_proto
-from triptych.request.chat import TemplateOptions
-from triptych.types import ItemPlan
 
 #: Keys of one notice.
 MAX_KEYS = 16384

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields
 
-from triptych.config import PDConfig
+from triptych.base.config import PDConfig
+from triptych.base.engine_beat import EngineBeat
+from triptych.base.errors import ConfigError
+from triptych.base.ranks.channel import Message
+from triptych.base.ranks.errors import RankFailed
+from triptych.base.ranks.group import END_SECONDS, RankGroup
+from triptych.base.ranks.process_group import leave
 from triptych.ec_connector.base import ECTransferConfig
-from triptych.engine_beat import EngineBeat
-from triptych.errors import ConfigError
 from triptych.models.base import DecoderSide
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.pd_worker.ranks.progress import ProgressListener
 from triptych.pd_worker.ranks.share import sized
-from triptych.ranks.channel import Message
-from triptych.ranks.errors import RankFailed
-from triptych.ranks.group import END_SECONDS, RankGroup
-from triptych.ranks.process_group import leave
 
 #: Least seconds that a rank may keep the others waiting in a collective. One that stands still is found by
 #: its beat before.

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from triptych.config import PDConfig
-from triptych.config.flags import config_from
-from triptych.cpu.threads import in_short_lived_thread
+from triptych.base.config import PDConfig
+from triptych.base.config.flags import config_from
+from triptych.base.cpu.threads import in_short_lived_thread
+from triptych.base.errors import ConfigError
+from triptych.base.ranks.channel import Message
+from triptych.base.ranks.rank import Rank
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig
-from triptych.errors import ConfigError
 from triptych.models.base import DecoderSide
 from triptych.models.layers import before_each_layer
 from triptych.models.parallel.tensor_parallel import TensorParallel
@@ -22,8 +24,6 @@ from triptych.pd_worker.ranks.step_report import report_of
 from triptych.pd_worker.runner.capacity import runner_options, uses_graphs
 from triptych.pd_worker.runner.graph_start import capture_decode_graphs
 from triptych.pd_worker.runner.model_runner import ModelRunner
-from triptych.ranks.channel import Message
-from triptych.ranks.rank import Rank
 
 logger = logging.getLogger(__name__)
 

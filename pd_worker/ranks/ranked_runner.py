@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from triptych.config import PDConfig
+from triptych.base.config import PDConfig
+from triptych.base.ranks.channel import Message
+from triptych.base.ranks.errors import RankLost
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.metadata import TransferMetadata
 from triptych.models.base import DecoderSide
@@ -15,8 +17,6 @@ from triptych.pd_worker.ranks.step_message import StepEncoder
 from triptych.pd_worker.ranks.step_report import StepReport, read_report
 from triptych.pd_worker.ranks.transfer_merger import TransferMerger
 from triptych.pd_worker.runner.model_runner import ModelRunner
-from triptych.ranks.channel import Message
-from triptych.ranks.errors import RankLost
 
 
 class OtherRanks(Protocol):

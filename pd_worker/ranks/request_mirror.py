@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from triptych.base.ranks.channel import Message
+from triptych.base.types import FinishReason, ItemPlan, MMFeature, Placement
 from triptych.ec_connector.metadata import TransferMetadata
 from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
 from triptych.pd_worker.core.kv_cache.swap import BlockCopy
@@ -15,8 +17,6 @@ from triptych.pd_worker.core.outputs import GatheredRows, Projection, ScheduledC
 from triptych.pd_worker.core.request import EngineRequest, RequestState
 from triptych.pd_worker.core.sampling import ResolvedSampling
 from triptych.pd_worker.ranks.step_message import LAYOUT
-from triptych.ranks.channel import Message
-from triptych.types import FinishReason, ItemPlan, MMFeature, Placement
 
 #: What only rank 0 reads: it samples.
 _UNUSED_SAMPLING = ResolvedSampling(

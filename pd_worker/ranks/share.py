@@ -6,16 +6,16 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from triptych.config import PDConfig
-from triptych.cpu.threads import decoder_threads, threads_of_rank, use_threads
-from triptych.machine.device_memory import memory_of
+from triptych.base.config import PDConfig
+from triptych.base.cpu.threads import decoder_threads, threads_of_rank, use_threads
+from triptych.base.machine.device_memory import memory_of
+from triptych.base.progress.progress import step
+from triptych.base.ranks.devices import check_ranks, device_of
 from triptych.models.base import DecoderSide
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.models.registry import load_decoder, resolve_device, resolve_dtype
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.runner.memory_profile import size_kv_memory
-from triptych.progress.progress import step
-from triptych.ranks.devices import check_ranks, device_of
 
 logger = logging.getLogger(__name__)
 

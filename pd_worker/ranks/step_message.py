@@ -12,11 +12,11 @@ from dataclasses import astuple, dataclass
 import numpy as np
 import torch
 
+from triptych.base.ranks.channel import Message
+from triptych.base.types import MMFeature
 from triptych.pd_worker.core.kv_cache.swap import BlockCopy
 from triptych.pd_worker.core.outputs import ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest, RequestState, RequestStatus
-from triptych.ranks.channel import Message
-from triptych.types import MMFeature
 
 #: Version of the messages' fields; both sides are processes of one worker, and of one release.
 LAYOUT = 2

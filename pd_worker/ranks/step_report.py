@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 
+from triptych.base.ranks.channel import Message
 from triptych.ec_connector.base import ECConnectorOutput, FailedLoad
 from triptych.pd_worker.core.outputs import ModelRunnerOutput
-from triptych.ranks.channel import Message
 
 
 @dataclass(frozen=True, slots=True)

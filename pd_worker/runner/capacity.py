@@ -6,8 +6,8 @@ from typing import TypedDict
 
 import torch
 
-from triptych.config import PDConfig, format_size
-from triptych.errors import ConfigError
+from triptych.base.config import PDConfig, format_size
+from triptych.base.errors import ConfigError
 from triptych.models.base import CrossGeometry, DecoderGeometry, DecoderSide
 from triptych.pd_worker.core.limits import CrossLimits
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import time
 
-from triptych.config import PDConfig, format_size
-from triptych.errors import ConfigError
-from triptych.machine.device_fault import check_device
-from triptych.machine.graphs import graph_backend
+from triptych.base.config import PDConfig, format_size
+from triptych.base.errors import ConfigError
+from triptych.base.machine.device_fault import check_device
+from triptych.base.machine.graphs import graph_backend
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.runner.capacity import max_model_len
 from triptych.pd_worker.runner.decode_sizes import DecodeSize, decode_sizes, shown

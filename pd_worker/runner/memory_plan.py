@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from triptych.config import MIB, format_size
-from triptych.errors import ConfigError
+from triptych.base.config import MIB, format_size
+from triptych.base.errors import ConfigError
 
 #: One part in so many of the free memory is for embeddings: they are resident until their rows are
 #: prefilled, keys and values until the last token.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from triptych.config import PDConfig
-from triptych.machine.device_memory import DeviceMemory
-from triptych.machine.resources import available_memory
+from triptych.base.config import PDConfig
+from triptych.base.machine.device_memory import DeviceMemory
+from triptych.base.machine.resources import available_memory
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.attention.gather_plan import gather_limit
 from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan

@@ -9,11 +9,11 @@ from functools import partial
 
 import torch
 
+from triptych.base.errors import InternalError
+from triptych.base.machine.device_fault import check_device
+from triptych.base.machine.graphs import GraphBackend
 from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
-from triptych.errors import InternalError
-from triptych.machine.device_fault import check_device
-from triptych.machine.graphs import GraphBackend
 from triptych.models.base import DecoderSide
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from triptych.errors import RequestError
+from triptych.base.errors import RequestError
+from triptych.base.types import FinishReason
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.output_processor import OutputProcessor
 from triptych.pd_worker.core.outputs import RawLogprobs
@@ -18,7 +19,6 @@ from triptych.pd_worker.vllm.http.chunks import StreamChoice, StreamChunk, check
 from triptych.pd_worker.vllm.http.client import VLLMClient
 from triptych.pd_worker.vllm.http.errors import EngineError, EngineGarbage, EngineUnreachable
 from triptych.pd_worker.vllm.replay import Replay
-from triptych.types import FinishReason
 
 #: How long the usage is waited for, after the last token.
 _USAGE_SECONDS = 1.0

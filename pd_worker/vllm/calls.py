@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.types import OutputFormat
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.vllm.formats import EngineFormat
 from triptych.pd_worker.vllm.http.call import EngineCall
 from triptych.pd_worker.vllm.sampling import check_sampling, sampling_params
-from triptych.types import OutputFormat
 
 
 def check_request(request: EngineRequest) -> None:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from triptych.config import PDConfig
+from triptych.base.config import PDConfig
 from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import EngineInfo, VLLMClient
 from triptych.pd_worker.vllm.settings import read_key

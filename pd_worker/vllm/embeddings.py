@@ -7,10 +7,10 @@ import logging
 from collections.abc import Iterable
 from typing import Protocol
 
-from triptych.ec_connector.store.bulk_reader import Into
-from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.ec_connector.store.results import LoadResult, Missing
-from triptych.types import ItemPlan
+from triptych.base.types import ItemPlan
+from triptych.store.bulk_reader import Into
+from triptych.store.control import StoreUnavailable
+from triptych.store.results import LoadResult, Missing
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from triptych.config import PDConfig
-from triptych.errors import Unavailable
+from triptych.base.config import PDConfig
+from triptych.base.errors import Unavailable
 from triptych.pd_worker.core.limits import SchedulerLimits
 from triptych.pd_worker.core.limits import check_request as check_limits
 from triptych.pd_worker.core.output_processor import OutputProcessor

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from triptych.errors import RequestError
+from triptych.base.errors import RequestError
+from triptych.base.types import JsonObject, OutputFormat
 from triptych.pd_worker.frontend.input_processor import Formats
-from triptych.types import JsonObject, OutputFormat
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.pd_worker.vllm.http.client import EngineInfo, VLLMClient
 from triptych.pd_worker.vllm.http.errors import EngineError, EngineRejected, EngineSilent, EngineUnreachable
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from triptych.metrics import PDMetrics
+from triptych.base.metrics import PDMetrics
+from triptych.base.types import FinishReason
 from triptych.pd_worker.core.request_events import EngineEvent, ItemLoaded, NewTokens, RequestFinished
 from triptych.pd_worker.core.stats import Latencies
-from triptych.types import FinishReason
 
 
 class EngineMetrics:

@@ -8,7 +8,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, Unavailable
+from triptych.base.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, Unavailable
+from triptych.base.types import FinishReason, ItemPlan
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.admission import distinct_bytes
 from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
@@ -22,7 +23,6 @@ from triptych.pd_worker.vllm.replay import Diverged
 from triptych.pd_worker.vllm.retries import Retries
 from triptych.pd_worker.vllm.room import BatchPlaces, EmbeddingRoom
 from triptych.pd_worker.vllm.sampling import replays
-from triptych.types import FinishReason, ItemPlan
 
 logger = logging.getLogger(__name__)
 

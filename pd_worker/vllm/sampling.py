@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from triptych.errors import InvalidRequest
-from triptych.hashing import framed_digest
+from triptych.base.errors import InvalidRequest
+from triptych.base.hashing import framed_digest
+from triptych.base.types import JsonObject, OutputFormat
 from triptych.pd_worker.core.sampling import ResolvedSampling
 from triptych.pd_worker.vllm.formats import structured_outputs
-from triptych.types import JsonObject, OutputFormat
 
 #: Below this vLLM samples at this temperature.
 LEAST_TEMPERATURE = 0.01

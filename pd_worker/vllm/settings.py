@@ -6,8 +6,8 @@ from pathlib import Path
 
 from yarl import URL
 
-from triptych.config import PDConfig
-from triptych.errors import ConfigError
+from triptych.base.config import PDConfig
+from triptych.base.errors import ConfigError
 
 #: Flags of the native engine, and what is to be given to vLLM instead.
 _NATIVE = {

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import torch
 
-from triptych.config import PDConfig
-from triptych.engine_beat import EngineBeat
-from triptych.errors import ConfigError
-from triptych.machine.worker_kind import worker_kind
-from triptych.metrics import PDMetrics
+from triptych.base.config import PDConfig
+from triptych.base.engine_beat import EngineBeat
+from triptych.base.errors import ConfigError
+from triptych.base.machine.worker_kind import worker_kind
+from triptych.base.metrics import PDMetrics
+from triptych.base.tracing.producers import Producers
+from triptych.base.tracing.tracer import Tracer
+from triptych.base.types import WorkerInfo
 from triptych.models.registry import family_of, resolve_dtype
 from triptych.pd_worker.events.attempt_trace import PDTraces
 from triptych.pd_worker.events.load_report import load_report
@@ -25,9 +28,6 @@ from triptych.pd_worker.vllm.formats import EngineFormats
 from triptych.pd_worker.vllm.metrics import EngineMetrics
 from triptych.pd_worker.worker import PDModel, PDWorker
 from triptych.protos import pd_pb2
-from triptych.tracing.producers import Producers
-from triptych.tracing.tracer import Tracer
-from triptych.types import WorkerInfo
 
 
 def load_front_model(config: PDConfig, engine_max_model_len: int) -> PDModel:

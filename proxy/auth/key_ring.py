@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.proxy.auth.keys import KeyLimits, KeyTable, Principal, parse_key_lines, parse_plain_keys
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 
 #: Shorter ones can be guessed.
 LEAST_KEY_CHARS = 16

@@ -14,7 +14,7 @@ from limits import RateLimitItem, RateLimitItemPerMinute
 from limits.aio.storage import MemoryStorage
 from limits.aio.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter, RateLimiter
 
-from triptych.errors import RateLimited
+from triptych.base.errors import RateLimited
 from triptych.proxy.auth.keys import Principal
 from triptych.proxy.quotas.quota import HOLDER
 

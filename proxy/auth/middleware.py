@@ -10,8 +10,8 @@ from typing import Protocol
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triptych.errors import RateLimited, RequestError, Unauthorized
-from triptych.metrics import ProxyMetrics
+from triptych.base.errors import RateLimited, RequestError, Unauthorized
+from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.auth.keys import Principal
 from triptych.proxy.auth.limits import PrincipalLimits
 from triptych.proxy.http.connections import needs_key

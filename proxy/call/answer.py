@@ -5,10 +5,10 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 
+from triptych.base.types import FinishReason
 from triptych.proxy.call.chat import Delta, Done
 from triptych.proxy.call.tool_parser import Piece, make_parser
 from triptych.proxy.call.tools import CallForm
-from triptych.types import FinishReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from triptych.base.request.chat import ItemSlot, Message, MessageToolCall, Role, TemplateOptions, TextPart
+from triptych.base.types import FinishReason, PositionLogprobs, SamplingParams, TimestampTokens, Usage
 from triptych.proxy.call.encoder_prompt import EncoderPrompt, Transcription
 from triptych.proxy.media.source import ImagePart
 from triptych.proxy.media.spool import MediaHold
-from triptych.request.chat import ItemSlot, Message, MessageToolCall, Role, TemplateOptions, TextPart
-from triptych.types import FinishReason, PositionLogprobs, SamplingParams, TimestampTokens, Usage
 
 #: A client's word for a role, and the one that templates know.
 ROLES: dict[str, Role] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
 from triptych.proxy.media.source import AudioPart, ImagePart
 
 #: Form of a text item whose media are token ids, little-endian uint32.

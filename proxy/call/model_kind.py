@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from triptych.errors import InvalidRequest, RequestError
+from triptych.base.errors import InvalidRequest, RequestError
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.call.encoder_prompt import EncoderPrompt
 

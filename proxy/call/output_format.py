@@ -7,9 +7,9 @@ from typing import Protocol
 
 import msgspec
 
-from triptych.errors import InvalidRequest, RequestError
+from triptych.base.errors import InvalidRequest, RequestError
+from triptych.base.types import OutputFormat
 from triptych.proxy.call.validation import check_depth
-from triptych.types import OutputFormat
 
 #: Characters of a schema or a regular expression.
 MAX_FORMAT = 64 << 10

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.request.limits import MAX_TOOLS
+from triptych.base.types import OutputFormat
 from triptych.proxy.call.output_format import schema_format
 from triptych.proxy.call.validation import check_depth
-from triptych.request.limits import MAX_TOOLS
-from triptych.types import OutputFormat
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ANY_OBJECT = {"type": "object"}

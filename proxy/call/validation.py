@@ -11,10 +11,9 @@ import msgpack
 import msgspec
 from msgspec import Meta
 
-from triptych.errors import InvalidRequest
-from triptych.proxy.call.chat import ChatMessage
-from triptych.request.chat import TemplateOptions
-from triptych.request.limits import (
+from triptych.base.errors import InvalidRequest
+from triptych.base.request.chat import TemplateOptions
+from triptych.base.request.limits import (
     MAX_BIASES,
     MAX_DEPTH,
     MAX_STOP_STRINGS,
@@ -33,7 +32,8 @@ from triptych.request.limits import (
     check_bad_words,
     check_limits,
 )
-from triptych.types import SamplingParams
+from triptych.base.types import SamplingParams
+from triptych.proxy.call.chat import ChatMessage
 
 MAX_SALT = 256
 #: Messages and content parts of one request.

@@ -7,10 +7,10 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from triptych.base.tracing.context import SpanContext
+from triptych.base.types import ItemPlan
 from triptych.proxy.media.ports import ItemMedia
 from triptych.proxy.routing import LossRecord
-from triptych.tracing.context import SpanContext
-from triptych.types import ItemPlan
 
 #: Seconds that a job keeps away from an encoder that failed it, doubled with every failure up to the limit.
 FIRST_BACKOFF = 0.1

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 
 from grpc import StatusCode, aio
 
-from triptych.errors import InternalError, InvalidRequest, RequestError, TriptychError, error_from_code
-from triptych.log import log_fields, short
-from triptych.metrics import ProxyMetrics
+from triptych.base.errors import InternalError, InvalidRequest, RequestError, TriptychError, error_from_code
+from triptych.base.log import log_fields, short
+from triptych.base.metrics import ProxyMetrics
+from triptych.base.types import ItemPlan
 from triptych.protos import encoder_pb2
 from triptych.proxy.encoders.job import (
     EncoderJob,
@@ -30,7 +31,6 @@ from triptych.proxy.encoders.work_model import WorkModel
 from triptych.proxy.ports import JobFailure, JobReady, JobStream, RequestEvents, Transport
 from triptych.proxy.routing import MAX_LOSSES
 from triptych.proxy.workers import KnownWorkers
-from triptych.types import ItemPlan
 
 logger = logging.getLogger(__name__)
 

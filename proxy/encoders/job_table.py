@@ -17,6 +17,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.fair_turns import FairTurns
 from triptych.proxy.encoders.job import (
     AT_WORK,
@@ -35,7 +36,6 @@ from triptych.proxy.encoders.published import Published
 from triptych.proxy.encoders.spread import sooner_elsewhere
 from triptych.proxy.encoders.work_model import WorkModel
 from triptych.proxy.routing import EncoderLoad, choose_encoder
-from triptych.types import ItemPlan
 
 
 class EncoderJobTable:

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.job import AT_WORK, EncoderJob, JobState
-from triptych.types import ItemPlan
 
 
 class EncoderIsolation:

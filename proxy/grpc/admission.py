@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 import grpc
 from grpc import aio
 
-from triptych.errors import InvalidRequest, RequestError, RequestTimeout
+from triptych.base.errors import InvalidRequest, RequestError, RequestTimeout
+from triptych.base.tracing.tracer import Tracer
 from triptych.proxy.auth.middleware import Authenticator
 from triptych.proxy.grpc.connections import GrpcConnections
 from triptych.proxy.grpc.message_fields import check_fields
@@ -24,7 +25,6 @@ from triptych.proxy.grpc.traced import traced_call
 from triptych.proxy.quotas.table import QuotaTable
 from triptych.proxy.refusals.arrival import CURRENT_ARRIVAL, Arrival
 from triptych.proxy.refusals.refusals import Refusals
-from triptych.tracing.tracer import Tracer
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
 from triptych.protos import common_pb2, proxy_pb2
 from triptych.proxy.call.chat import ChatCall, RawPrompt
 from triptych.proxy.call.encoder_prompt import EncoderPrompt, Transcription

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from triptych.errors import TooLarge
+from triptych.base.errors import TooLarge
 
 #: Fields of one protobuf message, those of the messages in it included; numbers of a packed list are one.
 MAX_FIELDS = 1 << 16

@@ -9,7 +9,9 @@ from typing import TypeVar
 
 import msgspec
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.request.chat import FunctionCall, MessageToolCall, Role, TextPart
+from triptych.base.types import OutputFormat, SamplingParams
 from triptych.protos import common_pb2, proxy_pb2
 from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
 from triptych.proxy.call.output_format import JSON_OBJECT, choice_format, regex_format, schema_format
@@ -27,8 +29,6 @@ from triptych.proxy.call.validation import (
     template_options,
 )
 from triptych.proxy.media.source import ImagePart, parse_image_url
-from triptych.request.chat import FunctionCall, MessageToolCall, Role, TextPart
-from triptych.types import OutputFormat, SamplingParams
 
 T = TypeVar("T")
 

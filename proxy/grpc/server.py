@@ -9,7 +9,7 @@ from typing import Any
 
 from grpc import aio
 
-from triptych.errors import InternalError, RequestError
+from triptych.base.errors import InternalError, RequestError
 from triptych.protos import proxy_pb2, proxy_pb2_grpc
 from triptych.protos.convert import logprobs_to_proto
 from triptych.proxy.call.answer import ChoiceReader, Shown

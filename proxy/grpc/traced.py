@@ -10,11 +10,11 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from triptych.errors import RequestError
-from triptych.tracing import attributes as names
-from triptych.tracing.context import context_of
-from triptych.tracing.server_span import CURRENT_SPAN, ServerSpan
-from triptych.tracing.tracer import Tracer
+from triptych.base.errors import RequestError
+from triptych.base.tracing import attributes as names
+from triptych.base.tracing.context import context_of
+from triptych.base.tracing.server_span import CURRENT_SPAN, ServerSpan
+from triptych.base.tracing.tracer import Tracer
 
 _OPERATIONS = {"Chat": "chat", "Generate": "generate_content"}
 

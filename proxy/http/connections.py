@@ -18,7 +18,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from triptych.errors import RequestError, RequestTimeout, TooLarge, Unavailable
+from triptych.base.errors import RequestError, RequestTimeout, TooLarge, Unavailable
 from triptych.proxy.http.delivery import CONNECTION
 from triptych.proxy.http.errors import error_json, retry_after
 from triptych.proxy.http.places import ConnectionPlaces, Place

@@ -13,15 +13,15 @@ from typing import Generic, TypeVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from triptych.config import format_size
-from triptych.errors import InternalError, InvalidRequest, NotFound, RequestError, TooLarge
-from triptych.log import log_fields
+from triptych.base.config import format_size
+from triptych.base.errors import InternalError, InvalidRequest, NotFound, RequestError, TooLarge
+from triptych.base.log import log_fields
+from triptych.base.tracing.server_span import CURRENT_SPAN
 from triptych.proxy.http.delivery import CURRENT_DELIVERY
 from triptych.proxy.http.errors import error_body, error_json, retry_after
 from triptych.proxy.http.sse import DONE, event
 from triptych.proxy.http.unknown_fields import ignored_header, names_of
 from triptych.proxy.quotas.quota import HOLDER, Quota
-from triptych.tracing.server_span import CURRENT_SPAN
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from triptych.errors import RequestError
+from triptych.base.errors import RequestError
 from triptych.proxy.http.sse import to_json
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks

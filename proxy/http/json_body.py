@@ -7,8 +7,8 @@ from typing import TypeVar, get_type_hints
 
 import msgspec
 
-from triptych.errors import InvalidRequest, TooLarge
-from triptych.request.limits import limits_of, out_of_limits
+from triptych.base.errors import InvalidRequest, TooLarge
+from triptych.base.request.limits import limits_of, out_of_limits
 
 T = TypeVar("T")
 #: Values of one body, counted before it is parsed, since small ones then take 50 times their bytes. The

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from triptych.config import ProxyConfig
+from triptych.base.config import ProxyConfig
+from triptych.base.rpc.tls.certificates import Certificates
 from triptych.proxy.http.closing import ClosingMiddleware
 from triptych.proxy.http.connections import ConnectionLimits, Sweeper, connection_class
 from triptych.proxy.http.peers import TrustedProxies
 from triptych.proxy.http.places import ConnectionPlaces
 from triptych.proxy.http.tls import TlsListener
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
-from triptych.rpc.tls.certificates import Certificates
 
 #: Longer than clients keep unused connections: a request must not meet a connection that is being closed.
 KEEP_ALIVE_SECONDS = 20

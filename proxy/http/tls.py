@@ -9,10 +9,10 @@ import logging
 import socket
 from collections.abc import Callable
 
+from triptych.base.rpc.tls.certificates import Certificates
 from triptych.proxy.http.peers import TrustedProxies
 from triptych.proxy.http.proxy_protocol import MAX_HEADER, BadHeader, parse_header
 from triptych.proxy.quotas.quota import Hold, Quota, QuotaExceeded
-from triptych.rpc.tls.certificates import Certificates
 
 logger = logging.getLogger(__name__)
 

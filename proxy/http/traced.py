@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triptych.tracing import attributes as names
-from triptych.tracing.context import context_of
-from triptych.tracing.server_span import CURRENT_SPAN, ServerSpan
-from triptych.tracing.tracer import Tracer
+from triptych.base.tracing import attributes as names
+from triptych.base.tracing.context import context_of
+from triptych.base.tracing.server_span import CURRENT_SPAN, ServerSpan
+from triptych.base.tracing.tracer import Tracer
 
 #: The operation of each endpoint, as OpenTelemetry's conventions for generative models name it.
 OPERATIONS = {

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from triptych.request.unknown_field import unknown_field
+from triptych.base.request.unknown_field import unknown_field
 
 HEADER = b"x-triptych-ignored-fields"
 #: Fields of OpenAI and vLLM that change nothing here, which is said in docs/api.md: they are never refused.

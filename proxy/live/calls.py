@@ -9,7 +9,7 @@ from itertools import islice
 
 import msgspec
 
-from triptych.errors import RequestError
+from triptych.base.errors import RequestError
 from triptych.proxy.live.failures import FailureLog
 from triptych.proxy.live.objects import RequestRow, draw_row, short_address
 from triptych.proxy.live.statistics import EncoderTallies, GoodputWindow

@@ -10,8 +10,8 @@ from operator import attrgetter
 from pathlib import Path
 
 from triptych import __version__
-from triptych.ec_connector.store.results import StoreMemory
-from triptych.metrics import ProxyMetrics
+from triptych.base.metrics import ProxyMetrics
+from triptych.base.scaling import ScalingDecision
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.live.calls import CallLog
 from triptych.proxy.live.failures import FailureLog, Key, WorkerFailures, WorkerState, worker_state
@@ -40,7 +40,7 @@ from triptych.proxy.live.statistics import (
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.ports import PDLoadReport
 from triptych.proxy.workers import Worker
-from triptych.scaling import ScalingDecision
+from triptych.store.results import StoreMemory
 
 #: Workers of one pool, and models, that a snapshot lists.
 MOST_WORKERS = 256

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from triptych.errors import RequestError
+from triptych.base.errors import RequestError
 from triptych.proxy.live.objects import FailureRow, short_address
 from triptych.proxy.workers import KnownWorkers, Worker
 

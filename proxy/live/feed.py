@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from triptych.errors import Unavailable
+from triptych.base.errors import Unavailable
 from triptych.proxy.live.objects import ClusterHistory, ClusterSnapshot, RequestRow
 from triptych.proxy.live.statistics import STEP_SECONDS
 from triptych.proxy.quotas.quota import Quota

@@ -13,10 +13,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from triptych.config import ProxyConfig
-from triptych.ec_connector.store.results import StoreMemory
-from triptych.errors import NotFound, RequestError
-from triptych.metrics import ProxyMetrics
+from triptych.base.config import ProxyConfig
+from triptych.base.errors import NotFound, RequestError
+from triptych.base.metrics import ProxyMetrics
+from triptych.base.scaling import ScalingDecision
 from triptych.proxy.auth.middleware import principal_of, sees_all
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.errors import error_json, retry_after
@@ -27,7 +27,7 @@ from triptych.proxy.live.feed import Listener, LiveFeed, event
 from triptych.proxy.live.statistics import GoodputWindow, Slo
 from triptych.proxy.live.waterfall import waterfall
 from triptych.proxy.pool import WorkerPool
-from triptych.scaling import ScalingDecision
+from triptych.store.results import StoreMemory
 
 logger = logging.getLogger(__name__)
 

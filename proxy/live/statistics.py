@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 from prometheus_client import Counter
 
-from triptych.metrics import ProxyMetrics
+from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.live.objects import ClusterGoodput, ClusterHistory, ClusterSeries
 from triptych.proxy.ports import JobReady
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import aiohttp
 from yarl import URL
 
-from triptych.errors import RETRY_AFTER, InvalidRequest, TooLarge, Unavailable
-from triptych.metrics import ProxyMetrics
+from triptych.base.errors import RETRY_AFTER, InvalidRequest, TooLarge, Unavailable
+from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.media.connection import AddressRefused, MediaConnections, NameUnanswered
 from triptych.proxy.media.response import FetchFailed, MediaTooLarge, check_head, keep_body
 from triptych.proxy.media.source import WebUrl, parse_web_url

@@ -6,8 +6,8 @@ import os
 import stat
 from pathlib import Path
 
-from triptych.config import format_size
-from triptych.errors import ConfigError, InvalidRequest, TooLarge
+from triptych.base.config import format_size
+from triptych.base.errors import ConfigError, InvalidRequest, TooLarge
 
 
 def checked_folder(folder: str) -> str:

@@ -6,9 +6,9 @@ import binascii
 from collections.abc import Callable
 from functools import partial
 
-from triptych.config import ProxyConfig, format_size
-from triptych.errors import ConfigError, InvalidRequest, TooLarge
-from triptych.metrics import ProxyMetrics
+from triptych.base.config import ProxyConfig, format_size
+from triptych.base.errors import ConfigError, InvalidRequest, TooLarge
+from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.media.address_rules import parse_rules
 from triptych.proxy.media.connection import MediaConnections
 from triptych.proxy.media.fetcher import FetchLimits, MediaFetcher

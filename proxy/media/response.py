@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import aiohttp
 
-from triptych.config import format_size
+from triptych.base.config import format_size
 from triptych.proxy.media.source import IMAGE_TYPES, MAGIC_BYTES, image_format
 from triptych.proxy.media.spool import MediaSpool, SpooledMedia
 

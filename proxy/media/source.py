@@ -9,7 +9,7 @@ from urllib.parse import unquote_to_bytes
 
 from yarl import URL
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
 
 #: Longest http(s) or file URL.
 MAX_URL = 8192

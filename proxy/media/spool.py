@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterat
 from functools import partial
 from typing import TypeVar
 
-from triptych.errors import ConfigError, InternalError
-from triptych.metrics import ProxyMetrics
+from triptych.base.errors import ConfigError, InternalError
+from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.quotas.quota import HOLDER, Hold
 from triptych.proxy.quotas.table import QuotaTable
 from triptych.proxy.quotas.threads import QuotaThreads

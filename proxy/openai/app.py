@@ -16,8 +16,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triptych.config import MIB
-from triptych.errors import NotFound, RequestError
+from triptych.base.config import MIB
+from triptych.base.errors import NotFound, RequestError
+from triptych.base.tracing.tracer import Tracer
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import PostEndpoint
 from triptych.proxy.http.errors import error_body, retry_after
@@ -31,7 +32,6 @@ from triptych.proxy.openai.tokenize.endpoint import DetokenizeEndpoint, Tokenize
 from triptych.proxy.page.endpoint import PageEndpoints
 from triptych.proxy.pd.queries import PDQueries
 from triptych.proxy.pool import WorkerPool
-from triptych.tracing.tracer import Tracer
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from triptych.errors import ContextTooLong
+from triptych.base.errors import ContextTooLong
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.requests.instructions import ResumeState
 

@@ -12,14 +12,14 @@ from itertools import islice
 import grpc
 from grpc import aio
 
-from triptych.log import log_fields
+from triptych.base.log import log_fields
+from triptych.base.rpc.channels import INCARNATION_HEADER
 from triptych.protos import pd_pb2
 from triptych.proxy.pd.load_reports import LoadReports
 from triptych.proxy.pd.stall_watch import StallWatch
 from triptych.proxy.pd.wire import PDStub, connect, deliver
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.ports import LinkOwner, PDLoadReport, ProcessEnd, RequestEvents
-from triptych.rpc.channels import INCARNATION_HEADER
 
 logger = logging.getLogger(__name__)
 

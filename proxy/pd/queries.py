@@ -10,7 +10,7 @@ from typing import TypeVar
 import grpc
 from grpc import aio
 
-from triptych.errors import RETRY_AFTER, InternalError, InvalidRequest, RequestError, Unavailable
+from triptych.base.errors import RETRY_AFTER, InternalError, InvalidRequest, RequestError, Unavailable
 from triptych.protos import pd_pb2
 from triptych.protos.convert import error_from_proto
 from triptych.proxy.pd.wire import PDStub, connect

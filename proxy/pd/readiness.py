@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from triptych.base.status.service_status import ServiceStatus
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.workers import Worker
-from triptych.status.service_status import ServiceStatus
 
 
 class PDReadiness:

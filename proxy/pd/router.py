@@ -11,8 +11,8 @@ from dataclasses import replace
 import grpc
 from grpc import aio
 
-from triptych.errors import ContextTooLong, InternalError, Overloaded, RequestError, Unavailable
-from triptych.log import log_fields
+from triptych.base.errors import ContextTooLong, InternalError, Overloaded, RequestError, Unavailable
+from triptych.base.log import log_fields
 from triptych.protos import pd_pb2
 from triptych.protos.convert import error_from_proto
 from triptych.proxy.pd.context_length import least_tokens, takes, too_long

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from triptych.engine_beat import SLOW_FACTOR, Life, StallClock, judge
+from triptych.base.engine_beat import SLOW_FACTOR, Life, StallClock, judge
 from triptych.protos import pd_pb2
 
 #: Seconds between two looks.

@@ -10,8 +10,11 @@ from typing import Protocol
 
 from grpc import aio
 
-from triptych.errors import InternalError, RequestError, Unavailable
-from triptych.log import log_fields
+from triptych.base.errors import InternalError, RequestError, Unavailable
+from triptych.base.log import log_fields
+from triptych.base.request.chat import TemplateOptions
+from triptych.base.tracing.context import TRACEPARENT, TRACESTATE, metadata
+from triptych.base.types import PDTimings, PositionLogprobs, TimestampTokens, Usage
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.protos.convert import error_from_proto, logprobs_from_proto, plan_to_proto, sampling_to_proto
 from triptych.proxy.call.chat import RawPrompt, Started
@@ -19,9 +22,6 @@ from triptych.proxy.call.encoder_prompt import EncoderPrompt, Transcription
 from triptych.proxy.ports import RequestEvents
 from triptych.proxy.requests.instructions import ResumeState, Submit
 from triptych.proxy.requests.request import InFlightRequest
-from triptych.request.chat import TemplateOptions
-from triptych.tracing.context import TRACEPARENT, TRACESTATE, metadata
-from triptych.types import PDTimings, PositionLogprobs, TimestampTokens, Usage
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
-from triptych.errors import Overloaded
+from triptych.base.errors import Overloaded
 
 RETRY_AFTER = 2.0
 #: For whom the running code holds: the principal's id, empty where no keys are in use. It follows the task of

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from triptych.config import MIB, ProxyConfig
-from triptych.metrics import ProxyMetrics
+from triptych.base.config import MIB, ProxyConfig
+from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.quotas.quota import Quota, QuotaSpec
 
 SWEEP_SECONDS = 1.0

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from triptych.metrics import ProxyMetrics
+from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.http.connections import OPEN_PATHS
 from triptych.proxy.refusals.arrival import CURRENT_ARRIVAL, Arrival
 from triptych.proxy.refusals.periodic_log import PeriodicLog

@@ -7,10 +7,10 @@ from typing import Protocol
 
 import msgspec
 
+from triptych.base.types import PDTimings, Usage
 from triptych.proxy.encoders.job import JobRetried
 from triptych.proxy.ports import JobReady
 from triptych.proxy.requests.instructions import EndAttempt, Instruction, SkipJob, StartJobs, Submit
-from triptych.types import PDTimings, Usage
 
 
 class Fetched(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triptych.errors import RequestError
+from triptych.base.errors import RequestError
 from triptych.proxy.call.chat import Output
 
 

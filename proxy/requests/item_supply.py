@@ -9,14 +9,14 @@ from typing import Protocol
 
 import msgspec
 
-from triptych.errors import TriptychError
-from triptych.log import short
-from triptych.metrics import ProxyMetrics
+from triptych.base.errors import TriptychError
+from triptych.base.log import short
+from triptych.base.metrics import ProxyMetrics
+from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.job import ItemSource
 from triptych.proxy.encoders.job_runner import JobRunner
 from triptych.proxy.requests.known_plans import KnownPlans, expected_plans
 from triptych.proxy.requests.request import InFlightRequest
-from triptych.types import ItemPlan
 
 logger = logging.getLogger(__name__)
 

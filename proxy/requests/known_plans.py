@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 
+from triptych.base.types import ItemPlan
 from triptych.proxy.splitter import SplitItem
-from triptych.types import ItemPlan
 
 #: Plans that are kept, a plan with stretches for as many more: about 2.5 MiB. The keys and values of so many
 #: pictures are more than what PD workers hold.

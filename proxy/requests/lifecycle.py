@@ -13,7 +13,8 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from triptych.errors import RETRY_AFTER, DeadlineExceeded, RequestError, Unavailable
+from triptych.base.errors import RETRY_AFTER, DeadlineExceeded, RequestError, Unavailable
+from triptych.base.types import FinishReason, ItemPlan, PDTimings, Usage
 from triptych.proxy.call.chat import Delta, Done, Started, Timings
 from triptych.proxy.requests.instructions import (
     AdmitJobs,
@@ -30,7 +31,6 @@ from triptych.proxy.requests.instructions import (
     StartJobs,
     Submit,
 )
-from triptych.types import FinishReason, ItemPlan, PDTimings, Usage
 
 #: An embedding that the store loses this often fails its request with 503.
 MAX_ITEM_LOSSES = 8

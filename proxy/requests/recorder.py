@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from triptych.errors import RequestError
-from triptych.metrics import ProxyMetrics
+from triptych.base.errors import RequestError
+from triptych.base.metrics import ProxyMetrics
+from triptych.base.tracing.attributes import sampling
+from triptych.base.tracing.server_span import ServerSpan
 from triptych.proxy.encoders.job import JobRetried
 from triptych.proxy.ports import JobReady
 from triptych.proxy.requests.events import CallEnded, Ended, Event, RequestView
 from triptych.proxy.requests.instructions import Submit
 from triptych.proxy.requests.request import Choices, InFlightRequest
 from triptych.proxy.requests.request_trace import RequestTrace
-from triptych.tracing.attributes import sampling
-from triptych.tracing.server_span import ServerSpan
 
 _ENDED = Ended()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from triptych.errors import Overloaded, RequestError
+from triptych.base.errors import Overloaded, RequestError
 from triptych.proxy.call.chat import Delta, Output
 from triptych.proxy.http.delivery import CURRENT_DELIVERY
 from triptych.proxy.quotas.quota import Quota, QuotaExceeded

@@ -8,9 +8,10 @@ import secrets
 import sys
 from dataclasses import dataclass, field
 
-from triptych.errors import RequestError
-from triptych.log import log_fields, short
-from triptych.metrics import ProxyMetrics
+from triptych.base.errors import RequestError
+from triptych.base.log import log_fields, short
+from triptych.base.metrics import ProxyMetrics
+from triptych.base.types import Usage
 from triptych.proxy.call.chat import ChatCall, Delta, Done, ItemTiming, Output, Started
 from triptych.proxy.call.model_kind import name_prompt
 from triptych.proxy.call.output_format import name_field
@@ -21,7 +22,6 @@ from triptych.proxy.requests.reply_memory import ReplyMemory
 from triptych.proxy.requests.request_trace import RequestTrace
 from triptych.proxy.splitter import SplitRequest
 from triptych.proxy.workers import Binding
-from triptych.types import Usage
 
 logger = logging.getLogger(__name__)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from triptych.base.tracing import attributes as names
+from triptych.base.tracing.attributes import Value
+from triptych.base.tracing.context import SpanContext, hex_trace_id
+from triptych.base.tracing.server_span import ServerSpan
+from triptych.base.tracing.tracer import Span, SpanKind
 from triptych.proxy.call.chat import Done, Started
 from triptych.proxy.ports import JobReady
 from triptych.proxy.requests.events import Accepted, CallEnded, Ended, Event, Fetched, ItemReady
 from triptych.proxy.requests.instructions import Emit, EndAttempt, Fail, LookUpItems, StartJobs, Submit
-from triptych.tracing import attributes as names
-from triptych.tracing.attributes import Value
-from triptych.tracing.context import SpanContext, hex_trace_id
-from triptych.tracing.server_span import ServerSpan
-from triptych.tracing.tracer import Span, SpanKind
 
 
 @dataclass(slots=True)

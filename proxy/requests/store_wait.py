@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from triptych.errors import RETRY_AFTER, Unavailable
+from triptych.base.errors import RETRY_AFTER, Unavailable
 from triptych.proxy.ports import RequestEvents
 from triptych.proxy.requests.request import InFlightRequest
 from triptych.proxy.workers import KnownWorkers

@@ -15,15 +15,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from triptych.errors import TriptychError
-from triptych.metrics import ProxyMetrics
+from triptych.base.errors import TriptychError
+from triptych.base.metrics import ProxyMetrics
+from triptych.base.scaling import PoolDemand, ScalingDecision
 from triptych.proxy.scaling.cold_starts import ColdStarts
 from triptych.proxy.scaling.demand import total_demand
 from triptych.proxy.scaling.policy import Observation, ScalingState, decide
 from triptych.proxy.scaling.pools import ScaledPool
 from triptych.proxy.scaling.shared_rules import RulesAgreement, RulesBoard
 from triptych.proxy.workers import KnownWorkers, Worker
-from triptych.scaling import PoolDemand, ScalingDecision
 
 logger = logging.getLogger(__name__)
 

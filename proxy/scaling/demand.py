@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from triptych.base.scaling import PoolDemand
 from triptych.proxy.encoders.outstanding import (
     FAST_SECONDS,
     SLOW_SECONDS,
@@ -13,7 +14,6 @@ from triptych.proxy.encoders.outstanding import (
     OutstandingItems,
 )
 from triptych.proxy.encoders.work_model import LEAST_WORK, WorkModel
-from triptych.scaling import PoolDemand
 
 
 def encoder_demand(

@@ -15,12 +15,12 @@ from typing import Any, Protocol
 import grpc
 from grpc import aio
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
+from triptych.base.rpc.channels import listen, make_server
+from triptych.base.rpc.tls.certificates import Certificates
+from triptych.base.scaling import ScalingDecision
 from triptych.protos import externalscaler_pb2 as messages
 from triptych.protos import externalscaler_pb2_grpc
-from triptych.rpc.channels import listen, make_server
-from triptych.rpc.tls.certificates import Certificates
-from triptych.scaling import ScalingDecision
 
 logger = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from triptych.ec_connector.store.results import StoreMemory
-from triptych.metrics import ProxyMetrics
+from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.workers import Worker
+from triptych.store.results import StoreMemory
 
 _POOLS = ("encoder", "pd")
 

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from triptych.config.scaling import ScalingConfig
+from triptych.base.config.scaling import ScalingConfig
+from triptych.base.scaling import PoolDemand, ScalingRules, WorkerGroup
 from triptych.proxy.encoders.job_runner import JobRunner
 from triptych.proxy.scaling.demand import PDDemand, encoder_demand
 from triptych.proxy.workers import KnownWorkers, Worker
-from triptych.scaling import PoolDemand, ScalingRules, WorkerGroup
 
 #: Sequences of a PD worker that does not say how many it takes, as in `proxy.pd.router`.
 _DEFAULT_SEQS = 64

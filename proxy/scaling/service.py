@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 
-from triptych.config.scaling import ScalingConfig
-from triptych.ec_connector.registry.scaling import ScalingBoard
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.metrics import ProxyMetrics
+from triptych.base.config.scaling import ScalingConfig
+from triptych.base.metrics import ProxyMetrics
+from triptych.base.rpc.tls.certificates import Certificates
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.scaling.autoscaler import Autoscaler
 from triptych.proxy.scaling.keda import ScalerServer
 from triptych.proxy.scaling.pools import make_pools
 from triptych.proxy.workers import KnownWorkers
-from triptych.rpc.tls.certificates import Certificates
+from triptych.registry.scaling import ScalingBoard
+from triptych.store.embedding_store import EmbeddingStore
 
 
 async def start_scaling(

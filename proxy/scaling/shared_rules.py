@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from triptych.scaling import ScalingRules, SharedRules
+from triptych.base.scaling import ScalingRules, SharedRules
 
 
 class RulesBoard(Protocol):

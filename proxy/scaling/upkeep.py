@@ -7,15 +7,15 @@ import contextlib
 import gc
 from collections.abc import Callable
 
-from triptych.config import ProxyConfig
-from triptych.ec_connector.registry.leases import Leases
-from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.ec_connector.store.results import StoreMemory
-from triptych.machine.heap import trim_heap
+from triptych.base.config import ProxyConfig
+from triptych.base.machine.heap import trim_heap
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.pool import WorkerPool
+from triptych.registry.leases import Leases
+from triptych.registry.registry import Registry
+from triptych.store.control import StoreUnavailable
+from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.results import StoreMemory
 
 COLLECT_SECONDS = 60.0
 #: Share of the store that one proxy may fill when the store has no byte budget of its own.

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 from support.processes.cluster import PATIENCE, Cluster, running_cluster
 from support.tools import tool
-from triptych.launch.model_path import DEMO_MODEL
+from triptych.apps.launch.model_path import DEMO_MODEL
 
 #: For things that a page does by itself, in milliseconds; the machine may be busy.
 PATIENCE_MS = 1000 * PATIENCE

@@ -15,8 +15,8 @@ from playwright.sync_api import Page, expect
 
 from support.page.prefix import behind_prefix
 from support.processes.cluster import PATIENCE, Cluster, free_port, running_cluster, wait_for
+from triptych.apps.launch.model_path import DEMO_MODEL
 from triptych.demo import examples
-from triptych.launch.model_path import DEMO_MODEL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -36,7 +36,7 @@ def other_ranks(leader: int) -> list[int]:
             words = (folder / "cmdline").read_bytes()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if int(parent) == leader and b"triptych.ranks.process" in words:
+        if int(parent) == leader and b"triptych.base.ranks.process" in words:
             found.append(int(folder.name))
     return found
 

@@ -18,9 +18,9 @@ from support.data.oracle import assert_exact
 from support.data.traffic import Case, expected, picture
 from support.processes.cluster import Cluster, scrape, start_cluster
 from support.processes.processes import survivors
-from triptych.ec_connector.registry.scaling import ScalingBoard
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.scaling import ScalingDecision
+from triptych.base.scaling import ScalingDecision
+from triptych.registry.scaling import ScalingBoard
+from triptych.store.embedding_store import EmbeddingStore
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -24,7 +24,7 @@ from support.data.traffic import expected, mixed_cases
 from support.processes.cluster import PATIENCE, Cluster, free_port, start_cluster, wait_for
 from support.processes.relay import Relay
 from support.waiting import within
-from triptych.launch.embedded_store import EmbeddedStore
+from triptych.apps.launch.embedded_store import EmbeddedStore
 
 SECONDS = float(os.environ.get("TRIPTYCH_SOAK_SECONDS", "1800"))
 RESULT = os.environ.get("TRIPTYCH_SOAK_RESULT", "")

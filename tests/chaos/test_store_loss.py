@@ -18,7 +18,7 @@ from support.chaos.streams import Streams
 from support.data.oracle import assert_exact
 from support.data.traffic import STREAM_TOKENS, ask_all
 from support.processes.cluster import PATIENCE
-from triptych.launch.embedded_store import EmbeddedStore
+from triptych.apps.launch.embedded_store import EmbeddedStore
 
 pytestmark = pytest.mark.timeout(300)
 

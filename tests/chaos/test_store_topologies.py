@@ -21,8 +21,8 @@ from support.data.traffic import STREAM_TOKENS, Case, expected, mixed_cases
 from support.stores.redis_cluster import redis_cluster
 from support.stores.sentinels import watched_servers
 from support.tools import tool
-from triptych.ec_connector.store import keys
-from triptych.ec_connector.store.topology.slots import slot_of
+from triptych.store import keys
+from triptych.store.topology.slots import slot_of
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 

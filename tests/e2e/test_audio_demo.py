@@ -29,7 +29,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def dialled(digits: str, folder: Path) -> Path:
     """The file that the command writes."""
     file = folder / f"{digits}.wav"
-    command = [sys.executable, "-m", "triptych.cli", "tones", digits, "-o", str(file)]
+    command = [sys.executable, "-m", "triptych.apps.cli", "tones", digits, "-o", str(file)]
     subprocess.run(command, timeout=PATIENCE, check=True)
     return file
 

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 import triptych
-from triptych.errors import InvalidRequest, NotFound
+from triptych.base.errors import InvalidRequest, NotFound
 
 pytestmark = pytest.mark.timeout(300)
 MODEL = "qwen3_vl"

@@ -15,8 +15,8 @@ import pytest
 
 from support.processes.cluster import PATIENCE, start_cluster
 from support.processes.processes import lives
+from triptych.apps.launch.model_path import DEMO_MODEL
 from triptych.demo import examples
-from triptych.launch.model_path import DEMO_MODEL
 from triptych.protos import proxy_pb2, proxy_pb2_grpc
 
 pytestmark = pytest.mark.timeout(300)
@@ -31,8 +31,8 @@ def test_the_demo_answers_by_every_door_and_ctrl_c_leaves_nothing(tmp_path):
         reply = cluster.post(json.loads(examples.EXAMPLE_REQUEST.read_text()))
         assert reply["choices"][0]["message"]["content"] == examples.EXPECTED_ANSWER
         asked = subprocess.run(
-            [sys.executable, "-m", "triptych.cli", "ask", examples.EXAMPLE_QUESTION, "--url", cluster.url]
-            + ["--image", str(examples.EXAMPLE_IMAGE)],
+            [sys.executable, "-m", "triptych.apps.cli", "ask", examples.EXAMPLE_QUESTION]
+            + ["--url", cluster.url, "--image", str(examples.EXAMPLE_IMAGE)],
             text=True, capture_output=True, timeout=PATIENCE, check=True,
         )  # fmt: skip
         assert asked.stdout.strip() == examples.EXPECTED_ANSWER

@@ -109,7 +109,7 @@ def test_an_encoder_that_is_killed_is_a_failure_and_another_one_takes_its_place(
 
 
 def test_top_prints_one_snapshot_for_scripts(cluster: Cluster) -> None:
-    words = (sys.executable, "-m", "triptych.cli", "top", "--url", cluster.url, "--once")
+    words = (sys.executable, "-m", "triptych.apps.cli", "top", "--url", cluster.url, "--once")
     printed = subprocess.run([*words, "--json"], capture_output=True, text=True, timeout=60, check=True)
     seen = json.loads(printed.stdout)
     assert seen.keys() == get(cluster, "/cluster").keys()

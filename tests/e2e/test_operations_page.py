@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from support.data.checkpoints import build_checkpoint
 from support.data.traffic import picture
 from support.tools import tool
-from triptych.cli.app import app
+from triptych.apps.cli.app import app
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -67,7 +67,7 @@ def test_every_command_of_the_page_works_in_its_order(tmp_path: Path, store: str
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     command = bin_folder / "triptych"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m triptych.cli "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m triptych.apps.cli "$@"\n')
     command.chmod(0o755)
     log = tmp_path / "log"
     with log.open("w") as out:

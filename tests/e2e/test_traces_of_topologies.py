@@ -29,7 +29,7 @@ from support.tracing.requests import (
     spans_of,
     traced,
 )
-from triptych.launch.model_path import AUDIO_DEMO_MODEL
+from triptych.apps.launch.model_path import AUDIO_DEMO_MODEL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

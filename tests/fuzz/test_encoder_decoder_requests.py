@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 from support.hostile.fuzzing import Fuzzer, messages, mutate, random_json, randoms
-from triptych.errors import RequestError
+from triptych.base.errors import RequestError
 from triptych.protos import pd_pb2, proxy_pb2
 from triptych.protos.convert import sampling_to_proto
 from triptych.proxy.call.chat import ChatCall

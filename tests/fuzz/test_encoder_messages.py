@@ -15,13 +15,13 @@ from support.data.checkpoints import build_checkpoint
 from support.data.pictures import picture
 from support.engine.encoder_bench import NAMESPACE, Bench, bench, png
 from support.hostile.fuzzing import Fuzzer, messages, mutate, random_json, random_message, randoms
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.errors import InvalidRequest
-from triptych.hashing import mm_hash
+from triptych.base.errors import InvalidRequest
+from triptych.base.hashing import mm_hash
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder
 from triptych.protos import common_pb2, encoder_pb2
 from triptych.protos.convert import error_from_proto, plan_from_proto
+from triptych.store.embedding_store import EmbeddingStore
 
 PICTURES = [png(picture(seed, 32, 32)) for seed in (1, 2)]
 

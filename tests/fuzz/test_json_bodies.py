@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from support.hostile.fuzzing import Fuzzer, messages, mutate, random_json, randoms
-from triptych.errors import RequestError
+from triptych.base.errors import RequestError
 from triptych.pd_worker.frontend.prompt import parse_messages
 from triptych.protos import pd_pb2, proxy_pb2
 from triptych.protos.convert import sampling_from_proto, sampling_to_proto

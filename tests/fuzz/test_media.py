@@ -14,9 +14,9 @@ from PIL import Image
 from support.data.checkpoints import build_checkpoint
 from support.data.pictures import picture
 from support.hostile.fuzzing import Fuzzer, json_values, mutated
+from triptych.base.errors import InvalidRequest
 from triptych.encoder_worker.media.formats import FORMATS
 from triptych.encoder_worker.media.preparer import Preparer, VerifiedMedia
-from triptych.errors import InvalidRequest
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder
 

@@ -13,7 +13,7 @@ import schemathesis
 
 from support.fakes.proxy_fakes import FakeCluster
 from support.hostile.fuzzing import Fuzzer
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.store.embedding_store import EmbeddingStore
 
 
 class Running:

@@ -12,11 +12,11 @@ import pytest
 
 from support.engine.pd_serving import serving, tiny_model
 from support.hostile.fuzzing import Fuzzer, random_json, random_message, randoms
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.base.types import ItemPlan
 from triptych.pd_worker.native import LoadedModel, NativeWorker
 from triptych.protos import pd_pb2
 from triptych.protos.convert import plan_to_proto
-from triptych.types import ItemPlan
+from triptych.store.embedding_store import EmbeddingStore
 
 REQUESTS, PROXIES = ["r1", "r2", "r3"], ["p1", "p2"]
 KEYS = ["a" * 64, "b" * 64]

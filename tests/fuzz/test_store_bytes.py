@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
 from support.hostile.fuzzing import Fuzzer, json_values, mutate, mutated, randoms
-from triptych.ec_connector.registry.registry import _pack, _unpack
-from triptych.ec_connector.store import codec
-from triptych.ec_connector.store.arriving_value import ArrivingValue
-from triptych.ec_connector.store.bulk import BulkError, ValueTooLarge
-from triptych.ec_connector.store.bulk_reader import BulkReader
-from triptych.ec_connector.store.codec import Damage, Head, decode_head, encode_head, verify
-from triptych.types import DTYPE_BYTES, ItemPlan, WorkerInfo
+from triptych.base.types import DTYPE_BYTES, ItemPlan, WorkerInfo
+from triptych.registry.registry import _pack, _unpack
+from triptych.store import codec
+from triptych.store.arriving_value import ArrivingValue
+from triptych.store.bulk import BulkError, ValueTooLarge
+from triptych.store.bulk_reader import BulkReader
+from triptych.store.codec import Damage, Head, decode_head, encode_head, verify
 
 PLAN = make_plan(rows=4, width=16)
 BODY = make_body(PLAN)

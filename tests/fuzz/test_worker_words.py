@@ -12,14 +12,14 @@ import pytest
 from support.fakes.fake_workers import MODEL, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.hostile.fuzzing import Fuzzer, random_json, random_message, randoms
-from triptych.client.wire import EventLines
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.errors import RequestError
+from triptych.apps.client.wire import EventLines
+from triptych.base.errors import RequestError
+from triptych.base.types import SamplingParams
 from triptych.protos import pd_pb2
 from triptych.proxy.call.chat import ChatCall, ChatMessage
 from triptych.proxy.call.tool_parser import CallText, make_parser
 from triptych.proxy.call.tools import CallForm
-from triptych.types import SamplingParams
+from triptych.store.embedding_store import EmbeddingStore
 
 KNOWN = {
     "attempt": [1, 1, 2],

@@ -10,7 +10,7 @@ from support.data.oracle import assert_exact
 from support.encdec.batches import ENC_DEC, answers_in_batches
 from support.engine.decode_steps import DecodeSteps, Decoding
 from support.engine.engine_cell import Checkpoint, Prompt, engine_cell, reference
-from triptych.machine.graphs import CudaGraph
+from triptych.base.machine.graphs import CudaGraph
 from triptych.models.registry import load_decoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 

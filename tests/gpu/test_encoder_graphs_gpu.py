@@ -10,7 +10,7 @@ import torch
 
 from support.encoder_graphs.adapters import ADAPTERS, Adapter
 from support.encoder_graphs.replays import ChangedTower, Replays, assert_rows, replays
-from triptych.machine.graphs import CudaGraph, GraphBackend
+from triptych.base.machine.graphs import CudaGraph, GraphBackend
 
 pytestmark = pytest.mark.gpu
 

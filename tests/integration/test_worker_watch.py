@@ -13,12 +13,12 @@ from support.beats import NoTimer
 from support.probing import probe
 from support.processes.cluster import wait_for
 from support.waiting import until
-from triptych.engine_beat import EngineBeat
-from triptych.rpc.channels import make_channel, make_server
-from triptych.status.service_status import ServiceStatus
-from triptych.status.status_server import status_server
-from triptych.watchdog import LEAST_LIMIT, Watchdog
-from triptych.worker_process import Health, ProcessWatch
+from triptych.base.engine_beat import EngineBeat
+from triptych.base.rpc.channels import make_channel, make_server
+from triptych.base.status.service_status import ServiceStatus
+from triptych.base.status.status_server import status_server
+from triptych.base.watchdog import LEAST_LIMIT, Watchdog
+from triptych.base.worker_process import Health, ProcessWatch
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

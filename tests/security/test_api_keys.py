@@ -18,13 +18,13 @@ from openai import AsyncOpenAI, AuthenticationError, RateLimitError
 from support.fakes.fake_workers import user, whole_text
 from support.fakes.proxy_fakes import FakeCluster, as_json, raw_post
 from support.waiting import until
-from triptych.config import check_front_door
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.errors import ConfigError
+from triptych.base.config import check_front_door
+from triptych.base.errors import ConfigError
+from triptych.base.rpc.channels import make_channel
 from triptych.protos import proxy_pb2, proxy_pb2_grpc
 from triptych.proxy.auth.key_ring import KeyRing
 from triptych.proxy.auth.keys import KeyLimits
-from triptych.rpc.channels import make_channel
+from triptych.store.embedding_store import EmbeddingStore
 
 ALICE, BOB, CAROL = "tk-alice-0123456789", "tk-bob-0123456789", "tk-carol-0123456789"
 HELLO = json.dumps(

@@ -14,14 +14,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from support.data.checkpoints import build_checkpoint
 from support.data.pictures import picture
 from support.engine.encoder_bench import Bench, Job, bench, png
-from triptych.ec_connector.store import keys
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.base.rpc.channels import make_channel, make_server
+from triptych.base.rpc.server_auth import SESSION_HEADER, WorkerAuth
+from triptych.base.types import WorkerInfo
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder
 from triptych.protos import encoder_pb2, encoder_pb2_grpc, pd_pb2, pd_pb2_grpc
-from triptych.rpc.channels import make_channel, make_server
-from triptych.rpc.server_auth import SESSION_HEADER, WorkerAuth
-from triptych.types import WorkerInfo
+from triptych.store import keys
+from triptych.store.embedding_store import EmbeddingStore
 
 GAUGES = ("jobs", "queue_items", "planned_items", "inflight", "leases_held")
 

@@ -21,8 +21,8 @@ from support.fakes.fake_workers import MODEL, picture
 from support.fakes.proxy_fakes import raw_post
 from support.processes.proxy_process import ProxyProcess, proxy_process
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import proxy_pb2, proxy_pb2_grpc
+from triptych.store.embedding_store import EmbeddingStore
 
 MIB = 1 << 20
 KEYS = "tk-flood-0123456789", "tk-other-0123456789"

@@ -14,9 +14,9 @@ from support.hostile.quota_scenarios import SCENARIOS
 from support.hostile.two_tenants import two_tenants
 from support.quota_page import FILES, table
 from support.waiting import until
-from triptych.config import ProxyConfig
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.base.config import ProxyConfig
 from triptych.proxy.quotas.table import quota_specs
+from triptych.store.embedding_store import EmbeddingStore
 
 PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
 BEGIN, END = "<!-- quotas: begin -->\n", "<!-- quotas: end -->"

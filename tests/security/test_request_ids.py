@@ -17,8 +17,8 @@ import pytest
 from support.chaos.rest import assert_at_rest
 from support.hostile.guarded import FAMILY, Guarded
 from support.processes.cluster import PATIENCE
+from triptych.base.rpc.channels import make_channel
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
-from triptych.rpc.channels import make_channel
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -23,11 +23,11 @@ from support.fakes.impostor import (
 )
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
+from triptych.base.rpc.channels import make_channel
+from triptych.base.rpc.proofs import SIZE, InternalKey
+from triptych.base.rpc.server_auth import SESSION_HEADER
+from triptych.base.types import WorkerInfo
 from triptych.protos import common_pb2, encoder_pb2, pd_pb2, pd_pb2_grpc
-from triptych.rpc.channels import make_channel
-from triptych.rpc.proofs import SIZE, InternalKey
-from triptych.rpc.server_auth import SESSION_HEADER
-from triptych.types import WorkerInfo
 
 TOKEN = "token-of-the-cluster-under-attack"
 

@@ -22,14 +22,14 @@ import redis
 from support.data.checkpoints import build_checkpoint
 from support.fakes.impostor import Impostor, registration
 from support.processes.cluster import Cluster, start_cluster, wait_for
-from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.store.address import parse_store_url
-from triptych.ec_connector.store.bulk import BulkError
-from triptych.ec_connector.store.bulk_reader import BulkReader
-from triptych.ec_connector.store.bulk_writer import BulkWriter
-from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.launch.embedded_store import EmbeddedStore, find_server_binary
+from triptych.apps.launch.embedded_store import EmbeddedStore, find_server_binary
+from triptych.registry.registry import Registry
+from triptych.store.address import parse_store_url
+from triptych.store.bulk import BulkError
+from triptych.store.bulk_reader import BulkReader
+from triptych.store.bulk_writer import BulkWriter
+from triptych.store.control import StoreUnavailable
+from triptych.store.embedding_store import EmbeddingStore
 
 pytestmark = pytest.mark.timeout(300)
 

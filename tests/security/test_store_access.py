@@ -22,11 +22,11 @@ from support.stores.server import StoreServer
 from support.stores.users import guarded_server, role_password
 from support.tools import tool
 from support.waiting import within
-from triptych.ec_connector.access.acl import user_name
-from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.ec_connector.store.tls import StoreTls
-from triptych.ec_connector.store.topology.location import with_tls_files
+from triptych.apps.access.acl import user_name
+from triptych.store.control import StoreUnavailable
+from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.tls import StoreTls
+from triptych.store.topology.location import with_tls_files
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

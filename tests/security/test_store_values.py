@@ -16,11 +16,11 @@ import pytest
 import xxhash
 
 from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
-from triptych.ec_connector.store import codec, keys
-from triptych.ec_connector.store.control import StoreRefused, StoreUnavailable
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.ec_connector.store.results import Loaded, Missing, SaveResult
-from triptych.ec_connector.store.topology.location import parse_store
+from triptych.store import codec, keys
+from triptych.store.control import StoreRefused, StoreUnavailable
+from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.results import Loaded, Missing, SaveResult
+from triptych.store.topology.location import parse_store
 
 PLAN = make_plan(rows=64, width=128)
 BODY = make_body(PLAN)

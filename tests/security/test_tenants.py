@@ -15,9 +15,9 @@ from support.chaos.rest import assert_at_rest
 from support.data.pictures import picture
 from support.hostile.guarded import TOKEN, Guarded
 from support.processes.cluster import data_url, scrape, wait_for
+from triptych.base.rpc.channels import make_channel
+from triptych.base.rpc.client_auth import WorkerSession
 from triptych.protos import pd_pb2, pd_pb2_grpc, proxy_pb2, proxy_pb2_grpc
-from triptych.rpc.channels import make_channel
-from triptych.rpc.client_auth import WorkerSession
 
 pytestmark = pytest.mark.timeout(300)
 

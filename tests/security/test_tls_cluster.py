@@ -22,9 +22,9 @@ from openai import OpenAI
 
 from support.certificates import NAME, CertificateFolder, issue, pem_of
 from support.processes.cluster import PATIENCE, Cluster, free_port, running_cluster, scrape, wait_for
-from triptych.client import Client
+from triptych.apps.client import Client
+from triptych.apps.launch.model_path import DEMO_MODEL
 from triptych.demo import examples
-from triptych.launch.model_path import DEMO_MODEL
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -105,7 +105,7 @@ def test_clients_that_trust_the_ca_are_answered(encrypted: Encrypted) -> None:
         )
         assert len([chunk for chunk in chunks if chunk.choices]) >= 3
     asked = subprocess.run(
-        [sys.executable, "-m", "triptych.cli", "ask", examples.EXAMPLE_QUESTION]
+        [sys.executable, "-m", "triptych.apps.cli", "ask", examples.EXAMPLE_QUESTION]
         + ["--url", encrypted.cluster.url, "--ca-file", str(encrypted.front.ca)]
         + ["--image", str(examples.EXAMPLE_IMAGE)],
         text=True, capture_output=True, timeout=PATIENCE, check=True,
@@ -115,7 +115,7 @@ def test_clients_that_trust_the_ca_are_answered(encrypted: Encrypted) -> None:
 
 def test_a_client_that_does_not_know_the_ca_is_told_what_to_give(encrypted: Encrypted) -> None:
     asked = subprocess.run(
-        [sys.executable, "-m", "triptych.cli", "ask", "?", "--url", encrypted.cluster.url],
+        [sys.executable, "-m", "triptych.apps.cli", "ask", "?", "--url", encrypted.cluster.url],
         text=True,
         capture_output=True,
         timeout=PATIENCE,

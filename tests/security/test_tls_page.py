@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from support.certificates import NAME
-from triptych.config import TlsFiles
-from triptych.rpc.tls.material import read_material
+from triptych.base.config import TlsFiles
+from triptych.base.rpc.tls.material import read_material
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 

@@ -12,10 +12,10 @@ import pytest
 from support.engine.pd_serving import serving
 from support.fakes.pd_client import Answer, PDClient
 from support.hostile.forgeries import FORGERIES, GREEDY, Forgery, honest, model, slot, stored_items
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.pd_worker.core.encoder_cache import Residency
 from triptych.pd_worker.native import NativeWorker
 from triptych.protos import pd_pb2
+from triptych.store.embedding_store import EmbeddingStore
 
 QUEUED, REFUSED = pd_pb2.SubmitReply.STATUS_QUEUED, pd_pb2.SubmitReply.STATUS_REFUSED
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triptych.watchdog import HangTimer
+from triptych.base.watchdog import HangTimer
 
 
 class NoTimer(HangTimer):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trustme
 
-from triptych.config import ServiceConfig, TlsFiles
+from triptych.base.config import ServiceConfig, TlsFiles
 
 #: The name that all services' certificates carry.
 NAME = ServiceConfig().tls_name

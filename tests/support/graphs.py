@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from triptych.machine.graphs import CapturedGraph, GraphBackend
+from triptych.base.machine.graphs import CapturedGraph, GraphBackend
 
 #: Operators whose result, or its size, the host has to know: on CUDA they end a capture.
 _WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "repeat_interleave"}

@@ -1,4 +1,4 @@
-"""A machine's files as `triptych.machine.resources` reads them, below a folder: mounts, cgroups, memory."""
+"""A machine's files below a folder: mounts, cgroups, memory, as `machine.resources` reads them."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from triptych.cli.app import app
-from triptych.config import ServeConfig
-from triptych.config.flags import Config, config_from
-from triptych.launch.model_path import DEMO_MODEL
+from triptych.apps.cli.app import app
+from triptych.apps.launch.model_path import DEMO_MODEL
+from triptych.base.config import ServeConfig
+from triptych.base.config.flags import Config, config_from
 
 C = TypeVar("C", bound=Config)
 
@@ -32,7 +32,7 @@ def serve_config(*words: str, model: Path = DEMO_MODEL) -> ServeConfig:
 def triptych(*words: str) -> subprocess.CompletedProcess[str]:
     """`triptych` with these words, run to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "triptych.cli", *words],
+        [sys.executable, "-m", "triptych.apps.cli", *words],
         text=True,
         capture_output=True,
         timeout=50,

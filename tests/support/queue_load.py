@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from triptych.base.types import FinishReason, ItemPlan, MMFeature, Placement
 from triptych.ec_connector.base import ECConnectorOutput, ECTransferConfig
 from triptych.ec_connector.connectors.memory import MemoryConnectorScheduler
 from triptych.ec_connector.metadata import TransferMetadata
@@ -20,7 +21,6 @@ from triptych.pd_worker.core.sampling import ResolvedSampling
 from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, StartPlan, StartRun
 from triptych.proxy.encoders.job_table import EncoderJobTable
-from triptych.types import FinishReason, ItemPlan, MMFeature, Placement
 
 SPACE = "n"
 ITEMS_OF_A_REQUEST = 16

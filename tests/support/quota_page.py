@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from triptych.config import format_size
+from triptych.base.config import format_size
 from triptych.proxy.quotas.quota import QuotaSpec
 
 #: Files that the proxy of the table may open.

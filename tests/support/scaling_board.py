@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.scaling import PoolDemand, ScalingDecision, ScalingRules, SharedRules
+from triptych.base.scaling import PoolDemand, ScalingDecision, ScalingRules, SharedRules
+from triptych.store.control import StoreUnavailable
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triptych.config import GIB, PDConfig, ProxyConfig
+from triptych.base.config import GIB, PDConfig, ProxyConfig
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
 from triptych.goodput.load.workload import PlannedRequest, Workload, plan_requests
 from triptych.simulator.cluster.context import Simulation

@@ -15,20 +15,20 @@ import pytest
 from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
 from support.stores.server import ADMIN, StoreServer
 from support.waiting import until
-from triptych.ec_connector.registry.leases import Lease, Leases, OwnedBy
-from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.registry.scaling import ScalingBoard
-from triptych.ec_connector.store import codec, keys
-from triptych.ec_connector.store.address import command
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.ec_connector.store.results import Loaded, Missing, SaveResult
+from triptych.base.scaling import PoolDemand, ScalingDecision, ScalingRules
+from triptych.base.types import ItemPlan, WorkerInfo
 from triptych.integrations.vllm.copy_loader import CopyLoader
 from triptych.integrations.vllm.host_copies import HostCopies
 from triptych.integrations.vllm.options import ConnectorOptions
 from triptych.integrations.vllm.park_table import LoadOutcome, LoadReport
 from triptych.integrations.vllm.row_saver import RowSaver
-from triptych.scaling import PoolDemand, ScalingDecision, ScalingRules
-from triptych.types import ItemPlan, WorkerInfo
+from triptych.registry.leases import Lease, Leases, OwnedBy
+from triptych.registry.registry import Registry
+from triptych.registry.scaling import ScalingBoard
+from triptych.store import codec, keys
+from triptych.store.address import command
+from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.results import Loaded, Missing, SaveResult
 
 #: Parts of so many bytes make an item of some KiB a split one.
 PART_BYTES = 6000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triptych import errors
+from triptych.base import errors
 
 REQUEST_ERRORS = [
     cls

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from support.engine.engine_requests import make_feature
-from triptych.errors import InvalidRequest
-from triptych.hashing import check_mm_hash, framed_digest, mm_hash, prefix_root
+from triptych.base.errors import InvalidRequest
+from triptych.base.hashing import check_mm_hash, framed_digest, mm_hash, prefix_root
 from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
 
 BASE = {"media": b"bytes", "namespace": "n", "modality": "image", "processor_options": {"a": 1}, "salt": "s"}
@@ -52,7 +52,7 @@ def test_bytes_cannot_move_from_one_field_to_the_next():
 
 
 def test_a_key_is_the_same_in_every_process():
-    code = "from triptych.hashing import mm_hash; print(mm_hash(b'x', namespace='n', modality='image'))"
+    code = "from triptych.base.hashing import mm_hash; print(mm_hash(b'x', namespace='n', modality='image'))"
     keys = {
         subprocess.run(
             [sys.executable, "-c", code],

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from triptych.log import JsonFormatter, log_fields, setup_logging
+from triptych.base.log import JsonFormatter, log_fields, setup_logging
 
 logger = logging.getLogger("triptych.some.module")
 
@@ -135,7 +135,7 @@ def test_an_exception_in_a_thread_is_a_record(records):
 
 
 def test_an_exception_that_ends_the_process_is_a_record():
-    code = "from triptych.log import setup_logging; setup_logging('pd-0', 'info', 'json'); 1 / 0"
+    code = "from triptych.base.log import setup_logging; setup_logging('pd-0', 'info', 'json'); 1 / 0"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 1 and "ZeroDivisionError" in json.loads(line)["exception"]
@@ -144,7 +144,7 @@ def test_an_exception_that_ends_the_process_is_a_record():
 def test_a_configuration_that_cannot_work_is_a_record_too():
     words = ["proxy", "--log-format", "json", "--store", "redis://127.0.0.1:1/0", "--host", "0.0.0.0"]
     done = subprocess.run(
-        [sys.executable, "-m", "triptych.cli", *words], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "triptych.apps.cli", *words], capture_output=True, text=True, timeout=60
     )
     (line,) = done.stderr.splitlines()
     record = json.loads(line)

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from triptych import __version__
-from triptych.metrics import MAX_KINDS, EncoderMetrics, PDMetrics, ProxyMetrics, new_registry
+from triptych.base.metrics import MAX_KINDS, EncoderMetrics, PDMetrics, ProxyMetrics, new_registry
 
 
 def _registries() -> dict[str, CollectorRegistry]:

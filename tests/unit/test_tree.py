@@ -10,6 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SERVICES = ("proxy", "encoder_worker", "pd_worker", "ec_connector")
+#: Folders of `triptych/` that `tests/unit` does not name.
+LAYERS = ("", "base/", "apps/")
 #: What `tests/unit` calls a package whose folder is elsewhere.
 ELSEWHERE = {service: service for service in SERVICES} | {
     "goodput": "benchmarks/goodput",
@@ -74,7 +76,8 @@ def test_a_modules_tests_are_found_by_its_path() -> None:
     for folder in _folders("tests/unit"):
         parts = folder.relative_to(ROOT / "tests" / "unit").parts
         if parts:
-            home = ROOT / ELSEWHERE.get(parts[0], f"triptych/{parts[0]}")
-            if not home.joinpath(*parts[1:]).is_dir():
+            layers = [f"triptych/{layer}{parts[0]}" for layer in LAYERS]
+            homes = [ELSEWHERE[parts[0]]] if parts[0] in ELSEWHERE else layers
+            if not any((ROOT / home).joinpath(*parts[1:]).is_dir() for home in homes):
                 strange.append(str(folder.relative_to(ROOT)))
     assert strange == []

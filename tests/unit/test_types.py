@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.types import ItemPlan, Placement, runs_of
+from triptych.base.types import ItemPlan, Placement, runs_of
 
 masks = st.lists(st.booleans(), min_size=1, max_size=40)
 

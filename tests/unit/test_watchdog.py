@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import pytest
 
 from support.beats import NoTimer
-from triptych.engine_beat import SLOW_FACTOR, EngineBeat, Life, StallClock, judge
-from triptych.errors import ConfigError
-from triptych.watchdog import HANG_FACTOR, LEAST_LIMIT, Watchdog, check_stall_timeout
+from triptych.base.engine_beat import SLOW_FACTOR, EngineBeat, Life, StallClock, judge
+from triptych.base.errors import ConfigError
+from triptych.base.watchdog import HANG_FACTOR, LEAST_LIMIT, Watchdog, check_stall_timeout
 
 LIMIT = 8.0
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from support.vllm_engine.fleet import TEXT, ask, assert_as_generate, fresh, raw, stored
-from triptych.ec_connector.store import keys
+from triptych.store import keys
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 

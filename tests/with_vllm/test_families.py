@@ -22,10 +22,10 @@ from support.vllm_engine.engines import Engines
 from support.vllm_engine.fleet import TEXT, fresh, raw
 from support.vllm_engine.front_door import FrontDoor, assert_varied_and_exact
 from support.waiting import within
-from triptych.ec_connector.store import keys
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.ec_connector.store.results import Loaded
-from triptych.types import ItemPlan
+from triptych.base.types import ItemPlan
+from triptych.store import keys
+from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.results import Loaded
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 

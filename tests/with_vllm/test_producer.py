@@ -13,10 +13,10 @@ from PIL import Image
 
 from support.data.items import fresh_buffer
 from support.vllm_engine.fleet import TEXT, ask, assert_as_generate, fresh, raw, stored
-from triptych.ec_connector.store import keys
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.ec_connector.store.results import Loaded
-from triptych.types import ItemPlan
+from triptych.base.types import ItemPlan
+from triptych.store import keys
+from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.results import Loaded
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from transformers import WhisperFeatureExtractor
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
+from triptych.base.types import JsonObject
 from triptych.models.checkpoint.folder import read_json
-from triptych.types import JsonObject
 
 _REMEDY = "give MODEL=/folder with preprocessor_config.json"
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 from PIL import Image
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
+from triptych.base.types import ItemPlan, JsonObject, MMFeature, Options
 from triptych.models.fused.merged import merge
 from triptych.models.fused.norms import fuse_norms
 from triptych.models.images import ImageProcessor
 from triptych.models.parallel.tensor_parallel import TensorParallel
-from triptych.types import ItemPlan, JsonObject, MMFeature, Options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

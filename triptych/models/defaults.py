@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.models.base import GenerationDefaults
 from triptych.models.checkpoint.folder import read_config, read_json
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import torch
 from blake3 import blake3
 
-from triptych.errors import ConfigError
-from triptych.hashing import framed_digest
+from triptych.base.errors import ConfigError
+from triptych.base.hashing import framed_digest
+from triptych.base.progress.progress import step
+from triptych.base.progress.step import BYTES
+from triptych.base.types import JsonObject
 from triptych.models.checkpoint.folder import read_config, safetensors_files
 from triptych.models.registry import family_of
 from triptych.models.weights.quantization import NONE, decoder_is_quantized, encoder_is_quantized
-from triptych.progress.progress import step
-from triptych.progress.step import BYTES
-from triptych.types import JsonObject
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import PIL
 import torch
 
-from triptych.errors import ConfigError, InvalidRequest
+from triptych.base.errors import ConfigError, InvalidRequest
+from triptych.base.types import JsonObject, Options
 from triptych.models.checkpoint.folder import read_config, read_json
-from triptych.types import JsonObject, Options
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -9,8 +9,8 @@ from types import ModuleType
 
 import torch
 
-from triptych.errors import ConfigError
-from triptych.machine.heap import trim_heap
+from triptych.base.errors import ConfigError
+from triptych.base.machine.heap import trim_heap
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.checkpoint.folder import read_config
 from triptych.models.defaults import generation_defaults, resolve_device, resolve_dtype

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 
 KINDS = ("poisson", "gamma", "constant", "ramp")
 

@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from triptych.base.types import JsonObject
 from triptych.goodput.load.job import RequestRecord, Target
 from triptych.goodput.load.workload import PlannedRequest
-from triptych.types import JsonObject
 
 _PIECE = 256 << 10
 

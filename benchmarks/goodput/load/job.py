@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from triptych.base.types import JsonObject
 from triptych.goodput.load.workload import PlannedRequest
-from triptych.types import JsonObject
 
 
 @dataclass(frozen=True, slots=True)

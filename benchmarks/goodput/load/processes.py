@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from triptych.errors import TriptychError
+from triptych.base.errors import TriptychError
 from triptych.goodput.load.job import LoadJob, Progress, WindowReport
 
 #: Seconds beyond the last planned send and its timeout: drawing pictures, starting, ending.

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import msgspec
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.goodput.load.workload import Picture, PlannedRequest
 
 Side = Annotated[int, msgspec.Meta(ge=1, le=16384)]

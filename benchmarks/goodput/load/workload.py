@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 
 #: Pictures of different windows and seeds never meet: a cache must not answer for them.
 _SEED_SPACE = 1 << 48

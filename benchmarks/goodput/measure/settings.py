@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.goodput.load.arrivals import Arrivals, arrival_times, mean_rate
 from triptych.goodput.load.job import LoadJob, Target
 from triptych.goodput.load.trace import read_trace

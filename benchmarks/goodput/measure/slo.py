@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.goodput.load.workload import Workload
 
 #: Time to first token, time per output token after it, end-to-end latency.

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from triptych.types import JsonObject
+from triptych.base.types import JsonObject
 
 #: What is compared, and whether more is better.
 COMPARED = {

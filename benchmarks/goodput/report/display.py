@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.table import Table
 
+from triptych.base.progress.choice import CommandRenderer, process_renderer
+from triptych.base.progress.progress import Progress
+from triptych.base.types import JsonObject
 from triptych.goodput.load import job
 from triptych.goodput.measure.search import SearchResult
 from triptych.goodput.measure.window import MeasuredWindow
 from triptych.goodput.report.comparison import Ratio
 from triptych.goodput.report.machine import Machine
 from triptych.goodput.report.result import failure_counts
-from triptych.progress.choice import CommandRenderer, process_renderer
-from triptych.progress.progress import Progress
-from triptych.types import JsonObject
 
 
 def _ms(seconds: float) -> str:

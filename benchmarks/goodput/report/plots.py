@@ -14,9 +14,9 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from triptych.base.types import JsonObject
 from triptych.goodput.load.client import STAGES
 from triptych.goodput.report.comparison import by_label
-from triptych.types import JsonObject
 
 #: Told apart by colour-blind people, and in grey.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")

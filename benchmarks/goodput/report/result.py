@@ -12,14 +12,14 @@ from typing import Any
 
 import msgspec
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
+from triptych.base.types import JsonObject
 from triptych.goodput.load.job import RequestRecord
 from triptych.goodput.measure.figures import PERCENTILES, WindowFigures, summarise
 from triptych.goodput.measure.search import SearchResult
 from triptych.goodput.measure.slo import Slo
 from triptych.goodput.measure.window import MeasuredWindow
 from triptych.goodput.report.machine import Machine
-from triptych.types import JsonObject
 
 FORMAT = "triptych-goodput/1"
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from triptych.config.scaling import ScalingConfig
+from triptych.base.config.scaling import ScalingConfig
+from triptych.base.scaling import ScalingRules
 from triptych.proxy.scaling.policy import Observation, ScalingState, decide
 from triptych.proxy.scaling.pools import EncoderPool
-from triptych.scaling import ScalingRules
 from triptych.simulator.cluster.cluster import SimulatedCluster
 
 _DEFAULTS = ScalingConfig()

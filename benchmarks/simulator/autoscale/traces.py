@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.goodput.load.workload import PlannedRequest, Workload, plan_requests
 from triptych.simulator.costs.costs import EncoderCosts, ModelShape
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from triptych.base.types import WorkerInfo
 from triptych.goodput.load.job import RequestRecord
 from triptych.proxy.pd.router import KEEPS_ITEMS
 from triptych.proxy.workers import KnownWorkers, Worker
@@ -19,7 +20,6 @@ from triptych.simulator.cluster.requests import NAMESPACE, SimulatedItem
 from triptych.simulator.cluster.shape import ClusterShape
 from triptych.simulator.cluster.transport import SimulatedTransport
 from triptych.simulator.costs.costs import EncoderCosts
-from triptych.types import WorkerInfo
 
 MODEL_KEY = "1" * 64
 

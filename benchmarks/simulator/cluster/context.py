@@ -6,11 +6,11 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from triptych.base.types import ItemPlan
 from triptych.goodput.load.job import RequestRecord
 from triptych.simulator.cluster.loop import VirtualLoop
 from triptych.simulator.cluster.shape import Limits
 from triptych.simulator.costs.costs import CostModel, ModelShape
-from triptych.types import ItemPlan
 
 
 @dataclass(slots=True)

@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from triptych.config import MIB
+from triptych.base.config import MIB
+from triptych.base.errors import Unavailable
+from triptych.base.types import ItemPlan
 from triptych.encoder_worker.scheduler import EncoderItem, EncoderScheduler, Stage
-from triptych.errors import Unavailable
 from triptych.proxy.ports import JobFailure, JobReady
 from triptych.simulator.cluster.context import ByteLru, SimulationContext
 from triptych.simulator.cluster.loop import FifoLock
 from triptych.simulator.cluster.requests import SimulatedItem
 from triptych.simulator.costs.costs import EncoderCosts
-from triptych.types import ItemPlan
 
 #: As in the worker: outputs kept on the host, and bytes of saves under way at which the tower pauses.
 KEPT_BYTES, SAVING_BYTES = 64 * MIB, 256 * MIB

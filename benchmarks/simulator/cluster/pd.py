@@ -12,11 +12,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, cast
 
+from triptych.base.errors import RequestError
+from triptych.base.types import FinishReason
 from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput, ECTransferConfig
 from triptych.ec_connector.connectors.reports import Reports
 from triptych.ec_connector.connectors.scheduler_role import TableScheduler
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
-from triptych.errors import RequestError
 from triptych.pd_worker.core.admission import Admission
 from triptych.pd_worker.core.encoder_cache import EncoderCache
 from triptych.pd_worker.core.items.tracker import ItemTracker
@@ -32,7 +33,6 @@ from triptych.simulator.cluster.context import ByteLru, SimulationContext
 from triptych.simulator.cluster.loop import FifoLock, VirtualTimer
 from triptych.simulator.cluster.requests import SimulatedRequest
 from triptych.simulator.costs.costs import EncoderCosts, step_work
-from triptych.types import FinishReason
 
 #: As in the worker: the longest sequence where neither flag nor checkpoint says less, and requests that it
 #: holds beside those that run.

@@ -14,19 +14,19 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from triptych.errors import Overloaded, RequestError
+from triptych.base.errors import Overloaded, RequestError
+from triptych.base.metrics import ProxyMetrics
+from triptych.base.request.chat import TextPart
+from triptych.base.types import ItemPlan, SamplingParams
 from triptych.goodput.load.job import RequestRecord
-from triptych.metrics import ProxyMetrics
 from triptych.proxy.call.chat import ChatCall, ChatMessage, Delta, Done, Timings
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.media.source import AudioPart, ImagePart
 from triptych.proxy.media.spool import MediaHold
 from triptych.proxy.workers import KnownWorkers
-from triptych.request.chat import TextPart
 from triptych.simulator.cluster.context import SimulatedStore, SimulationContext
 from triptych.simulator.cluster.requests import SimulatedRequest
 from triptych.simulator.cluster.transport import ClientStream, SimulatedTransport
-from triptych.types import ItemPlan, SamplingParams
 
 T = TypeVar("T")
 MODEL = "model"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from triptych.base.hashing import mm_hash
+from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.goodput.load.workload import Picture, PlannedRequest
-from triptych.hashing import mm_hash
 from triptych.simulator.costs.costs import ModelShape
-from triptych.types import ItemPlan, MMFeature, Placement
 
 NAMESPACE, MODALITY = "0" * 64, "image"
 #: Bytes of a JPEG file per pixel at the load generator's quality, by what is drawn.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from triptych.config import GIB, MIB, EncoderConfig, PDConfig, ProxyConfig
-from triptych.errors import ConfigError
+from triptych.base.config import GIB, MIB, EncoderConfig, PDConfig, ProxyConfig
+from triptych.base.errors import ConfigError
 from triptych.simulator.costs.costs import EncoderCosts
 
 #: KV memory of a PD worker without --kv-memory: what `auto` finds depends on the machine.

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from triptych.errors import InternalError, Overloaded, RequestError
+from triptych.base.errors import InternalError, Overloaded, RequestError
+from triptych.base.types import FinishReason, ItemPlan
 from triptych.pd_worker.core import request_events as pd
 from triptych.pd_worker.core.request_events import EngineEvent, NewTokens
 from triptych.protos import encoder_pb2, pd_pb2
@@ -18,7 +19,6 @@ from triptych.simulator.cluster.context import SimulationContext
 from triptych.simulator.cluster.encoder import SimulatedEncoder
 from triptych.simulator.cluster.pd import SimulatedPD
 from triptych.simulator.cluster.requests import SimulatedItem, SimulatedRequest
-from triptych.types import FinishReason, ItemPlan
 
 
 class ClientStream:

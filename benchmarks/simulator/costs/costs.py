@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.pd_worker.core.outputs import ScheduledChunk
 
 T = TypeVar("T")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
+from triptych.base.progress.progress import step
 from triptych.goodput.load.workload import Workload
-from triptych.progress.progress import step
 from triptych.simulator.cluster.shape import ClusterShape, colocated
 from triptych.simulator.plan.estimate import Estimate, estimate, proxies_for, proxy_seconds
 from triptych.simulator.plan.question import PlannedDevice, Question, check_question

@@ -10,9 +10,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
+from triptych.base.progress.progress import Progress, step
 from triptych.goodput.load.workload import Workload
-from triptych.progress.progress import Progress, step
 from triptych.simulator.autoscale.pool import TrialResult, TrialSetup, run_trial
 from triptych.simulator.autoscale.scaler import FixedSize, Scaler, WorkSeconds
 from triptych.simulator.autoscale.traces import UTILIZATION, Phase, Sent, Trace, requests_of, trace, work_of

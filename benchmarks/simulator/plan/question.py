@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from triptych.config import GIB, PDConfig, ProxyConfig
-from triptych.errors import ConfigError
+from triptych.base.config import GIB, PDConfig, ProxyConfig
+from triptych.base.errors import ConfigError
 from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import Slo
 from triptych.simulator.cluster.shape import ClusterShape, Limits, on_devices

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 
+from triptych.base.progress.progress import Progress
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
 from triptych.goodput.load.job import RequestRecord
 from triptych.goodput.load.workload import Workload, plan_requests
 from triptych.goodput.measure.figures import MATTERS, SURE, drift_of, judge
 from triptych.goodput.measure.search import SearchLimits, Verdict, search
 from triptych.goodput.measure.slo import Slo
-from triptych.progress.progress import Progress
 from triptych.simulator.cluster.shape import ClusterShape
 from triptych.simulator.costs.costs import CostModel, ProxyCosts
 from triptych.simulator.plan.estimate import Estimate, estimate, proxies_for, proxy_seconds

@@ -12,20 +12,20 @@ from pathlib import Path
 
 import torch
 
-from triptych import hashing
-from triptych.config import MIB
+from triptych.apps.launch.embedded_store import EmbeddedStore
+from triptych.base import hashing
+from triptych.base.config import MIB
+from triptych.base.errors import ConfigError
+from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import ECConnectorOutput, ECConnectorRole, ECTransferConfig, EncoderOutput
 from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 from triptych.encoder_worker.host_copier import HostCopier
 from triptych.encoder_worker.media.formats import decode_image
-from triptych.errors import ConfigError
 from triptych.goodput.load.payload import jpeg
 from triptych.goodput.load.workload import Picture
-from triptych.launch.embedded_store import EmbeddedStore
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.simulator.profile.fit import Effort, Sample, in_time, sample_of, timed
-from triptych.types import ItemPlan
 
 #: Sides of the square pictures, and how many make a batch beside one.
 SIDES = (64, 224, 448, 128, 640, 320, 96, 1024, 160, 800, 400, 560)

@@ -12,8 +12,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from triptych.errors import ConfigError
-from triptych.progress.progress import step
+from triptych.base.errors import ConfigError
+from triptych.base.progress.progress import step
 
 #: Of so many samples one is left out of the fit: its error is the fit's.
 HELD_OUT = 4

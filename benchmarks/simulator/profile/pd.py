@@ -13,11 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from triptych.config import PDConfig
+from triptych.base.config import PDConfig
+from triptych.base.metrics import PDMetrics
+from triptych.base.progress.progress import step
+from triptych.base.types import SamplingParams
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.connectors.loop_thread import LoopThread
 from triptych.ec_connector.connectors.memory_store import MemoryStore
-from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import resolve
@@ -27,10 +29,8 @@ from triptych.pd_worker.frontend.prompt import PromptBuilder
 from triptych.pd_worker.native import build_engine
 from triptych.pd_worker.runner.capacity import block_bytes
 from triptych.pd_worker.step_metrics import StepMetrics
-from triptych.progress.progress import step
 from triptych.simulator.costs.costs import step_work
 from triptych.simulator.profile.fit import TERMS, Effort, Sample, in_time, sample_of, stage_left, timed
-from triptych.types import SamplingParams
 
 _PROXY = "profile"
 #: Decode steps of one batch: each is measured.

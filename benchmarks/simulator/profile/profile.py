@@ -14,10 +14,11 @@ import msgspec
 import torch
 from PIL import Image
 
-from triptych.config import EncoderConfig, PDConfig
-from triptych.cpu.threads import decoder_threads, tower_threads
+from triptych.base.config import EncoderConfig, PDConfig
+from triptych.base.cpu.threads import decoder_threads, tower_threads
+from triptych.base.machine.resources import available_memory
+from triptych.base.progress.progress import step
 from triptych.goodput.report.machine import Machine, describe, load_average
-from triptych.machine.resources import available_memory
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.images import ImageProcessor
 from triptych.models.registry import (
@@ -29,7 +30,6 @@ from triptych.models.registry import (
 )
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.frontend.prompt import PromptBuilder, open_checkpoint
-from triptych.progress.progress import step
 from triptych.simulator.costs.costs import CostModel, EncoderCosts, ModelShape, PDCosts, ProxyCosts
 from triptych.simulator.profile import fit, pd
 from triptych.simulator.profile.encoder import prepare_samples, tower_samples, transfer_samples
@@ -124,6 +124,7 @@ def measure(options: ProfileOptions) -> Profile:
     """The profile of this machine, every stage with its real parts. ConfigError for a model or a device that
     cannot be served.
     """
+    resolve_device(options.device)
     load_before, threads_before = load_average(), torch.get_num_threads()
     effort = fit.QUICK if options.quick else fit.FULL
     samples: dict[str, list[Sample]] = {}

@@ -16,7 +16,7 @@ import numpy as np
 
 from examples.demo_models.audio.inference import MODEL_ID, Http, InProcess, Listener, Timed
 from examples.demo_models.audio.recordings import Recording, random_recording, sound
-from triptych.launch.model_path import AUDIO_DEMO_MODEL
+from triptych.apps.launch.model_path import AUDIO_DEMO_MODEL
 
 LENGTHS = range(3, 9)
 #: dB of the tones over the noise; None: no noise. Training goes down to 5.

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from triptych.apps.launch.model_path import AUDIO_DEMO_MODEL
 from triptych.demo.tones import RATE, FloatArray, wav
-from triptych.launch.model_path import AUDIO_DEMO_MODEL
 
 MODEL_ID = "demo-audio"
 _BATCH = 32

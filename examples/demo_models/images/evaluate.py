@@ -20,7 +20,7 @@ from examples.demo_models.images.answers import KINDS, answer
 from examples.demo_models.images.inference import MODEL_ID, Answerer, Http, InProcess, Request, png
 from examples.demo_models.images.samples import Sample, other_pictures, sample_of_kind, swappable
 from examples.demo_models.images.scenes import Picture, draw
-from triptych.launch.model_path import DEMO_MODEL
+from triptych.apps.launch.model_path import DEMO_MODEL
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from PIL import Image
 
-from triptych.launch.model_path import DEMO_MODEL
+from triptych.apps.launch.model_path import DEMO_MODEL
 
 MODEL_ID = "demo"
 _MOST_TOKENS = 96

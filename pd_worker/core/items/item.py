@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from triptych.types import ItemPlan
+from triptych.base.types import ItemPlan
 
 #: How long a ready mark counts, in seconds.
 MARK_SECONDS = 10.0

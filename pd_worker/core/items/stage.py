@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 
+from triptych.base.errors import RequestError
 from triptych.ec_connector.base import ECConnectorOutput, Presence
-from triptych.errors import RequestError
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.encoder_cache import Residency
 from triptych.pd_worker.core.items.item import ItemStatus

@@ -9,8 +9,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator
 
+from triptych.base.errors import InvalidRequest, RequestError, Unavailable
+from triptych.base.types import ItemPlan, MMFeature
 from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput, ECConnectorScheduler, Presence
-from triptych.errors import InvalidRequest, RequestError, Unavailable
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.admission import Admission, distinct_bytes
 from triptych.pd_worker.core.encoder_cache import EncoderCache, Residency
@@ -22,7 +23,6 @@ from triptych.pd_worker.core.request import EngineRequest, RequestState
 from triptych.pd_worker.core.request_events import EngineEvent, ItemLoaded
 from triptych.pd_worker.core.request_table import RequestTable
 from triptych.pd_worker.core.stats import ItemStats
-from triptych.types import ItemPlan, MMFeature
 
 #: Timeout in seconds of moving a fetched host copy into the encoder cache.
 MOVE_TIMEOUT = 10.0

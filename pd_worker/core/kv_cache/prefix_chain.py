@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from blake3 import blake3
 
-from triptych.types import ItemPlan, MMFeature
+from triptych.base.types import ItemPlan, MMFeature
 
 _TOKEN_BYTES = 4
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from triptych.base.types import ItemPlan
 from triptych.pd_worker.core.items.item import ItemTable, SwappedTable
-from triptych.types import ItemPlan
 
 
 @dataclass(frozen=True, slots=True)

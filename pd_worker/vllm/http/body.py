@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import msgpack
 
+from triptych.base.types import ItemPlan, JsonObject, MMFeature
 from triptych.pd_worker.vllm.http.call import EngineCall, probe_call, size_of
-from triptych.types import ItemPlan, JsonObject, MMFeature
 
 #: msgpack's extension type for the bytes of a small tensor, as vLLM encodes them.
 _RAW_TENSOR = 3

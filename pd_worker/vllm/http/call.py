@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from triptych.types import ItemPlan, JsonObject, MMFeature
+from triptych.base.types import ItemPlan, JsonObject, MMFeature
 
 
 @dataclass(frozen=True, slots=True)

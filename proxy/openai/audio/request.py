@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.types import SamplingParams
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.call.encoder_prompt import EncoderPrompt, Transcription
 from triptych.proxy.call.validation import check_salt, check_sampling, seed_of
 from triptych.proxy.http.form_body import Form
 from triptych.proxy.media.source import AudioPart
-from triptych.types import SamplingParams
 
 FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
 FIELDS = (

@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest
+from triptych.base.errors import DeadlineExceeded, InternalError, InvalidRequest
+from triptych.base.types import FinishReason, PositionLogprobs, TimestampTokens
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started
 from triptych.proxy.openai.audio.request import TranscriptionRequest, detection_of, window_of
 from triptych.proxy.openai.audio.windows import FRAME_SECONDS, Window, WindowSegments, segment_window
-from triptych.types import FinishReason, PositionLogprobs, TimestampTokens
 
 
 class ChatBackend(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from triptych.types import TimestampTokens
+from triptych.base.types import TimestampTokens
 
 #: Seconds of one feature frame, the same for all Whisper models.
 FRAME_SECONDS = 0.01

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterable, Sequence
 from contextlib import aclosing
 
+from triptych.base.types import PositionLogprobs
 from triptych.proxy.call.answer import ChoiceReader, Shown, ShownCall
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started
 from triptych.proxy.dispatcher import Dispatcher
@@ -15,7 +16,6 @@ from triptych.proxy.http.sse import DONE, event, to_json
 from triptych.proxy.openai.chat.request import ChatReplyOptions, parse_body
 from triptych.proxy.openai.chat.types import ChatBody
 from triptych.proxy.openai.fields.reply_fields import Json, position_logprobs, timings_body, usage_body
-from triptych.types import PositionLogprobs
 
 
 class ChatEndpoint(PostEndpoint[tuple[ChatCall, ChatReplyOptions]]):

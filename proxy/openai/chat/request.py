@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.request.chat import FunctionCall, MessageToolCall, Role, TextPart
 from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
 from triptych.proxy.call.tools import CallForm, tool_use
 from triptych.proxy.call.validation import (
@@ -31,7 +32,6 @@ from triptych.proxy.openai.chat.types import (
 )
 from triptych.proxy.openai.fields.sampling import chat_logprobs, sampling_of
 from triptych.proxy.openai.fields.unserved import refuse_unserved
-from triptych.request.chat import FunctionCall, MessageToolCall, Role, TextPart
 
 _ROLES: dict[str, Role] = {**ROLES, "function": "tool"}
 _decoder = msgspec.json.Decoder(ChatBody)

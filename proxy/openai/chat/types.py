@@ -7,6 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from triptych.base.request.chat import MessageToolCall
+from triptych.base.request.limits import OutputTokens
 from triptych.proxy.openai.fields import schemas
 from triptych.proxy.openai.fields.body_fields import (
     ChatMessages,
@@ -26,8 +28,6 @@ from triptych.proxy.openai.fields.body_fields import (
     TopLogprobs,
 )
 from triptych.proxy.openai.fields.sampling import SamplingBody
-from triptych.request.chat import MessageToolCall
-from triptych.request.limits import OutputTokens
 
 
 class ChatBody(SamplingBody, kw_only=True):

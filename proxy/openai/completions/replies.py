@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from triptych.base.types import PositionLogprobs, Usage
 from triptych.proxy.call.chat import Delta, Done, Output, Started, Timings
 from triptych.proxy.http.sse import DONE, event, to_json
 from triptych.proxy.openai.completions.request import CompletionReplyOptions
 from triptych.proxy.openai.fields.reply_fields import Json, finite_logprob, timings_body, usage_body
-from triptych.types import PositionLogprobs, Usage
 
 
 class CompletionBook:

@@ -9,7 +9,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.request.limits import MAX_TOKEN_ID, Logprobs
 from triptych.proxy.call.chat import ChatCall, RawPrompt
 from triptych.proxy.call.encoder_prompt import EncoderPrompt
 from triptych.proxy.call.validation import check_options, check_salt, check_text, check_token_count, in_range
@@ -29,7 +30,6 @@ from triptych.proxy.openai.fields.body_fields import (
 )
 from triptych.proxy.openai.fields.sampling import SamplingBody, sampling_of
 from triptych.proxy.openai.fields.unserved import refuse_unserved
-from triptych.request.limits import MAX_TOKEN_ID, Logprobs
 
 #: OpenAI's own default.
 DEFAULT_MAX_TOKENS = 16

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.request.limits import MAX_TOKEN_ID
 from triptych.proxy.call.chat import RawPrompt
 from triptych.proxy.call.encoder_prompt import EncoderPrompt
 from triptych.proxy.media.source import AudioPart, ImagePart, parse_image_url
-from triptych.request.limits import MAX_TOKEN_ID
 
 MEDIA = "multi_modal_data"
 _TEXT, _IDS = "prompt", "prompt_token_ids"

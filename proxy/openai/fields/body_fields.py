@@ -7,9 +7,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from triptych.base.request.limits import Logprobs
 from triptych.proxy.openai.fields import schemas
 from triptych.proxy.openai.fields.sampling import CacheSalt
-from triptych.request.limits import Logprobs
 
 
 class StreamOptions(msgspec.Struct):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from triptych.base.types import PositionLogprobs, TokenLogprob, Usage
 from triptych.proxy.call.chat import Timings
-from triptych.types import PositionLogprobs, TokenLogprob, Usage
 
 Json = dict[str, object]
 _STAGES = ("queue", "fetch", "encode", "save", "load", "prefill", "decode")

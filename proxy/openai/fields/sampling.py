@@ -6,12 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from triptych.errors import InvalidRequest
-from triptych.proxy.call.output_format import MAX_CHOICE_TEXTS, format_of
-from triptych.proxy.call.validation import MAX_SALT, check_sampling, seed_of
-from triptych.proxy.openai.fields import schemas
-from triptych.proxy.openai.fields.unserved import UnservedBody
-from triptych.request.limits import (
+from triptych.base.errors import InvalidRequest
+from triptych.base.request.limits import (
     MAX_BAD_WORDS,
     MAX_STOP_STRINGS,
     LogitBias,
@@ -26,7 +22,11 @@ from triptych.request.limits import (
     TopK,
     TopP,
 )
-from triptych.types import OutputFormat, SamplingParams
+from triptych.base.types import OutputFormat, SamplingParams
+from triptych.proxy.call.output_format import MAX_CHOICE_TEXTS, format_of
+from triptych.proxy.call.validation import MAX_SALT, check_sampling, seed_of
+from triptych.proxy.openai.fields import schemas
+from triptych.proxy.openai.fields.unserved import UnservedBody
 
 CacheSalt = Annotated[str, Meta(extra_json_schema={"maxLength": MAX_SALT})]
 _Biases = Annotated[

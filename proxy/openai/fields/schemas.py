@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from triptych.request.limits import MAX_TOKEN_ID, MAX_TOOLS
+from triptych.base.request.limits import MAX_TOKEN_ID, MAX_TOOLS
 
 #: Prompts of one completions request.
 MAX_PROMPTS = 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
 
 _ADVICE = {
     "functions": "send tools",

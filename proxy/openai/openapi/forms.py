@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
+from triptych.base.request.limits import Temperature
 from triptych.proxy.call.validation import MAX_SALT
 from triptych.proxy.openai.audio.request import FORMATS
-from triptych.request.limits import Temperature
 
 
 class TranscriptUsage(msgspec.Struct):

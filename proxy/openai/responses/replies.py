@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from triptych.errors import RequestError
+from triptych.base.errors import RequestError
+from triptych.base.types import FinishReason, PositionLogprobs, Usage
 from triptych.proxy.call.answer import ChoiceReader, Shown, ShownCall
 from triptych.proxy.call.chat import Delta, Done, Output, Started
 from triptych.proxy.http.sse import to_json
 from triptych.proxy.openai.fields.reply_fields import Json, position_logprobs, timings_body
 from triptych.proxy.openai.responses.request import ResponsesRequest
-from triptych.types import FinishReason, PositionLogprobs, Usage
 
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 

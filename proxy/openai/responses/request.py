@@ -9,7 +9,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.request.limits import OutputTokens
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.http.json_body import decode_body
 from triptych.proxy.openai.chat.request import ChatReplyOptions, call_of
@@ -27,7 +28,6 @@ from triptych.proxy.openai.fields.body_fields import (
 )
 from triptych.proxy.openai.fields.sampling import SamplingBody
 from triptych.proxy.openai.responses.input import Conversation, FieldNames
-from triptych.request.limits import OutputTokens
 
 LOGPROBS = "message.output_text.logprobs"
 #: Fields that would need memory between requests, or that have another name here.

@@ -8,7 +8,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.request.limits import TokenId
 from triptych.protos import pd_pb2
 from triptych.proxy.call.validation import MAX_TOKEN_IDS, check_text, check_token_count
 from triptych.proxy.http.json_body import decode_body
@@ -25,7 +26,6 @@ from triptych.proxy.openai.fields.body_fields import (
 )
 from triptych.proxy.pd.wire import prompt_to_proto, template_to_proto
 from triptych.proxy.splitter import pd_messages
-from triptych.request.limits import TokenId
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):

@@ -17,8 +17,8 @@ from deploy.docker.host_pip import local_paths, settings
 from support.images.container import Container
 from support.images.image_store import BASE, ROOT, ImageStore, host_pip_words, image_store
 from support.processes.cluster import free_port, wait_for
+from triptych.apps.launch.embedded_store import find_server_binary
 from triptych.demo import examples
-from triptych.launch.embedded_store import find_server_binary
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

@@ -21,7 +21,7 @@ from support.kubernetes.manifests import called, main_container
 from support.processes.cluster import free_port
 from support.tools import tool
 from support.waiting import until
-from triptych.launch.embedded_store import find_server_binary
+from triptych.apps.launch.embedded_store import find_server_binary
 
 
 def accepts(port: int) -> bool:

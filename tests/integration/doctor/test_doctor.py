@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import pytest
 
 from support.processes.cluster import Cluster, running_cluster, wait_for
-from triptych.doctor.finding import CheckOutcome, CheckResult
-from triptych.doctor.store import check_store
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.launch.model_path import DEMO_MODEL
+from triptych.apps.doctor.finding import CheckOutcome, CheckResult
+from triptych.apps.doctor.store import check_store
+from triptych.apps.launch.model_path import DEMO_MODEL
+from triptych.store.embedding_store import EmbeddingStore
 
 #: What `serve` says to people, on stdout.
 GREETING = ("Triptych answers", "Paste ", "The picture:", "The answer:", "  ", "Ctrl-C")
@@ -59,7 +59,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def _doctor(cluster: Cluster) -> tuple[int, str]:
     words = ["doctor", "--store", cluster.store_url, "--url", cluster.url]
     done = subprocess.run(
-        [sys.executable, "-m", "triptych.cli", *words],
+        [sys.executable, "-m", "triptych.apps.cli", *words],
         capture_output=True,
         text=True,
         timeout=120,

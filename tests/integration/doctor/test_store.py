@@ -11,11 +11,11 @@ from click.testing import CliRunner
 from support.processes.cluster import free_port
 from support.stores.server import StoreServer
 from support.stores.users import admin_url, guarded_server, role_url
-from triptych.cli.app import app
-from triptych.config import MIB
-from triptych.doctor.finding import CheckOutcome, CheckResult
-from triptych.doctor.store import check_store
-from triptych.ec_connector.store import keys
+from triptych.apps.cli.app import app
+from triptych.apps.doctor.finding import CheckOutcome, CheckResult
+from triptych.apps.doctor.store import check_store
+from triptych.base.config import MIB
+from triptych.store import keys
 
 
 @pytest.fixture

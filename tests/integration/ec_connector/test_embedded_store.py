@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.errors import ConfigError
-from triptych.launch import embedded_store
-from triptych.launch.embedded_store import EmbeddedStore
+from triptych.apps.launch import embedded_store
+from triptych.apps.launch.embedded_store import EmbeddedStore
+from triptych.base.errors import ConfigError
+from triptych.store.embedding_store import EmbeddingStore
 
 
 async def test_it_serves_on_a_private_socket_and_leaves_nothing_running(tmp_path: Path) -> None:

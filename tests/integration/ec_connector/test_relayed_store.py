@@ -11,11 +11,11 @@ import pytest
 
 from support.data.items import fresh_buffer, make_body, make_plan
 from support.processes.relay import Relay
-from triptych.ec_connector.store import codec, keys
-from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.ec_connector.store.results import Loaded, SaveResult
-from triptych.types import ItemPlan
+from triptych.base.types import ItemPlan
+from triptych.store import codec, keys
+from triptych.store.control import StoreUnavailable
+from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.results import Loaded, SaveResult
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from support.data.items import NAMESPACE, make_body, make_plan
 from support.engine.transfers import counting_relay
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.store.embedding_store import EmbeddingStore
 
 
 async def test_a_look_up_of_many_items_is_one_round_trip_and_reads_no_body(

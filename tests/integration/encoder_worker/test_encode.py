@@ -9,12 +9,12 @@ import torch
 
 from support.data.pictures import picture
 from support.engine.encoder_bench import NAMESPACE, Bench, Job, bench, png
-from triptych.ec_connector.store import keys
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.ec_connector.store.results import Loaded
+from triptych.base.types import ItemPlan
 from triptych.encoder_worker.media.formats import decode_image
 from triptych.models.base import EncoderSide
-from triptych.types import ItemPlan
+from triptych.store import keys
+from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.results import Loaded
 
 
 def media(seed: int, width: int = 64, height: int = 64) -> bytes:

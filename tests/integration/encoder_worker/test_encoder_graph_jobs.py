@@ -12,15 +12,15 @@ from support.data.pictures import picture
 from support.data.sounds import audio_file, sound
 from support.encoder_graphs.two_towers import TwoTowerEncoder
 from support.engine.encoder_bench import Job, WatchedTower, bench, png
-from triptych.config import EncoderConfig
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.ec_connector.store.results import Loaded
+from triptych.base.config import EncoderConfig
+from triptych.base.errors import ConfigError
+from triptych.base.machine.graphs import EagerStatic
 from triptych.encoder_worker.graphs import graph_encoder
 from triptych.encoder_worker.graphs.graph_encoder import GraphEncoder, with_graphs
 from triptych.encoder_worker.graphs.manager import GraphCounts
-from triptych.errors import ConfigError
-from triptych.machine.graphs import EagerStatic
 from triptych.models.registry import load_encoder
+from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.results import Loaded
 
 CPU = torch.device("cpu")
 #: By kind of tower: the family, a variant of its checkpoint, and media.

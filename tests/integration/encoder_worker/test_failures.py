@@ -9,13 +9,13 @@ import pytest
 
 from support.data.pictures import picture
 from support.engine.encoder_bench import Job, bench, png
-from triptych.ec_connector.registry.leases import Lease, Leases
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.base.rpc.channels import MEDIA_FRAME_BYTES
 from triptych.encoder_worker.jobs import loop
 from triptych.encoder_worker.scheduler import Stage
 from triptych.models.base import EncoderSide
 from triptych.protos import encoder_pb2
-from triptych.rpc.channels import MEDIA_FRAME_BYTES
+from triptych.registry.leases import Lease, Leases
+from triptych.store.embedding_store import EmbeddingStore
 
 
 def media(seed: int, width: int = 64, height: int = 64) -> bytes:

@@ -11,7 +11,7 @@ import torch
 
 from support.data.checkpoints import build_checkpoint
 from support.encoder_graphs.adapters import ADAPTERS, Adapter
-from triptych.machine.graphs import EagerStatic
+from triptych.base.machine.graphs import EagerStatic
 
 pytestmark = pytest.mark.timeout(300)
 

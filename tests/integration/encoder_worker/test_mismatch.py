@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.base.types import WorkerInfo
 from triptych.encoder_worker.service import warn_of_mismatch
-from triptych.types import WorkerInfo
+from triptych.registry.registry import Registry
+from triptych.store.control import StoreUnavailable
+from triptych.store.embedding_store import EmbeddingStore
 
 KEY, OTHER = "a" * 64, "c" * 64
 PD = WorkerInfo("10.0.0.1:1", "pd", "i", KEY, "qwen", capacity={"row_width": 8192})

@@ -16,18 +16,18 @@ from support.engine.encoder_bench import Job, png
 from support.processes.cluster import scrape
 from support.ranks.groups import children
 from support.waiting import within
-from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.base.rpc.channels import make_channel
+from triptych.base.types import WorkerInfo
+from triptych.base.watchdog import ENGINE_EXIT
 from triptych.protos import encoder_pb2_grpc
-from triptych.rpc.channels import make_channel
-from triptych.types import WorkerInfo
-from triptych.watchdog import ENGINE_EXIT
+from triptych.registry.registry import Registry
+from triptych.store.embedding_store import EmbeddingStore
 
 _WORKER = """
 import asyncio, sys
-from triptych.log import setup_logging
+from triptych.base.log import setup_logging
 setup_logging("encoder-0")
-from triptych.config import EncoderConfig
+from triptych.base.config import EncoderConfig
 from triptych.encoder_worker.service import run
 model, store = sys.argv[1:]
 asyncio.run(run(EncoderConfig(model=model, store=store, threads=1, encoder_data_parallel=2)))

@@ -16,20 +16,20 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.data.checkpoints import build_checkpoint
 from support.data.pictures import picture
 from support.engine.encoder_bench import Job, png
-from triptych.config import EncoderConfig
-from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.store import keys
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.base.config import EncoderConfig
+from triptych.base.errors import ConfigError
+from triptych.base.rpc.channels import make_channel
 from triptych.encoder_worker.service import run
-from triptych.errors import ConfigError
 from triptych.protos import encoder_pb2_grpc
-from triptych.rpc.channels import make_channel
+from triptych.registry.registry import Registry
+from triptych.store import keys
+from triptych.store.embedding_store import EmbeddingStore
 
 _CHILD = """
 import asyncio, sys
-from triptych.log import setup_logging
+from triptych.base.log import setup_logging
 setup_logging("encoder-0")
-from triptych.config import EncoderConfig
+from triptych.base.config import EncoderConfig
 from triptych.encoder_worker.service import run
 asyncio.run(run(EncoderConfig(model=sys.argv[1], store=sys.argv[2], threads=1)))
 """

@@ -8,11 +8,11 @@ from typing import Any
 
 from support.data.items import NAMESPACE, make_body, make_plan
 from support.fakes.encoder_jobs import Jobs
-from triptych.ec_connector.registry.leases import Lease, Leases, OwnedBy
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.encoder_worker.jobs.job import JobEvent, Ready, Waiter
 from triptych.encoder_worker.jobs.lease_keeper import LeaseKeeper
 from triptych.encoder_worker.jobs.single_flight import SingleFlight
+from triptych.registry.leases import Lease, Leases, OwnedBy
+from triptych.store.embedding_store import EmbeddingStore
 
 PLAN = make_plan("raced")
 KEY = PLAN.mm_hash

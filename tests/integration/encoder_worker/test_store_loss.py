@@ -10,9 +10,9 @@ import pytest
 
 from support.data.pictures import picture
 from support.engine.encoder_bench import Job, bench, png
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.launch.embedded_store import EmbeddedStore
+from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.models.base import EncoderSide
+from triptych.store.embedding_store import EmbeddingStore
 
 
 @pytest.fixture

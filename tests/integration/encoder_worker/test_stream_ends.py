@@ -11,9 +11,9 @@ from grpc import aio
 from support.data.pictures import picture
 from support.engine.encoder_bench import Job, bench, png
 from support.waiting import within
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.encoder_worker import server
 from triptych.models.base import EncoderSide
+from triptych.store.embedding_store import EmbeddingStore
 
 JOBS = 50
 

@@ -13,11 +13,11 @@ from support.data.checkpoints import build_checkpoint
 from support.data.sounds import audio_file, sound
 from support.encdec.oracle import audio_inputs, encoder_rows, text_inputs
 from support.engine.encoder_bench import Job, bench
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.ec_connector.store.results import Loaded
 from triptych.encoder_worker.media.audio import AudioLimits, decode_audio
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder
+from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.results import Loaded
 
 CPU = torch.device("cpu")
 

@@ -10,10 +10,10 @@ from support.data.pictures import picture
 from support.engine.encoder_bench import NAMESPACE, Job, bench, png
 from support.tracing.spans import kept_tracer, new_context
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.ec_connector.store.results import Loaded
+from triptych.base.tracing.context import SpanContext, from_bytes, metadata
 from triptych.models.base import EncoderSide
-from triptych.tracing.context import SpanContext, from_bytes, metadata
+from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.results import Loaded
 
 
 async def producer_of(store: EmbeddingStore, key: str) -> SpanContext | None:

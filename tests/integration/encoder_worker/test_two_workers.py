@@ -6,9 +6,9 @@ import asyncio
 
 from support.data.pictures import picture
 from support.engine.encoder_bench import Bench, Job, bench, png
-from triptych.ec_connector.store import keys
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.models.base import EncoderSide
+from triptych.store import keys
+from triptych.store.embedding_store import EmbeddingStore
 
 
 async def in_the_tower(b: Bench, seed: int) -> Job:

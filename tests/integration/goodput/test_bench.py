@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from support.null_server import Behaviour, start
-from triptych.cli.app import app
-from triptych.errors import ConfigError
+from triptych.apps.cli.app import app
+from triptych.base.errors import ConfigError
 
 SMALL = (
     *("--workload", "image", "--image-size", "32x32", "--text-tokens", "4", "--output-tokens", "4"),

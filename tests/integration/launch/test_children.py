@@ -8,7 +8,7 @@ import signal
 import sys
 
 from support.waiting import until, within
-from triptych.launch.children import Child
+from triptych.apps.launch.children import Child
 
 _SLEEP = "import time; time.sleep(600)"
 

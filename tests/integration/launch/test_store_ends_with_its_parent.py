@@ -13,7 +13,7 @@ from support.processes.processes import lives, survivors
 _SUPERVISOR = """
 import sys, time
 from pathlib import Path
-from triptych.launch.embedded_store import EmbeddedStore
+from triptych.apps.launch.embedded_store import EmbeddedStore
 
 store = EmbeddedStore(Path(sys.argv[1]), 32 << 20)
 store.start()

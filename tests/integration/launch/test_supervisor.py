@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from support.waiting import until, within
-from triptych.launch.supervisor import ClusterPlan, Supervisor
+from triptych.apps.launch.supervisor import ClusterPlan, Supervisor
 
 _SLEEP = (
     sys.executable,

@@ -10,8 +10,8 @@ import torch
 from support.data.oracle import assert_exact
 from support.engine.engine_cell import Checkpoint, Prompt, engine_cell, reference
 from support.engine.pd_serving import serving, tiny_model
-from triptych.config import MIB
-from triptych.errors import ConfigError
+from triptych.base.config import MIB
+from triptych.base.errors import ConfigError
 from triptych.pd_worker.attention import attention
 from triptych.pd_worker.attention.gather_plan import plan_gathers
 from triptych.pd_worker.ranks import share

@@ -22,9 +22,9 @@ import pytest
 
 from support.processes.cluster import free_port
 from support.simulated import COSTS, MODEL
-from triptych.progress.screen import CLEAR
+from triptych.base.progress.screen import CLEAR
 
-TRIPTYCH = (sys.executable, "-m", "triptych.cli")
+TRIPTYCH = (sys.executable, "-m", "triptych.apps.cli")
 SECONDS = 55.0
 #: The end of a bar and its share, in colours or without.
 BAR = re.compile(r"[━╸╺](\x1b\[0m)? +\d+ %")

@@ -17,9 +17,9 @@ from support.certificates import CertificateFolder, issue, pem_of
 from support.fakes.fake_workers import picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.rpc.channels import make_channel
-from triptych.rpc.tls.certificates import Certificates
+from triptych.base.rpc.channels import make_channel
+from triptych.base.rpc.tls.certificates import Certificates
+from triptych.store.embedding_store import EmbeddingStore
 
 CLIENTS = 4
 
@@ -164,7 +164,7 @@ async def test_a_worker_that_has_not_read_its_files_yet_stays_connected(
 async def test_a_channel_that_was_replaced_ends_when_its_last_stream_has(
     store: EmbeddingStore, tmp_path: Path, old: trustme.CA, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("triptych.rpc.channels._IDLE_MS", 1000)
+    monkeypatch.setattr("triptych.base.rpc.channels._IDLE_MS", 1000)
     proxy, workers = Side(tmp_path / "proxy", old), Side(tmp_path / "workers", old)
     async with FakeCluster(
         store, internal=proxy.certificates, worker_certificates=workers.certificates

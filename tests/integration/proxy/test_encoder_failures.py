@@ -11,9 +11,9 @@ from openai import APIStatusError
 from support.fakes.fake_workers import key_of, picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2, encoder_pb2
 from triptych.proxy.requests import lifecycle
+from triptych.store.embedding_store import EmbeddingStore
 
 
 async def test_an_encoder_that_stalls_loses_its_jobs_to_another_one(store: EmbeddingStore) -> None:

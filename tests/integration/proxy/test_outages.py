@@ -12,10 +12,10 @@ from openai import APIStatusError
 from support.fakes.fake_workers import picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.registry.registry import Registry, RegistrySnapshot
-from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.types import ItemPlan
+from triptych.base.types import ItemPlan
+from triptych.registry.registry import Registry, RegistrySnapshot
+from triptych.store.control import StoreUnavailable
+from triptych.store.embedding_store import EmbeddingStore
 
 TEXT = [{"role": "user", "content": "count"}]
 

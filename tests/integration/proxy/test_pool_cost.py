@@ -7,11 +7,11 @@ import pytest
 from support.fakes.proxy_fakes import FakeCluster
 from support.store_commands import commands
 from support.waiting import until
-from triptych.ec_connector.registry.registry import Registry, RegistrySnapshot
-from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.proxy import pool
 from triptych.proxy.pool import CHECKS_PER_SECOND, HEALTH_INTERVAL, health_interval
+from triptych.registry.registry import Registry, RegistrySnapshot
+from triptych.store.control import StoreUnavailable
+from triptych.store.embedding_store import EmbeddingStore
 
 LOOKS = 5
 

@@ -7,9 +7,9 @@ import pytest
 from support.fakes.fake_workers import user
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.registry.registry import Registry, RegistrySnapshot
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.proxy import pool
+from triptych.registry.registry import Registry, RegistrySnapshot
+from triptych.store.embedding_store import EmbeddingStore
 
 
 class FaultyRegistry:

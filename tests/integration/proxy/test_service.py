@@ -22,14 +22,14 @@ from support.fakes.fake_workers import TOKEN, whole_text
 from support.probing import probe
 from support.processes.cluster import free_port
 from support.waiting import until
-from triptych.config import ProxyConfig, ScalingConfig
-from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.registry.scaling import ScalingBoard
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.errors import ConfigError
+from triptych.base.config import ProxyConfig, ScalingConfig
+from triptych.base.errors import ConfigError
+from triptych.base.scaling import PoolDemand, ScalingDecision
 from triptych.protos import proxy_pb2, proxy_pb2_grpc
 from triptych.proxy import service
-from triptych.scaling import PoolDemand, ScalingDecision
+from triptych.registry.registry import Registry
+from triptych.registry.scaling import ScalingBoard
+from triptych.store.embedding_store import EmbeddingStore
 
 QUESTION: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 6}
 #: Where a proxy may listen for others than this machine.

@@ -7,7 +7,7 @@ import asyncio
 from support.fakes.fake_workers import picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.store.embedding_store import EmbeddingStore
 
 TEXT = [{"role": "user", "content": "count"}]
 #: No worker counts as lost in the time of a test.

@@ -12,9 +12,9 @@ from support.fakes.fake_pd import FakePD
 from support.fakes.fake_workers import key_of, picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store import keys
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import pd_pb2
+from triptych.store import keys
+from triptych.store.embedding_store import EmbeddingStore
 
 FIRST, SECOND = picture("first"), picture("second")
 UNENCODED = pd_pb2.ITEM_STATE_UNENCODED

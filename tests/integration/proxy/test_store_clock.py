@@ -10,8 +10,8 @@ import pytest
 from support.fakes.fake_workers import key_of, picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store import scripts
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.store import scripts
+from triptych.store.embedding_store import EmbeddingStore
 
 PICTURES = 8
 SHIFT = "test:shift"

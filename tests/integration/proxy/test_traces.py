@@ -14,13 +14,13 @@ from support.fakes.fake_workers import MODEL, key_of, picture, user
 from support.fakes.proxy_fakes import FakeCluster
 from support.tracing.spans import KeptSpan, KeptSpans, kept_tracer
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.base.rpc.channels import make_channel
+from triptych.base.tracing.context import hex_trace_id, metadata, parse_traceparent
+from triptych.base.tracing.tracer import SpanKind
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.proxy.auth.key_ring import KeyRing
 from triptych.proxy.auth.keys import KeyLimits
-from triptych.rpc.channels import make_channel
-from triptych.tracing.context import hex_trace_id, metadata, parse_traceparent
-from triptych.tracing.tracer import SpanKind
+from triptych.store.embedding_store import EmbeddingStore
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"

@@ -15,7 +15,7 @@ import pytest
 from support.data.checkpoints import build_checkpoint
 from support.probing import probe
 from support.processes.cluster import PATIENCE, free_port, wait_for
-from triptych.launch.embedded_store import EmbeddedStore
+from triptych.apps.launch.embedded_store import EmbeddedStore
 
 READY = {"code": 200, "status": "ready"}
 ALIVE = {"code": 200, "status": "ok"}
@@ -41,7 +41,7 @@ def _frozen(store: EmbeddedStore) -> Iterator[None]:
 @contextmanager
 def _worker(role: str, store: EmbeddedStore, port: int) -> Iterator[subprocess.Popen[bytes]]:
     model = str(build_checkpoint("qwen3_vl"))
-    command = [sys.executable, "-m", "triptych.cli", role, model, "--store", store.url, *FLAGS[role]]
+    command = [sys.executable, "-m", "triptych.apps.cli", role, model, "--store", store.url, *FLAGS[role]]
     process = subprocess.Popen([*command, "--metrics-port", str(port)], stdin=subprocess.DEVNULL)
     try:
         yield process

@@ -25,7 +25,7 @@ from support.data.traffic import Case, ask_with, client_of
 from support.processes.cluster import PATIENCE, Cluster
 from support.processes.relay import Relay
 from support.waiting import within
-from triptych.ec_connector.store.keys import EMBEDDING
+from triptych.store.keys import EMBEDDING
 
 TOKENS = 48
 #: Flips a bit in the middle of a value; one that has been evicted meanwhile stays away.

@@ -23,7 +23,7 @@ import redis
 from support.chaos.streams import StageMissed, Streams
 from support.data.traffic import Answer
 from support.processes.cluster import PATIENCE, Cluster
-from triptych.ec_connector.store import keys
+from triptych.store import keys
 
 #: Requests that must be unfinished when something is killed.
 UNFINISHED = 25

@@ -10,7 +10,7 @@ import redis
 
 from support.data.traffic import Answer, ask
 from support.processes.cluster import PATIENCE, Cluster, data_url
-from triptych.ec_connector.store import keys
+from triptych.store import keys
 
 
 @dataclass

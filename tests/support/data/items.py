@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 
-from triptych.types import DTYPE_BYTES, ItemPlan
+from triptych.base.types import DTYPE_BYTES, ItemPlan
 
 NAMESPACE = "0123456789abcdef" * 4
 

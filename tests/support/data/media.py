@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from triptych.config import ProxyConfig
-from triptych.metrics import ProxyMetrics
+from triptych.base.config import ProxyConfig
+from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.media.loader import MediaLoader, make_loader
 from triptych.proxy.media.ports import ItemMedia

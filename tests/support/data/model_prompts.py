@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from PIL import Image
 
+from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.models.base import DecoderSide, EncoderSide, MergedEmbeds, PreparedItem
-from triptych.types import ItemPlan, MMFeature, Placement
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ import torch
 from support.encdec.oracle import Inputs, encoder_rows
 from support.engine.engine_cell import EngineCell
 from support.engine.engine_requests import CountingText, greedy
+from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.ec_connector.base import EncoderOutput
 from triptych.models.base import DecoderSide, LogitsRule
 from triptych.models.registry import generation_defaults, load_decoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.types import ItemPlan, MMFeature, Placement
 
 _NAMES = itertools.count(1)
 

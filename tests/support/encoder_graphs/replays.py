@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from support.encoder_graphs.adapters import Adapter
+from triptych.base.machine.graphs import EagerStatic, GraphBackend
 from triptych.encoder_worker.graphs.budget_graph import BudgetGraphMetadata
 from triptych.encoder_worker.graphs.manager import EncoderCudaGraphManager
 from triptych.encoder_worker.graphs.packing import GraphLimits
-from triptych.machine.graphs import EagerStatic, GraphBackend
 from triptych.models.base import PreparedItem
 
 #: Rows of one item differ between a graph and an ordinary call by rounding only.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from triptych.machine.graphs import GraphBackend
+from triptych.base.machine.graphs import GraphBackend
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossTables
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache

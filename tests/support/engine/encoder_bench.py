@@ -17,15 +17,15 @@ import torch
 from grpc import aio
 from PIL import Image
 
-from triptych import hashing
-from triptych.config import EncoderConfig
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.base import hashing
+from triptych.base.config import EncoderConfig
+from triptych.base.metrics import EncoderMetrics
+from triptych.base.rpc.channels import MEDIA_FRAME_BYTES, make_channel, make_server
+from triptych.base.tracing.tracer import Tracer
 from triptych.encoder_worker.service import EncoderWorker, WorkerIdentity
-from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
-from triptych.rpc.channels import MEDIA_FRAME_BYTES, make_channel, make_server
-from triptych.tracing.tracer import Tracer
+from triptych.store.embedding_store import EmbeddingStore
 
 NAMESPACE = "ab" * 32
 

@@ -19,11 +19,12 @@ from support.data.checkpoints import build_checkpoint
 from support.data.oracle import OracleResult, oracle
 from support.data.pictures import picture
 from support.engine.engine_requests import CountingText, greedy
-from triptych.config import MIB, PDConfig
-from triptych.cpu.step_pacer import StepPacer
+from triptych.base.config import MIB, PDConfig
+from triptych.base.cpu.step_pacer import StepPacer
+from triptych.base.metrics import PDMetrics
+from triptych.base.types import DTYPE_BYTES, ItemPlan, MMFeature, Placement
 from triptych.ec_connector.base import ECTransferConfig, EncoderOutput
 from triptych.ec_connector.connectors.memory_store import MemoryStore
-from triptych.metrics import PDMetrics
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.registry import load_decoder, load_encoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
@@ -32,7 +33,6 @@ from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, Reque
 from triptych.pd_worker.engine import Engine
 from triptych.pd_worker.native import build_engine
 from triptych.pd_worker.ranks.ranked_runner import OtherRanks
-from triptych.types import DTYPE_BYTES, ItemPlan, MMFeature, Placement
 
 MODEL_NAME = "tiny"
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from triptych.base.types import FinishReason, ItemPlan, MMFeature, Placement
 from triptych.ec_connector.base import (
     ECConnectorOutput,
     ECConnectorScheduler,
@@ -29,7 +30,6 @@ from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import EngineEvent, RequestFinished
 from triptych.pd_worker.core.sampling import ResolvedSampling
 from triptych.pd_worker.core.scheduler import Scheduler
-from triptych.types import FinishReason, ItemPlan, MMFeature, Placement
 
 WIDTH = 4
 FAR = 1e9

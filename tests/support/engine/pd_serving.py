@@ -8,11 +8,11 @@ from typing import Any
 
 from support.data.checkpoints import build_checkpoint
 from support.fakes.pd_client import PDClient
-from triptych.config import PDConfig
-from triptych.metrics import PDMetrics
+from triptych.base.config import PDConfig
+from triptych.base.metrics import PDMetrics
+from triptych.base.rpc.channels import make_channel, make_server
 from triptych.pd_worker.native import LoadedModel, NativeWorker, load_model
 from triptych.protos import pd_pb2_grpc
-from triptych.rpc.channels import make_channel, make_server
 
 
 def tiny_model(family: str, **flags: Any) -> LoadedModel:

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from triptych.base.metrics import EncoderMetrics
+from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import EncoderOutput
-from triptych.ec_connector.registry.leases import OwnedBy
 from triptych.encoder_worker.engine import BatchDone, TowerItem
 from triptych.encoder_worker.job_spec import JobSpec
 from triptych.encoder_worker.jobs.job import EncodeJob, JobEvent, Waiter
@@ -19,9 +20,8 @@ from triptych.encoder_worker.jobs.metrics import JobMetrics
 from triptych.encoder_worker.jobs.table import EncodeJobs, JobBounds
 from triptych.encoder_worker.media.preparer import VerifiedMedia
 from triptych.encoder_worker.scheduler import EncoderScheduler
-from triptych.metrics import EncoderMetrics
 from triptych.models.base import PreparedItem
-from triptych.types import ItemPlan
+from triptych.registry.leases import OwnedBy
 
 NAMESPACE = "ab" * 32
 MODEL = "tiny"

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from support.fakes.fake_workers import NAMESPACE, ROWS, WIDTH, FakeWorker
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych.protos.convert import plan_from_proto
+from triptych.store.embedding_store import EmbeddingStore
 
 
 class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):

@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 
 from support.fakes.fake_workers import END_TOKEN, FIRST_TIME, TOKEN_NAMES, FakeWorker, choice_text
+from triptych.base.rpc.channels import INCARNATION_HEADER
 from triptych.pd_worker.core.isolation import Isolation
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
-from triptych.rpc.channels import INCARNATION_HEADER
 
 
 def fake_logprobs(index: int, text: str, top: int) -> common_pb2.PositionLogprobs:

@@ -9,11 +9,11 @@ from typing import Any
 
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from triptych.hashing import mm_hash
-from triptych.rpc.channels import STORE_SERVICE, listen, make_server
-from triptych.rpc.server_auth import WorkerAuth
-from triptych.rpc.tls.certificates import Certificates
-from triptych.types import WorkerInfo
+from triptych.base.hashing import mm_hash
+from triptych.base.rpc.channels import STORE_SERVICE, listen, make_server
+from triptych.base.rpc.server_auth import WorkerAuth
+from triptych.base.rpc.tls.certificates import Certificates
+from triptych.base.types import WorkerInfo
 
 TOKEN = "internal-token-of-the-fakes"
 MODEL = "demo"

@@ -11,10 +11,10 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from triptych.rpc.channels import make_channel
-from triptych.rpc.proofs import SIZE, identity_of
-from triptych.rpc.server_auth import CHALLENGE_HEADER, METHOD, SERVICE
-from triptych.types import WorkerInfo
+from triptych.base.rpc.channels import make_channel
+from triptych.base.rpc.proofs import SIZE, identity_of
+from triptych.base.rpc.server_auth import CHALLENGE_HEADER, METHOD, SERVICE
+from triptych.base.types import WorkerInfo
 
 AUTHENTICATE = f"/{SERVICE}/{METHOD}"
 HEALTH = "/grpc.health.v1.Health/Check"

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from triptych.config import ProxyConfig
+from triptych.base.config import ProxyConfig
 from triptych.proxy.live.objects import ClusterHistory, ClusterSnapshot, RequestRow
 from triptych.proxy.quotas.quota import Quota
 from triptych.proxy.quotas.table import quota_specs

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from support.processes.cluster import free_port
 from support.waiting import within
-from triptych.launch.children import Child
+from triptych.apps.launch.children import Child
 
 _TESTS = Path(__file__).parents[2]
 _ENVIRONMENT = {"PYTHONPATH": f"{_TESTS.parent}{os.pathsep}{_TESTS}"}
@@ -76,7 +76,7 @@ def _worker(name: str, model: Path, store_url: str, pids: set[int]) -> Child:
 def _proxy(name: str, port: int, store_url: str, timeout: float) -> Child:
     ports = ("--port", str(port), "--grpc-port", str(free_port()))
     words = ("proxy", "--store", store_url, *ports, "--request-timeout", str(timeout))
-    return Child(name, (sys.executable, "-m", "triptych.cli", *words))
+    return Child(name, (sys.executable, "-m", "triptych.apps.cli", *words))
 
 
 async def _answers(url: str, watches: Sequence[asyncio.Task[int]], workers: int) -> None:

@@ -10,7 +10,7 @@ import os
 import re
 from typing import Any
 
-from triptych.cli import main
+from triptych.apps.cli import main
 from triptych.pd_worker.frontend.input_processor import InputProcessor
 from triptych.pd_worker.runner.model_runner import ModelRunner
 

@@ -17,10 +17,11 @@ from support.fakes.fake_encoder import FakeEncoder
 from support.fakes.fake_pd import FakePD
 from support.fakes.fake_workers import MODEL, TOKEN
 from support.waiting import until, within
-from triptych.config import ProxyConfig
-from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.metrics import ProxyMetrics
+from triptych.base.config import ProxyConfig
+from triptych.base.metrics import ProxyMetrics
+from triptych.base.rpc.channels import listen, make_server
+from triptych.base.rpc.tls.certificates import Certificates
+from triptych.base.types import WorkerInfo
 from triptych.protos import (
     encoder_pb2,
     proxy_pb2_grpc,
@@ -45,9 +46,8 @@ from triptych.proxy.pool import WorkerPool
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.proxy.refusals.refusals import RefusalMiddleware, Refusals
 from triptych.proxy.transport import GrpcTransport
-from triptych.rpc.channels import listen, make_server
-from triptych.rpc.tls.certificates import Certificates
-from triptych.types import WorkerInfo
+from triptych.registry.registry import Registry
+from triptych.store.embedding_store import EmbeddingStore
 
 
 class FakeCluster:

@@ -14,11 +14,11 @@ from support.data.checkpoints import build_checkpoint
 from support.data.pictures import picture
 from support.engine.pd_serving import tiny_model
 from support.fakes.pd_client import PDClient
-from triptych.hashing import framed_digest
+from triptych.base.hashing import framed_digest
+from triptych.base.types import ItemPlan
 from triptych.models.registry import load_encoder
 from triptych.pd_worker.native import LoadedModel
 from triptych.protos import common_pb2, pd_pb2
-from triptych.types import ItemPlan
 
 FAMILY = "qwen3_vl"
 PICTURES = (picture(1, 64, 48), picture(2, 48, 96))

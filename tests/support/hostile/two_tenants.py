@@ -19,12 +19,12 @@ from support.fakes.fake_workers import user
 from support.fakes.proxy_fakes import FakeCluster
 from support.processes.web import WebServer
 from support.waiting import within
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.base.rpc.tls.certificates import Certificates
 from triptych.protos import proxy_pb2, proxy_pb2_grpc
 from triptych.proxy.auth.key_ring import KeyRing
 from triptych.proxy.auth.keys import KeyLimits, new_key
 from triptych.proxy.media.loader import MediaLoader
-from triptych.rpc.tls.certificates import Certificates
+from triptych.store.embedding_store import EmbeddingStore
 
 A, B = "alice", "bob"
 #: Addresses that they come from where these count; gRPC clients come from B's.

@@ -7,7 +7,7 @@ from typing import Any
 from support.kubernetes.chart import Manifest
 from support.kubernetes.manifests import component, main_container, pod, workloads
 from support.options import parse
-from triptych.config import (
+from triptych.base.config import (
     ColocatedConfig,
     EncoderConfig,
     PDConfig,
@@ -17,9 +17,9 @@ from triptych.config import (
     check_front_door,
     check_scaling,
 )
-from triptych.config.flags import Config
-from triptych.config.tls import check_front_encryption, check_worker_encryption
-from triptych.ec_connector.store.topology.location import has_password, parse_store
+from triptych.base.config.flags import Config
+from triptych.base.config.tls import check_front_encryption, check_worker_encryption
+from triptych.store.topology.location import has_password, parse_store
 
 CONFIGS: dict[str, type[Config]] = {
     "proxy": ProxyConfig,

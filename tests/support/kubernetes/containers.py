@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from support.kubernetes.pod_spec import Command
-from triptych.launch.embedded_store import find_server_binary
+from triptych.apps.launch.embedded_store import find_server_binary
 
 #: Seconds that a killed process may take to be gone.
 _KILL_SECONDS = 20.0
@@ -23,7 +23,7 @@ def on_this_machine(words: Sequence[str], ip: str) -> list[str]:
     """The program of an image as it is found here. Servers of stores are bound to the pod's address."""
     program, *rest = words
     if program == "triptych":
-        return [sys.executable, "-m", "triptych.cli", *rest]
+        return [sys.executable, "-m", "triptych.apps.cli", *rest]
     if program in ("valkey-server", "redis-server"):
         return [str(find_server_binary()), *rest, "--bind", ip]
     if program == "valkey-cli":

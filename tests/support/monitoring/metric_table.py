@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
-from triptych.metrics import EncoderMetrics, PDMetrics, ProxyMetrics, show_expiry
+from triptych.base.metrics import EncoderMetrics, PDMetrics, ProxyMetrics, show_expiry
 
 #: Units by the end of a name, longest first.
 _UNITS = (

@@ -21,8 +21,8 @@ import aiohttp
 from support.data.traffic import WORDS, picture
 from support.netns.network import Network
 from support.processes.cluster import PATIENCE, data_url, scrape, wait_for
-from triptych.launch.embedded_store import find_server_binary
-from triptych.launch.parent import supervised
+from triptych.apps.launch.embedded_store import find_server_binary
+from triptych.apps.launch.parent import supervised
 
 PROXIES = ("proxy-0", "proxy-1")
 ENCODERS = ("encoder-0", "encoder-1")
@@ -89,7 +89,7 @@ class SplitCluster:
     def _service(self, name: str, service: str, *words: str) -> None:
         address = self.network.addresses
         words = (*words, "--host", address[name], "--store", f"redis://{address['store']}:6379/0")
-        self._spawn(name, sys.executable, "-m", "triptych.cli", service, *words)
+        self._spawn(name, sys.executable, "-m", "triptych.apps.cli", service, *words)
 
     def _spawn(self, name: str, *words: str) -> None:
         command, environment = supervised(self.network.command(name, *words))

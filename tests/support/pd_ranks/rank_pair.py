@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from support.engine.engine_cell import EngineCell, engine_cell
-from triptych.config import MIB, PDConfig
+from triptych.base.config import MIB, PDConfig
 from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.connectors.host_buffers import bytes_of
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.ranks.decoder_ranks import DecoderRanks
 from triptych.pd_worker.ranks.share import load_share
 from triptych.pd_worker.runner.capacity import block_bytes
+from triptych.store.embedding_store import EmbeddingStore
 
 PATIENCE = 240.0
 

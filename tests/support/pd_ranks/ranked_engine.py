@@ -6,13 +6,13 @@ import random
 from dataclasses import dataclass, field
 
 from support.engine.tight_engine import ServerlessStore, TightEngine
+from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import ECConnectorOutput, ECTransferConfig, EncoderOutput
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker
 from triptych.ec_connector.metadata import TransferMetadata
-from triptych.ec_connector.store.results import LoadResult, Missing
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.ranks.transfer_merger import TransferMerger
-from triptych.types import ItemPlan
+from triptych.store.results import LoadResult, Missing
 
 
 class ForgetfulStore(ServerlessStore):

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import msgpack
 import torch
 
-from triptych.config import PDConfig
+from triptych.base.config import PDConfig
+from triptych.base.ranks.channel import Message
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig
 from triptych.models.base import DecoderSide
 from triptych.models.parallel.tensor_parallel import TensorParallel
@@ -19,7 +20,6 @@ from triptych.pd_worker.ranks.request_mirror import RequestMirror
 from triptych.pd_worker.ranks.step_report import report_of
 from triptych.pd_worker.runner.capacity import runner_options
 from triptych.pd_worker.runner.model_runner import ModelRunner
-from triptych.ranks.channel import Message
 
 TWIN_THREAD = "twin-rank"
 _SECONDS = 30.0

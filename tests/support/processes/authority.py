@@ -8,7 +8,7 @@ from pathlib import Path
 
 import trustme
 
-from triptych.ec_connector.store.tls import StoreTls
+from triptych.store.tls import StoreTls
 
 _LONG_AGO = datetime.now(UTC) - timedelta(days=30)
 

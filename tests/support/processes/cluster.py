@@ -25,10 +25,10 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.types import WorkerInfo
+from triptych.base.types import WorkerInfo
+from triptych.registry.registry import Registry
+from triptych.store.control import StoreUnavailable
+from triptych.store.embedding_store import EmbeddingStore
 
 #: Longest wait for anything in a test, in seconds; the machine may be busy.
 PATIENCE = 180.0
@@ -162,7 +162,7 @@ class Cluster:
 
     def add_worker(self, *words: str) -> subprocess.Popen[bytes]:
         """A service alone beside the cluster, with its token: `add_worker("encoder", "/folder")`."""
-        command = [sys.executable, "-m", "triptych.cli", *words, "--store", self.store_url]
+        command = [sys.executable, "-m", "triptych.apps.cli", *words, "--store", self.store_url]
         with self.log.open("ab") as log:
             process = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=os.environ | self.token
@@ -203,7 +203,7 @@ def start_cluster(
     port, grpc_port = free_port(), free_port()
     log = run_dir / "cluster.log"
     command = [
-        *(sys.executable, "-m", "triptych.cli", "serve", "--run-dir", str(run_dir)),
+        *(sys.executable, "-m", "triptych.apps.cli", "serve", "--run-dir", str(run_dir)),
         *([str(model)] if model else []),
         *(
             "--port",

@@ -12,9 +12,9 @@ import pytest
 
 from support.data.media import content, kept_bytes
 from support.processes.web import PNG
-from triptych.config import ProxyConfig
-from triptych.errors import RequestError
-from triptych.metrics import ProxyMetrics
+from triptych.base.config import ProxyConfig
+from triptych.base.errors import RequestError
+from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.media.address_rules import parse_rules
 from triptych.proxy.media.connection import LookUpHost, MediaConnections, look_up_host
 from triptych.proxy.media.fetcher import FetchLimits, MediaFetcher

@@ -16,8 +16,8 @@ from support.fakes.fake_encoder import FakeEncoder
 from support.fakes.fake_pd import FakePD
 from support.fakes.fake_workers import TOKEN
 from support.waiting import until
-from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.registry.registry import Registry
+from triptych.store.embedding_store import EmbeddingStore
 
 _READY = re.compile(r"ready: proxy http://127\.0\.0\.1:(\d+) grpc 127\.0\.0\.1:(\d+)")
 
@@ -83,7 +83,7 @@ async def started_proxy(
 @asynccontextmanager
 async def started_service(store_url: str, log: Path, *words: str) -> AsyncIterator[subprocess.Popen[bytes]]:
     """`triptych WORDS` with the tests' internal token, until the block ends; it may still be starting."""
-    command = [sys.executable, "-m", "triptych.cli", *words, "--store", store_url]
+    command = [sys.executable, "-m", "triptych.apps.cli", *words, "--store", store_url]
     with log.open("wb") as file:
         process = subprocess.Popen(
             command, stdout=file, stderr=file, env=os.environ | {"TRIPTYCH_INTERNAL_TOKEN": TOKEN}

@@ -14,7 +14,7 @@ from typing import Any
 import redis
 
 from support.processes.cluster import Cluster, free_port, start_cluster, wait_for
-from triptych.launch.embedded_store import EmbeddedStore
+from triptych.apps.launch.embedded_store import EmbeddedStore
 
 #: Ray's own token stays out of the user's home, and nothing is reported.
 ENVIRONMENT = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
@@ -62,7 +62,7 @@ class RayNodes:
     def refused(self, *words: str) -> subprocess.CompletedProcess[str]:
         """`triptych serve` here with these words, run to its end."""
         return subprocess.run(
-            [sys.executable, "-m", "triptych.cli", "serve", *self.words(*words)],
+            [sys.executable, "-m", "triptych.apps.cli", "serve", *self.words(*words)],
             text=True,
             capture_output=True,
             timeout=120,

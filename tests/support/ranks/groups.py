@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from triptych.config import EncoderConfig
-from triptych.ranks.group import RankGroup
+from triptych.base.config import EncoderConfig
+from triptych.base.ranks.group import RankGroup
 
 COMMAND = (sys.executable, "-m", "support.ranks.process")
 

@@ -6,9 +6,9 @@ import os
 import time
 from pathlib import Path
 
-from triptych.errors import ConfigError
-from triptych.ranks.channel import Message
-from triptych.ranks.rank import Rank
+from triptych.base.errors import ConfigError
+from triptych.base.ranks.channel import Message
+from triptych.base.ranks.rank import Rank
 
 FOR_EVER = 3600.0
 

@@ -1,8 +1,8 @@
-"""`python -m support.ranks.process …`: `triptych.ranks.process` with the tests' program among the others."""
+"""`python -m support.ranks.process …`: `triptych.base.ranks.process` with the tests' program."""
 
 from __future__ import annotations
 
-from triptych.ranks import process, program
+from triptych.base.ranks import process, program
 
 program.PROGRAMS["test"] = "support.ranks.obedient"
 

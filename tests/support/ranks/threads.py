@@ -7,13 +7,13 @@ import socket
 import threading
 from collections.abc import Callable
 
-from triptych.config import EncoderConfig
-from triptych.engine_beat import EngineBeat
-from triptych.ranks.beat_page import BeatPage
-from triptych.ranks.channel import Channel
-from triptych.ranks.errors import RankLost
-from triptych.ranks.group import RankGroup
-from triptych.ranks.rank import Handler, Rank, RankStart
+from triptych.base.config import EncoderConfig
+from triptych.base.engine_beat import EngineBeat
+from triptych.base.ranks.beat_page import BeatPage
+from triptych.base.ranks.channel import Channel
+from triptych.base.ranks.errors import RankLost
+from triptych.base.ranks.group import RankGroup
+from triptych.base.ranks.rank import Handler, Rank, RankStart
 
 
 class RankThread:

@@ -11,8 +11,8 @@ from typing import Any
 import redis
 
 from support.processes.cluster import free_port, wait_for
-from triptych.launch.embedded_store import find_server_binary
-from triptych.launch.parent import supervised
+from triptych.apps.launch.embedded_store import find_server_binary
+from triptych.apps.launch.parent import supervised
 
 _SECONDS = 20.0
 #: The name and password of the administrator in ACL files of tests.

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
-from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.ec_connector.store.results import Missing
-from triptych.ec_connector.store.scatter import scattered
-from triptych.types import ItemPlan
+from triptych.base.types import ItemPlan
+from triptych.store.control import StoreUnavailable
+from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.results import Missing
+from triptych.store.scatter import scattered
 
 
 @dataclass

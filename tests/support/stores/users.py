@@ -9,8 +9,8 @@ from typing import Any
 from urllib.parse import quote
 
 from support.stores.server import ADMIN, StoreServer
-from triptych.ec_connector.access.acl import acl_lines, password_hash, user_name
-from triptych.ec_connector.access.uses import OPTIONAL_ROLES, ROLES
+from triptych.apps.access.acl import acl_lines, password_hash, user_name
+from triptych.apps.access.uses import OPTIONAL_ROLES, ROLES
 
 
 def role_password(role: str) -> str:

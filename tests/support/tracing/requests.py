@@ -15,7 +15,7 @@ from PIL import Image
 
 from support.processes.cluster import Cluster, data_url, start_cluster, wait_for
 from support.tracing.collector import Collector, Received
-from triptych.launch.model_path import DEMO_MODEL
+from triptych.apps.launch.model_path import DEMO_MODEL
 
 #: Spans of a request whose one picture is encoded, in one trace.
 WHOLE = {

@@ -11,9 +11,9 @@ from typing import Any
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.trace import SpanKind, TraceFlags, TraceState
 
-from triptych.tracing.context import SpanContext
-from triptych.tracing.sampling import request_sampler
-from triptych.tracing.tracer import Tracer
+from triptych.base.tracing.context import SpanContext
+from triptych.base.tracing.sampling import request_sampler
+from triptych.base.tracing.tracer import Tracer
 
 
 def new_context(*, sampled: bool, state: str = "", trace_id: str = "", span_id: str = "") -> SpanContext:

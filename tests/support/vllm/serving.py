@@ -10,16 +10,16 @@ from typing import Any
 from support.data.checkpoints import build_checkpoint
 from support.fakes.pd_client import PDClient
 from support.vllm.scripted_server import ScriptedServer
-from triptych.config import PDConfig
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.metrics import PDMetrics
+from triptych.base.config import PDConfig
+from triptych.base.metrics import PDMetrics
+from triptych.base.rpc.channels import make_channel, make_server
 from triptych.pd_worker.vllm.connection import EngineConnection
 from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import VLLMClient
 from triptych.pd_worker.vllm.worker import VLLMWorker, load_front_model
 from triptych.pd_worker.worker import PDModel
 from triptych.protos import pd_pb2_grpc
-from triptych.rpc.channels import make_channel, make_server
+from triptych.store.embedding_store import EmbeddingStore
 
 _MODELS: dict[str, PDModel] = {}
 

@@ -14,13 +14,13 @@ from PIL import Image
 
 from support.engine.encoder_bench import Job, png
 from support.processes.cluster import wait_for
-from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.hashing import mm_hash
-from triptych.launch.parent import supervised
+from triptych.apps.launch.parent import supervised
+from triptych.base.hashing import mm_hash
+from triptych.base.rpc.channels import make_channel
 from triptych.protos import encoder_pb2_grpc
-from triptych.rpc.channels import make_channel
+from triptych.registry.registry import Registry
+from triptych.store.control import StoreUnavailable
+from triptych.store.embedding_store import EmbeddingStore
 
 
 @dataclass
@@ -43,7 +43,7 @@ class EncoderProcess:
             "--dtype",
             "float32",
         )
-        command, environment = supervised([sys.executable, "-m", "triptych.cli", *words])
+        command, environment = supervised([sys.executable, "-m", "triptych.apps.cli", *words])
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment

@@ -20,11 +20,11 @@ from support.fakes.fake_workers import TOKEN
 from support.processes.cluster import PATIENCE, scrape, wait_for
 from support.stores.server import StoreServer
 from support.vllm_engine.server import VllmServer
-from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.launch.parent import supervised
-from triptych.types import WorkerInfo
+from triptych.apps.launch.parent import supervised
+from triptych.base.types import WorkerInfo
+from triptych.registry.registry import Registry
+from triptych.store.control import StoreUnavailable
+from triptych.store.embedding_store import EmbeddingStore
 
 DTYPE = ("--dtype", "float32")
 _PROXY = re.compile(r"ready: proxy (http://127\.0\.0\.1:\d+)")
@@ -72,7 +72,7 @@ class FrontDoor:
             wait_for("a proxy that answers", partial(_answers, f"{url}/ready"))
 
     def _launch(self, name: str) -> None:
-        words = [sys.executable, "-m", "triptych.cli", *self._words[name], "--store", self.store.url]
+        words = [sys.executable, "-m", "triptych.apps.cli", *self._words[name], "--store", self.store.url]
         command, environment = supervised(words)
         environment |= {"TRIPTYCH_INTERNAL_TOKEN": TOKEN}
         with self.log(name).open("ab") as log:
@@ -178,7 +178,7 @@ def _answers(url: str) -> bool:
 
 def namespace_of(checkpoint: Path) -> str:
     """The namespace of our encoder workers, as `triptych namespace` prints it."""
-    command = [sys.executable, "-m", "triptych.cli", "namespace", str(checkpoint), *DTYPE]
+    command = [sys.executable, "-m", "triptych.apps.cli", "namespace", str(checkpoint), *DTYPE]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.__main__ import names
 from benchmarks.targets import TARGETS, Bound, Reached, Target, read, record, table, verdict
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 
 SPEED = Target("speed", (Bound("req/s", "≥", 1.1), Bound("TTFT", "≤", 1.0)), "speed")
 NAME = "vLLM, small, text@16"

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from support.processes.cluster import free_port
-from triptych.cli.app import app
+from triptych.apps.cli.app import app
 
 
 def test_an_unreachable_server_is_one_sentence_with_the_remedy():

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from support.options import assert_refused
-from triptych.launch.model_path import DEMO_MODEL
+from triptych.apps.launch.model_path import DEMO_MODEL
 
 _STORE = ("--store", "redis://127.0.0.1:1/0")
 #: Runs `triptych` as if the packages of these extras were not there.
@@ -30,7 +30,7 @@ class Absent(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())
-from triptych.cli import main
+from triptych.apps.cli import main
 
 main()
 """

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from support.data.checkpoints import build_checkpoint
 from support.options import assert_refused, triptych
-from triptych.cli.app import app
-from triptych.cli.commands.local import write_tones
-from triptych.errors import ConfigError
+from triptych.apps.cli.app import app
+from triptych.apps.cli.commands.local import write_tones
+from triptych.base.errors import ConfigError
 from triptych.models.identity import model_identity
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from support.options import assert_refused, triptych
-from triptych.cli.app import app
+from triptych.apps.cli.app import app
 
 
 def test_store_acl_prints_the_users_with_hashes_of_the_passwords_in_files(tmp_path: Path) -> None:

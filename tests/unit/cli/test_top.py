@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from support.fakes.live_view import EXAMPLE
 from support.processes.cluster import free_port
-from triptych.cli.app import app
+from triptych.apps.cli.app import app
 
 KEY = "a-key-that-is-long-enough"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from triptych.client.messages import conversation, media_type
-from triptych.errors import InvalidRequest
+from triptych.apps.client.messages import conversation, media_type
+from triptych.base.errors import InvalidRequest
 
 PNG = b"\x89PNG\r\n\x1a\nrest"
 

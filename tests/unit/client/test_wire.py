@@ -5,9 +5,9 @@ import json
 import pytest
 
 import triptych
-from triptych.client.answers import answer_of, chunk_of
-from triptych.client.wire import EventLines, chat_body, error_of, pause, tokenize_body
-from triptych.errors import (
+from triptych.apps.client.answers import answer_of, chunk_of
+from triptych.apps.client.wire import EventLines, chat_body, error_of, pause, tokenize_body
+from triptych.base.errors import (
     ContextTooLong,
     InternalError,
     InvalidRequest,
@@ -18,7 +18,7 @@ from triptych.errors import (
     Unauthorized,
     Unavailable,
 )
-from triptych.types import Usage
+from triptych.base.types import Usage
 
 
 def _body(code: str | None, message: str = "no", param: str | None = None) -> bytes:

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from support.processes.cluster import wait_for
-from triptych.colocated.device_lock import DeviceLock
-from triptych.errors import InternalError
+from triptych.apps.colocated.device_lock import DeviceLock
+from triptych.base.errors import InternalError
 
 PATIENCE = 30.0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.config import check_advertise, check_bind, read_internal_token
-from triptych.errors import ConfigError
+from triptych.base.config import check_advertise, check_bind, read_internal_token
+from triptych.base.errors import ConfigError
 
 
 def test_a_worker_bound_to_the_network_needs_a_token():

@@ -8,8 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.options import parse
-from triptych.config import ColocatedConfig, EncoderConfig, PDConfig, ProxyConfig, ServeConfig, WorkerRange
-from triptych.config.flags import Config, Flag, arguments, config_from, flags_of, secrets_of
+from triptych.base.config import (
+    ColocatedConfig,
+    EncoderConfig,
+    PDConfig,
+    ProxyConfig,
+    ServeConfig,
+    WorkerRange,
+)
+from triptych.base.config.flags import Config, Flag, arguments, config_from, flags_of, secrets_of
 
 
 @pytest.mark.parametrize("config", [ProxyConfig, EncoderConfig, PDConfig, ServeConfig])

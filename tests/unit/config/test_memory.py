@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.config import format_size, parse_size
-from triptych.errors import ConfigError
+from triptych.base.config import format_size, parse_size
+from triptych.base.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.config import ScalingConfig, check_scaling
-from triptych.errors import ConfigError
+from triptych.base.config import ScalingConfig, check_scaling
+from triptych.base.errors import ConfigError
 
 
 def test_the_defaults_and_a_usual_range_are_fine() -> None:

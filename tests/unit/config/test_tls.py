@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.config import (
+from triptych.base.config import (
     EncoderConfig,
     ProxyConfig,
     check_front_encryption,
@@ -13,7 +13,7 @@ from triptych.config import (
     internal_tls,
     with_tls_of,
 )
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 
 ALL = {"tls_cert_file": "c", "tls_key_file": "k", "tls_ca_file": "ca"}
 

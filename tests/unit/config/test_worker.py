@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.config import EncoderConfig
+from triptych.base.config import EncoderConfig
 
 
 @pytest.mark.parametrize(

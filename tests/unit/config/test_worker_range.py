@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from support.options import assert_refused, parse, triptych
-from triptych.config import ClusterConfig, ServeConfig, WorkerCounts, WorkerRange
-from triptych.config.flags import arguments
-from triptych.errors import ConfigError
-from triptych.launch.model_path import DEMO_MODEL
+from triptych.apps.launch.model_path import DEMO_MODEL
+from triptych.base.config import ClusterConfig, ServeConfig, WorkerCounts, WorkerRange
+from triptych.base.config.flags import arguments
+from triptych.base.errors import ConfigError
 
 
 @pytest.mark.parametrize(

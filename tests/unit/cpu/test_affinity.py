@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from triptych.cpu.affinity import OwnCore, claim_core, parse_cpus, pin
-from triptych.errors import ConfigError
+from triptych.base.cpu.affinity import OwnCore, claim_core, parse_cpus, pin
+from triptych.base.errors import ConfigError
 
 
 def test_cores_are_written_one_by_one_or_as_spans():

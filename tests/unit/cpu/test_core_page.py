@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.cpu import core_page
-from triptych.cpu.core_page import SLOTS, CorePage, crowded
-from triptych.errors import ConfigError
-from triptych.machine.resources import usable_cpus
+from triptych.base.cpu import core_page
+from triptych.base.cpu.core_page import SLOTS, CorePage, crowded
+from triptych.base.errors import ConfigError
+from triptych.base.machine.resources import usable_cpus
 
 CORES = usable_cpus()
 

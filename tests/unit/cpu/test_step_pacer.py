@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from triptych.cpu import core_page
-from triptych.cpu import step_pacer as module
-from triptych.cpu.affinity import OwnCore
-from triptych.cpu.core_page import CorePage
-from triptych.cpu.step_pacer import SharedCores, StepPacer, step_pacer
-from triptych.machine.resources import usable_cpus
+from triptych.base.cpu import core_page
+from triptych.base.cpu import step_pacer as module
+from triptych.base.cpu.affinity import OwnCore
+from triptych.base.cpu.core_page import CorePage
+from triptych.base.cpu.step_pacer import SharedCores, StepPacer, step_pacer
+from triptych.base.machine.resources import usable_cpus
 
 CORES = usable_cpus()
 

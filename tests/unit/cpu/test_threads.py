@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from triptych.config import ServeConfig, WorkerRange
-from triptych.cpu.core_page import CorePage
-from triptych.cpu.threads import (
+from triptych.apps.launch import serve
+from triptych.apps.launch.plan.cores import share_cores
+from triptych.base.config import ServeConfig, WorkerRange
+from triptych.base.cpu.core_page import CorePage
+from triptych.base.cpu.threads import (
     decoder_threads,
     in_short_lived_thread,
     thread_environment,
@@ -22,16 +24,14 @@ from triptych.cpu.threads import (
     tower_threads,
     use_threads,
 )
-from triptych.launch import serve
-from triptych.launch.plan.cores import share_cores
-from triptych.machine import resources as machine
+from triptych.base.machine import resources as machine
 
-ROOT = Path(serve.__file__).resolve().parents[2]
+ROOT = Path(serve.__file__).resolve().parents[3]
 #: Who may ask for cores by their numbers, or hand them on.
 BY_NUMBER = {
-    "triptych/machine/resources.py",
-    "triptych/cpu/affinity.py",
-    "triptych/launch/plan/cluster.py",
+    "triptych/base/machine/resources.py",
+    "triptych/base/cpu/affinity.py",
+    "triptych/apps/launch/plan/cluster.py",
 }
 
 
@@ -129,7 +129,7 @@ def test_no_service_counts_the_cores_of_the_machine():
 
 _SHORT_LIVED = """
 import os, sys, time, torch
-from triptych.cpu.threads import in_short_lived_thread
+from triptych.base.cpu.threads import in_short_lived_thread
 
 def threads():
     return len(os.listdir("/proc/self/task"))

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from support.kubernetes.chart import CHART, ROOT
-from triptych.cli.app import app
+from triptych.apps.cli.app import app
 
 TEXT = (ROOT / "docs" / "kubernetes.md").read_text()
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.doctor.cluster import PageReply, check_health, check_models, check_ready, look_at_cluster
-from triptych.doctor.finding import CheckOutcome
+from triptych.apps.doctor.cluster import PageReply, check_health, check_models, check_ready, look_at_cluster
+from triptych.apps.doctor.finding import CheckOutcome
 
 
 @pytest.mark.parametrize(

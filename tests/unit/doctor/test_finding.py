@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triptych.doctor.finding import fail, failed, note, ok, table
+from triptych.apps.doctor.finding import fail, failed, note, ok, table
 
 GROUPS = [
     ("machine", [ok("memory", "8 GiB"), fail("files", "256", "ulimit -Hn 65536")]),

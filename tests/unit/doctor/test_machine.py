@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from triptych.config import GIB, MIB
-from triptych.doctor.finding import CheckOutcome, CheckResult
-from triptych.doctor.machine import MachineState, check_machine, check_ports, readable_by_others
+from triptych.apps.doctor.finding import CheckOutcome, CheckResult
+from triptych.apps.doctor.machine import MachineState, check_machine, check_ports, readable_by_others
+from triptych.base.config import GIB, MIB
 
 WELL = MachineState(memory=8 * GIB, cpus=4, quota=None, files=65536, shm=64 * MIB, disk=20 * GIB)
 

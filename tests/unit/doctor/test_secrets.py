@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from triptych.config import ProxyConfig
-from triptych.doctor.finding import CheckOutcome, CheckResult, table
-from triptych.doctor.secrets import certificate_finding, check_secrets
+from triptych.apps.doctor.finding import CheckOutcome, CheckResult, table
+from triptych.apps.doctor.secrets import certificate_finding, check_secrets
+from triptych.base.config import ProxyConfig
 
 SECRET = "a-secret-of-more-than-16-characters"
 DAY = 86400.0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from triptych.doctor.finding import CheckOutcome
-from triptych.doctor.store import check_store, check_workers
-from triptych.types import WorkerInfo
+from triptych.apps.doctor.finding import CheckOutcome
+from triptych.apps.doctor.store import check_store, check_workers
+from triptych.base.types import WorkerInfo
 
 
 async def test_a_store_that_is_away_is_one_finding_without_its_password():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.config import GIB, MIB
-from triptych.doctor import store_judgements as judge
-from triptych.doctor.finding import CheckOutcome
-from triptych.ec_connector.store.results import StoreMemory
+from triptych.apps.doctor import store_judgements as judge
+from triptych.apps.doctor.finding import CheckOutcome
+from triptych.base.config import GIB, MIB
+from triptych.store.results import StoreMemory
 
 OK, NOTE, FAIL = CheckOutcome.OK, CheckOutcome.NOTE, CheckOutcome.FAIL
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from packaging.requirements import Requirement
 
-from triptych.doctor.finding import CheckOutcome, CheckResult
-from triptych.doctor.versions import check_versions, needed
+from triptych.apps.doctor.finding import CheckOutcome, CheckResult
+from triptych.apps.doctor.versions import check_versions, needed
 
 TORCH = Requirement('torch<2.14,>=2.11; extra == "worker"')
 GRPC = Requirement("grpcio>=1.80")

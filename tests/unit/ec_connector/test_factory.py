@@ -32,7 +32,7 @@ def test_a_module_path_makes_a_connector_too() -> None:
     assert isinstance(made, MemoryConnectorScheduler)
 
 
-@pytest.mark.parametrize("name", ["nixl", "no.such.module:Thing", "triptych.types:Nothing"])
+@pytest.mark.parametrize("name", ["nixl", "no.such.module:Thing", "triptych.base.types:Nothing"])
 def test_an_unknown_connector_is_a_value_error(name: str) -> None:
     with pytest.raises(ValueError, match="connector"):
         ECConnectorFactory.create_connector(ECTransferConfig(connector=name), ECConnectorRole.WORKER)
@@ -50,8 +50,8 @@ def test_a_name_is_registered_once() -> None:
 
 def test_importing_factory_and_store_imports_no_torch() -> None:
     code = (
-        "import sys, triptych.ec_connector.factory, triptych.ec_connector.registry.heartbeat, "
-        "triptych.ec_connector.registry.leases, triptych.ec_connector.connectors.scheduler_role; "
+        "import sys, triptych.ec_connector.factory, triptych.registry.heartbeat, "
+        "triptych.registry.leases, triptych.ec_connector.connectors.scheduler_role; "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

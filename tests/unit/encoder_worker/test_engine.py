@@ -15,7 +15,9 @@ import torch
 from PIL import Image
 
 from support.fakes.fake_connector import RecordingWorker, SlowWorker, fake_transfer
-from triptych.cpu.step_pacer import StepPacer
+from triptych.base.cpu.step_pacer import StepPacer
+from triptych.base.errors import InternalError, InvalidRequest
+from triptych.base.types import ItemPlan
 from triptych.ec_connector.connectors.output_cache import OutputCache
 from triptych.encoder_worker.engine import (
     BatchDone,
@@ -26,9 +28,7 @@ from triptych.encoder_worker.engine import (
     TowerItem,
     Unsaved,
 )
-from triptych.errors import InternalError, InvalidRequest
 from triptych.models.base import EncoderSide, PreparedItem
-from triptych.types import ItemPlan
 
 WIDTH = 4
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from support.data.checkpoints import build_checkpoint
-from triptych.config import MIB, EncoderConfig
+from triptych.base.config import MIB, EncoderConfig
+from triptych.base.errors import ConfigError
+from triptych.base.machine.device_memory import CpuMemory
 from triptych.encoder_worker import loading
 from triptych.encoder_worker.loading import check_encoder_memory, largest_batch
-from triptych.errors import ConfigError
-from triptych.machine.device_memory import CpuMemory
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder
 

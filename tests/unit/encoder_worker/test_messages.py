@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from triptych.base.errors import InvalidRequest, Overloaded
+from triptych.base.types import ItemPlan
 from triptych.encoder_worker.job_spec import ItemFormat
 from triptych.encoder_worker.jobs.job import Failed, JobTimings, MediaWanted, Planned, Ready, Waits
 from triptych.encoder_worker.media.formats import MAX_MEDIA_BYTES
 from triptych.encoder_worker.messages import MAX_TIMEOUT, event_message, parse_job
-from triptych.errors import InvalidRequest, Overloaded
 from triptych.protos import encoder_pb2
-from triptych.types import ItemPlan
 
 FORMAT = ItemFormat("a" * 64, "image", 8, "float32")
 GOOD = {

@@ -7,9 +7,9 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from triptych.cli.app import app
-from triptych.config import WorkerCounts
-from triptych.errors import ConfigError
+from triptych.apps.cli.app import app
+from triptych.base.config import WorkerCounts
+from triptych.base.errors import ConfigError
 from triptych.goodput.launch import parse_shape, shape_words
 
 SERVER = ("--target", "http://127.0.0.1:9")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triptych.launch.children import backoff
+from triptych.apps.launch.children import backoff
 
 
 def test_restarts_wait_longer_each_time_up_to_a_bound():

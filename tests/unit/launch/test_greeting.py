@@ -9,8 +9,8 @@ from support.data.checkpoints import FAMILIES as PLACEHOLDER_FAMILIES
 from support.data.checkpoints import build_checkpoint
 from support.encdec.checkpoints import FAMILIES as CROSS_FAMILIES
 from support.options import serve_config
-from triptych.launch.greeting import first_request, greeting
-from triptych.launch.model_path import DEMO_MODEL
+from triptych.apps.launch.greeting import first_request, greeting
+from triptych.apps.launch.model_path import DEMO_MODEL
 
 URL = "http://127.0.0.1:8000"
 

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from support.options import assert_refused, triptych
-from triptych.launch.model_path import AUDIO_DEMO_MODEL, DEMO_MODEL, model_name, resolve_demo, resolve_model
+from triptych.apps.launch.model_path import (
+    AUDIO_DEMO_MODEL,
+    DEMO_MODEL,
+    model_name,
+    resolve_demo,
+    resolve_model,
+)
 
 
 def test_without_a_model_the_demo_model_is_served_by_its_name():

@@ -8,11 +8,11 @@ import json
 import pytest
 
 from support.options import serve_config
-from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.launch.plan.cluster import plan_cluster
-from triptych.launch.plan.cores import share_cores
-from triptych.launch.scrape_targets import FILE, keep_targets, scrape_targets, write_targets
-from triptych.types import WorkerInfo
+from triptych.apps.launch.plan.cluster import plan_cluster
+from triptych.apps.launch.plan.cores import share_cores
+from triptych.apps.launch.scrape_targets import FILE, keep_targets, scrape_targets, write_targets
+from triptych.base.types import WorkerInfo
+from triptych.store.control import StoreUnavailable
 
 
 def _info(address: str, pool: str, port: int = 9100) -> WorkerInfo:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from triptych.launch.start_display import StartDisplay
-from triptych.progress.launcher import VARIABLE, LauncherRenderer, encode
-from triptych.progress.screen import CLEAR
-from triptych.progress.step import StepState
-from triptych.progress.terminal import TerminalRenderer
+from triptych.apps.launch.start_display import StartDisplay
+from triptych.base.progress.launcher import VARIABLE, LauncherRenderer, encode
+from triptych.base.progress.screen import CLEAR
+from triptych.base.progress.step import StepState
+from triptych.base.progress.terminal import TerminalRenderer
 
 
 class Terminal(io.StringIO):

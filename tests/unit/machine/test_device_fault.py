@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from triptych.machine import device_fault
-from triptych.machine.device_fault import DeviceLost, check_device, is_sticky
+from triptych.base.machine import device_fault
+from triptych.base.machine.device_fault import DeviceLost, check_device, is_sticky
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

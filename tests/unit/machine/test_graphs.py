@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from triptych.config.worker import GRAPH_MODES
-from triptych.errors import ConfigError
-from triptych.machine.graphs import EagerStatic, graph_backend
+from triptych.base.config.worker import GRAPH_MODES
+from triptych.base.errors import ConfigError
+from triptych.base.machine.graphs import EagerStatic, graph_backend
 
 CPU = torch.device("cpu")
 

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from triptych.machine.heap import trim_heap
+from triptych.base.machine.heap import trim_heap
 
 #: Frees every other of 400 blocks, each too small for a mapping of its own: none is at the heap's end.
 _HOLES = """
-from triptych.machine.heap import trim_heap
+from triptych.base.machine.heap import trim_heap
 
 def resident():
     with open("/proc/self/statm") as file:

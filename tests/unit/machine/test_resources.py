@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from support.machine_files import V2, FakeMachine
-from triptych.machine import resources as machine
-from triptych.machine.resources import (
+from triptych.base.machine import resources as machine
+from triptych.base.machine.resources import (
     allowed_cpus,
     available_memory,
     cpu_quota,

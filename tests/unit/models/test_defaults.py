@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from support.data.checkpoints import FAMILIES, build_checkpoint
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.models.base import GenerationDefaults
 from triptych.models.registry import generation_defaults, resolve_device, resolve_dtype
 

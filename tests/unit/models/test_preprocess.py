@@ -14,7 +14,7 @@ from PIL import Image
 from support.data.checkpoints import FAMILIES, build_checkpoint
 from support.data.oracle import image_processor
 from support.data.pictures import picture
-from triptych.errors import ConfigError, InvalidRequest
+from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.models.base import EncoderSide
 from triptych.models.images import ImageProcessor
 from triptych.models.registry import load_encoder

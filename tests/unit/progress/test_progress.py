@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.progress.progress import Progress, each, ready, shown_by, step
-from triptych.progress.step import StepState
+from triptych.base.progress.progress import Progress, each, ready, shown_by, step
+from triptych.base.progress.step import StepState
 
 
 class Recorder:

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from triptych.errors import InvalidRequest, Overloaded
+from triptych.base.errors import InvalidRequest, Overloaded
+from triptych.base.types import ItemPlan, OutputFormat, PositionLogprobs, SamplingParams, TokenLogprob
 from triptych.protos import common_pb2
 from triptych.protos.convert import (
     error_from_proto,
@@ -16,7 +17,6 @@ from triptych.protos.convert import (
     sampling_from_proto,
     sampling_to_proto,
 )
-from triptych.types import ItemPlan, OutputFormat, PositionLogprobs, SamplingParams, TokenLogprob
 
 PLAN = ItemPlan("a" * 64, "b" * 64, "image", 6, 8, "bfloat16", 8, ((1, 2), (4, 4)), (1, 4, 6))
 FORMS = (

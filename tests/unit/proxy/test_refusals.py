@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from triptych.metrics import ProxyMetrics
+from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.live.failures import MAX_REFUSALS, FailureLog
 from triptych.proxy.refusals.periodic_log import PeriodicLog
 from triptych.proxy.refusals.refusals import OTHER, RefusalMiddleware, Refusals

@@ -6,13 +6,13 @@ import json
 import pytest
 
 from support.data.media import split_alone
-from triptych.errors import InvalidRequest
-from triptych.hashing import mm_hash
+from triptych.base.errors import InvalidRequest
+from triptych.base.hashing import mm_hash
+from triptych.base.request.chat import TextPart
+from triptych.base.types import SamplingParams
 from triptych.proxy.call.chat import ChatCall, ChatMessage
 from triptych.proxy.media.source import ImagePart
 from triptych.proxy.splitter import SplitRequest
-from triptych.request.chat import TextPart
-from triptych.types import SamplingParams
 
 
 def call(*parts: TextPart | ImagePart, salt: str = "", options: dict[str, object] | None = None) -> ChatCall:

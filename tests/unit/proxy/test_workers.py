@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from triptych.base.types import WorkerInfo
 from triptych.proxy.pool import LEAVE_SECONDS, leaves_readiness
 from triptych.proxy.workers import KnownWorkers, Worker
-from triptych.types import WorkerInfo
 
 
 def known(**states: dict[str, bool]) -> KnownWorkers:

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from triptych.ranks.channel import MAX_FRAME_BYTES, Channel
-from triptych.ranks.errors import RankLost
+from triptych.base.ranks.channel import MAX_FRAME_BYTES, Channel
+from triptych.base.ranks.errors import RankLost
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_what_is_no_message_ends_the_connection(pair, frame):
 
 def test_a_message_above_the_limit_is_not_sent(pair, monkeypatch):
     channel, _ = pair
-    monkeypatch.setattr("triptych.ranks.channel.MAX_FRAME_BYTES", 100)
+    monkeypatch.setattr("triptych.base.ranks.channel.MAX_FRAME_BYTES", 100)
     with pytest.raises(ValueError, match="a frame holds 100"):
         channel.send({"bytes": bytes(100)}, seconds=5)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from triptych.errors import ConfigError
-from triptych.ranks.devices import check_ranks, device_of
+from triptych.base.errors import ConfigError
+from triptych.base.ranks.devices import check_ranks, device_of
 
 
 @pytest.mark.parametrize(

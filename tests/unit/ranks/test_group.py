@@ -13,11 +13,11 @@ import pytest
 
 from support.processes.cluster import wait_for
 from support.ranks.groups import COMMAND, alive, obedient_group
-from triptych.config import EncoderConfig, PDConfig
-from triptych.config.flags import config_from, public_values
-from triptych.errors import ConfigError
-from triptych.ranks.errors import RankFailed, RankLost, RankStartError
-from triptych.ranks.group import RankGroup
+from triptych.base.config import EncoderConfig, PDConfig
+from triptych.base.config.flags import config_from, public_values
+from triptych.base.errors import ConfigError
+from triptych.base.ranks.errors import RankFailed, RankLost, RankStartError
+from triptych.base.ranks.group import RankGroup
 
 Start = Callable[..., RankGroup]
 

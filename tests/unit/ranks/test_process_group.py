@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from support.ranks.groups import obedient_group
-from triptych.ranks.group import RankGroup
-from triptych.ranks.process_group import leave
+from triptych.base.ranks.group import RankGroup
+from triptych.base.ranks.process_group import leave
 
 CPU = torch.device("cpu")
 

@@ -10,12 +10,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from triptych.base.rpc.channels import make_channel, make_server
+from triptych.base.rpc.client_auth import WorkerSession
+from triptych.base.rpc.proofs import SIZE, InternalKey, InternalKeys, client_nonce, identity_of, worker_nonce
+from triptych.base.rpc.server_auth import SESSION_HEADER, SESSION_SECONDS, WorkerAuth
+from triptych.base.types import WorkerInfo
 from triptych.protos import common_pb2, encoder_pb2, encoder_pb2_grpc, pd_pb2, pd_pb2_grpc
-from triptych.rpc.channels import make_channel, make_server
-from triptych.rpc.client_auth import WorkerSession
-from triptych.rpc.proofs import SIZE, InternalKey, InternalKeys, client_nonce, identity_of, worker_nonce
-from triptych.rpc.server_auth import SESSION_HEADER, SESSION_SECONDS, WorkerAuth
-from triptych.types import WorkerInfo
 
 TOKEN = "the-token-of-this-test"
 

@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from triptych.rpc.proofs import InternalKey, age_of, client_nonce, identity_of, worker_nonce
-from triptych.types import WorkerInfo
+from triptych.base.rpc.proofs import InternalKey, age_of, client_nonce, identity_of, worker_nonce
+from triptych.base.types import WorkerInfo
 
 INFO = WorkerInfo("10.0.0.7:1", "pd", "i1", "k" * 64, "m", ("n" * 64,), {"max_num_seqs": 4}, "image")
 KEY = InternalKey("the-token-of-this-test")

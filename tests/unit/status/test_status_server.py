@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from triptych.errors import ConfigError
-from triptych.status.service_status import ServiceStatus
-from triptych.status.status_server import MOST_CONNECTIONS, StatusServer, status_server
+from triptych.base.errors import ConfigError
+from triptych.base.status.service_status import ServiceStatus
+from triptych.base.status.status_server import MOST_CONNECTIONS, StatusServer, status_server
 
 
 @pytest.fixture

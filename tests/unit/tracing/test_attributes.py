@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.tracing import attributes as names
-from triptych.types import OutputFormat, SamplingParams
+from triptych.base.tracing import attributes as names
+from triptych.base.types import OutputFormat, SamplingParams
 
 
 def test_an_mm_hash_is_shortened() -> None:

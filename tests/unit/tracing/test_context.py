@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.tracing.spans import new_context
-from triptych.tracing.context import (
+from triptych.base.tracing.context import (
     CONTEXT_BYTES,
     context_of,
     from_bytes,

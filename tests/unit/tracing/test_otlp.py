@@ -15,12 +15,12 @@ from opentelemetry.trace import SpanContext, TraceFlags
 from support.processes.cluster import free_port
 from support.tracing.collector import running_collector
 from support.tracing.spans import new_context
-from triptych.config import ProxyConfig
-from triptych.tracing import otlp
-from triptych.tracing.context import hex_trace_id, metadata
-from triptych.tracing.otlp import MAX_SPANS, SpanQueue, WarningExporter
-from triptych.tracing.start import start_tracer
-from triptych.tracing.tracer import SpanKind, Tracer
+from triptych.base.config import ProxyConfig
+from triptych.base.tracing import otlp
+from triptych.base.tracing.context import hex_trace_id, metadata
+from triptych.base.tracing.otlp import MAX_SPANS, SpanQueue, WarningExporter
+from triptych.base.tracing.start import start_tracer
+from triptych.base.tracing.tracer import SpanKind, Tracer
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -68,7 +68,7 @@ def test_a_refusal_is_one_warning_that_says_why(caplog: pytest.LogCaptureFixture
         one_stage(tracer)
         tracer.close()
     ours = [r for r in caplog.records if r.name.startswith(("opentelemetry", "triptych"))]
-    assert [record.name for record in ours] == ["triptych.tracing.otlp"]
+    assert [record.name for record in ours] == ["triptych.base.tracing.otlp"]
     assert "400" in ours[0].getMessage()
 
 
@@ -78,7 +78,7 @@ def test_a_collector_that_is_down_keeps_nobody_waiting(caplog: pytest.LogCapture
         for _ in range(3):
             one_stage(tracer)
         tracer.close()
-    assert [record.name for record in caplog.records] == ["triptych.tracing.otlp"]
+    assert [record.name for record in caplog.records] == ["triptych.base.tracing.otlp"]
     assert "3 spans of traces are lost" in caplog.text
 
 

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from support.tracing.spans import new_context
-from triptych.tracing.context import to_bytes
-from triptych.tracing.producers import Producers
+from triptych.base.tracing.context import to_bytes
+from triptych.base.tracing.producers import Producers
 
 
 def test_a_noted_producer_is_a_link_of_all_that_read_the_item() -> None:

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 from support.tracing.spans import TickingClock, kept_tracer, new_context
-from triptych.tracing import attributes as names
-from triptych.tracing.server_span import ServerSpan
-from triptych.tracing.tracer import SpanKind
-from triptych.types import SamplingParams
+from triptych.base.tracing import attributes as names
+from triptych.base.tracing.server_span import ServerSpan
+from triptych.base.tracing.tracer import SpanKind
+from triptych.base.types import SamplingParams
 
 PARENT = new_context(sampled=True, state="a=1")
 

@@ -6,15 +6,15 @@ import asyncio
 import logging
 from collections import deque
 
+from triptych.base.log import log_fields, short
+from triptych.base.types import ItemPlan
 from triptych.ec_connector.connectors.store_client import StoreClient
-from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.ec_connector.store.results import Missing
 from triptych.integrations.vllm.host_copies import HostCopies, HostCopy
 from triptych.integrations.vllm.options import ConnectorOptions
 from triptych.integrations.vllm.park_table import LoadOutcome, LoadReport
-from triptych.log import log_fields, short
-from triptych.types import ItemPlan
+from triptych.store.control import StoreUnavailable
+from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.results import Missing
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 
 #: Executors whose worker runs in the scheduler's process.
 _IN_PROCESS = ("uni", "external_launcher")

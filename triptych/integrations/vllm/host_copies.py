@@ -17,7 +17,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from triptych.types import ItemPlan
+from triptych.base.types import ItemPlan
 
 _PREFIX = "triptych-ec-"
 _LOCK = "lock"

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from triptych.ec_connector.store.keys import EMBEDDING_TTL
-from triptych.ec_connector.store.tls import StoreTls
-from triptych.ec_connector.store.topology.location import parse_store, with_password, with_tls_files
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
+from triptych.store.keys import EMBEDDING_TTL
+from triptych.store.tls import StoreTls
+from triptych.store.topology.location import parse_store, with_password, with_tls_files
 
 _WHERE = "ec_connector_extra_config"
 _NAMESPACE = re.compile(r"[0-9a-f]{64}")

@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from itertools import dropwhile
 from typing import Protocol
 
-from triptych.hashing import MM_HASH
+from triptych.base.hashing import MM_HASH
+from triptych.base.log import short
+from triptych.base.types import ItemPlan
 from triptych.integrations.vllm.engine_cache import EngineCache, ItemSize
 from triptych.integrations.vllm.host_copies import HostCopy
-from triptych.log import short
-from triptych.types import ItemPlan
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from triptych.base.types import runs_of
 from triptych.integrations.vllm.park_table import NeededItem
-from triptych.types import runs_of
 
 #: Processed fields that hold an item's patch grid.
 _GRIDS = ("image_grid_thw", "video_grid_thw")

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as concurrent_wait
 
+from triptych.base.errors import TriptychError
+from triptych.base.log import log_fields, short
+from triptych.base.types import ItemPlan
 from triptych.ec_connector.connectors.store_client import StoreClient
-from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.errors import TriptychError
 from triptych.integrations.vllm.options import ConnectorOptions
-from triptych.log import log_fields, short
-from triptych.types import ItemPlan
+from triptych.store.control import StoreUnavailable
 
 logger = logging.getLogger(__name__)
 

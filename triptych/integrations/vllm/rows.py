@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from triptych.base.types import ItemPlan
 from triptych.integrations.vllm.host_copies import HostCopy
 from triptych.integrations.vllm.requests import SaveOrder
-from triptych.types import ItemPlan
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}

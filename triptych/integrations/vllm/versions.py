@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from importlib.metadata import PackageNotFoundError, version
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 
 SUPPORTED = ("0.32", "0.33")
 #: The names under which vLLM is published; the CPU build has one of its own.

@@ -11,10 +11,10 @@ from typing import cast
 import torch
 from safetensors import SafetensorError, safe_open
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
+from triptych.base.types import JsonObject
 from triptych.models.checkpoint.cut import Cut
 from triptych.models.checkpoint.support import check_supported, wanted_by_checkpoint
-from triptych.types import JsonObject
 
 _REMEDY = "give MODEL=/folder with config.json and *.safetensors"
 _INDEX = "model.safetensors.index.json"

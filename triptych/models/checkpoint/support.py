@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from triptych.config import EncoderConfig, PDConfig
-from triptych.errors import ConfigError
-from triptych.types import Options
+from triptych.base.config import EncoderConfig, PDConfig
+from triptych.base.errors import ConfigError
+from triptych.base.types import Options
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.types import ItemPlan, MMFeature, Options
 from triptych.models.base import (
     CrossGeometry,
     DecoderGeometry,
@@ -31,7 +32,6 @@ from triptych.models.parallel.plan import HEAD, WHOLE, ShardPlan, Style
 from triptych.models.parallel.shares import take_share
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.models.weights.loading import KeyMap, empty_module
-from triptych.types import ItemPlan, MMFeature, Options
 
 
 class DecoderModule(nn.Module):

@@ -14,14 +14,14 @@ from transformers.models.clip.modeling_clip import CLIPVisionModel
 from transformers.models.llama.modeling_llama import LlamaModel
 from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
 
-from triptych.errors import ConfigError, InvalidRequest
+from triptych.base.errors import ConfigError, InvalidRequest
+from triptych.base.types import ItemPlan, MMFeature, Options
 from triptych.models.base import DecoderSide, EncoderSide, Media, PreparedItem
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.families.fixed_size import FixedSizeEncoder
 from triptych.models.families.text import TextDecoder, load_config, one_dimensional
 from triptych.models.images import ImageProcessor, check_known, is_count
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
-from triptych.types import ItemPlan, MMFeature, Options
 
 KEYS = KeyMap(
     encoder=(

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from triptych.base.types import Options
 from triptych.models.base import GenerationDefaults, LogitsRule
-from triptych.types import Options
 
 _NEVER = float("-inf")
 

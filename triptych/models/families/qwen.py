@@ -13,7 +13,8 @@ from torch.nn import functional
 from transformers import PreTrainedConfig
 from transformers.utils import ModelOutput
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.types import ItemPlan, JsonObject, MMFeature, Options
 from triptych.models.base import EncoderSide, Media, PreparedItem
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.families.qwen_graph import QwenGraph
@@ -21,7 +22,6 @@ from triptych.models.families.segments import SegmentAttention
 from triptych.models.families.text import TextDecoder, load_config, rows_of_grid
 from triptych.models.images import ImageProcessor, check_known, is_count
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
-from triptych.types import ItemPlan, JsonObject, MMFeature, Options
 
 
 def _is_size(value: object) -> bool:

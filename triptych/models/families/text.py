@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from triptych.errors import ConfigError, InvalidRequest
+from triptych.base.errors import ConfigError, InvalidRequest
+from triptych.base.types import ItemPlan
 from triptych.models.base import DecoderGeometry, DecoderSide, MergedEmbeds
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.fused.decoder_layer import FusedDecoderLayer, rotary
@@ -21,7 +22,6 @@ from triptych.models.parallel.plan import HEAD, WHOLE, ShardPlan, rules_of_trans
 from triptych.models.parallel.shares import take_share
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.models.weights.loading import KeyMap, empty_module
-from triptych.types import ItemPlan
 
 
 class TextModule(nn.Module):

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from triptych.errors import ConfigError, InvalidRequest, TooLarge
+from triptych.base.errors import ConfigError, InvalidRequest, TooLarge
+from triptych.base.types import JsonObject, Options
 from triptych.models.base import EncoderSide, Media, PreparedItem
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.families.packed_texts import PackedTexts
 from triptych.models.families.text import load_config
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
-from triptych.types import JsonObject, Options
 
 #: Tokens of one item where the model itself has no limit: attention grows with their square.
 MAX_ROWS = 4096

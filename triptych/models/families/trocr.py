@@ -12,7 +12,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.trocr.modeling_trocr import TrOCRAttention, TrOCRDecoder
 from transformers.models.vit.modeling_vit import ViTModel
 
-from triptych.errors import ConfigError, InvalidRequest
+from triptych.base.errors import ConfigError, InvalidRequest
+from triptych.base.types import Options
 from triptych.models.base import DecoderSide, EncoderSide, Media, PreparedItem
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.families.encdec import EncDecDecoder
@@ -20,7 +21,6 @@ from triptych.models.families.fixed_size import FixedSizeEncoder
 from triptych.models.families.text import load_config
 from triptych.models.images import ImageProcessor, check_known
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
-from triptych.types import Options
 
 #: The hub's names inside a ViT layer, and those of today's transformers.
 _HUB_LAYER = (

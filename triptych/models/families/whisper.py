@@ -13,7 +13,8 @@ from torch.nn import functional
 from transformers import PreTrainedConfig
 from transformers.models.whisper.modeling_whisper import WhisperDecoder, WhisperEncoder
 
-from triptych.errors import ConfigError, InvalidRequest
+from triptych.base.errors import ConfigError, InvalidRequest
+from triptych.base.types import JsonObject, Options
 from triptych.models.audio import AudioFile, FeatureCache, Features
 from triptych.models.base import (
     DecoderSide,
@@ -30,7 +31,6 @@ from triptych.models.families.fixed_size import FixedSizeEncoder
 from triptych.models.families.text import load_config
 from triptych.models.families.whisper_prompt import WhisperPrompts
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
-from triptych.types import JsonObject, Options
 
 KEYS = KeyMap(
     encoder=((r"^(model\.)?encoder\.", ""),),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.types import Options
 from triptych.models.base import GenerationDefaults, LogitsRule, PromptDefaults
 from triptych.models.families.logits_rules import Only, Timestamps, checkpoint_rules
-from triptych.types import Options
 
 TASKS = ("transcribe", "translate")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import nn
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 
 
 class Style(StrEnum):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.models.checkpoint.cut import Cut
 from triptych.models.parallel import shares
 from triptych.models.parallel.layers import RowParallelLinear, TiedRows, VocabularyParallelHead

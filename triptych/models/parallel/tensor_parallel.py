@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from triptych.errors import TriptychError
+from triptych.base.errors import TriptychError
 
 
 class CollectiveError(TriptychError):

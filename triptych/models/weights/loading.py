@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from transformers.initialization import no_init_weights
 
-from triptych.errors import ConfigError, TriptychError
+from triptych.base.errors import ConfigError, TriptychError
+from triptych.base.progress.progress import step
+from triptych.base.progress.step import BYTES
 from triptych.models.checkpoint.cut import Cut
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.weights.quantization import quantize as quantize_weight
 from triptych.models.weights.quantization import replace_linears
-from triptych.progress.progress import step
-from triptych.progress.step import BYTES
 
 #: What older checkpoints carry and no model takes from them: it computes it, or it never used it.
 _COMPUTED = re.compile(

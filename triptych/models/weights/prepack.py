@@ -11,7 +11,7 @@ from collections import Counter
 import torch
 from torch import nn
 
-from triptych.progress.progress import each
+from triptych.base.progress.progress import each
 
 #: Those of torch's compiler for CPUs: the only ones that take a dense input and a blocked weight.
 _OPERATORS = ("_reorder_linear_weight", "_linear_pointwise")

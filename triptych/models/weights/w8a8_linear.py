@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.models.weights.quantization import Int8Linear
 
 #: Those of torch's compiler for CPUs: the only ones that take a row's whole numbers as they are.

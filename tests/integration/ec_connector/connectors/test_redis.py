@@ -11,14 +11,14 @@ import torch
 
 from support.data.items import make_body, make_plan
 from support.engine.transfers import mute_server, wait_for
+from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import ECTransferConfig, EncoderOutput
 from triptych.ec_connector.connectors.device_copy import DeviceCopier
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
-from triptych.ec_connector.store import keys
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.ec_connector.store.results import Loaded, Missing
-from triptych.types import ItemPlan
+from triptych.store import keys
+from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.results import Loaded, Missing
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

@@ -10,12 +10,12 @@ import pytest
 from support.data.pictures import picture
 from support.engine.encoder_bench import Bench, Job, bench, png
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.base.rpc.channels import MEDIA_FRAME_BYTES
 from triptych.encoder_worker import server
 from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.models.base import EncoderSide
 from triptych.protos import encoder_pb2
-from triptych.rpc.channels import MEDIA_FRAME_BYTES
+from triptych.store.embedding_store import EmbeddingStore
 
 
 def media(seed: int, size: int) -> bytes:

@@ -12,14 +12,14 @@ import pytest
 from support.data.items import NAMESPACE, make_body, make_plan
 from support.engine.transfers import mute_server
 from support.stores.server import StoreServer
-from triptych.ec_connector.store import keys
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.base.types import ItemPlan
 from triptych.integrations.vllm import copy_loader
 from triptych.integrations.vllm.copy_loader import CopyLoader
 from triptych.integrations.vllm.host_copies import CopyFolder, HostCopies
 from triptych.integrations.vllm.options import ConnectorOptions
 from triptych.integrations.vllm.park_table import LoadOutcome, LoadReport, NeededItem, ParkLimits, ParkTable
-from triptych.types import ItemPlan
+from triptych.store import keys
+from triptych.store.embedding_store import EmbeddingStore
 
 LIMIT = 1 << 20
 PATIENCE = 30.0

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
-from triptych.ec_connector.store import keys
-from triptych.ec_connector.store.results import Loaded
 from triptych.integrations.vllm.options import ConnectorOptions
 from triptych.integrations.vllm.row_saver import RowSaver
+from triptych.store import keys
+from triptych.store.results import Loaded
 
 
 @pytest.fixture

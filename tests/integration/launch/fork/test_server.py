@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from triptych.launch.children import Child
-from triptych.launch.fork.client import ForkedProcess, ForkServer
-from triptych.launch.parent import PARENT_VARIABLE
+from triptych.apps.launch.children import Child
+from triptych.apps.launch.fork.client import ForkedProcess, ForkServer
+from triptych.apps.launch.parent import PARENT_VARIABLE
 
 PATIENCE = 60.0
 #: A fork server without torch; its workers do what their first word says.
 _SERVER = """
 import json, os, socket, sys, time
 from pathlib import Path
-from triptych.launch.parent import die_with_parent
-from triptych.launch.fork.server import become, serve_requests
+from triptych.apps.launch.parent import die_with_parent
+from triptych.apps.launch.fork.server import become, serve_requests
 
 die_with_parent()
 {preload}

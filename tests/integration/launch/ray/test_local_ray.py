@@ -14,7 +14,7 @@ from support.options import assert_refused, triptych
 from support.processes.cluster import free_port, start_cluster
 from support.processes.processes import survivors
 from support.processes.web import WebServer
-from triptych.launch.model_path import DEMO_MODEL
+from triptych.apps.launch.model_path import DEMO_MODEL
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -19,8 +19,8 @@ from support.processes.cluster import Cluster, wait_for
 from support.processes.processes import lives, survivors
 from support.processes.ray_nodes import RayNodes, node_of, until_registered
 from support.ranks.groups import children
-from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.registry.registry import Registry
+from triptych.store.embedding_store import EmbeddingStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

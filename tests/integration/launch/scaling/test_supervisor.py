@@ -15,14 +15,14 @@ import pytest
 
 from support.processes.processes import survivors
 from support.waiting import until, within
-from triptych.config import WorkerRange
-from triptych.ec_connector.registry.scaling import ScalingBoard
-from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.launch.embedded_store import EmbeddedStore
-from triptych.launch.plan.cluster import ClusterPlan
-from triptych.launch.supervisor import Supervisor
-from triptych.scaling import ScalingDecision
+from triptych.apps.launch.embedded_store import EmbeddedStore
+from triptych.apps.launch.plan.cluster import ClusterPlan
+from triptych.apps.launch.supervisor import Supervisor
+from triptych.base.config import WorkerRange
+from triptych.base.scaling import ScalingDecision
+from triptych.registry.scaling import ScalingBoard
+from triptych.store.control import StoreUnavailable
+from triptych.store.embedding_store import EmbeddingStore
 
 _SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
 _TERM = 60.0

@@ -12,16 +12,16 @@ import torch
 
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
 from support.engine.engine_requests import CountingText
-from triptych.config import MIB
-from triptych.cpu.step_pacer import StepPacer
-from triptych.cpu.threads import use_threads_here
+from triptych.base.config import MIB
+from triptych.base.cpu.step_pacer import StepPacer
+from triptych.base.cpu.threads import use_threads_here
+from triptych.base.errors import DeadlineExceeded, InternalError, InvalidRequest, Unavailable
+from triptych.base.types import FinishReason
 from triptych.ec_connector.factory import ECConnectorFactory
-from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, Unavailable
 from triptych.models.layers import before_each_layer
 from triptych.pd_worker.core.outputs import SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, RequestAdmitted, RequestFinished
-from triptych.types import FinishReason
 
 ONE = Prompt("What is this?", ((1, 96, 64),))
 TWO = Prompt("And what is that?", ((2, 64, 96),))

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import ItemLoaded, ItemMissing, RequestFinished
+from triptych.store.embedding_store import EmbeddingStore
 
 ONE = Prompt("What is this?", ((1, 96, 64),))
 TEXT = Prompt("Say something about the weather, and then about the sea.")

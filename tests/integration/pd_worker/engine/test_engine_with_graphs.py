@@ -16,8 +16,8 @@ from support.data.oracle import assert_exact
 from support.encdec.batches import ENC_DEC, answers_in_batches
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
 from support.graphs import RecordingBackend
+from triptych.base.errors import ConfigError, InternalError
 from triptych.ec_connector.base import EncoderOutput
-from triptych.errors import ConfigError, InternalError
 from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.request_events import NewTokens, RequestFinished
 from triptych.pd_worker.runner import graph_start

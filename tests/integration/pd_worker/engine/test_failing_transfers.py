@@ -17,8 +17,8 @@ from triptych.ec_connector.connectors import host_buffers as host_memory
 from triptych.ec_connector.connectors.device_copy import DeviceCopier
 from triptych.ec_connector.connectors.memory import MemoryConnectorWorker
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.pd_worker.core.request_events import EngineEvent, ItemMissing
+from triptych.store.embedding_store import EmbeddingStore
 
 TOKENS = 6
 PROMPTS = [

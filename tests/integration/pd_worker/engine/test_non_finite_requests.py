@@ -9,9 +9,9 @@ from support.data.checkpoints import build_checkpoint
 from support.encdec.batches import varied
 from support.encdec.cell import EncDecCheckpoint
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
-from triptych.config import MIB
+from triptych.base.config import MIB
+from triptych.base.errors import InternalError
 from triptych.ec_connector.base import EncoderOutput
-from triptych.errors import InternalError
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.core.request_events import RequestFinished
 

@@ -10,9 +10,9 @@ import torch
 
 from support.data.oracle import assert_exact
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
+from triptych.base.types import MMFeature, Placement
 from triptych.ec_connector.base import EncoderOutput
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.types import MMFeature, Placement
 
 TWO = Prompt("Compare these two.", ((1, 96, 64), (3, 64, 64)))
 TOKENS = 24

@@ -16,9 +16,9 @@ from support.encdec.cell import EncDecCheckpoint
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
 from support.engine.failing_copies import swapping_cell
 from support.pd_ranks.twin_rank import TWIN_THREAD, TwinRank
+from triptych.base.ranks.channel import Message
 from triptych.pd_worker.core.request_events import RequestFinished
 from triptych.pd_worker.runner import model_runner
-from triptych.ranks.channel import Message
 
 TOKENS = 24
 PROMPTS = [

@@ -19,11 +19,11 @@ from support.encdec.cell import EncDecCheckpoint
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, reference
 from support.pd_ranks.rank_pair import rank_pair, save
 from triptych.ec_connector.base import EncoderOutput
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.models.base import DecoderSide
 from triptych.models.registry import load_encoder
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import ItemMissing, NewTokens, RequestFinished
+from triptych.store.embedding_store import EmbeddingStore
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -14,7 +14,7 @@ import torch
 from support.data.checkpoints import build_checkpoint
 from support.engine.decode_steps import BLOCK, NAN, DecodeSteps, Decoding
 from support.graphs import RecordingBackend
-from triptych.machine.graphs import EagerStatic
+from triptych.base.machine.graphs import EagerStatic
 from triptych.models.base import DecoderSide, MergedEmbeds
 from triptych.models.registry import load_decoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME

@@ -11,10 +11,10 @@ from support.data.checkpoints import build_checkpoint
 from support.data.oracle import assert_exact, oracle
 from support.data.pictures import picture
 from support.engine.pd_serving import serving, tiny_model
-from triptych.hashing import framed_digest
+from triptych.base.hashing import framed_digest
+from triptych.base.types import ItemPlan
 from triptych.models.registry import load_encoder
 from triptych.protos import common_pb2, pd_pb2
-from triptych.types import ItemPlan
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "llava")
 PICTURES = (picture(1, 64, 48), picture(2, 48, 96))

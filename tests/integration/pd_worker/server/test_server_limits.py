@@ -17,7 +17,13 @@ from support.engine.engine_requests import make_request
 from support.fakes.pd_client import PDClient
 from support.tracing.spans import kept_tracer, new_context
 from support.waiting import until
-from triptych.errors import InvalidRequest, Unavailable
+from triptych.base.errors import InvalidRequest, Unavailable
+from triptych.base.rpc.channels import make_channel, make_server
+from triptych.base.rpc.client_auth import WorkerSession
+from triptych.base.rpc.server_auth import WorkerAuth
+from triptych.base.tracing.context import hex_trace_id, metadata
+from triptych.base.tracing.producers import Producers
+from triptych.base.types import FinishReason, PDTimings, Usage, WorkerInfo
 from triptych.pd_worker import server as pd_server
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import NewTokens, RequestFinished
@@ -25,12 +31,6 @@ from triptych.pd_worker.events.attempt_trace import PDTraces
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.pd_worker.server import PDServicer
 from triptych.protos import pd_pb2, pd_pb2_grpc
-from triptych.rpc.channels import make_channel, make_server
-from triptych.rpc.client_auth import WorkerSession
-from triptych.rpc.server_auth import WorkerAuth
-from triptych.tracing.context import hex_trace_id, metadata
-from triptych.tracing.producers import Producers
-from triptych.types import FinishReason, PDTimings, Usage, WorkerInfo
 
 QUEUED, REFUSED = pd_pb2.SubmitReply.STATUS_QUEUED, pd_pb2.SubmitReply.STATUS_REFUSED
 

@@ -14,19 +14,19 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from support.data.checkpoints import build_checkpoint
 from support.fakes.pd_client import PDClient
-from triptych.config import PDConfig
-from triptych.cpu.threads import decoder_threads
-from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.errors import ConfigError
+from triptych.base.config import PDConfig
+from triptych.base.cpu.threads import decoder_threads
+from triptych.base.errors import ConfigError
+from triptych.base.rpc.channels import make_channel
 from triptych.pd_worker.service import run
-from triptych.rpc.channels import make_channel
+from triptych.registry.registry import Registry
+from triptych.store.embedding_store import EmbeddingStore
 
 _CHILD = """
 import asyncio, sys
-from triptych.log import setup_logging
+from triptych.base.log import setup_logging
 setup_logging("pd-0")
-from triptych.config import PDConfig
+from triptych.base.config import PDConfig
 from triptych.pd_worker.service import run
 asyncio.run(run(PDConfig(model=sys.argv[1], store=sys.argv[2], max_model_len=1024, kv_memory=32 << 20)))
 """

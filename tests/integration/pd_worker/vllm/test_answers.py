@@ -8,7 +8,7 @@ import pytest
 
 from support.vllm.scripted_server import event, greedy, hangs, scripted_server
 from support.vllm.serving import front_model, fronting
-from triptych.hashing import prefix_root
+from triptych.base.hashing import prefix_root
 from triptych.protos import common_pb2, pd_pb2
 
 SAMPLING = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}

@@ -10,11 +10,11 @@ import pytest
 
 from support.vllm.scripted_server import Call, fails, scripted_server
 from support.vllm.serving import front_model, fronting
-from triptych.ec_connector.store import keys
-from triptych.hashing import framed_digest
+from triptych.base.hashing import framed_digest
+from triptych.base.types import ItemPlan
 from triptych.pd_worker.vllm.retries import MAX_FAILURES
 from triptych.protos import common_pb2, pd_pb2
-from triptych.types import ItemPlan
+from triptych.store import keys
 
 QUESTION = [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}]
 SAMPLING = {"max_tokens": 6, "temperature": 0.0, "ignore_eos": True}

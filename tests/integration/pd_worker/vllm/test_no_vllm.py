@@ -14,7 +14,7 @@ def test_the_worker_ends_with_the_remedy(tmp_path):
     store.start()
     try:
         words = ("pd", str(build_checkpoint("qwen3_vl")), "--engine", "vllm", "--dtype", "float32")
-        command = [sys.executable, "-m", "triptych.cli", *words, "--store", store.url]
+        command = [sys.executable, "-m", "triptych.apps.cli", *words, "--store", store.url]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     finally:
         store.kill()

@@ -9,12 +9,12 @@ import pytest
 
 from support.vllm.scripted_server import ScriptedServer, greedy, hangs, scripted_server
 from support.vllm.serving import front_config, front_model, fronting
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
+from triptych.base.rpc.channels import INCARNATION_HEADER
 from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import VLLMClient
 from triptych.pd_worker.vllm.worker import load_front_model
 from triptych.protos import pd_pb2
-from triptych.rpc.channels import INCARNATION_HEADER
 
 SAMPLING = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}
 

@@ -16,17 +16,17 @@ from support.fakes.fake_encoder import FakeEncoder, fake_plan
 from support.fakes.fake_workers import TOKEN
 from support.processes.cluster import PATIENCE
 from support.waiting import until, within
-from triptych.config import ProxyConfig
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.metrics import ProxyMetrics
+from triptych.base.config import ProxyConfig
+from triptych.base.metrics import ProxyMetrics
+from triptych.base.rpc.client_auth import WorkerSession
+from triptych.base.types import ItemPlan
 from triptych.protos import encoder_pb2
 from triptych.proxy.encoders import encoder_client
 from triptych.proxy.encoders.encoder_client import EncodeStream
 from triptych.proxy.media.spool import MediaSpool, SpooledMedia
 from triptych.proxy.ports import JobReady
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
-from triptych.rpc.client_auth import WorkerSession
-from triptych.types import ItemPlan
+from triptych.store.embedding_store import EmbeddingStore
 
 JOBS = 50
 

@@ -11,9 +11,9 @@ import pytest
 from support.fakes.fake_workers import data_url, picture
 from support.fakes.proxy_fakes import FakeCluster, raw_post
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2, encoder_pb2
 from triptych.proxy.call.chat import ChatCall
+from triptych.store.embedding_store import EmbeddingStore
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from support.fakes.fake_pd import FakePD
 from support.fakes.fake_workers import MODEL_KEY, NAMESPACE, WIDTH, FakeWorker, picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.proxy.workers import BIND_POLL_SECONDS
+from triptych.store.embedding_store import EmbeddingStore
 
 OTHER_KEY, OTHER_NAMESPACE = "c" * 64, "d" * 64
 

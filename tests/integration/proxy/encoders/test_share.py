@@ -6,10 +6,10 @@ import pytest
 
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.config import ProxyConfig
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.base.config import ProxyConfig
 from triptych.proxy import pool
 from triptych.proxy.scaling.upkeep import Upkeep
+from triptych.store.embedding_store import EmbeddingStore
 
 MEMORY = 100 << 20
 

@@ -11,9 +11,9 @@ import pytest
 from support.fakes.fake_workers import choice_text, token_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.hostile.malformed import tool
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.base.rpc.channels import make_channel
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
-from triptych.rpc.channels import make_channel
+from triptych.store.embedding_store import EmbeddingStore
 
 HELLO = proxy_pb2.ChatMessage(role="user", parts=[proxy_pb2.ChatPart(text="hello")])
 CALL = ["I look. ", '<tool_call>{"name": "look", ', '"arguments": {}}</tool_call>']

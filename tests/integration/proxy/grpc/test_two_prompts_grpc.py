@@ -16,10 +16,10 @@ from grpc import aio
 import triptych
 from support.fakes.fake_workers import END_TOKEN, FIRST_TIME, whole_text
 from support.fakes.proxy_fakes import FakeCluster
-from triptych.cli.app import app
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.errors import InvalidRequest
+from triptych.apps.cli.app import app
+from triptych.base.errors import InvalidRequest
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
+from triptych.store.embedding_store import EmbeddingStore
 
 WAV = b"RIFF\x00\x00\x00\x00WAVEfmt and so on"
 PNG = b"\x89PNG\r\n\x1a\n and so on"

@@ -13,8 +13,8 @@ import pytest
 
 from support.fakes.proxy_fakes import FakeCluster, as_json, raw_post
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.proxy.http.connections import ConnectionLimits, LimitedConnection
+from triptych.store.embedding_store import EmbeddingStore
 
 HELLO = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
 BODY = json.dumps(HELLO).encode()

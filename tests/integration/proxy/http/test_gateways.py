@@ -14,9 +14,9 @@ import pytest
 from support.fakes.proxy_fakes import FakeCluster
 from support.hostile.two_tenants import FROM, A, B, TwoTenants, two_tenants
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.proxy.http.connections import ConnectionLimits
 from triptych.proxy.http.peers import TrustedProxies
+from triptych.store.embedding_store import EmbeddingStore
 
 LONG = ConnectionLimits(head_seconds=60, window_seconds=60, sweep_seconds=0.05)
 QUOTAS = {"connections": {"capacity": 8}}

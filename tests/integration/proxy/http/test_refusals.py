@@ -10,11 +10,11 @@ import grpc
 import pytest
 
 from support.fakes.proxy_fakes import FakeCluster
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.base.rpc.channels import make_channel
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.proxy.auth.key_ring import KeyRing
 from triptych.proxy.auth.keys import KeyLimits
-from triptych.rpc.channels import make_channel
+from triptych.store.embedding_store import EmbeddingStore
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 CHAT = "/v1/chat/completions"

@@ -20,12 +20,12 @@ from support.certificates import CertificateFolder, issue, pem_of
 from support.fakes.fake_workers import MODEL, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.client import AsyncClient
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.errors import InvalidRequest
+from triptych.apps.client import AsyncClient
+from triptych.base.errors import InvalidRequest
+from triptych.base.rpc.tls.certificates import Certificates
 from triptych.protos import proxy_pb2, proxy_pb2_grpc
 from triptych.proxy.http.connections import ConnectionLimits
-from triptych.rpc.tls.certificates import Certificates
+from triptych.store.embedding_store import EmbeddingStore
 
 HELLO = [{"role": "user", "content": "x"}]
 #: Nothing but the limit under test ends a connection.

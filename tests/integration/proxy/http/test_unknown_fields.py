@@ -9,7 +9,7 @@ import pytest
 
 from support.fakes.fake_workers import MODEL
 from support.fakes.proxy_fakes import FakeCluster
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.store.embedding_store import EmbeddingStore
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
 HEADER = "x-triptych-ignored-fields"

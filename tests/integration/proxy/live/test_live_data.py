@@ -18,11 +18,11 @@ from openai import APIStatusError
 from support.fakes.fake_workers import picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.errors import RequestError
+from triptych.base.errors import RequestError
 from triptych.protos import common_pb2, encoder_pb2, pd_pb2
 from triptych.proxy.auth.key_ring import KeyRing
 from triptych.proxy.auth.keys import KeyLimits
+from triptych.store.embedding_store import EmbeddingStore
 
 ALICE, BOB, OPERATOR = "alices-key-0123456789", "bobs-key-0123456789ab", "operators-key-0123456789"
 
@@ -395,9 +395,9 @@ async def test_records_of_many_requests_are_bounded(store: EmbeddingStore) -> No
 
 def failing_call(index: int) -> Any:
     """A call that fails before it reaches a worker: its picture is no picture's URL."""
+    from triptych.base.types import SamplingParams
     from triptych.proxy.call.chat import ChatCall, ChatMessage
     from triptych.proxy.media.source import ImagePart
-    from triptych.types import SamplingParams
 
     image = ImagePart("http://127.0.0.1:9/none.png", "messages[0]")
     return ChatCall(

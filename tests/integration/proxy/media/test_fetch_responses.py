@@ -11,7 +11,7 @@ import pytest
 
 from support.processes.media_fetches import LARGE, fetching, refusal
 from support.processes.web import PNG, WebServer, reply
-from triptych.errors import InvalidRequest, Overloaded, TooLarge
+from triptych.base.errors import InvalidRequest, Overloaded, TooLarge
 from triptych.proxy.media.source import WebUrl, parse_image_url
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from support.processes.media_fetches import fetching
 from support.processes.web import PNG, WebServer, reply
-from triptych.errors import InvalidRequest, Overloaded, Unavailable
+from triptych.base.errors import InvalidRequest, Overloaded, Unavailable
 from triptych.proxy.media import connection
 from triptych.proxy.quotas.quota import HOLDER
 

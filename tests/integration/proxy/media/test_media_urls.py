@@ -15,8 +15,8 @@ from support.fakes.fake_workers import data_url, key_of, picture, whole_text
 from support.fakes.proxy_fakes import FakeCluster, as_json, raw_post
 from support.processes.web import PNG, WebServer, redirect, reply
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2, encoder_pb2, proxy_pb2, proxy_pb2_grpc
+from triptych.store.embedding_store import EmbeddingStore
 
 FLAGS = {"allow_media_networks": "127.0.0.0/8"}
 LARGE = PNG + bytes(range(256)) * 12_345

@@ -13,9 +13,9 @@ from openai import APIStatusError, BadRequestError
 from support.fakes.fake_workers import END_TOKEN, FIRST_TIME, MODEL, NAMESPACE
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.hashing import mm_hash
+from triptych.base.hashing import mm_hash
 from triptych.protos import common_pb2
+from triptych.store.embedding_store import EmbeddingStore
 
 WAV = b"RIFF\x00\x00\x00\x00WAVEfmt and so on"
 GERMAN = 4000

@@ -15,9 +15,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from support.fakes.fake_workers import user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.proxy.openai import app
 from triptych.proxy.openai.app import MetricsPage
+from triptych.store.embedding_store import EmbeddingStore
 
 CLIENTS = 100
 QUESTIONS = {

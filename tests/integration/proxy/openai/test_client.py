@@ -11,10 +11,10 @@ from support.fakes.fake_workers import MODEL, picture, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.processes.cluster import free_port
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.errors import InvalidRequest, NotFound, Unavailable
+from triptych.base.errors import InvalidRequest, NotFound, Unavailable
+from triptych.base.types import Usage
 from triptych.protos import common_pb2
-from triptych.types import Usage
+from triptych.store.embedding_store import EmbeddingStore
 
 PNG = b"\x89PNG\r\n\x1a\n" + picture("p")
 

@@ -11,8 +11,8 @@ from openai import APIStatusError, BadRequestError
 from support.fakes.fake_workers import MODEL, choice_text, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2
+from triptych.store.embedding_store import EmbeddingStore
 
 
 async def _complete(cluster: FakeCluster, prompt: Any, **options: Any) -> Any:

@@ -7,7 +7,7 @@ import random
 from support.fakes.fake_workers import data_url, picture, whole_text
 from support.fakes.proxy_fakes import FakeCluster, as_json, raw_post
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.store.embedding_store import EmbeddingStore
 
 HELLO = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
 

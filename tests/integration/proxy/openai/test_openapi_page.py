@@ -13,8 +13,8 @@ from httpx2 import AsyncClient, Response
 import triptych
 from support.fakes.fake_workers import END_TOKEN, FIRST_TIME
 from support.fakes.proxy_fakes import FakeCluster
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.proxy.openai.openapi.document import FORM_OPERATIONS, OPERATIONS
+from triptych.store.embedding_store import EmbeddingStore
 
 #: A whole segment, from its first timestamp to its last.
 SPOKEN = [FIRST_TIME, 72, 105, FIRST_TIME + 100, END_TOKEN]

@@ -8,9 +8,9 @@ from openai import APIStatusError, NotFoundError
 from support.fakes.fake_workers import data_url, key_of, picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.base.rpc.channels import make_channel
 from triptych.protos import common_pb2, encoder_pb2, pd_pb2, proxy_pb2, proxy_pb2_grpc
-from triptych.rpc.channels import make_channel
+from triptych.store.embedding_store import EmbeddingStore
 
 
 async def test_a_text_request_streams_every_token_once(store: EmbeddingStore) -> None:

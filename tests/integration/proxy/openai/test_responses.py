@@ -10,8 +10,8 @@ from openai import BadRequestError
 
 from support.fakes.fake_workers import MODEL, data_url, picture, whole_text
 from support.fakes.proxy_fakes import FakeCluster
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2, encoder_pb2
+from triptych.store.embedding_store import EmbeddingStore
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
 

@@ -13,8 +13,8 @@ from support.fakes.fake_workers import choice_text, picture, token_text, user, w
 from support.fakes.proxy_fakes import FakeCluster
 from support.hostile.malformed import chosen, tool
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.protos import common_pb2
+from triptych.store.embedding_store import EmbeddingStore
 
 HELLO = [{"role": "user", "content": "hello"}]
 TOOLS = [tool("look", at=str), tool("now")]

@@ -12,10 +12,10 @@ from openai import BadRequestError
 from support.fakes.fake_workers import MODEL, NAMESPACE, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
-from triptych.errors import InvalidRequest
-from triptych.hashing import mm_hash
+from triptych.base.errors import InvalidRequest
+from triptych.base.hashing import mm_hash
 from triptych.protos.convert import error_to_proto
+from triptych.store.embedding_store import EmbeddingStore
 
 IDS = {"form": "token_ids"}
 WAV = b"RIFF\x00\x00\x00\x00WAVEfmt and so on"

@@ -11,8 +11,8 @@ import pytest
 from support.fakes.fake_workers import MODEL, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.proxy.http import endpoint
+from triptych.store.embedding_store import EmbeddingStore
 
 #: Far more than the buffers of a connection hold.
 FLOOD = ["x" * (256 << 10)] * 200

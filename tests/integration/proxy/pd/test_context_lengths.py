@@ -13,7 +13,7 @@ from openai import APIStatusError, AsyncOpenAI
 from support.fakes.fake_workers import MODEL, ROWS, picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.store.embedding_store import EmbeddingStore
 
 SMALL, LARGE = 32, 96
 

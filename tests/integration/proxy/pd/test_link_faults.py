@@ -10,10 +10,10 @@ import pytest
 from support.fakes.fake_workers import picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
 from triptych.proxy.call.chat import Delta, Output
 from triptych.proxy.pd.link import LAST_RETRY_SECONDS, RETRY_SECONDS, PDLink, retry_pause
 from triptych.proxy.requests.request import OutputQueue
+from triptych.store.embedding_store import EmbeddingStore
 
 TEXT = [{"role": "user", "content": "count"}]
 

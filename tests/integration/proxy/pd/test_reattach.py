@@ -16,6 +16,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from support.waiting import until
+from triptych.base.rpc import channels as rpc
+from triptych.base.rpc.channels import make_channel, make_server
+from triptych.base.types import FinishReason, PDTimings, Usage
 from triptych.pd_worker import server
 from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.request_events import NewTokens, RequestAdmitted, RequestFinished
@@ -28,9 +31,6 @@ from triptych.proxy.pd import link as pd_client
 from triptych.proxy.pd import wire
 from triptych.proxy.pd.link import PDLink
 from triptych.proxy.ports import ProcessEnd
-from triptych.rpc import channels as rpc
-from triptych.rpc.channels import make_channel, make_server
-from triptych.types import FinishReason, PDTimings, Usage
 
 PROXY = "proxy-test"
 #: What a call may name, and a message hold, in these tests: a tenth of what it is, to be quick.

@@ -11,7 +11,7 @@ from support.fakes.fake_pd import FakePD
 from support.fakes.fake_workers import MODEL_KEY, NAMESPACE, FakeWorker, picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.store.embedding_store import EmbeddingStore
 
 NEW_KEY, NEW_NAMESPACE = "c" * 64, "d" * 64
 TEXT = [{"role": "user", "content": "count"}]

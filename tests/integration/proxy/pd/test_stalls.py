@@ -10,7 +10,7 @@ from support.fakes.fake_pd import FakePD
 from support.fakes.fake_workers import user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.store.embedding_store import EmbeddingStore
 
 TEXT = user("count")
 STALL = 2.0

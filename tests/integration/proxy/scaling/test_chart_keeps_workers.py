@@ -16,12 +16,12 @@ from support.kubernetes.chart import Manifest, render
 from support.kubernetes.manifests import of_kind
 from support.scaling_board import BoardData, MemoryBoard
 from support.waiting import until
-from triptych.metrics import ProxyMetrics
+from triptych.base.metrics import ProxyMetrics
+from triptych.base.scaling import PoolDemand, ScalingRules, WorkerGroup
+from triptych.base.types import WorkerInfo
 from triptych.proxy.scaling.autoscaler import LEARN_SECONDS, TERM, Autoscaler
 from triptych.proxy.scaling.keda import ScalerServer
 from triptych.proxy.workers import KnownWorkers, Worker
-from triptych.scaling import PoolDemand, ScalingRules, WorkerGroup
-from triptych.types import WorkerInfo
 
 #: KEDA's seconds in one of ours.
 SPEED = 150.0

@@ -10,12 +10,12 @@ from support.fakes.fake_encoder import FakeEncoder
 from support.fakes.fake_workers import picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until, within
-from triptych.config import ScalingConfig
-from triptych.ec_connector.registry.scaling import ScalingBoard
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.base.config import ScalingConfig
+from triptych.base.scaling import ScalingDecision
 from triptych.proxy.scaling.autoscaler import Autoscaler
 from triptych.proxy.scaling.service import start_scaling
-from triptych.scaling import ScalingDecision
+from triptych.registry.scaling import ScalingBoard
+from triptych.store.embedding_store import EmbeddingStore
 
 RULES = ScalingConfig(max_encoders=3)
 

@@ -10,8 +10,8 @@ from grpc import aio
 from support.keda.hpa import Behavior
 from support.keda.operator import KedaOperator, ScaledObject
 from support.waiting import until
+from triptych.base.scaling import ScalingDecision
 from triptych.proxy.scaling.keda import ScalerServer
-from triptych.scaling import ScalingDecision
 
 #: As docs/autoscaling.md recommends.
 PROMPT = Behavior(down_stabilization=0.0, up_pods=100)

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from support.data.checkpoints import build_checkpoint
-from triptych.cli.app import app
-from triptych.errors import ConfigError
+from triptych.apps.cli.app import app
+from triptych.base.errors import ConfigError
 from triptych.simulator.costs.costs import read_costs, read_shape
 from triptych.simulator.profile import fit
 from triptych.simulator.profile.fit import TERMS

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from support.fakes.live_view import EXAMPLE
-from triptych.cli.top.screen import Trends, screen
+from triptych.apps.cli.top.screen import Trends, screen
 from triptych.proxy.live.objects import ClusterSnapshot
 
 SEEN = msgspec.convert(EXAMPLE["snapshot"], ClusterSnapshot)

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from support.fakes.live_view import EXAMPLE
-from triptych.cli.top.watch import watch
-from triptych.errors import NotFound, RequestError, Unauthorized, Unavailable
+from triptych.apps.cli.top.watch import watch
+from triptych.base.errors import NotFound, RequestError, Unauthorized, Unavailable
 from triptych.proxy.live.objects import ClusterSnapshot
 
 SEEN = msgspec.convert(EXAMPLE["snapshot"], ClusterSnapshot)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.cli.top import words
+from triptych.apps.cli.top import words
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from support.dockerfiles import NAMES, Dockerfile, read
-from triptych.cli import app
-from triptych.config import EncoderConfig, PDConfig, ProxyConfig
-from triptych.config.flags import flags_of
+from triptych.apps.cli import app
+from triptych.base.config import EncoderConfig, PDConfig, ProxyConfig
+from triptych.base.config.flags import flags_of
 
 ROOT = Path(__file__).parents[4]
 WORKERS = ("worker-cpu", "worker-cuda")

@@ -29,7 +29,7 @@ def test_expressions_ask_for_series_and_labels_that_exist():
 
 
 def test_the_limit_of_the_objective_is_a_bucket():
-    from triptych.metrics import ProxyMetrics
+    from triptych.base.metrics import ProxyMetrics
 
     registry = ProxyMetrics().registry
     assert registry.get_sample_value("triptych_time_to_first_token_seconds_bucket", {"le": "5.0"}) == 0

@@ -15,7 +15,7 @@ import yaml
 from support.kubernetes.chart import CASES, CHART, ROOT, Manifest, case, render
 from support.kubernetes.commands import CONFIGS, check_command, config_of, services, words
 from support.kubernetes.manifests import component, containers, main_container, of_kind, pod, workloads
-from triptych.config.flags import flags_of
+from triptych.base.config.flags import flags_of
 
 SOURCES = ("triptych", "proxy", "encoder_worker", "pd_worker", "ec_connector")
 
@@ -105,7 +105,7 @@ def test_no_variable_of_a_service_link_can_be_read_as_a_flag(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_probe_asks_a_page_of_the_metrics_port(name: str) -> None:
-    pages = set(re.findall(r'path == "(/\w+)"', (ROOT / "triptych/status/status_server.py").read_text()))
+    pages = set(re.findall(r'path == "(/\w+)"', (ROOT / "triptych/base/status/status_server.py").read_text()))
     assert {"/health", "/ready"} <= pages
     for manifest in services(case(name)):
         container = main_container(manifest)
@@ -169,7 +169,7 @@ def test_the_download_takes_the_files_that_the_code_takes_from_a_hub() -> None:
         (found,) = re.findall(r"\[(\"\*\.json\"[^\]]*)\]", path.read_text())
         return str(found)
 
-    code = ROOT / "triptych/launch/model_path.py"
+    code = ROOT / "triptych/apps/launch/model_path.py"
     assert patterns(ROOT / "deploy/helm/triptych/files/download.py") == patterns(code)
 
 

@@ -15,9 +15,9 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from support.options import parse
-from triptych.config import ServeConfig
-from triptych.launch.ray.flags import check_secrets, check_shared
-from triptych.launch.ray.pools import PoolResources, plan_actors, read_resources
+from triptych.apps.launch.ray.flags import check_secrets, check_shared
+from triptych.apps.launch.ray.pools import PoolResources, plan_actors, read_resources
+from triptych.base.config import ServeConfig
 
 FOLDER = Path(__file__).parents[4] / "deploy" / "ray"
 SCHEMA = Draft202012Validator(json.loads((FOLDER / "schema.json").read_text()))

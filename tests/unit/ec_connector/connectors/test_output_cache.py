@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.connectors.output_cache import OutputCache
-from triptych.types import ItemPlan
 
 
 def output(key: str, rows: int = 1) -> EncoderOutput:

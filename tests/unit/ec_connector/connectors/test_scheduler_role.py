@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 from support.data.items import make_plan
+from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.ec_connector.base import (
     ECConnectorOutput,
     ECConnectorRole,
@@ -14,7 +15,6 @@ from triptych.ec_connector.base import (
 )
 from triptych.ec_connector.connectors.scheduler_role import TableScheduler
 from triptych.ec_connector.metadata import TransferMetadata
-from triptych.types import ItemPlan, MMFeature, Placement
 
 A, B = make_plan("a"), make_plan("b")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput, Presence
 from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.ec_connector.metadata import Fetch, TransferMetadata
-from triptych.types import ItemPlan, MMFeature, Placement
 
 PLAN = ItemPlan("a" * 64, "n" * 64, "image", 2, 4, "float32", 2)
 FEATURE = MMFeature(PLAN, Placement(0, 2))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from triptych.base.errors import ConfigError
 from triptych.encoder_worker.graphs.budgets import parse_budgets, smallest_fitting, token_budgets
-from triptych.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ import torch
 from PIL import Image
 
 from support.data.checkpoints import build_checkpoint
-from triptych.config import EncoderConfig
+from triptych.base.config import EncoderConfig
+from triptych.base.errors import ConfigError
+from triptych.base.machine.graphs import EagerStatic
+from triptych.base.metrics import EncoderMetrics
 from triptych.encoder_worker.graphs import graph_encoder
 from triptych.encoder_worker.graphs.graph_encoder import GraphEncoder, with_graphs
 from triptych.encoder_worker.graphs.metrics import count_graphs
 from triptych.encoder_worker.graphs.packing import GraphLimits
-from triptych.errors import ConfigError
-from triptych.machine.graphs import EagerStatic
-from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder
 

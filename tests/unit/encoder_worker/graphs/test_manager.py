@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from support.fakes.graph_tower import WIDTH, GraphTowerFake, graph_item
+from triptych.base.machine.graphs import EagerStatic
 from triptych.encoder_worker.graphs.manager import EncoderCudaGraphManager, GraphCounts
 from triptych.encoder_worker.graphs.packing import GraphLimits
-from triptych.machine.graphs import EagerStatic
 from triptych.models.base import PreparedItem
 
 LIMITS = GraphLimits((8, 16, 32), max_batch_size=4, max_frames_per_batch=6)

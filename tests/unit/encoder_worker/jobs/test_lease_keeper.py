@@ -6,9 +6,9 @@ import asyncio
 import time
 from typing import Any
 
-from triptych.ec_connector.registry.leases import Lease, OwnedBy
-from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.encoder_worker.jobs.lease_keeper import LeaseKeeper
+from triptych.registry.leases import Lease, OwnedBy
+from triptych.store.control import StoreUnavailable
 
 TERM = 0.03
 

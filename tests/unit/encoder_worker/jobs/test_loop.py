@@ -21,6 +21,7 @@ from support.fakes.encoder_jobs import (
     spec,
 )
 from support.waiting import until
+from triptych.base.errors import InvalidRequest
 from triptych.ec_connector.connectors.output_cache import OutputCache
 from triptych.encoder_worker.engine import BatchDone
 from triptych.encoder_worker.job_spec import ItemFormat
@@ -31,7 +32,6 @@ from triptych.encoder_worker.jobs.saves import JobSaves
 from triptych.encoder_worker.jobs.single_flight import SingleFlight
 from triptych.encoder_worker.jobs.streams import JobStreams
 from triptych.encoder_worker.media.budget import MediaBudget
-from triptych.errors import InvalidRequest
 
 
 class Worker:

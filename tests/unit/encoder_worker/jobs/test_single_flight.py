@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from support.fakes.encoder_jobs import NAMESPACE, FakeStore, Jobs
-from triptych.ec_connector.registry.leases import OwnedBy
-from triptych.ec_connector.store.control import StoreUnavailable
 from triptych.encoder_worker.jobs import single_flight
 from triptych.encoder_worker.jobs.job import EncodeJob, Failed, JobEvent, Ready
 from triptych.encoder_worker.jobs.single_flight import SingleFlight
+from triptych.registry.leases import OwnedBy
+from triptych.store.control import StoreUnavailable
 
 
 class Flights:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from support.fakes.encoder_jobs import FakePreparer, Jobs, plan, spec
+from triptych.base.errors import InvalidRequest
 from triptych.encoder_worker.jobs.job import Failed, JobEvent, MediaWanted, Planned, Waiter
 from triptych.encoder_worker.jobs.streams import JobStreams
 from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.encoder_worker.scheduler import Stage
-from triptych.errors import InvalidRequest
 
 
 class Streams:

@@ -8,11 +8,11 @@ import time
 import pytest
 
 from support.fakes.encoder_jobs import Jobs, plan, spec
+from triptych.base.errors import InternalError, Overloaded, Unavailable
 from triptych.encoder_worker.jobs.job import Failed, JobEvent, JobTimings, Planned, Ready, Waiter
 from triptych.encoder_worker.jobs.table import JobBounds
 from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.encoder_worker.scheduler import Stage
-from triptych.errors import InternalError, Overloaded, Unavailable
 
 
 async def test_streams_of_one_item_share_its_job() -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from support.data.sounds import audio_file, sound, tone
+from triptych.base.errors import InvalidRequest, TooLarge
 from triptych.encoder_worker.media.audio import AudioLimits, MediaAudio, decode_audio
-from triptych.errors import InvalidRequest, TooLarge
 
 LIMITS = AudioLimits(seconds=60.0)
 RATE = 16_000

@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 from transformers.image_utils import load_image
 
+from triptych.base.errors import InvalidRequest, TooLarge
+from triptych.base.hashing import mm_hash
 from triptych.encoder_worker.media.formats import decode_image
-from triptych.errors import InvalidRequest, TooLarge
-from triptych.hashing import mm_hash
 
 LIMIT = 1_000_000
 

@@ -11,17 +11,17 @@ import torch
 from support.data.checkpoints import build_checkpoint
 from support.data.pictures import picture
 from support.ranks.threads import RankThreads
-from triptych.config import EncoderConfig
+from triptych.base.config import EncoderConfig
+from triptych.base.errors import ConfigError
+from triptych.base.metrics import EncoderMetrics
+from triptych.base.ranks.errors import RankFailed, RankLost
 from triptych.encoder_worker.loading import load_tower
 from triptych.encoder_worker.ranks.metrics import RankMetrics
 from triptych.encoder_worker.ranks.program import handler
 from triptych.encoder_worker.ranks.share_encoder import ShareEncoder
 from triptych.encoder_worker.ranks.starting import load_ranks
 from triptych.encoder_worker.ranks.tower import DataParallelTower
-from triptych.errors import ConfigError
-from triptych.metrics import EncoderMetrics
 from triptych.models.base import EncoderSide, PreparedItem
-from triptych.ranks.errors import RankFailed, RankLost
 
 RANKS = 4
 SIZES = ((64, 64), (160, 96), (96, 96), (64, 128), (128, 128), (64, 96), (96, 64))

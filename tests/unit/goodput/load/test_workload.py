@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.goodput.load.payload import WORDS, jpeg, text, words_per_token
 from triptych.goodput.load.workload import (
     Picture,

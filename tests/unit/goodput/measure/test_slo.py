@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.goodput.measure.slo import parse_slo
 
 

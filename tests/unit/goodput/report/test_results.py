@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.goodput.load.job import RequestRecord, Target, WindowReport
 from triptych.goodput.measure.figures import drift_of, judge, summarise
 from triptych.goodput.measure.search import SearchLimits, Verdict, search

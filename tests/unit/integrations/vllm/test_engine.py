@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.integrations.vllm.engine import adopt_logging, check_engine, row_width, shares_a_process
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from triptych.base.types import ItemPlan
 from triptych.integrations.vllm.host_copies import CopyFolder, HostCopies, HostCopy
-from triptych.types import ItemPlan
 
 
 def plan(rows: int) -> ItemPlan:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.ec_connector.store.topology.location import parse_store
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.integrations.vllm.options import parse_options
+from triptych.store.topology.location import parse_store
 
 NAMESPACE = "a1" * 32
 NEEDED = {"store": "redis://store:6379/0", "namespace": NAMESPACE}

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from triptych.base.types import ItemPlan
 from triptych.integrations.vllm.host_copies import HostCopy
 from triptych.integrations.vllm.park_table import LoadOutcome, LoadReport, NeededItem, ParkLimits, ParkTable
-from triptych.types import ItemPlan
 
 WAIT, MEDIA_WAIT, SETTLE = 30.0, 1.0, 3
 #: Two items of 4 rows and one of 2: a row has 8 bytes.

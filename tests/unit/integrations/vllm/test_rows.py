@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from triptych.base.types import ItemPlan
 from triptych.integrations.vllm.host_copies import CopyFolder, HostCopies, HostCopy
 from triptych.integrations.vllm.requests import SaveOrder
 from triptych.integrations.vllm.rows import CopySource, host_body, plan_to_save, read_rows, source_of
-from triptych.types import ItemPlan
 
 CPU = torch.device("cpu")
 KEY, NAMESPACE = "a" * 64, "b" * 64

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from support.options import parse, serve_config
-from triptych.cli.app import app
-from triptych.config import ColocatedConfig, ProxyConfig, WorkerRange
-from triptych.launch.plan.cluster import plan_cluster
-from triptych.launch.plan.cores import share_cores
-from triptych.launch.serve import with_token
+from triptych.apps.cli.app import app
+from triptych.apps.launch.plan.cluster import plan_cluster
+from triptych.apps.launch.plan.cores import share_cores
+from triptych.apps.launch.serve import with_token
+from triptych.base.config import ColocatedConfig, ProxyConfig, WorkerRange
 
 
 def test_the_cluster_makes_up_a_token_of_its_own_and_keeps_client_keys_from_the_workers(tmp_path):

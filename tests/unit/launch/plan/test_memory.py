@@ -6,10 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from triptych.config import ClusterConfig, WorkerRange
-from triptych.config.flags import config_from
-from triptych.errors import ConfigError
-from triptych.launch.plan.memory import WORKER_BASE_BYTES, MemoryPlan, check_fits, plan_memory, weight_bytes
+from triptych.apps.launch.plan.memory import (
+    WORKER_BASE_BYTES,
+    MemoryPlan,
+    check_fits,
+    plan_memory,
+    weight_bytes,
+)
+from triptych.base.config import ClusterConfig, WorkerRange
+from triptych.base.config.flags import config_from
+from triptych.base.errors import ConfigError
 
 
 def test_a_plan_that_fits_is_accepted():

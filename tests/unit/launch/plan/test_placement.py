@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from support.options import serve_config
-from triptych.cli.app import app
-from triptych.config import CPU_SHARE, CUDA_CONTEXT_BYTES, GIB, ServeConfig
-from triptych.errors import ConfigError
-from triptych.launch.plan import placement
-from triptych.launch.plan.cluster import plan_cluster
-from triptych.launch.plan.cores import share_cores
-from triptych.launch.plan.devices import Gpu
-from triptych.launch.plan.placement import check_memory, gpu_needs, place_on_gpus
+from triptych.apps.cli.app import app
+from triptych.apps.launch.plan import placement
+from triptych.apps.launch.plan.cluster import plan_cluster
+from triptych.apps.launch.plan.cores import share_cores
+from triptych.apps.launch.plan.devices import Gpu
+from triptych.apps.launch.plan.placement import check_memory, gpu_needs, place_on_gpus
+from triptych.base.config import CPU_SHARE, CUDA_CONTEXT_BYTES, GIB, ServeConfig
+from triptych.base.errors import ConfigError
 
 
 def _config(*words: str, store_memory: int = 0) -> ServeConfig:

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from triptych.launch.ray.actor import free_port_in, is_free, last_error, listen_at
+from triptych.apps.launch.ray.actor import free_port_in, is_free, last_error, listen_at
 
 
 def test_a_worker_listens_on_all_interfaces_and_names_its_node():

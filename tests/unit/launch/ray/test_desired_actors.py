@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from triptych.config import WorkerRange
-from triptych.launch.ray.pools import ActorPool, PoolResources
-from triptych.launch.ray.supervisor import DesiredActors
-from triptych.launch.scaling.change import plan_change
+from triptych.apps.launch.ray.pools import ActorPool, PoolResources
+from triptych.apps.launch.ray.supervisor import DesiredActors
+from triptych.apps.launch.scaling.change import plan_change
+from triptych.base.config import WorkerRange
 
 ENCODERS = ActorPool("encoder", ("encoder",), WorkerRange(1, 4), PoolResources())
 PD = ActorPool("pd", ("pd",), WorkerRange.fixed(2), PoolResources())

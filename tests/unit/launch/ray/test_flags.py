@@ -9,10 +9,10 @@ import trustme
 
 from support.certificates import CertificateFolder, issue, pem_of
 from support.options import serve_config
-from triptych.config import ServeConfig
-from triptych.errors import ConfigError
-from triptych.launch.ray.flags import check_shared, with_files
-from triptych.launch.ray.pools import plan_actors
+from triptych.apps.launch.ray.flags import check_shared, with_files
+from triptych.apps.launch.ray.pools import plan_actors
+from triptych.base.config import ServeConfig
+from triptych.base.errors import ConfigError
 
 STORE = "redis://10.0.0.5:6379/0"
 

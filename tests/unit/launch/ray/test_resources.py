@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from triptych.errors import ConfigError
-from triptych.launch.ray.pools import PORTS, PoolResources, read_resources
+from triptych.apps.launch.ray.pools import PORTS, PoolResources, read_resources
+from triptych.base.errors import ConfigError
 
 CPU = {"encoder": "cpu", "pd": "cpu", "proxy": ""}
 CUDA = {"encoder": "cuda", "pd": "cuda", "proxy": ""}

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from triptych.config import WorkerRange
-from triptych.errors import ConfigError
-from triptych.launch.ray.actor import ActorState
-from triptych.launch.ray.connection import ActorGone, ActorGroup, frozen
-from triptych.launch.ray.pools import ActorPool, PoolResources, pool_of
-from triptych.launch.ray.supervisor import ActorSupervisor
+from triptych.apps.launch.ray.actor import ActorState
+from triptych.apps.launch.ray.connection import ActorGone, ActorGroup, frozen
+from triptych.apps.launch.ray.pools import ActorPool, PoolResources, pool_of
+from triptych.apps.launch.ray.supervisor import ActorSupervisor
+from triptych.base.config import WorkerRange
+from triptych.base.errors import ConfigError
 
 ENCODERS = ActorPool("encoder", ("encoder", "--new"), WorkerRange(1, 3), PoolResources())
 PROXIES = ActorPool("proxy", ("proxy",), WorkerRange.fixed(1), PoolResources(), port=8000, grpc_port=8001)
@@ -178,7 +178,7 @@ async def test_a_cluster_that_another_process_has_is_refused_with_its_name():
 
 
 async def test_what_has_no_room_is_named_with_what_it_wants(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("triptych.launch.ray.supervisor.free_resources", lambda: "CPU 0 of 2")
+    monkeypatch.setattr("triptych.apps.launch.ray.supervisor.free_resources", lambda: "CPU 0 of 2")
     ray = RememberedRay()
     supervisor = _supervisor(ray)
     await _settled(supervisor, ["encoder-0", "proxy-0"])

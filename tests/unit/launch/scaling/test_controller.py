@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from support.waiting import until
-from triptych.config import WorkerRange
-from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.launch.scaling import controller
-from triptych.launch.scaling.change import PoolWorkers
-from triptych.launch.scaling.controller import PoolController
-from triptych.scaling import ScalingDecision
+from triptych.apps.launch.scaling import controller
+from triptych.apps.launch.scaling.change import PoolWorkers
+from triptych.apps.launch.scaling.controller import PoolController
+from triptych.base.config import WorkerRange
+from triptych.base.scaling import ScalingDecision
+from triptych.store.control import StoreUnavailable
 
 
 class _Board:

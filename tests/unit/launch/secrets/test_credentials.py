@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from support.processes.authority import Authority
-from triptych.config import ServiceConfig
-from triptych.config.flags import config_from
-from triptych.ec_connector.store.address import StoreAddress, parse_store_url
-from triptych.ec_connector.store.tls import StoreTls
-from triptych.errors import ConfigError
-from triptych.launch.secrets.credentials import store_url, without_store_files
+from triptych.apps.launch.secrets.credentials import store_url, without_store_files
+from triptych.base.config import ServiceConfig
+from triptych.base.config.flags import config_from
+from triptych.base.errors import ConfigError
+from triptych.store.address import StoreAddress, parse_store_url
+from triptych.store.tls import StoreTls
 
 
 def _store(store: str, file: Path | str = "", **flags: str) -> str:

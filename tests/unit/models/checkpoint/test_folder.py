@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from support.data.checkpoints import build_checkpoint
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.models.checkpoint.cut import Cut
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.registry import family_of

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from support.data.checkpoints import build_checkpoint
-from triptych.config import EncoderConfig, PDConfig
-from triptych.errors import ConfigError
+from triptych.base.config import EncoderConfig, PDConfig
+from triptych.base.errors import ConfigError
 from triptych.models.checkpoint.folder import read_config
 from triptych.models.checkpoint.support import (
     MATRIX,

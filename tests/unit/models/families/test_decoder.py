@@ -11,10 +11,10 @@ from transformers import AutoConfig, AutoTokenizer
 
 from support.data.checkpoints import FAMILIES, build_checkpoint
 from support.engine.reference_attention import NAME
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.types import ItemPlan
 from triptych.models.base import DecoderSide
 from triptych.models.registry import load_decoder
-from triptych.types import ItemPlan
 
 PLAN = ItemPlan("0" * 64, "n", "image", 6, 64, "float32", 6, None, (1, 4, 6))
 

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from support.data.checkpoints import build_checkpoint
 from support.encdec.checkpoints import FAMILIES
 from support.encdec.reference import NAME
-from triptych.errors import ConfigError, InvalidRequest
+from triptych.base.errors import ConfigError, InvalidRequest
+from triptych.base.types import ItemPlan
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.identity import ModelIdentity, model_identity
 from triptych.models.registry import family_of
-from triptych.types import ItemPlan
 
 CPU = torch.device("cpu")
 

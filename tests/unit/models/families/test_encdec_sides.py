@@ -13,7 +13,7 @@ from support.encdec.checkpoints import FAMILIES
 from support.encdec.oracle import decoder_logits as whole_logits
 from support.encdec.oracle import encoder_rows, greedy, text_inputs
 from support.encdec.reference import NAME, decoder_logits
-from triptych.errors import TooLarge
+from triptych.base.errors import TooLarge
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.registry import load_decoder, load_encoder
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from support.data.checkpoints import build_checkpoint
-from triptych.config import EncoderConfig
+from triptych.base.config import EncoderConfig
 from triptych.encoder_worker.graphs.graph_encoder import graph_limits
 from triptych.models.families.packed_texts import pad_own_segment
 from triptych.models.registry import load_encoder

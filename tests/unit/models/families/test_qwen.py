@@ -12,8 +12,8 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
 from support.data.checkpoints import build_checkpoint
+from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.models.families.qwen import PatchLinear, mrope_positions
-from triptych.types import ItemPlan, MMFeature, Placement
 
 MERGE = 2
 

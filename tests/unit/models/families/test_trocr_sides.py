@@ -11,7 +11,7 @@ from transformers import VisionEncoderDecoderModel
 from support.data.checkpoints import build_checkpoint
 from support.data.pictures import picture
 from support.encdec.reference import NAME, decoder_logits
-from triptych.errors import ConfigError, InvalidRequest
+from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.models.registry import load_decoder, load_encoder
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from support.data.sounds import Sound, sound
 from support.encdec.oracle import audio_inputs, encoder_rows, greedy, model_of, tokenizer_of
 from support.encdec.oracle import decoder_logits as whole_logits
 from support.encdec.reference import NAME, decoder_logits
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.families.whisper_prompt import WhisperPrompts
 from triptych.models.registry import load_decoder, load_encoder

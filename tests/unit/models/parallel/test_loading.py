@@ -12,7 +12,7 @@ from torch import nn
 from support.data.checkpoints import FAMILIES, build_checkpoint
 from support.encdec.checkpoints import FAMILIES as ENCDEC_FAMILIES
 from support.parallel.batches import open_decoder
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.models.base import DecoderSide
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.parallel.layers import RowParallelLinear, TiedRows, VocabularyParallelHead

@@ -13,7 +13,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from support.data.checkpoints import FAMILIES, build_checkpoint
 from support.encdec.checkpoints import FAMILIES as ENCDEC_FAMILIES
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.models.base import DecoderSide
 from triptych.models.families.llava import LlavaDecoder
 from triptych.models.parallel.plan import (

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from support.data.checkpoints import FAMILIES, build_checkpoint
 from support.encdec.checkpoints import FAMILIES as ENCDEC
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.registry import family_of, load_decoder

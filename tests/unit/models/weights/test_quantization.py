@@ -14,7 +14,7 @@ from support.data.model_prompts import ModelPrompt, batch_logits
 from support.encdec.checkpoints import FAMILIES as ENCDEC_FAMILIES
 from support.encdec.reference import NAME, decoder_logits
 from support.engine.reference_attention import NAME as DENSE
-from triptych.launch.plan.memory import weight_bytes
+from triptych.apps.launch.plan.memory import weight_bytes
 from triptych.models.identity import model_identity
 from triptych.models.registry import load_decoder, load_encoder
 from triptych.models.weights.loading import parameter_bytes

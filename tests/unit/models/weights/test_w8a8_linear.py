@@ -18,7 +18,7 @@ from support.data.model_prompts import ModelPrompt, batch_logits
 from support.encdec.checkpoints import FAMILIES as ENCDEC_FAMILIES
 from support.encdec.reference import NAME, decoder_logits
 from support.engine.reference_attention import NAME as DENSE
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.models.registry import load_decoder, load_encoder
 from triptych.models.weights import w8a8_linear
 from triptych.models.weights.quantization import Int8Linear, quantize

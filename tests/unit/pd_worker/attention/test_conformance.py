@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from support.engine.reference_attention import written_out
-from triptych.config import PDConfig
-from triptych.config.flags import flags_of
+from triptych.base.config import PDConfig
+from triptych.base.config.flags import flags_of
 from triptych.pd_worker.attention.attention import (
     AttentionMetadata,
     CrossSpan,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from support.engine.engine_requests import make_feature
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
 from triptych.pd_worker.core.admission import Admission, AdmissionQueue, distinct_bytes
 
 

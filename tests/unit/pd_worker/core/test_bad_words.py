@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.types import SamplingParams
 from triptych.models.base import GenerationDefaults
 from triptych.pd_worker.core.bad_words import bad_word_ids, banned_ids
 from triptych.pd_worker.core.sampling import resolve
-from triptych.types import SamplingParams
 
 #: Texts of a tokenizer, in which a blank is part of the word behind it.
 IDS = {

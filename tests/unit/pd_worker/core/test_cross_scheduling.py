@@ -17,12 +17,12 @@ from support.engine.engine_requests import (
     make_request,
     publish,
 )
+from triptych.base.errors import InternalError, InvalidRequest
+from triptych.base.types import FinishReason, MMFeature
 from triptych.ec_connector.connectors.memory_store import MemoryStore
-from triptych.errors import InternalError, InvalidRequest
 from triptych.pd_worker.core.encoder_cache import Residency
 from triptych.pd_worker.core.kv_cache.cross_kv_manager import TableState
 from triptych.pd_worker.core.request_events import ItemLoaded, ItemMissing, NewTokens, RequestFinished
-from triptych.types import FinishReason, MMFeature
 
 STORE = MemoryStore()
 Make = Callable[..., ModellessEngine]

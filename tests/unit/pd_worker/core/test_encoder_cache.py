@@ -5,8 +5,8 @@ import random
 import pytest
 
 from support.engine.engine_requests import make_feature
+from triptych.base.types import ItemPlan
 from triptych.pd_worker.core.encoder_cache import EncoderCache, Residency
-from triptych.types import ItemPlan
 
 
 def item(name: str, rows: int) -> ItemPlan:

@@ -17,10 +17,10 @@ from support.engine.engine_requests import (
     publish,
     shares,
 )
+from triptych.base.errors import InvalidRequest, Unavailable
+from triptych.base.types import FinishReason
 from triptych.ec_connector.base import ECConnectorOutput, FailedLoad
-from triptych.errors import InvalidRequest, Unavailable
 from triptych.pd_worker.core.request_events import ItemLoaded, ItemMissing, RequestAdmitted
-from triptych.types import FinishReason
 
 
 def test_item_pressure_counts_those_that_wait_for_embeddings_by_those_that_run(make: Make) -> None:

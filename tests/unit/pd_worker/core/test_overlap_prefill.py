@@ -18,11 +18,11 @@ from support.engine.engine_requests import (
     publish,
     shares,
 )
-from triptych.errors import DeadlineExceeded, InternalError
+from triptych.base.errors import DeadlineExceeded, InternalError
+from triptych.base.types import FinishReason, MMFeature
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.core.request_events import ItemMissing
 from triptych.pd_worker.core.stats import OverlapStats
-from triptych.types import FinishReason, MMFeature
 
 CAT, DOG = make_feature("cat", 4, 12), make_feature("dog", 20, 12)
 

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from support.engine.engine_requests import STORE, Make, finished, make_feature, make_request, publish, shares
+from triptych.base.types import FinishReason
 from triptych.pd_worker.core.request_events import NewTokens
-from triptych.types import FinishReason
 
 
 def test_a_paused_request_is_not_scheduled_and_its_place_and_blocks_are_free_for_others(make: Make) -> None:

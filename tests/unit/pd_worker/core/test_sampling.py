@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.types import SamplingParams
 from triptych.models.base import GenerationDefaults
 from triptych.pd_worker.core.sampling import resolve
-from triptych.types import SamplingParams
 
 GREEDY = GenerationDefaults(eos_token_ids=(2,))
 SAMPLED = GenerationDefaults(eos_token_ids=(2, 3), temperature=0.7, top_p=0.8, top_k=20)

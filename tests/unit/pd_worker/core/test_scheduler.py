@@ -16,9 +16,9 @@ from support.engine.engine_requests import (
     publish,
     shares,
 )
-from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest
+from triptych.base.errors import DeadlineExceeded, InternalError, InvalidRequest
+from triptych.base.types import FinishReason
 from triptych.pd_worker.core.request_events import ItemMissing, NewTokens, RequestFinished
-from triptych.types import FinishReason
 
 
 def test_a_prompt_above_the_budget_enters_in_chunks_and_ends_with_a_token(make: Make) -> None:

@@ -20,13 +20,13 @@ from support.engine.engine_requests import (
     names,
     publish,
 )
+from triptych.base.types import MMFeature
 from triptych.pd_worker.core.budget import Budget
 from triptych.pd_worker.core.outputs import SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import RequestAdmitted
 from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.pd_worker.core.waiting_requests import waits_for_items
-from triptych.types import MMFeature
 
 POOL = 5
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from support.tracing.spans import KeptSpans, TickingClock, kept_tracer, new_context
-from triptych.errors import InternalError
+from triptych.base.errors import InternalError
+from triptych.base.tracing.context import hex_trace_id, metadata, to_bytes
+from triptych.base.tracing.producers import Producers
+from triptych.base.tracing.tracer import SpanKind
+from triptych.base.types import FinishReason, PDTimings, Placement, Usage
 from triptych.pd_worker.core.request_events import (
     ItemLoaded,
     ItemMissing,
@@ -16,10 +20,6 @@ from triptych.pd_worker.core.request_events import (
 from triptych.pd_worker.events.attempt_trace import AttemptTrace, PDTraces
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.protos import pd_pb2
-from triptych.tracing.context import hex_trace_id, metadata, to_bytes
-from triptych.tracing.producers import Producers
-from triptych.tracing.tracer import SpanKind
-from triptych.types import FinishReason, PDTimings, Placement, Usage
 
 KEY = "ab" * 32
 PARENT = new_context(sampled=True, state="a=1")

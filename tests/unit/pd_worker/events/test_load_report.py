@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triptych.metrics import PDMetrics
+from triptych.base.metrics import PDMetrics
 from triptych.pd_worker.events.load_report import load_report
 
 

@@ -7,7 +7,8 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from triptych.errors import InternalError
+from triptych.base.errors import InternalError
+from triptych.base.types import FinishReason, PDTimings, Placement, Usage
 from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.request_events import (
     ItemLoaded,
@@ -19,7 +20,6 @@ from triptych.pd_worker.core.request_events import (
 from triptych.pd_worker.events.streams import KEEP_DETACHED_SECONDS, KEEP_FINISHED_SECONDS, EventStreams
 from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.protos import pd_pb2
-from triptych.types import FinishReason, PDTimings, Placement, Usage
 
 KEY = "a" * 64
 

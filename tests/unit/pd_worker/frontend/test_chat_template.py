@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from triptych.errors import ConfigError, InvalidRequest
+from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.pd_worker.frontend.chat_template import ChatTemplate, read_template
 
 STRINGS = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.data import trained
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.types import FinishReason, SamplingParams
 from triptych.models.base import GenerationDefaults
 from triptych.pd_worker.core.sampling import resolve
 from triptych.pd_worker.frontend.detokenizer import IncrementalDecoder, OutputText
-from triptych.types import FinishReason, SamplingParams
 
 TEXTS = (
     "Hello, world! Two  spaces and\n\nnew lines.",

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from support.encdec.tokenizers import bart_tokenizer, t5_tokenizer, whisper_tokenizer
-from triptych.errors import InternalError, InvalidRequest
+from triptych.base.errors import InternalError, InvalidRequest
+from triptych.base.types import ItemPlan, Placement
 from triptych.models.base import PromptDefaults
 from triptych.pd_worker.frontend.encdec_prompt import (
     EncDecPrompts,
@@ -18,7 +19,6 @@ from triptych.pd_worker.frontend.encdec_prompt import (
 )
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer
 from triptych.protos import common_pb2, pd_pb2
-from triptych.types import ItemPlan, Placement
 
 BART = PromptDefaults(2, (2, 0))
 T5 = PromptDefaults(0, (0,))

@@ -10,9 +10,9 @@ import re
 import pytest
 
 from support.data.trained import tokenizer
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.types import OutputFormat
 from triptych.pd_worker.frontend.grammar import GrammarCompiler, GrammarState
-from triptych.types import OutputFormat
 
 PERSON = {
     "type": "object",

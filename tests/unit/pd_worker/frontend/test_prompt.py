@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from support.data.trained import tokenizer
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.types import ItemPlan
 from triptych.pd_worker.frontend.chat_template import ChatTemplate
 from triptych.pd_worker.frontend.messages import parse_messages
 from triptych.pd_worker.frontend.prompt import PromptBuilder
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer
-from triptych.types import ItemPlan
 
 STYLES = {"qwen": ("<|image_pad|>", "<|im_end|>"), "llava": ("<image>", "</s>")}
 

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from support.data.trained import tokenizer
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.request.chat import TemplateOptions
 from triptych.pd_worker.frontend.chat_template import ChatTemplate
 from triptych.pd_worker.frontend.prompt import PromptBuilder
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer
-from triptych.request.chat import TemplateOptions
 
 WEATHER = {
     "type": "function",

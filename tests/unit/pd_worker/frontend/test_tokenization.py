@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from support.data import trained
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.pd_worker.frontend import tokenization
 from triptych.pd_worker.frontend.chat_template import ChatTemplate
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer, load_tokenizer

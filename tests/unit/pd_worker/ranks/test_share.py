@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from triptych.config import MIB, PDConfig
-from triptych.errors import ConfigError
+from triptych.base.config import MIB, PDConfig
+from triptych.base.errors import ConfigError
 from triptych.pd_worker.ranks.decoder_ranks import collective_seconds
 from triptych.pd_worker.ranks.share import decoder_threads_of_rank, load_share, share_of_rank
 

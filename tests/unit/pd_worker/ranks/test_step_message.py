@@ -19,12 +19,12 @@ from support.engine.engine_requests import (
     publish,
 )
 from support.pd_ranks.views import step_view
+from triptych.base.types import MMFeature
 from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.ranks.request_mirror import RequestMirror
 from triptych.pd_worker.ranks.step_message import StepEncoder
-from triptych.types import MMFeature
 
 
 class MirroredEngine(ModellessEngine):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgpack
 import pytest
 
+from triptych.base.ranks.errors import RankLost
 from triptych.ec_connector.base import ECConnectorOutput, FailedLoad
 from triptych.pd_worker.core.outputs import ModelRunnerOutput
 from triptych.pd_worker.ranks.ranked_runner import check_same_step, merge_into
 from triptych.pd_worker.ranks.step_report import StepReport, read_report, report_of
-from triptych.ranks.errors import RankLost
 
 
 def test_a_report_says_what_the_rank_has_done() -> None:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from triptych.config import MIB, PDConfig
-from triptych.errors import ConfigError
+from triptych.base.config import MIB, PDConfig
+from triptych.base.errors import ConfigError
 from triptych.models.base import CrossGeometry, DecoderGeometry
 from triptych.pd_worker.runner.capacity import (
     block_bytes,

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from triptych.base.types import SamplingParams
 from triptych.models.base import GenerationDefaults
 from triptych.pd_worker.core.sampling import resolve
 from triptych.pd_worker.runner.sampler import SamplerInput, sample, uniform
-from triptych.types import SamplingParams
 
 VOCAB = 50
 

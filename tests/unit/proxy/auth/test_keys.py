@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from triptych.errors import ConfigError, RateLimited
-from triptych.hashing import prefix_root
+from triptych.base.errors import ConfigError, RateLimited
+from triptych.base.hashing import prefix_root
+from triptych.base.types import SamplingParams
 from triptych.proxy.auth.key_ring import KeyRing
 from triptych.proxy.auth.keys import (
     KeyLimits,
@@ -23,7 +24,6 @@ from triptych.proxy.auth.keys import (
 )
 from triptych.proxy.auth.limits import PrincipalLimits
 from triptych.proxy.call.chat import ChatCall
-from triptych.types import SamplingParams
 
 NONE = KeyLimits()
 

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
+from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.fair_turns import FairTurns
 from triptych.proxy.encoders.job import EncoderSlot, StartPlan, StartRun
 from triptych.proxy.encoders.job_table import EncoderJobTable
-from triptych.types import ItemPlan
 
 
 def test_work_of_one_tenant_keeps_its_order() -> None:

@@ -8,12 +8,12 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState, StartPlan, StartRun
 from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.proxy.encoders.loads import EncoderIsolation
 from triptych.proxy.encoders.work_model import WorkModel
 from triptych.proxy.routing import EncoderLoad, choose_encoder
-from triptych.types import ItemPlan
 
 SPACES = ("n", "m")
 ADDRESSES = ("e1", "e2", "e3", "e4")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState, StartPlan, StartRun
 from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.proxy.routing import MAX_LOSSES
-from triptych.types import ItemPlan
 
 SPACE = "n"
 LATER = 100.0

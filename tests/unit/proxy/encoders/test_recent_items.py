@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from triptych.base.types import ItemPlan
 from triptych.proxy.encoders import recent_items
 from triptych.proxy.encoders.recent_items import KEPT_SECONDS, RecentItems
 from triptych.proxy.ports import JobReady
-from triptych.types import ItemPlan
 
 
 def end(mm_hash: str) -> JobReady:

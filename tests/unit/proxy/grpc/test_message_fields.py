@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.errors import TooLarge
+from triptych.base.errors import TooLarge
 from triptych.protos import common_pb2, proxy_pb2
 from triptych.proxy.grpc import message_fields
 from triptych.proxy.grpc.message_fields import check_fields

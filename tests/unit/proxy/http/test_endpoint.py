@@ -8,7 +8,7 @@ import weakref
 
 from starlette.types import Message
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
 from triptych.proxy.http.endpoint import INLINE_BODY, HttpReply, PostEndpoint
 from triptych.proxy.quotas.quota import Quota, QuotaSpec
 

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
 from triptych.proxy.http.form_body import MAX_FIELD, MAX_PARTS, parse_form
 
 TYPE = b"multipart/form-data; boundary=edge"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from triptych.errors import TooLarge
+from triptych.base.errors import TooLarge
 from triptych.proxy.http import json_body
 from triptych.proxy.http.json_body import check_values
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from triptych.ec_connector.registry.matching import Mismatch
-from triptych.errors import DeadlineExceeded, InternalError, RequestError, Unavailable
+from triptych.base.errors import DeadlineExceeded, InternalError, RequestError, Unavailable
+from triptych.base.types import WorkerInfo
 from triptych.proxy.live.failures import (
     MOST_FAILURES,
     FailureLog,
@@ -17,7 +17,7 @@ from triptych.proxy.live.failures import (
     worker_state,
 )
 from triptych.proxy.workers import KnownWorkers, Worker
-from triptych.types import WorkerInfo
+from triptych.registry.matching import Mismatch
 
 
 def test_equal_failures_are_one_entry_with_a_count_and_the_newest_time() -> None:

@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from support.fakes.live_view import CountingView, places
-from triptych.errors import Unavailable
+from triptych.base.errors import Unavailable
 from triptych.proxy.live.feed import MOST_MISSED, LiveFeed, event
 from triptych.proxy.quotas.quota import QuotaExceeded
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from triptych.metrics import ProxyMetrics
+from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.live.objects import ClusterSeries
 from triptych.proxy.live.statistics import (
     MOST_CALLS,

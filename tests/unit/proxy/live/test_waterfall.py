@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from support.data.items import make_plan
+from triptych.base.types import PDTimings, Usage
 from triptych.proxy.encoders.job import JobRetried
 from triptych.proxy.live.calls import CallRecord
 from triptych.proxy.live.objects import StageSpan, Waterfall
@@ -29,7 +30,6 @@ from triptych.proxy.requests.events import (
 )
 from triptych.proxy.requests.instructions import EndAttempt, SkipJob, StartJobs, Submit
 from triptych.proxy.requests.timeline import MOST_MOMENTS, TIMED_ITEMS, RequestTimeline
-from triptych.types import PDTimings, Usage
 
 START, PD, PD2, ENCODER = 100.0, "pd:1", "pd:2", "encoder:1"
 PLAN = make_plan(rows=4, width=8)

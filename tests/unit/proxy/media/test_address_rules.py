@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.proxy.media.address_rules import AddressRules, is_public, parse_rules
 
 _PUBLIC = """

@@ -12,7 +12,7 @@ from yarl import URL
 
 from support.data.media import content, kept_bytes, media_loader
 from support.processes.web import PNG
-from triptych.errors import ConfigError, InvalidRequest, Overloaded, RequestError, TooLarge
+from triptych.base.errors import ConfigError, InvalidRequest, Overloaded, RequestError, TooLarge
 from triptych.proxy.media.fetcher import _redirected
 from triptych.proxy.media.loader import MediaLoader
 from triptych.proxy.media.response import FetchFailed

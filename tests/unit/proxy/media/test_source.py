@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
 from triptych.proxy.media.source import FileUrl, WebUrl, parse_image_url
 
 GOOD = {

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from support.data.media import content, kept_bytes
-from triptych.config import ProxyConfig
-from triptych.errors import ConfigError, InternalError, Overloaded
-from triptych.hashing import framed_digest
-from triptych.metrics import ProxyMetrics
+from triptych.base.config import ProxyConfig
+from triptych.base.errors import ConfigError, InternalError, Overloaded
+from triptych.base.hashing import framed_digest
+from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.media import spool as media_spool
 from triptych.proxy.media.spool import MEMORY_ITEM_BYTES, MediaSpool
 from triptych.proxy.quotas.table import QuotaTable, quota_specs

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from triptych.base.types import SamplingParams
 from triptych.proxy.call.chat import ChatCall, RawPrompt
 from triptych.proxy.pd.context_length import least_tokens, takes, too_long
 from triptych.proxy.requests.instructions import ResumeState
-from triptych.types import SamplingParams
 
 
 def call(prompt: RawPrompt | None = None, max_tokens: int | None = None, param: str = "prompt") -> ChatCall:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from triptych.engine_beat import SLOW_FACTOR
+from triptych.base.engine_beat import SLOW_FACTOR
 from triptych.protos import pd_pb2
 from triptych.proxy.pd.stall_watch import StallWatch
 

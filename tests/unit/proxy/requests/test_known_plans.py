@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
+from triptych.base.types import ItemPlan
 from triptych.proxy.media.ports import ItemMedia
 from triptych.proxy.requests.known_plans import KnownPlans, expected_plans
 from triptych.proxy.splitter import SplitItem
-from triptych.types import ItemPlan
 
 
 def plan(key: str) -> ItemPlan:

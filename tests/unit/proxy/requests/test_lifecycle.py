@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.types import FinishReason, ItemPlan, Usage
 from triptych.proxy.call.chat import Delta, Done, Started
 from triptych.proxy.requests import instructions as do
 from triptych.proxy.requests.lifecycle import MAX_ITEM_LOSSES, Lifecycle, Phase
-from triptych.types import FinishReason, ItemPlan, Usage
 
 
 def plan(key: str) -> ItemPlan:

@@ -8,8 +8,10 @@ import pytest
 
 from support.data.items import make_plan
 from support.tracing.spans import TickingClock, kept_tracer
-from triptych.errors import RequestError
-from triptych.metrics import ProxyMetrics
+from triptych.base.errors import RequestError
+from triptych.base.metrics import ProxyMetrics
+from triptych.base.tracing.server_span import ServerSpan
+from triptych.base.types import SamplingParams
 from triptych.proxy.admission import make_choices
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.encoders.job import JobRetried
@@ -18,8 +20,6 @@ from triptych.proxy.requests.events import CallEnded, Ended, Event, FirstToken
 from triptych.proxy.requests.instructions import LookUpItems, ResumeState, Submit
 from triptych.proxy.requests.recorder import Recorder
 from triptych.proxy.requests.request import Choices
-from triptych.tracing.server_span import ServerSpan
-from triptych.types import SamplingParams
 
 RESUME = ResumeState((1,), (), (2,), 0)
 

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.types import FinishReason, SamplingParams, Usage
 from triptych.proxy.admission import WHOLE_BATCH, make_choices
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Started, Timings
 from triptych.proxy.requests.request import Choices
-from triptych.types import FinishReason, SamplingParams, Usage
 
 
 def made(n: int) -> Choices:

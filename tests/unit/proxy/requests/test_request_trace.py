@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import pytest
 
 from support.tracing.spans import KeptSpan, KeptSpans, TickingClock, kept_tracer, remote
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.tracing.server_span import ServerSpan
+from triptych.base.tracing.tracer import SpanKind
+from triptych.base.types import ItemPlan, Usage
 from triptych.proxy.call.chat import Started
 from triptych.proxy.ports import JobReady
 from triptych.proxy.requests.events import Accepted, Ended, Event, ItemReady
 from triptych.proxy.requests.lifecycle import Lifecycle
 from triptych.proxy.requests.request_trace import RequestTrace
-from triptych.tracing.server_span import ServerSpan
-from triptych.tracing.tracer import SpanKind
-from triptych.types import ItemPlan, Usage
 
 A, B = "a" * 64, "b" * 64
 

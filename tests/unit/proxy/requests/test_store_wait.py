@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from support.waiting import until
-from triptych.errors import RequestError
+from triptych.base.errors import RequestError
+from triptych.base.types import ItemPlan
 from triptych.proxy.call.chat import Started
 from triptych.proxy.requests.lifecycle import Lifecycle
 from triptych.proxy.requests.store_wait import StoreWait
-from triptych.types import ItemPlan
 
 PLAN = ItemPlan("a", "n", "image", 1, 1, "float32", 1)
 

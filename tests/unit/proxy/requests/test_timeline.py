@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from support.data.items import make_plan
+from triptych.base.types import PDTimings, Usage
 from triptych.proxy.ports import JobReady
 from triptych.proxy.requests.events import Event, Fetched, Finished, ItemReady, LoadReported
 from triptych.proxy.requests.instructions import Submit
 from triptych.proxy.requests.timeline import RequestTimeline
-from triptych.types import PDTimings, Usage
 
 PLAN = make_plan(rows=4, width=8)
 

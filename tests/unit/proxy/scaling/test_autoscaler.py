@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
-from triptych.ec_connector.store.control import StoreUnavailable
-from triptych.metrics import ProxyMetrics
+from triptych.base.metrics import ProxyMetrics
+from triptych.base.scaling import PoolDemand, ScalingDecision, ScalingRules, SharedRules, WorkerGroup
+from triptych.base.types import WorkerInfo
 from triptych.proxy.scaling.autoscaler import LEARN_SECONDS, TERM, Autoscaler
 from triptych.proxy.workers import KnownWorkers, Worker
-from triptych.scaling import PoolDemand, ScalingDecision, ScalingRules, SharedRules, WorkerGroup
-from triptych.types import WorkerInfo
+from triptych.store.control import StoreUnavailable
 
 
 class Clock:

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
+from triptych.base.scaling import PoolDemand, ScalingRules, WorkerGroup
+from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.job import EncoderSlot, StartPlan
 from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.proxy.encoders.outstanding import ArrivedItems
 from triptych.proxy.encoders.work_model import WorkModel
 from triptych.proxy.scaling.demand import PDDemand, encoder_demand, total_demand
 from triptych.proxy.scaling.policy import Observation, ScalingState, decide
-from triptych.scaling import PoolDemand, ScalingRules, WorkerGroup
-from triptych.types import ItemPlan
 
 SPACE = "n"
 

@@ -16,12 +16,12 @@ from grpc import aio
 from support.certificates import NAME, CertificateFolder, issue, pem_of
 from support.keda.stubs import ScalerStub, message, scaled_object
 from support.waiting import until, within
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
+from triptych.base.rpc.tls.certificates import Certificates
+from triptych.base.scaling import ScalingDecision
 from triptych.protos import externalscaler_pb2 as ours
 from triptych.proxy.scaling import keda
 from triptych.proxy.scaling.keda import ScalerServer
-from triptych.rpc.tls.certificates import Certificates
-from triptych.scaling import ScalingDecision
 
 #: As KEDA sends it: every key of the trigger's metadata.
 ENCODERS = scaled_object({"pool": "encoder", "scalerAddress": "proxy:8002", "metricType": "AverageValue"})

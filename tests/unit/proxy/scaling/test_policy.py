@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from triptych.base.scaling import PoolDemand, ScalingDecision, ScalingRules, WorkerGroup
 from triptych.proxy.scaling.policy import (
     LEAST_PATIENCE,
     WINDOW_STEPS,
@@ -17,7 +18,6 @@ from triptych.proxy.scaling.policy import (
     ScalingState,
     decide,
 )
-from triptych.scaling import PoolDemand, ScalingDecision, ScalingRules, WorkerGroup
 
 RULES = ScalingRules(least=0, most=64, slo=2.0)
 #: Ten seconds of work that arrive in each second, and nothing that waits.

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from triptych.ec_connector.store.results import StoreMemory
-from triptych.metrics import ProxyMetrics
+from triptych.base.metrics import ProxyMetrics
+from triptych.base.types import WorkerInfo
 from triptych.proxy.scaling.pool_metrics import PoolMetrics
 from triptych.proxy.workers import KnownWorkers, Worker
-from triptych.types import WorkerInfo
+from triptych.store.results import StoreMemory
 
 
 class Workers(KnownWorkers):

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from support.scaling_board import BoardData, MemoryBoard
-from triptych.metrics import ProxyMetrics
+from triptych.base.metrics import ProxyMetrics
+from triptych.base.scaling import PoolDemand, ScalingRules, WorkerGroup
+from triptych.base.types import WorkerInfo
 from triptych.proxy.scaling.autoscaler import LEARN_SECONDS, TERM, Autoscaler
 from triptych.proxy.workers import KnownWorkers, Worker
-from triptych.scaling import PoolDemand, ScalingRules, WorkerGroup
-from triptych.types import WorkerInfo
 
 RULES = ScalingRules(1, 8, 2.0, window=20.0)
 NONE, EIGHT, TWO = PoolDemand(), PoolDemand(fast=5.6, slow=5.6), PoolDemand(fast=1.4, slow=1.4)

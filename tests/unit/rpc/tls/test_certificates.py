@@ -9,10 +9,10 @@ import pytest
 import trustme
 
 from support.certificates import CertificateFolder, issue, pem_of
-from triptych.config import TlsFiles
-from triptych.errors import ConfigError
-from triptych.rpc.tls.certificates import LOOK_SECONDS, RETRY_SECONDS, Certificates
-from triptych.rpc.tls.material import TlsMaterial
+from triptych.base.config import TlsFiles
+from triptych.base.errors import ConfigError
+from triptych.base.rpc.tls.certificates import LOOK_SECONDS, RETRY_SECONDS, Certificates
+from triptych.base.rpc.tls.material import TlsMaterial
 
 
 class _Clock:
@@ -112,7 +112,7 @@ def test_files_that_could_not_be_used_are_tried_again_though_they_are_the_same(
     cert, key = issue(authority)
     folder.write((cert, key), pem_of(authority))
     with monkeypatch.context() as patched:
-        patched.setattr("triptych.rpc.tls.certificates.read_material", too_early)
+        patched.setattr("triptych.base.rpc.tls.certificates.read_material", too_early)
         clock.now += LOOK_SECONDS
         assert certificates.current() is first
     clock.now += LOOK_SECONDS

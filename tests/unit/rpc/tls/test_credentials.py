@@ -18,9 +18,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from support.certificates import CertificateFolder, issue, pem_of
 from support.waiting import until
-from triptych.rpc.channels import listen, make_channel, make_server
-from triptych.rpc.tls.certificates import Certificates
-from triptych.rpc.tls.material import TlsMaterial
+from triptych.base.rpc.channels import listen, make_channel, make_server
+from triptych.base.rpc.tls.certificates import Certificates
+from triptych.base.rpc.tls.material import TlsMaterial
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
 
 from support.certificates import NAME, CertificateFolder, issue, pem_of
-from triptych.errors import ConfigError
-from triptych.rpc.tls.material import read_material
+from triptych.base.errors import ConfigError
+from triptych.base.rpc.tls.material import read_material
 
 
 @pytest.fixture(scope="module")

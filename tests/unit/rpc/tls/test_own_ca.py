@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from support.certificates import NAME
-from triptych.config import TlsFiles
-from triptych.errors import ConfigError
-from triptych.rpc.tls.certificates import Certificates
-from triptych.rpc.tls.own_ca import CA, CA_KEY, CERT, KEY, write_certificates
+from triptych.base.config import TlsFiles
+from triptych.base.errors import ConfigError
+from triptych.base.rpc.tls.certificates import Certificates
+from triptych.base.rpc.tls.own_ca import CA, CA_KEY, CERT, KEY, write_certificates
 
 
 def files_of(folder: Path) -> TlsFiles:

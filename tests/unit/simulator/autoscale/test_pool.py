@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.autoscale.policies import Concurrency, CpuPercent, QueueLength
 from support.simulated import COSTS, LIMITS, MIX, MODEL, PICTURE
-from triptych.config import EncoderConfig
+from triptych.base.config import EncoderConfig
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
 from triptych.goodput.load.workload import Workload, plan_requests
 from triptych.simulator.autoscale.pool import ElasticPool

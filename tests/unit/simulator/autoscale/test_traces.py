@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.autoscale.comparison import trial_setup
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.simulator.autoscale.traces import (
     PEAK_WORKERS,
     TRACES,

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from support.simulated import COSTS, LIMITS, MIX, MODEL, PICTURE, TEXT, run
-from triptych.config import MIB, EncoderConfig, ProxyConfig
-from triptych.errors import ConfigError
+from triptych.base.config import MIB, EncoderConfig, ProxyConfig
+from triptych.base.errors import ConfigError
 from triptych.goodput.load.arrivals import Arrivals, arrival_times
 from triptych.goodput.load.workload import Workload, plan_requests
 from triptych.goodput.measure.figures import judge

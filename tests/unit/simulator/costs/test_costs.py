@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.simulator.costs.costs import (
     CostModel,
     EncoderCosts,

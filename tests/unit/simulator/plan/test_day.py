@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from support.simulated import COSTS, LIMITS, MODEL, PICTURE
-from triptych.cli.commands.plan import plan
-from triptych.errors import ConfigError
+from triptych.apps.cli.commands.plan import plan
+from triptych.base.errors import ConfigError
 from triptych.goodput.measure.slo import Slo
 from triptych.simulator.plan.day import DayPlan, day_of, read_trace
 from triptych.simulator.plan.question import PlannedDevice, Question

@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 
 from support.simulated import COSTS, LIMITS, MODEL
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.goodput.load.job import RequestRecord
 from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import Slo

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from support.simulated import COSTS, MODEL
-from triptych.cli.app import app
-from triptych.errors import ConfigError
+from triptych.apps.cli.app import app
+from triptych.base.errors import ConfigError
 
 QUICK = (
     "--workload",

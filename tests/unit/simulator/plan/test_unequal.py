@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from support.simulated import COSTS, LIMITS, MODEL
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import Slo
 from triptych.simulator.cluster.shape import colocated, in_step, on_devices

@@ -7,7 +7,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from examples.demo_models.audio.evaluate import cases, evaluate
 from examples.demo_models.audio.inference import InProcess
 from examples.demo_models.audio.tokens import make_tokenizer
-from triptych.launch.model_path import AUDIO_DEMO_MODEL
+from triptych.apps.launch.model_path import AUDIO_DEMO_MODEL
 
 BYTES = 6_000_000
 

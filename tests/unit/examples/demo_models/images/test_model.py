@@ -17,6 +17,7 @@ from examples.demo_models.images.evaluate import cases, evaluate
 from examples.demo_models.images.example_pictures import pictures
 from examples.demo_models.images.inference import MODEL_ID, InProcess, Request, data_url, png
 from examples.demo_models.images.scenes import draw, held_out
+from triptych.apps.launch.model_path import DEMO_MODEL
 from triptych.demo.examples import (
     EXAMPLE_IMAGE,
     EXAMPLE_QUESTION,
@@ -24,7 +25,6 @@ from triptych.demo.examples import (
     EXPECTED_ANSWER,
     QUESTIONS,
 )
-from triptych.launch.model_path import DEMO_MODEL
 
 
 @pytest.fixture(scope="module")

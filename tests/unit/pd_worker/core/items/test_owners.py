@@ -16,8 +16,8 @@ from support.engine.engine_requests import (
     make_request,
     publish,
 )
+from triptych.base.types import MMFeature
 from triptych.pd_worker.core.request_events import ItemLoaded
-from triptych.types import MMFeature
 
 OWNERS = {"ItemTable", "EncoderCache", "Admission", "MemoryConnectorScheduler"}
 

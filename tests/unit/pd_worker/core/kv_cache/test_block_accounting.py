@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.engine.engine_requests import ModellessEngine, finished, make_cross, make_request, publish
+from triptych.base.errors import InternalError
 from triptych.ec_connector.connectors.memory_store import MemoryStore
-from triptych.errors import InternalError
 from triptych.pd_worker.core.kv_cache.cross_kv_manager import TableState
 from triptych.pd_worker.core.request_events import RequestFinished
 

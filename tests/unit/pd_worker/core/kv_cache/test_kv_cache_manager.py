@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.engine.engine_requests import make_feature
+from triptych.base.types import MMFeature
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
-from triptych.types import MMFeature
 
 ROOT = b"r" * 32
 

@@ -18,11 +18,11 @@ from support.engine.engine_requests import (
     make_request,
     publish,
 )
+from triptych.base.types import FinishReason, MMFeature
 from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.pd_worker.core.kv_cache.swap import SwapManager
 from triptych.pd_worker.core.outputs import SchedulerOutput
 from triptych.pd_worker.core.request_events import RequestFinished
-from triptych.types import FinishReason, MMFeature
 
 STORE = MemoryStore()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from triptych.base.types import TimestampTokens
 from triptych.proxy.openai.audio.windows import Span, Window, WindowSegments, segment_window
-from triptych.types import TimestampTokens
 
 TIMES = TimestampTokens(5000, 0.02)
 END = 2

@@ -9,13 +9,13 @@ import jsonschema
 import pytest
 
 from support.hostile.malformed import HELLO, chosen, tool, with_value
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.request.chat import TextPart
+from triptych.base.types import OutputFormat
 from triptych.proxy.call.chat import ChatCall, ChatMessage
 from triptych.proxy.call.tools import CallForm
 from triptych.proxy.openai.chat.request import ChatReplyOptions, parse_body
 from triptych.proxy.splitter import pd_messages
-from triptych.request.chat import TextPart
-from triptych.types import OutputFormat
 
 
 def parse(body: dict[str, Any]) -> tuple[ChatCall, ChatReplyOptions]:

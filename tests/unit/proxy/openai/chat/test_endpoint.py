@@ -7,15 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from triptych.config import ProxyConfig
-from triptych.errors import Unavailable
+from triptych.base.config import ProxyConfig
+from triptych.base.errors import Unavailable
+from triptych.base.types import FinishReason, Usage
 from triptych.proxy.call.chat import Delta, Done, Output, Started, Timings
 from triptych.proxy.http import endpoint as http_endpoint
 from triptych.proxy.openai.chat.endpoint import ChatEndpoint, ChatStream
 from triptych.proxy.openai.chat.request import ChatReplyOptions, parse_body
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.proxy.requests.request import OutputQueue
-from triptych.types import FinishReason, Usage
 
 DONE = Done(FinishReason.STOP, Usage(3, 2), Timings())
 BODY = b'{"messages": [{"role": "user", "content": "x"}], "stream": true%s}'

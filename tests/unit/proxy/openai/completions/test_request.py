@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
 from triptych.proxy.openai.completions.request import CompletionRequest, parse_completion
 from triptych.proxy.openai.fields.schemas import MAX_PROMPTS
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from openapi_spec_validator import validate
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
 from triptych.proxy.http.form_body import Form
 from triptych.proxy.openai.audio.request import parse_transcription
 from triptych.proxy.openai.chat.request import parse_body

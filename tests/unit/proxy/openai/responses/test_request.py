@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
+from triptych.base.request.chat import TextPart
 from triptych.proxy.call.tools import CallForm
 from triptych.proxy.media.source import ImagePart
 from triptych.proxy.openai.responses.request import ResponsesRequest, parse_responses
-from triptych.request.chat import TextPart
 
 PICTURE = "data:image/png;base64,iVBORw0KGgo="
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}

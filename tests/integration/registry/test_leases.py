@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from support.data.items import make_plan
+from support.store_commands import commands
+from triptych.base.errors import InvalidRequest
+from triptych.registry.leases import Lease, Leases, OwnedBy
+from triptych.store import keys
+from triptych.store.embedding_store import EmbeddingStore
+
+HASH = make_plan().mm_hash
+
+
+async def acquire(leases: Leases, who: str, term: float = 60, replace_token: str = "") -> Lease | OwnedBy:
+    return await leases.acquire(
+        HASH, address=f"{who}:1", incarnation=f"{who}-1", term=term, replace_token=replace_token
+    )
+
+
+async def owned(leases: Leases, who: str, term: float = 60, replace_token: str = "") -> Lease:
+    lease = await acquire(leases, who, term, replace_token)
+    assert isinstance(lease, Lease)
+    return lease
+
+
+async def test_the_first_owns_the_item_and_the_second_learns_who(store: EmbeddingStore) -> None:
+    leases = Leases(store)
+    lease = await owned(leases, "a")
+    assert await acquire(leases, "b") == OwnedBy("a:1", "a-1", lease.token)
+
+
+async def test_of_many_at_once_one_owns_the_item(store: EmbeddingStore) -> None:
+    leases = Leases(store)
+    results = await asyncio.gather(*(acquire(leases, f"e{n}") for n in range(16)))
+    assert sum(isinstance(result, Lease) for result in results) == 1
+
+
+async def test_a_lease_ends_with_its_term_and_its_old_owner_cannot_touch_the_next(
+    store: EmbeddingStore,
+) -> None:
+    leases = Leases(store)
+    old = await owned(leases, "a", term=0.01)
+    await asyncio.sleep(0.05)
+    new = await owned(leases, "b")
+    assert not await leases.renew(old, 60)
+    assert not await leases.release(old)
+    assert await leases.renew(new, 60)
+
+
+async def test_a_renewed_lease_lasts(store: EmbeddingStore) -> None:
+    leases = Leases(store)
+    lease = await owned(leases, "a", term=0.01)
+    assert await leases.renew(lease, 60)
+    await asyncio.sleep(0.05)
+    assert isinstance(await acquire(leases, "b"), OwnedBy)
+
+
+async def test_a_released_lease_is_free(store: EmbeddingStore) -> None:
+    leases = Leases(store)
+    assert await leases.release(await owned(leases, "a"))
+    await owned(leases, "b")
+
+
+async def test_a_hung_owner_is_replaced_by_naming_its_token(store: EmbeddingStore) -> None:
+    leases = Leases(store)
+    hung = await owned(leases, "a")
+    new = await owned(leases, "b", replace_token=hung.token)
+    assert not await leases.renew(hung, 60)
+    assert await acquire(leases, "c", replace_token=hung.token) == OwnedBy("b:1", "b-1", new.token)
+
+
+async def test_the_lease_of_a_process_that_was_restarted_goes_to_its_successor(
+    store: EmbeddingStore,
+) -> None:
+    leases = Leases(store)
+    await owned(leases, "a")
+    again = await leases.acquire(HASH, address="a:1", incarnation="a-2", term=60)
+    assert isinstance(again, Lease)
+
+
+async def test_leases_have_no_ttl(store: EmbeddingStore) -> None:
+    await owned(Leases(store), "a")
+    for name in (keys.LEASES, keys.LEASE_DEADLINES):
+        assert await store.control.execute("PTTL", name) == -1
+
+
+async def test_only_leases_long_past_their_deadline_are_collected(store: EmbeddingStore) -> None:
+    leases = Leases(store)
+    for n in range(20):
+        await leases.acquire(make_plan(f"dead {n}").mm_hash, address="a", incarnation="i", term=-700)
+        await leases.acquire(make_plan(f"late {n}").mm_hash, address="a", incarnation="i", term=-10)
+        await leases.acquire(make_plan(f"live {n}").mm_hash, address="a", incarnation="i", term=60)
+    assert await leases.collect_dead() == 20
+    assert await store.control.execute("HLEN", keys.LEASES) == 40
+    assert await store.control.execute("ZCARD", keys.LEASE_DEADLINES) == 40
+
+
+@pytest.mark.parametrize("name", ["", "../escaped", "AB" * 32, "ab" * 31, "ab" * 32 + "\n"])
+async def test_names_that_are_no_hash_get_no_lease(store: EmbeddingStore, name: str) -> None:
+    with pytest.raises(InvalidRequest):
+        await Leases(store).acquire(name, address="a", incarnation="i", term=60)
+
+
+async def test_the_dead_leases_are_found_without_a_search_through_the_store(store: EmbeddingStore) -> None:
+    leases = Leases(store)
+    for n in range(300):
+        await store.control.execute("SET", f"other:{n}", "x")
+        await leases.acquire(make_plan(f"live {n}").mm_hash, address="a", incarnation="i", term=60)
+    for n in range(3):
+        await leases.acquire(make_plan(f"dead {n}").mm_hash, address="a", incarnation="i", term=-700)
+    before = await commands(store)
+    assert await leases.collect_dead() == 3
+    spent = await commands(store) - before
+    assert spent["scan"] == 0
+    # One script, and two deletions for each dead lease.
+    assert spent["eval"] == spent["zrangebyscore"] == 1
+    assert spent["hdel"] == spent["zrem"] == 3

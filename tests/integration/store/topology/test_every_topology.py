@@ -1,0 +1,127 @@
+"""What the store does on one server, it does on every topology."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
+from triptych.base.scaling import PoolDemand, ScalingDecision
+from triptych.base.types import WorkerInfo
+from triptych.registry.leases import Lease, Leases, OwnedBy
+from triptych.registry.registry import Registry
+from triptych.registry.scaling import ScalingBoard
+from triptych.store import codec
+from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.results import Loaded, Missing, SaveResult
+
+
+async def test_many_items_are_saved_looked_up_and_loaded_byte_for_byte(
+    topology_store: EmbeddingStore,
+) -> None:
+    plans = [make_plan(f"item {n}", rows=50 + n, width=64) for n in range(40)]
+    saved = await asyncio.gather(*(topology_store.save(plan, make_body(plan), ttl=60) for plan in plans))
+    assert set(saved) == {SaveResult.STORED}
+    absent = make_plan("absent")
+    keys_ = [(plan.mm_hash, NAMESPACE) for plan in (*plans, absent)]
+    assert await topology_store.look_up(keys_) == [*plans, None]
+    assert await topology_store.look_up([]) == []
+    for plan in plans:
+        loaded = await topology_store.load(plan, fresh_buffer)
+        assert isinstance(loaded, Loaded) and bytes(loaded.body) == make_body(plan)
+    assert await topology_store.load(absent, fresh_buffer) == Missing("no such key", "")
+
+
+async def test_a_second_save_finds_the_first_one(topology_store: EmbeddingStore) -> None:
+    plan = make_plan()
+    await topology_store.save(plan, make_body(plan, 1), ttl=60)
+    assert await topology_store.save(plan, make_body(plan, 2), ttl=60) is SaveResult.ALREADY
+    loaded = await topology_store.load(plan, fresh_buffer)
+    assert isinstance(loaded, Loaded) and bytes(loaded.body) == make_body(plan, 1)
+
+
+async def test_a_value_in_parts_is_saved_renewed_loaded_and_replaced(
+    topology_store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codec, "PART_BYTES", 1 << 20)
+    plans = [make_plan(f"large {n}", rows=1000, width=700) for n in range(4)]
+    for plan in plans:
+        body = make_body(plan)
+        assert await topology_store.save(plan, body, ttl=60) is SaveResult.STORED
+        assert await topology_store.save(plan, body, ttl=60) is SaveResult.ALREADY
+        assert await topology_store.look_up([(plan.mm_hash, NAMESPACE)]) == [plan]
+        loaded = await topology_store.load(plan, fresh_buffer)
+        assert isinstance(loaded, Loaded) and bytes(loaded.body) == body
+
+
+async def test_a_damaged_value_is_a_miss_and_is_replaced(topology_store: EmbeddingStore) -> None:
+    plan = make_plan()
+    await topology_store.save(plan, make_body(plan), ttl=60)
+    await topology_store.control.execute("SETRANGE", f"ec:{{{plan.mm_hash}}}", 200, b"rubbish")
+    missing = await topology_store.load(plan, fresh_buffer)
+    assert isinstance(missing, Missing) and missing.damaged_digest
+    result = await topology_store.save(plan, make_body(plan), ttl=60, damaged_digest=missing.damaged_digest)
+    assert result is SaveResult.REPLACED
+    assert isinstance(await topology_store.load(plan, fresh_buffer), Loaded)
+
+
+async def test_leases_have_one_owner(topology_store: EmbeddingStore) -> None:
+    leases = Leases(topology_store)
+    mm_hash = make_plan().mm_hash
+    first = await leases.acquire(mm_hash, address="a", incarnation="i", term=60)
+    assert isinstance(first, Lease)
+    second = await leases.acquire(mm_hash, address="b", incarnation="i", term=60)
+    assert isinstance(second, OwnedBy) and second.address == "a"
+    assert await leases.renew(first, 60)
+    assert await leases.release(first)
+    assert await leases.collect_dead() == 0
+
+
+async def test_workers_find_each_other_and_the_scaling_board_works(topology_store: EmbeddingStore) -> None:
+    registry, board = Registry(topology_store), ScalingBoard(topology_store)
+    info = WorkerInfo("h:1", "encoder", "i", "k", "m")
+    await registry.register(info, term=60)
+    snapshot = await registry.poll("p1", 60)
+    assert snapshot.workers == [info] and snapshot.proxies == 1
+    assert (await registry.poll("p1", 60, mark=snapshot.mark)).workers is None
+    demand = PoolDemand(1.0, 2, 3.0, 4.0, 5.0)
+    assert await board.publish("p1", "encoder", demand, 60) == [demand]
+    assert await board.decision("encoder") is None
+    assert await board.announce("encoder", ScalingDecision(2, "backlog", True), 60)
+    assert await board.decision("encoder") == ScalingDecision(2, "backlog", True)
+    await registry.withdraw(info)
+    assert await registry.collect_dead(-61) == 1
+
+
+async def test_the_budget_is_that_of_all_servers(topology_store: EmbeddingStore, topology_url: str) -> None:
+    memory = await topology_store.memory()
+    servers = topology_store.topology.servers()
+    assert abs(memory.max_bytes - len(servers) * (64 << 20)) < 64 << 10
+    assert memory.policy == "volatile-lru"
+    assert memory.used_bytes > 0
+
+
+async def test_the_epoch_stays_until_a_flush(topology_store: EmbeddingStore) -> None:
+    before = await topology_store.epoch()
+    assert await topology_store.epoch() == before
+    assert (await Registry(topology_store).poll("p1")).epoch == before, "they are compared with each other"
+    for each in topology_store.topology.servers():
+        await each.server.control.execute("FLUSHALL")
+    assert await topology_store.epoch() != before
+    assert topology_store.clock_jumps == 0
+
+
+async def test_a_cancelled_load_does_not_disturb_the_next_one(topology_store: EmbeddingStore) -> None:
+    plans = [make_plan(f"item {n}", rows=2000, width=256) for n in range(12)]
+    for plan in plans:
+        await topology_store.save(plan, make_body(plan), ttl=60)
+    for _ in range(5):
+        loads = [asyncio.create_task(topology_store.load(plan, fresh_buffer)) for plan in plans]
+        await asyncio.sleep(0.002)
+        for load in loads[::2]:
+            load.cancel()
+        await asyncio.gather(*loads, return_exceptions=True)
+    for plan in plans:
+        loaded = await topology_store.load(plan, fresh_buffer)
+        assert isinstance(loaded, Loaded) and bytes(loaded.body) == make_body(plan)

@@ -1,0 +1,105 @@
+"""Two primaries at once, on Debian's Redis: the old one is cut off, and clients can write to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.data.items import fresh_buffer, make_body, make_plan
+from support.stores.server import eventually
+from support.stores.split import PASSWORD, SplitServers, split_servers
+from support.stores.traffic import Traffic
+from support.tools import tool
+from support.waiting import until
+from triptych.base.types import WorkerInfo
+from triptych.registry.heartbeat import Heartbeat
+from triptych.registry.registry import Registry
+from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.results import Loaded, Missing
+
+pytestmark = pytest.mark.slow
+
+WORKER = WorkerInfo("h:1", "encoder", "i", "k", "m")
+
+
+@pytest.fixture
+def split(tmp_path: Path) -> Iterator[SplitServers]:
+    with split_servers(tmp_path / "split", tool("redis-server")) as servers:
+        yield servers
+
+
+async def test_clients_follow_the_new_primary_although_the_old_one_answers_and_takes_writes(
+    split: SplitServers,
+) -> None:
+    old, new = split.servers
+    writer, reader = [await EmbeddingStore.connect(split.url) for _ in range(2)]
+    # A client of the old side, which knows no Sentinel.
+    stale = await EmbeddingStore.connect(old.url.replace("://", f"://:{PASSWORD}@"))
+    heartbeat = Heartbeat(Registry(writer), WORKER, interval=0.1)
+    heartbeat.start()
+    before, lost = make_plan("before the split"), make_plan("on the old side")
+    try:
+        await writer.save(before, make_body(before), ttl=600)
+        await until(lambda: new.call("DBSIZE") == old.call("DBSIZE"), "the replica to have it")
+        epoch = await reader.epoch()
+        async with Traffic(writer, reader) as traffic:
+            await asyncio.to_thread(split.split)
+            majority = split.sentinels[1:]
+            await asyncio.to_thread(
+                eventually, "a new primary", lambda: {*map(split.named_by, majority)} == {new.port}
+            )
+            assert split.named_by(split.sentinels[0]) == old.port, "its Sentinel stays with it"
+            assert _role(old) == _role(new) == "master"
+            await until(lambda: _port(writer) == _port(reader) == new.port, "all on the new primary")
+            await stale.save(lost, make_body(lost), ttl=600)
+            assert isinstance(await stale.load(lost, fresh_buffer), Loaded), "the old one takes writes"
+            assert isinstance(await reader.load(lost, fresh_buffer), Missing), "which are misses elsewhere"
+            assert isinstance(await reader.load(before, fresh_buffer), Loaded)
+            assert await reader.epoch() != epoch, "it is another server"
+            await traffic.more(120)
+            assert _port(writer) == _port(reader) == new.port, "nor do they go back"
+            await asyncio.to_thread(new.call, "DEL", "{registry}:workers")
+            await until_registered(reader)
+
+            await asyncio.to_thread(split.heal)
+            await asyncio.to_thread(eventually, "the old one to be a replica", lambda: _role(old) == "slave")
+            await traffic.more(120)
+            assert isinstance(await reader.load(lost, fresh_buffer), Missing)
+            await until_registered(reader)
+            assert not traffic.wrong
+    finally:
+        await heartbeat.stop()
+        for store in (writer, reader, stale):
+            await store.close()
+
+
+async def test_a_client_that_begins_during_the_split_is_led_to_the_new_primary(split: SplitServers) -> None:
+    await asyncio.to_thread(split.split)
+    new = split.servers[1]
+    await asyncio.to_thread(
+        eventually, "a new primary", lambda: {*map(split.named_by, split.sentinels[1:])} == {new.port}
+    )
+    store = await EmbeddingStore.connect(split.url)
+    try:
+        assert _port(store) == new.port
+    finally:
+        await store.close()
+
+
+async def until_registered(store: EmbeddingStore) -> None:
+    """Returns once the worker's registration is in the store."""
+    async with asyncio.timeout(20):
+        while not (await Registry(store).poll("p")).workers:
+            await asyncio.sleep(0.02)
+
+
+def _role(server: object) -> str:
+    return str(server.call("INFO", "replication")["role"])  # type: ignore[attr-defined]
+
+
+def _port(store: EmbeddingStore) -> int:
+    (part,) = store.topology.servers()
+    return part.server.address.port

@@ -1,0 +1,79 @@
+"""The store counts as out of reach after a silence that is longer than one late ping."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from support.waiting import until
+from triptych.registry import store_reach as module
+from triptych.registry.store_reach import StoreReach
+
+
+class Store:
+    """Answers pings while it is `there`."""
+
+    def __init__(self) -> None:
+        self.there = True
+        self.pings = 0
+        self.told: list[bool] = []
+        self.failed = 0
+        self.reach = StoreReach(self.ping, self.tell, self.fail)
+
+    async def ping(self) -> bool:
+        self.pings += 1
+        return self.there
+
+    async def tell(self, reaches: bool) -> None:
+        self.told.append(reaches)
+
+    def fail(self) -> None:
+        self.failed += 1
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "INTERVAL", 0.001)
+    monkeypatch.setattr(module, "SILENCE_SECONDS", 0.05)
+
+
+async def test_a_change_is_told_once_and_what_waits_is_failed_again_and_again() -> None:
+    store = Store()
+    async with store.reach:
+        await until(lambda: store.pings > 3)
+        assert (store.told, store.failed, store.reach.reaches) == ([True], 0, True)
+        store.there = False
+        await until(lambda: store.failed > 2)
+        assert (store.told, store.reach.reaches) == ([True, False], False)
+        store.there = True
+        await until(lambda: store.reach.reaches)
+        failed = store.failed
+        pings = store.pings
+        await until(lambda: store.pings > pings + 3)
+        assert (store.told, store.failed) == ([True, False, True], failed)
+
+
+async def test_a_ping_that_hangs_is_an_answer_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PING_SECONDS", 0.01)
+    store = Store()
+
+    async def hang() -> bool:
+        await asyncio.Event().wait()
+        return True
+
+    async with StoreReach(hang, store.tell, store.fail):
+        await until(lambda: store.failed > 2)
+    assert store.told == [True, False]
+
+
+async def test_an_error_in_what_follows_does_not_end_the_pings() -> None:
+    store = Store()
+
+    def fail() -> None:
+        store.failed += 1
+        raise RuntimeError("a bug")
+
+    store.there = False
+    async with StoreReach(store.ping, store.tell, fail):
+        await until(lambda: store.failed > 2)

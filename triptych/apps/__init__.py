@@ -1,0 +1,1 @@
+"""What a user starts: the commands, the launcher, the Python client, the colocated replica, doctor."""

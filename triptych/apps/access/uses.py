@@ -1,0 +1,108 @@
+"""What each role runs on the store: the commands, their scripts' commands, and the keys that these touch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from triptych.registry import leases, registry, scaling
+from triptych.store import keys, scripts
+
+#: A command of a script, and the number of its key where that is a plain KEYS[n].
+_CALL = re.compile(r"redis\.p?call\('(\w+)'(?:,\s*KEYS\[(\d+)\])?(,)?")
+
+#: A command and the pattern of its key; without one: "".
+Grant = tuple[str, str]
+
+#: Every value and its parts.
+EMBEDDINGS = keys.EMBEDDING + "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A command, or a script of EVAL, with the patterns of its keys."""
+
+    keys: tuple[str, ...] = ()
+    command: str = "eval"
+    script: str = ""
+
+    def grants(self) -> Iterator[Grant]:
+        """Each command and key that the server is asked for. A key that a script computes is one of all."""
+        yield from ((self.command, key) for key in self.keys or ("",))
+        for name, number, more in _CALL.findall(self.script):
+            touched = (self.keys[int(number) - 1],) if number else self.keys if more else ("",)
+            yield from ((name.lower(), key) for key in touched)
+
+
+def _script(text: str, *touched: str) -> Use:
+    return Use(touched, script=text)
+
+
+def _on_embeddings(command: str) -> Use:
+    return Use((EMBEDDINGS,), command)
+
+
+#: What only a Redis Cluster is asked.
+IN_CLUSTERS = (Use(command="cluster|slots"), Use(command="asking"))
+_CONNECT = (Use(command="ping"), Use(command="info"), Use(command="select"), *IN_CLUSTERS)
+_LOOK_UP = _script(scripts.LOOK_UP, EMBEDDINGS)
+_REGISTRATION = (
+    _script(registry.REGISTER, *registry.WORKER_KEYS),
+    _script(registry.WITHDRAW, *registry.WORKER_KEYS),
+)
+
+#: Each role's uses of the store.
+ROLES: dict[str, tuple[Use, ...]] = {
+    "proxy": (
+        *_CONNECT,
+        _LOOK_UP,
+        _script(scripts.EPOCH, keys.EPOCH),
+        _script(registry.LOOK, *registry.WORKER_KEYS, keys.PROXIES, keys.EPOCH),
+        _script(registry.COLLECT, keys.WORKERS, keys.WORKER_DEADLINES, keys.PROXIES),
+        _script(leases.COLLECT, *leases.KEYS),
+        _script(scaling.PUBLISH, *keys.demands("*")),
+        _script(scaling.LEAVE, *keys.demands("*")),
+        _script(scaling.READ, *scaling.DECISION_KEYS),
+        _script(scaling.ANNOUNCE, *scaling.DECISION_KEYS, keys.RULES),
+        _script(scaling.AGREE, keys.RULES),
+    ),
+    "encoder": (
+        *_CONNECT,
+        *_REGISTRATION,
+        _script(registry.LIVE_WORKERS, *registry.WORKER_KEYS),
+        _LOOK_UP,
+        _on_embeddings("set"),
+        _script(scripts.DROP_DAMAGED, EMBEDDINGS),
+        _script(scripts.DELETE_PARTS, EMBEDDINGS),
+        _script(leases.ACQUIRE, *leases.KEYS),
+        _script(leases.RENEW, *leases.KEYS),
+        _script(leases.RELEASE, *leases.KEYS),
+    ),
+    "pd": (
+        *_CONNECT,
+        *_REGISTRATION,
+        # In front of vLLM, which loads the item after the look-up.
+        _LOOK_UP,
+        _on_embeddings("get"),
+        _on_embeddings("getrange"),
+    ),
+}
+
+#: Roles whose user only some stores have. "vllm": the connector that vLLM loads, consumer and producer.
+OPTIONAL_ROLES: dict[str, tuple[Use, ...]] = {
+    "vllm": (
+        *_CONNECT,
+        _LOOK_UP,
+        _on_embeddings("get"),
+        _on_embeddings("getrange"),
+        _on_embeddings("set"),
+        _script(scripts.DROP_DAMAGED, EMBEDDINGS),
+        _script(scripts.DELETE_PARTS, EMBEDDINGS),
+    ),
+}
+
+
+def grants_of(role: str) -> set[Grant]:
+    """What the role must be allowed, and nothing else."""
+    return {grant for use in (ROLES | OPTIONAL_ROLES)[role] for grant in use.grants()}

@@ -1,0 +1,32 @@
+"""The `triptych` command."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+from triptych.apps.cli.app import app
+from triptych.apps.launch.parent import end_on_sigterm
+from triptych.apps.launch.secrets.credentials import receive_secrets
+from triptych.base.errors import ConfigError
+from triptych.base.log import logs_json
+from triptych.base.progress.screen import CLEAR, can_draw
+
+#: Exit code of a command that cannot work as configured.
+CONFIG_EXIT = 2
+
+
+def main() -> None:
+    """Runs the command line; what cannot work ends in one sentence and exit code 2, without a traceback."""
+    end_on_sigterm(os.getpid())
+    receive_secrets()
+    try:
+        app(prog_name="triptych")
+    except ConfigError as error:
+        if logs_json():
+            logging.getLogger("triptych").critical("%s", error)
+        else:
+            clear = CLEAR if can_draw(sys.stderr) else ""
+            sys.stderr.write(f"{clear}triptych: {error}\n")
+        sys.exit(CONFIG_EXIT)

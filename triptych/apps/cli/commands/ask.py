@@ -1,0 +1,108 @@
+"""The commands that ask a running cluster: `triptych ask` and `triptych transcribe`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from triptych.apps.cli.options import configured
+from triptych.base.config.flags import CommandOptions, flag
+from triptych.base.errors import RequestError, Unavailable
+
+if TYPE_CHECKING:
+    from triptych.apps.client import Client
+    from triptych.apps.client.fields import SpeechFields
+
+FORMATS = ("text", "json", "verbose_json", "srt", "vtt")
+#: Longest silence in seconds: nothing comes before the whole file is transcribed.
+_TRANSCRIBE_TIMEOUT = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions(CommandOptions):
+    """The address of the cluster, and how to log in there."""
+
+    url: str = flag("http://127.0.0.1:8000", "where the cluster answers", variable="TRIPTYCH_URL")
+    api_key: str = flag("", "key to send", variable="TRIPTYCH_API_KEY")
+    ca_file: str = flag("", "CA certificates (PEM) of an https:// address", variable="TRIPTYCH_CA_FILE")
+
+
+@dataclass(frozen=True, slots=True)
+class AskOptions(ServerOptions):
+    """The arguments and options of `triptych ask`."""
+
+    question: str = ""
+    image: tuple[Path, ...] = flag((), "picture file; may be given several times", kind=Path, exists=True)
+    max_tokens: int = flag(256, "longest answer")
+
+
+@dataclass(frozen=True, slots=True)
+class TranscribeOptions(ServerOptions):
+    """The arguments and options of `triptych transcribe`."""
+
+    file: str = ""
+    format: str = flag("text", "what to print; srt and vtt are subtitles", choices=FORMATS)
+    language: str = flag("", "spoken language as a code such as en; default: detected")
+    prompt: str = flag("", "text before the recording, or the spelling of names")
+    translate: bool = flag(False, "write it down in English; goes without --language")
+    model: str = flag("", "a name that the cluster serves, where it serves several")
+
+
+@click.command()
+@click.argument("question")
+@configured(AskOptions)
+def ask(options: AskOptions) -> None:
+    """Sends QUESTION to a running cluster and prints the answer as it streams in."""
+    with _connected(options, timeout=300.0) as client:
+        begun = False
+        try:
+            for chunk in client.stream(
+                options.question, files=options.image, temperature=0, max_tokens=options.max_tokens
+            ):
+                begun = begun or bool(chunk.text)
+                sys.stdout.write(chunk.text)
+                sys.stdout.flush()
+        except RequestError:
+            sys.stderr.write("\n" * begun)
+            raise
+    sys.stdout.write("\n")
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@configured(TranscribeOptions)
+def transcribe(options: TranscribeOptions) -> None:
+    """Transcribes the audio FILE (WAV, FLAC, MP3 or Ogg) with the speech model of a running cluster."""
+    words: SpeechFields = {}
+    if options.language:
+        words["language"] = options.language
+    if options.prompt:
+        words["prompt"] = options.prompt
+    with _connected(options, _TRANSCRIBE_TIMEOUT) as client:
+        text = client.transcribe_to(
+            options.file, options.format, translate=options.translate, model=options.model, **words
+        )
+    sys.stdout.write(text.rstrip("\n") + "\n")
+
+
+@contextmanager
+def _connected(options: ServerOptions, timeout: float) -> Iterator[Client]:
+    """A client of the cluster. An error ends the program with one sentence and exit code 1."""
+    from triptych.apps.client import Client
+
+    try:
+        # The variable may hold all the keys of a server.
+        key = options.api_key.partition(",")[0].strip()
+        with Client(options.url, api_key=key, timeout=timeout, ca_file=options.ca_file) as client:
+            yield client
+    except RequestError as error:
+        advice = ": start a cluster with `triptych serve`" if isinstance(error, Unavailable) else ""
+        sys.exit(f"triptych: {error.message}{advice}")
+    except OSError as error:
+        sys.exit(f"triptych: {error}")

@@ -1,0 +1,48 @@
+"""The commands about a whole cluster on this machine: `triptych serve` and `triptych check`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from triptych.apps.cli.options import MODEL_HELP, configured, model_argument
+from triptych.base.config import ClusterConfig, ServeConfig
+from triptych.base.config.ray import check_no_ray
+from triptych.base.errors import ConfigError
+
+
+@click.command(help=f"Starts and supervises a whole cluster, on this machine or in Ray. {MODEL_HELP}")
+@model_argument
+@configured(ServeConfig)
+def serve(config: ServeConfig) -> None:
+    if config.launcher == "ray":
+        from triptych.apps.launch.ray.serve import serve_on_ray
+
+        serve_on_ray(config)
+        return
+    check_no_ray(config.ray)
+    from triptych.apps.launch.serve import serve_cluster
+
+    serve_cluster(config)
+
+
+@click.command(
+    help="The model checks of `triptych doctor` alone: family, sizes and memory of MODEL, and whether it "
+    f"fits this machine. {MODEL_HELP}"
+)
+@model_argument
+@configured(ClusterConfig)
+def check(config: ClusterConfig) -> None:
+    from triptych.apps.doctor.finding import fail_of, table
+    from triptych.apps.doctor.model import check_model
+
+    results = []
+    try:
+        for result in check_model(config, config.model):
+            results.append(result)
+    except ConfigError as error:
+        if results:
+            sys.stdout.write(table([("model", [*results, fail_of("model", error)])]))
+        raise
+    sys.stdout.write(table([("model", results)]) + "It fits.\n")

@@ -1,0 +1,142 @@
+"""`triptych plan`: the command line of the planner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from triptych.apps.cli.commands.bench_options import WorkloadOptions, check_extra
+from triptych.apps.cli.options import configured
+from triptych.base.config.flags import CommandOptions, flag, part
+from triptych.base.errors import ConfigError
+from triptych.base.progress.choice import command_renderer
+from triptych.base.progress.progress import shown_by
+
+if TYPE_CHECKING:
+    from triptych.simulator.plan.question import Question
+
+PLOTS = (".png", ".svg")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions(CommandOptions):
+    """The options of `triptych plan`."""
+
+    load: WorkloadOptions = part(WorkloadOptions)
+    gpu: str = flag("", "a100, h100, h200, l4, l40s, b60, cpu, or a file of `triptych profile`")
+    pd_gpu: str = flag("", "device of PD workers and replicas, where --gpu is not every worker's")
+    encoder_gpu: str = flag("", "device of encoders; the PD workers'")
+    pd_ranks: int = flag(1, "ranks of a PD worker (--tensor-parallel), a device each")
+    pd_rank_speed: float = flag(1.0, "how many times as fast as one rank's the steps of --pd-ranks are")
+    devices: int = flag(4, "devices that the ratio is sought for")
+    rate: float = flag(0.0, "requests per second to buy devices for")
+    price: str = flag("", "dollars per hour and device: 1.5, or a100=1.5,b60=0.4; without it no costs")
+    budget: float = flag(0.0, "dollars per hour that a shape may cost, instead of --devices")
+    scale: bool = flag(False, "how far up to 1000 workers go, and what is full first")
+    store_bandwidth: float = flag(0.0, "GB/s of the store, for --scale; as measured")
+    trace: str = flag(
+        "", "a day with the scaling policy, --rate at its peak: diurnal, burst, step or a file; nothing else"
+    )
+    quick: bool = flag(False, "one load instead of --repeats, and no sensitivity")
+    repeats: int = flag(3, "loads that the best shapes are tried with")
+    seed: int = flag(0, "decides texts, pictures and times")
+    json: Path | None = flag(None, "result file", kind=Path)
+    plot: Path | None = flag(None, "picture, .png or .svg", kind=Path)
+
+
+@click.command()
+@configured(PlanOptions)
+def plan(options: PlanOptions) -> None:
+    """Simulates a load to find the best ratio of encoders to PD workers, the devices it needs and their cost.
+
+    Takes up to two minutes on one core. Needs the `bench` extra.
+    """
+    check_extra()
+    from rich.console import Console
+
+    from triptych.simulator.plan.answer import Wanted, answer, write_document
+    from triptych.simulator.plan.question import check_question
+    from triptych.simulator.plan.tables import show
+
+    question = _question(options)
+    if options.trace:
+        _show_day(question, _at_least_0("--rate", options.rate), options.trace)
+        return
+    wanted = Wanted(
+        rate=_at_least_0("--rate", options.rate),
+        sensitivity=not options.quick,
+        scale=options.scale,
+        store_rate=_at_least_0("--store-bandwidth", options.store_bandwidth) * 1e9,
+    )
+    check_question(question)
+    _check_files(options)
+    with shown_by(command_renderer()):
+        found = answer(question, wanted)
+    console = Console()
+    show(found, console)
+    if options.json:
+        write_document(options.json, found)
+        console.print(f"wrote {options.json}", markup=False, highlight=False)
+    if options.plot:
+        from triptych.simulator.plan.plot import save
+
+        save(found, options.plot)
+        console.print(f"wrote {options.plot}", markup=False, highlight=False)
+
+
+def _show_day(question: Question, rate: float, trace: str) -> None:
+    from rich.console import Console
+
+    from triptych.simulator.plan.day import day_of, show_day
+
+    with shown_by(command_renderer()):
+        found = day_of(question, rate, trace)
+    show_day(found, question, Console())
+
+
+def _question(options: PlanOptions) -> Question:
+    from triptych.simulator.plan.question import Question, parse_prices, read_device
+
+    pd, encoder = options.pd_gpu or options.gpu, options.encoder_gpu or options.gpu
+    if not pd:
+        raise click.UsageError("Missing option '--gpu', or '--pd-gpu' with '--encoder-gpu'.")
+    if options.gpu and options.pd_gpu and options.encoder_gpu:
+        raise ConfigError("--gpu is every worker's device: leave it out beside --encoder-gpu and --pd-gpu")
+    names = tuple(dict.fromkeys(name.lower() for name in (pd, encoder or pd)))
+    prices = parse_prices(options.price, names)
+    unequal = len(names) > 1
+    encoder_flag = "--encoder-gpu" if options.encoder_gpu else "--gpu"
+    return Question(
+        workload=options.load.make_workload(),
+        workload_name=options.load.workload,
+        slo=options.load.make_slo(),
+        device=read_device(
+            pd,
+            prices.get(names[0]),
+            "--pd-gpu" if options.pd_gpu else "--gpu",
+            options.pd_ranks,
+            options.pd_rank_speed,
+        ),
+        devices=options.devices,
+        seed=options.seed,
+        repeats=1 if options.quick else options.repeats,
+        encoder_device=read_device(encoder, prices.get(names[-1]), encoder_flag) if unequal else None,
+        budget=_at_least_0("--budget", options.budget),
+    )
+
+
+def _at_least_0(option: str, value: float) -> float:
+    if not 0 <= value < float("inf"):
+        raise ConfigError(f"{option} {value:g} must be a number of at least 0")
+    return value
+
+
+def _check_files(options: PlanOptions) -> None:
+    for option, path in (("--json", options.json), ("--plot", options.plot)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"{option} {path}: there is no such folder")
+    if options.plot is not None and options.plot.suffix not in PLOTS:
+        raise ConfigError(f"--plot {options.plot} must end in {' or '.join(PLOTS)}")

@@ -1,0 +1,135 @@
+"""The commands that are one service each: `triptych proxy`, `encoder`, `pd` and `colocated`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from triptych.apps.cli.options import MODEL_HELP, configured, model_argument
+from triptych.apps.launch.secrets.credentials import forget_variables, store_url
+from triptych.base.config import (
+    ColocatedConfig,
+    EncoderConfig,
+    PDConfig,
+    ProxyConfig,
+    ServiceConfig,
+    WorkerConfig,
+    check_advertise,
+    check_bind,
+    check_worker_encryption,
+    read_internal_token,
+)
+from triptych.base.errors import ConfigError
+from triptych.base.log import logs_json, setup_logging
+from triptych.base.progress.choice import service_renderer
+from triptych.base.progress.progress import set_renderer
+
+S = TypeVar("S", bound=ServiceConfig)
+W = TypeVar("W", bound=WorkerConfig)
+
+
+@click.command(
+    help="Runs the proxy: serves HTTP and gRPC, and sends work to the workers registered in the store."
+)
+@configured(ProxyConfig)
+def proxy(config: ProxyConfig) -> None:
+    config = _with_secrets(config)
+    _start("proxy", config)
+    import uvloop
+
+    from triptych.proxy.service import run
+
+    uvloop.run(run(config))
+
+
+@click.command(help=f"Runs an encoder worker: computes embeddings and saves them in the store. {MODEL_HELP}")
+@model_argument
+@configured(EncoderConfig)
+def encoder(config: EncoderConfig) -> None:
+    _start("encoder", config)
+    config = _with_model(config)
+    with worker_imports(config.model):
+        from triptych.encoder_worker.service import run
+
+    asyncio.run(run(config))
+
+
+@click.command(help=f"Runs a PD worker: loads embeddings, prefills and decodes. {MODEL_HELP}")
+@model_argument
+@configured(PDConfig)
+def pd(config: PDConfig) -> None:
+    _start("pd", config)
+    config = _with_model(config)
+    with worker_imports(config.model):
+        from triptych.pd_worker.service import run
+
+    asyncio.run(run(config))
+
+
+@click.command(help=f"Runs a replica: an encoder worker and a PD worker in one process. {MODEL_HELP}")
+@model_argument
+@configured(ColocatedConfig)
+def colocated(config: ColocatedConfig) -> None:
+    _start("colocated", config.pd)
+    config = replace(config, encoder=_with_model(config.encoder), pd=_with_model(config.pd))
+    with worker_imports(config.pd.model):
+        from triptych.apps.colocated.service import run
+
+    asyncio.run(run(config))
+
+
+def _start(service: str, config: ServiceConfig) -> None:
+    """Prepares the process: secrets, logging, temporary files, cores and threads."""
+    from triptych.apps.launch.parent import die_with_parent
+    from triptych.base.cpu.affinity import pin
+    from triptych.base.cpu.threads import thread_environment
+    from triptych.base.machine.temporary_folder import check_temporary_folder
+
+    forget_variables()
+    die_with_parent()
+    name = os.environ.get("TRIPTYCH_SERVICE", service)
+    setup_logging(name, config.log_level, config.log_format)
+    set_renderer(service_renderer(name, json=logs_json()))
+    check_temporary_folder()
+    pin(config.cpus)
+    thread_environment()
+
+
+def _with_secrets(config: S) -> S:
+    """The config with the token and the store's password read from their files."""
+    if not config.store:
+        raise ConfigError("--store is missing: give the cluster's store, like redis://10.0.0.5:6379/0")
+    token = read_internal_token(config.internal_token, config.internal_token_file)
+    return replace(config, internal_token=token, store=store_url(config.store, config))
+
+
+def _with_model(config: W) -> W:
+    """The config with its secrets and the model's folder; ConfigError when nothing could reach the worker."""
+    from triptych.apps.launch.model_path import model_name, resolve_model
+
+    config = _with_secrets(config)
+    check_bind(config.host, config.internal_token)
+    if config.advertise:
+        check_advertise(config.advertise)
+    elif config.host in ("0.0.0.0", "::"):
+        raise ConfigError(f"--host {config.host} needs --advertise with an address that proxies can reach")
+    check_worker_encryption(config.host, config)
+    path = resolve_model(config.model)
+    return replace(config, model=str(path), served_model_name=config.served_model_name or model_name(path))
+
+
+@contextmanager
+def worker_imports(model: str) -> Iterator[None]:
+    """Around the import of a worker, which imports its checkpoint's model code too."""
+    from triptych.models.preload import preload, quick_imports
+
+    with quick_imports():
+        preload(Path(model))
+        yield

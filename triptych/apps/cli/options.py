@@ -1,0 +1,140 @@
+"""Click options made of config fields."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from triptych.base.config import WorkerRange, format_size, parse_size, parse_workers
+from triptych.base.config.flags import AUTO, Config, Flag, config_from, flags_of
+from triptych.base.errors import ConfigError
+
+C = TypeVar("C", bound=Config)
+Command = Callable[..., None]
+
+MODEL_HELP = (
+    "MODEL is a checkpoint folder (config.json and *.safetensors) or a hub id; without it, the demo model."
+)
+
+
+class SizeType(click.ParamType[int]):
+    """A number of bytes, written like 512MiB; with `auto` that word is 0."""
+
+    name = "size"
+
+    def __init__(self, *, auto: bool = False) -> None:
+        self._auto = auto
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        if self._auto and value.strip().lower() == AUTO:
+            return 0
+        try:
+            return parse_size(value)
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
+class WorkerRangeType(click.ParamType[WorkerRange]):
+    """A number of workers like 4, or a range like 0..4, in the bounds of its flag."""
+
+    name = "n|least..most"
+
+    def __init__(self, flag: Flag) -> None:
+        self._flag = flag
+
+    def convert(
+        self, value: str | WorkerRange, param: click.Parameter | None, ctx: click.Context | None
+    ) -> WorkerRange:
+        if isinstance(value, WorkerRange):
+            return value
+        least, most = self._flag.bounds
+        assert least is not None and most is not None
+        return parse_workers(value, self._flag.option, least=least, most=most, to_zero=self._flag.to_zero)
+
+
+def configured(config: type[C]) -> Callable[[Callable[[C], None]], Command]:
+    """Turns a function of a config into one of the config's options, which click decorates further."""
+
+    def decorate(function: Callable[[C], None]) -> Command:
+        @functools.wraps(function)
+        def with_options(**values: object) -> None:
+            function(config_from(config, values))
+
+        command: Command = with_options
+        for flag in reversed(flags_of(config)):
+            command = option(flag)(command)
+        return command
+
+    return decorate
+
+
+def model_argument(command: Command) -> Command:
+    """The optional argument MODEL."""
+    return click.argument("model", default="", envvar="TRIPTYCH_MODEL")(command)
+
+
+def option(flag: Flag) -> Callable[[Command], Command]:
+    """The option of one flag, with its help text, default and variable."""
+    several = flag.joined or isinstance(flag.default, tuple)
+    names = [flag.option]
+    if flag.default is True or (flag.default is False and flag.variable):
+        names = [f"{flag.option}/{flag.negation}"]
+    # To click None is a default, too: an option that has one is never missing.
+    default: dict[str, Any] = {} if flag.required else {"default": () if several else _default_of(flag)}
+    return click.option(
+        *names,
+        *([flag.short] if flag.short else []),
+        flag.name,
+        type=_type_of(flag),
+        is_flag=flag.default in (True, False) and isinstance(flag.default, bool),
+        multiple=several,
+        callback=_join if flag.joined else None,
+        **default,
+        show_default=_shown_of(flag),
+        required=flag.required,
+        envvar=flag.variable or None,
+        show_envvar=bool(flag.variable),
+        help=flag.help,
+    )
+
+
+def _join(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> str:
+    return ",".join(given)
+
+
+def _type_of(flag: Flag) -> click.ParamType[Any] | None:
+    if isinstance(flag.default, bool):
+        return None
+    if flag.size:
+        return SizeType(auto=flag.auto)
+    if flag.kind is WorkerRange:
+        return WorkerRangeType(flag)
+    if flag.choices:
+        return click.Choice(flag.choices)
+    if flag.bounds != (None, None):
+        return (click.IntRange if flag.kind is int else click.FloatRange)(*flag.bounds)
+    if issubclass(flag.kind, Path):
+        return click.Path(exists=flag.exists, dir_okay=False, path_type=Path)
+    return click.types.convert_type(flag.kind)
+
+
+def _default_of(flag: Flag) -> object:
+    """The default as click takes it: a size as it is written, and none for a choice that may be left open."""
+    if flag.size and isinstance(flag.default, int):
+        return AUTO if flag.auto and not flag.default else format_size(flag.default)
+    return flag.default if flag.default != "" or not flag.choices else None
+
+
+def _shown_of(flag: Flag) -> bool | str:
+    """What --help shows as the default."""
+    if flag.shown:
+        return flag.shown
+    if flag.variable and flag.default == "":
+        return "none"
+    return flag.default not in (None, "", ())

@@ -1,0 +1,138 @@
+"""The screen of `triptych top`: one snapshot as text of a width and height. No I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from triptych.apps.cli.top.tables import encoder_table, failure_lines, pd_table, request_table
+from triptych.apps.cli.top.words import duration, latency, number, percent, plain, size, sparkline
+from triptych.proxy.live.objects import ClusterSnapshot, PoolScaling
+
+#: From this width on the two pools stand side by side.
+WIDE = 140
+#: Values of a trend that are kept; on a narrow screen fewer of them are drawn.
+TREND = 60
+_MOST_FAILURES = 4
+#: Lines of the head, on a narrow terminal with two that are broken, and of a table beside its rows.
+_HEAD_LINES, _TABLE_LINES = 9, 3
+#: Rows of a table without a height, and at least.
+_MOST_ROWS, _LEAST_ROWS = 64, 2
+_MOST_MODELS = 4
+
+
+class Trends:
+    """Rates of the last polls."""
+
+    def __init__(self) -> None:
+        self.requests: deque[float] = deque(maxlen=TREND)
+        self.tokens: deque[float] = deque(maxlen=TREND)
+
+    def add(self, seen: ClusterSnapshot) -> None:
+        self.requests.append(seen.rates.requests)
+        self.tokens.append(seen.rates.tokens)
+
+
+def screen(
+    seen: ClusterSnapshot, trends: Trends, width: int, height: int = 0, problem: str = ""
+) -> RenderableType:
+    """The whole screen; with a `height` of 0 it takes the lines that it needs. `problem`: it is of before."""
+    wide = width >= WIDE
+    failures = failure_lines(seen.failures, _MOST_FAILURES)
+    said = [Text("Failures", style="bold"), *failures] if failures else []
+    workers, requests = _rows(seen, height, wide, sum(-(-line.cell_len // width) for line in said))
+    pools: list[RenderableType] = [encoder_table(seen.encoders, workers), pd_table(seen.pd_workers, workers)]
+    return Group(
+        *([Text(plain(problem), style="bold red")] if problem else []),
+        *_head(seen, trends, width),
+        *([_beside(pools)] if wide else pools),
+        request_table(seen.requests, seen.proxy.in_flight, requests),
+        *said,
+    )
+
+
+def _rows(seen: ClusterSnapshot, height: int, wide: bool, below: int) -> tuple[int, int]:
+    """Rows for the workers of each pool, and for requests, with so many lines `below` them."""
+    if not height:
+        return _MOST_ROWS, _MOST_ROWS
+    room = height - _HEAD_LINES - _TABLE_LINES * (2 if wide else 3) - below
+    workers = max(room // (2 if wide else 3), _LEAST_ROWS)
+    shown = [min(len(pool), workers) for pool in (seen.encoders, seen.pd_workers)]
+    return workers, max(room - (max(shown) if wide else sum(shown)), _LEAST_ROWS)
+
+
+def _beside(pools: list[RenderableType]) -> Table:
+    grid = Table.grid(expand=True, padding=(0, 2))
+    grid.add_column(ratio=3)
+    grid.add_column(ratio=4)
+    grid.add_row(*pools)
+    return grid
+
+
+def _head(seen: ClusterSnapshot, trends: Trends, width: int) -> list[RenderableType]:
+    trend = max(min(width - 60, TREND), 0)
+    lines = [_proxy_line(seen), *_rate_lines(seen, trends, trend)]
+    return [*lines, _goodput_line(seen), _store_line(seen), _scaling_line(seen), Text()]
+
+
+def _proxy_line(seen: ClusterSnapshot) -> Text:
+    proxy = seen.proxy
+    line = Text(f"triptych {plain(seen.version)}", style="bold")
+    models = ", ".join(plain(name) for name in seen.models[:_MOST_MODELS]) or "no model yet"
+    line.append(f"  {models}", style="cyan")
+    proxies = "1 proxy" if seen.proxies == 1 else f"{seen.proxies} proxies"
+    line.append(f"  up {duration(seen.uptime)}  {proxies}", style="not bold")
+    taken = f"  in flight {proxy.in_flight}/{proxy.max_queue} ({proxy.queued} queued)"
+    line.append(f"{taken}  {size(proxy.memory_bytes)}", style="not bold")
+    if proxy.draining:
+        line.append("  draining", style="bold yellow")
+    return line
+
+
+def _rate_lines(seen: ClusterSnapshot, trends: Trends, trend: int) -> list[Text]:
+    rates = seen.rates
+    requests = Text(f"requests {number(rates.requests)}/s".ljust(18))
+    requests.append(f"errors {number(rates.errors)}/s".ljust(15), style="red" if rates.errors else "")
+    requests.append(f"refused {number(rates.refused)}/s".ljust(16))
+    requests.append(sparkline(list(trends.requests)[-trend:] if trend else ()), style="cyan")
+    tokens = Text(f"tokens {number(rates.tokens)}/s".ljust(18))
+    tokens.append(f"items {number(rates.items)}/s".ljust(15))
+    tokens.append(f"hit rate {percent(rates.hit_rate)}".ljust(16))
+    tokens.append(sparkline(list(trends.tokens)[-trend:] if trend else ()), style="cyan")
+    return [requests, tokens]
+
+
+def _goodput_line(seen: ClusterSnapshot) -> Text:
+    goodput = seen.goodput
+    line = Text("SLO met ")
+    line.append(percent(goodput.met), style="bold")
+    line.append(
+        f"  TTFT p50 {latency(goodput.ttft_p50)} p99 {latency(goodput.ttft_p99)}"
+        f" (≤ {latency(goodput.ttft_slo)})"
+        f"  TPOT p50 {latency(goodput.tpot_p50)} p99 {latency(goodput.tpot_p99)}"
+        f" (≤ {latency(goodput.tpot_slo)})"
+    )
+    return line
+
+
+def _store_line(seen: ClusterSnapshot) -> Text:
+    store = seen.store
+    line = Text("store ")
+    line.append("up" if store.up else "down", style="green" if store.up else "bold red")
+    budget = f" of {size(store.max_bytes)}" if store.max_bytes else ""
+    line.append(f" {size(store.used_bytes)}{budget}, {store.evictions} evictions")
+    return line
+
+
+def _scaling_line(seen: ClusterSnapshot) -> Text:
+    pools = (("encoder workers", seen.scaling.encoder), ("PD workers", seen.scaling.pd))
+    return Text("  ".join(f"{name} {_wanted(pool)}" for name, pool in pools))
+
+
+def _wanted(pool: PoolScaling) -> str:
+    if pool.desired is None:
+        return f"{pool.live} live"
+    return f"{pool.live} live, {pool.desired} wanted ({plain(pool.reason)})"

@@ -1,0 +1,139 @@
+"""The replies of a cluster, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triptych.apps.client.fields import JsonObject
+from triptych.base.errors import InternalError
+from triptych.base.types import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model asks for; `arguments` is JSON as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer. `raw` is the reply as it came, with everything that has no field here."""
+
+    text: str
+    finish_reason: str
+    usage: Usage
+    tool_calls: tuple[ToolCall, ...]
+    raw: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a streamed answer: new text, and the reason in the piece that ends it."""
+
+    text: str
+    finish_reason: str | None
+    raw: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """An answer to prompts, with the prompts as token ids; `encoder_prompt_token_ids` of text encoders."""
+
+    text: str
+    finish_reason: str
+    usage: Usage
+    token_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]
+    encoder_prompt_token_ids: tuple[int, ...]
+    raw: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The text spoken from `start` to `end`, in seconds."""
+
+    start: float
+    end: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """The text of an audio file; `duration` in seconds."""
+
+    text: str
+    language: str
+    duration: float
+    segments: tuple[Segment, ...]
+    raw: JsonObject
+
+
+def completion_of(raw: JsonObject) -> Completion:
+    """The reply to /v1/completions with return_token_ids; InternalError when it is none."""
+    try:
+        choice = raw["choices"][0]
+        return Completion(
+            text=choice["text"],
+            finish_reason=choice["finish_reason"],
+            usage=usage_of(raw["usage"]),
+            token_ids=tuple(choice.get("token_ids") or ()),
+            prompt_token_ids=tuple(choice.get("prompt_token_ids") or ()),
+            encoder_prompt_token_ids=tuple(choice.get("encoder_prompt_token_ids") or ()),
+            raw=raw,
+        )
+    except (KeyError, IndexError, TypeError) as error:
+        raise InternalError(f"the server's reply is not a completion: {error!r}") from None
+
+
+def transcript_of(raw: JsonObject) -> Transcript:
+    """The reply of the audio endpoints, verbose or not; InternalError when it is none."""
+    try:
+        return Transcript(
+            text=raw["text"],
+            language=raw.get("language", ""),
+            duration=float(raw.get("duration", 0.0)),
+            segments=tuple(Segment(it["start"], it["end"], it["text"]) for it in raw.get("segments") or ()),
+            raw=raw,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InternalError(f"the server's reply is not a transcript: {error!r}") from None
+
+
+def answer_of(raw: JsonObject) -> Answer:
+    """The reply to a chat request; InternalError when it is none."""
+    try:
+        choice = raw["choices"][0]
+        message = choice["message"]
+        return Answer(
+            text=message["content"] or "",
+            finish_reason=choice["finish_reason"],
+            usage=usage_of(raw["usage"]),
+            tool_calls=tuple(_tool_call(call) for call in message.get("tool_calls") or ()),
+            raw=raw,
+        )
+    except (KeyError, IndexError, TypeError) as error:
+        raise InternalError(f"the server's reply is not a chat completion: {error!r}") from None
+
+
+def chunk_of(raw: JsonObject) -> Chunk:
+    """One event of a stream; events without a choice (usage) have no text."""
+    try:
+        if not raw["choices"]:
+            return Chunk("", None, raw)
+        choice = raw["choices"][0]
+        return Chunk(choice["delta"].get("content") or "", choice["finish_reason"], raw)
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise InternalError(f"the server's event is not a chunk of a chat completion: {error!r}") from None
+
+
+def usage_of(raw: JsonObject) -> Usage:
+    """The token counts of a reply."""
+    cached = (raw.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    return Usage(raw["prompt_tokens"], raw["completion_tokens"], cached)
+
+
+def _tool_call(raw: JsonObject) -> ToolCall:
+    return ToolCall(raw["id"], raw["function"]["name"], raw["function"]["arguments"])

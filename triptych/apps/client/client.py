@@ -1,0 +1,212 @@
+"""The blocking client. It tries again while a cluster is starting or full."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from typing import Self, Unpack
+
+import httpx2
+
+from triptych.apps.client.answers import (
+    Answer,
+    Chunk,
+    Completion,
+    Transcript,
+    answer_of,
+    chunk_of,
+    completion_of,
+    transcript_of,
+)
+from triptych.apps.client.endpoint import (
+    DEFAULT_URL,
+    Body,
+    Endpoint,
+    checked,
+    content_of,
+    field_of,
+    json_object,
+)
+from triptych.apps.client.fields import (
+    AudioFile,
+    ChatFields,
+    CompletionFields,
+    File,
+    Files,
+    JsonObject,
+    Messages,
+    Prompt,
+    SpeechFields,
+    TranscriptFields,
+)
+from triptych.apps.client.wire import (
+    CHAT,
+    COMPLETIONS,
+    TRANSCRIPTIONS,
+    TRANSLATIONS,
+    EventLines,
+    audio_form,
+    chat_body,
+    completion_body,
+    detokenize_body,
+    pause,
+    tokenize_body,
+)
+from triptych.base.errors import RequestError
+
+
+class Client:
+    """A blocking client of one cluster. All methods raise triptych.errors.
+
+    `timeout` is the longest silence, in seconds. A request is sent again, up to `retries` times, while the
+    cluster is full or cannot be reached. `ca_file` holds the CA certificates (PEM) of an https:// cluster,
+    where the system does not know them.
+
+    `messages` is a question, with `files` beside it, or OpenAI's list of messages. `options` are fields of
+    the request by their OpenAI names, such as `max_tokens`. An empty `model` means the only one served.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        api_key: str = "",
+        timeout: float = 300.0,
+        retries: int = 2,
+        ca_file: str = "",
+    ) -> None:
+        self._endpoint = Endpoint(url, api_key, timeout, ca_file)
+        self._retries = retries
+        self._http = httpx2.Client(**self._endpoint.options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def ask(self, question: str, files: Files = (), *, model: str = "", **options: Unpack[ChatFields]) -> str:
+        """The answer's text to a question about files: paths, URLs, bytes or PIL pictures, one or a list."""
+        return self.chat(question, files=files, model=model, **options).text
+
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        files: Files = (),
+        model: str = "",
+        **options: Unpack[ChatFields],
+    ) -> Answer:
+        """The whole answer."""
+        return answer_of(self._call(CHAT, chat_body(messages, files, model, options)))
+
+    def stream(
+        self,
+        messages: Messages,
+        *,
+        files: Files = (),
+        model: str = "",
+        **options: Unpack[ChatFields],
+    ) -> Generator[Chunk, None, None]:
+        """The answer in pieces as they come. Closing the generator cancels the request."""
+        body = chat_body(messages, files, model, options, stream=True)
+        events = EventLines()
+        with closing(self._reply(CHAT, body, stream=True)) as reply:
+            try:
+                for line in reply.iter_lines():
+                    if (event := events.parse(line)) is not None:
+                        yield chunk_of(event)
+            except httpx2.TransportError as error:
+                raise self._endpoint.error_of(error) from error
+        events.check_end()
+
+    def complete(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        encoder_prompt: Prompt | None = None,
+        decoder_prompt: Prompt | None = None,
+        audio: AudioFile | None = None,
+        image: File | None = None,
+        model: str = "",
+        **options: Unpack[CompletionFields],
+    ) -> Completion:
+        """What follows a raw prompt: a text, token ids, or {"prompt": …} / {"prompt_token_ids": […]}.
+
+        Of encoder-decoder models `prompt` alone is the encoder's; or say both prompts; with `audio` (a path
+        or bytes) or `image` (also a URL) `prompt` is the decoder's.
+        """
+        body = completion_body(prompt, encoder_prompt, decoder_prompt, audio, image, model, options)
+        return completion_of(self._call(COMPLETIONS, body))
+
+    def transcribe(
+        self, file: AudioFile, *, model: str = "", **options: Unpack[TranscriptFields]
+    ) -> Transcript:
+        """An audio file (a path or bytes) transcribed."""
+        form = audio_form(file, model, options)
+        return transcript_of(self._call(TRANSCRIPTIONS, form))
+
+    def translate(
+        self, file: AudioFile, *, model: str = "", **options: Unpack[TranscriptFields]
+    ) -> Transcript:
+        """An audio file transcribed into English."""
+        form = audio_form(file, model, options)
+        return transcript_of(self._call(TRANSLATIONS, form))
+
+    def transcribe_to(
+        self,
+        file: AudioFile,
+        form: str,
+        *,
+        translate: bool = False,
+        model: str = "",
+        **options: Unpack[SpeechFields],
+    ) -> str:
+        """An audio file as text of this form: "text", "srt", "vtt", "json" or "verbose_json"."""
+        body = audio_form(file, model, options, form)
+        return self._reply(TRANSLATIONS if translate else TRANSCRIPTIONS, body).text
+
+    def models(self) -> list[str]:
+        """Names that `model` takes."""
+        return [model["id"] for model in field_of(self._call("/v1/models"), "data")]
+
+    def cluster(self) -> JsonObject:
+        """The cluster as one of its proxies sees it now, as GET /cluster answers."""
+        return self._call("/cluster")
+
+    def tokenize(self, prompt: Messages, *, model: str = "") -> list[int]:
+        """The token ids of a text, or of messages as the chat template renders them."""
+        return list(field_of(self._call("/tokenize", tokenize_body(prompt, model)), "tokens"))
+
+    def detokenize(self, tokens: Sequence[int], *, model: str = "") -> str:
+        """The text of token ids."""
+        return str(field_of(self._call("/detokenize", detokenize_body(tokens, model)), "prompt"))
+
+    def _call(self, path: str, body: Body = None) -> JsonObject:
+        return json_object(self._reply(path, body))
+
+    def _reply(self, path: str, body: Body, *, stream: bool = False) -> httpx2.Response:
+        """The first successful reply, open with `stream`; a full or unreachable cluster is tried again."""
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return self._send(path, body, stream)
+            except RequestError as error:
+                if (seconds := pause(error, attempt, self._retries)) is None:
+                    raise
+                time.sleep(seconds)
+
+    def _send(self, path: str, body: Body, stream: bool) -> httpx2.Response:
+        request = self._http.build_request("GET" if body is None else "POST", path, **content_of(body))
+        try:
+            reply = self._http.send(request, stream=stream)
+            if reply.status_code >= 400:
+                reply.read()
+        except httpx2.TransportError as error:
+            raise self._endpoint.error_of(error) from error
+        return checked(reply)

@@ -1,0 +1,83 @@
+"""The address of a cluster, and how httpx's requests and replies are made and read. No IO."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+import httpx2
+
+from triptych.apps.client.fields import JsonObject
+from triptych.apps.client.wire import AudioForm, error_of
+from triptych.base.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, Unavailable
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+_CONNECT_SECONDS = 10.0
+
+Body = JsonObject | AudioForm | None
+
+
+class Endpoint:
+    """A cluster's URL with the settings of the connections to it; `timeout` is the longest silence."""
+
+    def __init__(self, url: str, api_key: str, timeout: float, ca_file: str = "") -> None:
+        if not url.lower().startswith(("http://", "https://")):
+            raise InvalidRequest(f"{url!r} is not the URL of a cluster: write http://host:port", param="url")
+        self.url = url.rstrip("/").removesuffix("/v1")
+        #: The arguments of httpx's client.
+        self.options: dict[str, Any] = {
+            "base_url": self.url,
+            "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
+            "timeout": httpx2.Timeout(timeout, connect=_CONNECT_SECONDS),
+            **({"verify": _trusting(ca_file)} if ca_file else {}),
+        }
+
+    def error_of(self, error: httpx2.TransportError) -> RequestError:
+        """The error of a failed connection. A timeout is not tried again: the request may be running."""
+        if isinstance(error, httpx2.ReadTimeout):
+            return DeadlineExceeded(f"{self.url} has been silent for too long: set a longer timeout")
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return InvalidRequest(
+                f"the certificate of {self.url} is not trusted ({error}): name its CA by ca_file (--ca-file)",
+                param="ca_file",
+            )
+        return Unavailable(f"no server answers at {self.url} ({error or type(error).__name__})")
+
+
+def _trusting(ca_file: str) -> ssl.SSLContext:
+    """Trust in the CAs of this file alone."""
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # ssl's errors are OSErrors
+        reason = error.strerror or "no PEM certificate"
+        raise InvalidRequest(f"{ca_file} holds no CA certificates: {reason}", param="ca_file") from None
+
+
+def content_of(body: Body) -> dict[str, Any]:
+    """The body as arguments of httpx's `request`."""
+    return {"data": body.fields, "files": body.files} if isinstance(body, AudioForm) else {"json": body}
+
+
+def checked(reply: httpx2.Response) -> httpx2.Response:
+    """The reply, whose body has been read; raises the error that a status of 400 or above stands for."""
+    if reply.status_code >= 400:
+        raise error_of(reply.status_code, reply.content, reply.headers.get("retry-after"))
+    return reply
+
+
+def json_object(reply: httpx2.Response) -> JsonObject:
+    """The reply's JSON object; InternalError when it is none."""
+    try:
+        value = reply.json()
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise InternalError("the server's reply is not a JSON object")
+    return value
+
+
+def field_of(reply: JsonObject, name: str) -> Any:
+    """One field of a reply; InternalError when it is missing."""
+    if name not in reply:
+        raise InternalError(f"the server's reply has no {name}")
+    return reply[name]

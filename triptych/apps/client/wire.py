@@ -1,0 +1,190 @@
+"""The HTTP API without IO: request bodies, error replies, SSE events, and when to try again."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+from triptych.apps.client.fields import (
+    AudioFile,
+    ChatFields,
+    CompletionFields,
+    File,
+    Files,
+    JsonObject,
+    Messages,
+    Prompt,
+    TranscriptFields,
+)
+from triptych.apps.client.messages import conversation, file_bytes, image_part
+from triptych.base.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    RequestError,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+    error_from_code,
+)
+from triptych.base.request.unknown_field import unknown_field
+
+
+@dataclass(frozen=True, slots=True)
+class AudioForm:
+    """The fields and the file of a multipart form."""
+
+    fields: dict[str, object]
+    files: dict[str, tuple[str, bytes]]
+
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
+TRANSLATIONS = "/v1/audio/translations"
+#: Longest pause before another try, in seconds.
+LONGEST_PAUSE = 10.0
+_BY_STATUS: dict[int, type[RequestError]] = {
+    cls.status: cls
+    for cls in (InvalidRequest, Unauthorized, NotFound, TooLarge, Overloaded, Unavailable, DeadlineExceeded)
+}
+
+
+def chat_body(
+    messages: Messages,
+    files: Files,
+    model: str,
+    options: Mapping[str, object],
+    *,
+    stream: bool = False,
+) -> JsonObject:
+    """A body of /v1/chat/completions. OSError when a file cannot be read."""
+    given = _checked(options, ChatFields.__optional_keys__ | {"files", "model"})
+    body = {"messages": conversation(messages, files), **given} | ({"stream": True} if stream else {})
+    return body | _model(model)
+
+
+def _checked(options: Mapping[str, object], known: Set[str]) -> dict[str, object]:
+    """The options with those of `extra_body`; InvalidRequest for a name that the clients do not know."""
+    fields = dict(options)
+    extra = fields.pop("extra_body", None)
+    for name in sorted(fields.keys() - known):
+        raise unknown_field(name, known, "what the clients do not know goes into extra_body")
+    return fields | (dict(extra) if isinstance(extra, Mapping) else {})
+
+
+def tokenize_body(prompt: Messages, model: str) -> JsonObject:
+    """A body of /tokenize."""
+    return {"prompt" if isinstance(prompt, str) else "messages": prompt} | _model(model)
+
+
+def detokenize_body(tokens: Sequence[int], model: str) -> JsonObject:
+    """A body of /detokenize."""
+    return {"tokens": list(tokens)} | _model(model)
+
+
+def _model(model: str) -> dict[str, object]:
+    """The field that names the model; none for the only one served."""
+    return {"model": model} if model else {}
+
+
+def completion_body(
+    prompt: Prompt | None,
+    encoder_prompt: Prompt | None,
+    decoder_prompt: Prompt | None,
+    audio: AudioFile | None,
+    image: File | None,
+    model: str,
+    options: Mapping[str, object],
+) -> JsonObject:
+    """A body of /v1/completions; what is None is left out. OSError when the file cannot be read."""
+    options = _checked(options, CompletionFields.__optional_keys__ | {"audio", "model"})
+    given = {"prompt": prompt, "encoder_prompt": encoder_prompt, "decoder_prompt": decoder_prompt}
+    body: dict[str, object] = {name: value for name, value in given.items() if value is not None}
+    if audio is not None:
+        data = base64.b64encode(file_bytes(audio)).decode()
+        body["multi_modal_data"] = {"audio": {"data": data}}
+    if image is not None:
+        if audio is not None:
+            raise InvalidRequest(
+                "audio and image exclude each other: an encoder reads one thing", param="image"
+            )
+        body["multi_modal_data"] = {"image": image_part(image)["image_url"]}
+    return {"return_token_ids": True, **body, **options} | _model(model)
+
+
+def audio_form(
+    file: AudioFile, model: str, options: Mapping[str, object], response_format: str = "verbose_json"
+) -> AudioForm:
+    """A form of the audio endpoints: fields, and the file. Lists repeat their field."""
+    options = _checked(options, TranscriptFields.__optional_keys__ | {"model"})
+    fields = {"response_format": response_format, **options, **_model(model)}
+    fields = {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in fields.items()
+        if value is not None
+    }
+    data = file_bytes(file)
+    return AudioForm(fields, {"file": ("audio" if isinstance(file, bytes) else Path(file).name, data)})
+
+
+def error_of(status: int, body: bytes, retry_after: str | None = None) -> RequestError:
+    """The error of a reply: by its code, else by its status."""
+    try:
+        wait = float(retry_after) if retry_after else None
+    except ValueError:
+        wait = None
+    try:
+        raw = json.loads(body)["error"]
+        message, code, param = str(raw["message"]), raw.get("code"), raw.get("param")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        text = body[:200].decode(errors="replace").strip()
+        cls = _BY_STATUS.get(status, InternalError)
+        return cls(f"the server answered {status}: {text}", retry_after=wait)
+    error = error_from_code(str(code), message, param=param, retry_after=wait)
+    if type(error) is InternalError and status in _BY_STATUS:
+        return _BY_STATUS[status](message, param=param, retry_after=wait)
+    return error
+
+
+def pause(error: RequestError, attempt: int, retries: int) -> float | None:
+    """Seconds to wait before try `attempt` + 1; None when trying again is over, or makes no sense."""
+    if attempt > retries or not isinstance(error, (Overloaded, Unavailable)):
+        return None
+    wait = error.retry_after if error.retry_after is not None else 0.25 * 2 ** (attempt - 1)
+    return min(wait, LONGEST_PAUSE)
+
+
+class EventLines:
+    """A parser of the lines of an SSE reply into its events."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+    def parse(self, line: str) -> JsonObject | None:
+        """The event of a line; None for a line without one. Raises the error of an error event."""
+        if not line.startswith("data:"):
+            return None
+        data = line[5:].strip()
+        if data == "[DONE]":
+            self.done = True
+            return None
+        try:
+            event = json.loads(data)
+        except (ValueError, RecursionError):
+            raise InternalError("the server's stream holds an event that is not JSON") from None
+        if not isinstance(event, dict):
+            raise InternalError("the server's stream holds an event that is not an object")
+        if "error" in event:
+            raise error_of(500, data.encode())
+        return event
+
+    def check_end(self) -> None:
+        """Unavailable when the stream broke off before its end."""
+        if not self.done:
+            raise Unavailable("the server's stream broke off before the answer's end")

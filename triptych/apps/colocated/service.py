@@ -1,0 +1,152 @@
+"""A replica: tower and decoder in one process on one device, at one address, registered in both pools."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from dataclasses import dataclass, replace
+
+from triptych.apps.colocated.device_lock import DeviceLock
+from triptych.base.config import ColocatedConfig
+from triptych.base.cpu.threads import decoder_threads, in_short_lived_thread, use_threads
+from triptych.base.engine_beat import EngineBeat
+from triptych.base.metrics import EncoderMetrics, PDMetrics, new_registry
+from triptych.base.tracing.producers import Producers
+from triptych.base.tracing.start import worker_tracer
+from triptych.base.tracing.tracer import Tracer
+from triptych.base.types import WorkerInfo
+from triptych.base.worker_process import ProcessWatch
+from triptych.ec_connector.base import ECTransferConfig
+from triptych.ec_connector.connectors.memory_store import MemoryStore
+from triptych.encoder_worker import loading as encoder_loading
+from triptych.encoder_worker import service as encoder_service
+from triptych.models.base import EncoderSide
+from triptych.models.identity import ModelIdentity
+from triptych.models.layers import before_each_layer
+from triptych.pd_worker import native as pd_worker
+from triptych.protos import encoder_pb2_grpc, pd_pb2_grpc
+from triptych.registry.worker_server import WorkerProcess, WorkerServer, worker_process
+from triptych.store.embedding_store import EmbeddingStore
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedReplica:
+    """Both sides of one checkpoint."""
+
+    encoder: EncoderSide
+    encoder_model: ModelIdentity
+    decoder: pd_worker.LoadedModel
+
+
+async def run(config: ColocatedConfig) -> None:
+    """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
+    async with worker_process(config.pd) as process:
+        model = await asyncio.to_thread(in_short_lived_thread, load, config)
+        await _serve(config, model, process)
+
+
+def load(config: ColocatedConfig) -> LoadedReplica:
+    """Tower and decoder of the checkpoint; ConfigError for one that cannot be served as configured."""
+    encoder, identity = encoder_loading.load(config.encoder)
+    peak = encoder_loading.activation_bytes(config.encoder, encoder)
+    decoder = pd_worker.load_model(config.pd, other_peak=peak)
+    # One device: both sides use all of its threads, each in its turn.
+    use_threads(decoder_threads(config.pd.threads, decoder.decoder.geometry.hidden_size))
+    return LoadedReplica(encoder, identity, decoder)
+
+
+async def _serve(config: ColocatedConfig, model: LoadedReplica, process: WorkerProcess) -> None:
+    server = WorkerServer(config.pd, "colocated", process, options=encoder_service.UNREAD_STREAMS)
+    async with worker_tracer(config.pd, "colocated", uuid.uuid4().hex) as tracer:
+        replica = Replica(config, model, process.store, server.address, tracer)
+        server.publish(replica.registry)
+        encoder_pb2_grpc.add_EncoderServiceServicer_to_server(replica.encoder.servicer, server.grpc)
+        pd_pb2_grpc.add_PDServiceServicer_to_server(replica.pd.servicer, server.grpc)
+        watch = ProcessWatch(server.health, replica.engines, config.pd.stall_timeout)
+        await server.serve(replica, replica.infos(server.metrics_port), watch)
+
+
+class Replica:
+    """An EncoderWorker and a PDWorker with one lock on their device; belongs to the running event loop."""
+
+    def __init__(
+        self,
+        config: ColocatedConfig,
+        model: LoadedReplica,
+        store: EmbeddingStore,
+        address: str,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self._address = address
+        identity = encoder_service.worker_identity(config.encoder, model.encoder_model, address)
+        self.registry = new_registry()
+        metrics = EncoderMetrics(model.decoder.name, self.registry)
+        saving, loading = _transfers(config, identity, model.decoder.identity)
+        if tracer is not None:
+            producers = Producers()
+            saving, loading = (replace(one, producers=producers) for one in (saving, loading))
+        device = DeviceLock()
+        self.encoder = encoder_service.EncoderWorker(
+            config.encoder,
+            identity,
+            model.encoder,
+            store,
+            metrics=metrics,
+            transfer=saving,
+            pacer=device,
+            thread_per_batch=model.encoder.device.type == "cpu",
+            tracer=tracer,
+        )
+        pd_metrics = PDMetrics(model.decoder.name, self.registry, metrics.parameter_bytes)
+        self.pd = pd_worker.NativeWorker(
+            config.pd, model.decoder, pd_metrics, transfer=loading, pacer=device, tracer=tracer
+        )
+        metrics.parameter_bytes.inc(encoder_loading.parameter_bytes(model.encoder))
+        before_each_layer(model.encoder.module, self.encoder.beat.tick)
+        before_each_layer(model.decoder.decoder.module, self.pd.engine.beat.tick)
+
+    @property
+    def engines(self) -> tuple[EngineBeat, EngineBeat]:
+        """Both engines, to be watched."""
+        return self.encoder.beat, self.pd.engine.beat
+
+    def infos(self, metrics_port: int) -> tuple[WorkerInfo, WorkerInfo]:
+        """Its registrations, one in each pool."""
+        return self.encoder.info(metrics_port), self.pd.info(self._address, metrics_port)
+
+    def start(self) -> None:
+        self.encoder.start()
+        self.pd.start()
+
+    def describe_held(self) -> str:
+        return f"{self.pd.describe_held()}, {self.encoder.describe_held()}"
+
+    def end_streams(self) -> None:
+        self.pd.end_streams()
+
+    async def drain(self, grace: float) -> None:
+        """Finishes what is held, for at most `grace` seconds; everything new is refused."""
+        await asyncio.gather(self.pd.drain(grace), self.encoder.drain(grace))
+
+    async def stop(self) -> None:
+        """Ends both engines and gives everything back."""
+        await self.encoder.stop()
+        await self.pd.stop()
+
+
+def _transfers(
+    config: ColocatedConfig, identity: encoder_service.WorkerIdentity, model: ModelIdentity
+) -> tuple[ECTransferConfig, ECTransferConfig]:
+    """How embeddings are saved, and how they are loaded."""
+    both = (
+        encoder_service.transfer_config(config.encoder, identity),
+        pd_worker.transfer_config(config.pd, model),
+    )
+    if config.connector == "redis":
+        return both
+    memory = MemoryStore(config.store_memory)
+    saving, loading = (replace(one, connector=config.connector, store=memory) for one in both)
+    return saving, loading

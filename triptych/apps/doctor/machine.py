@@ -1,0 +1,124 @@
+"""Memory, cores, open files, disk and ports of this machine."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import socket
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from triptych.apps.doctor.finding import CheckResult, fail, note, ok
+from triptych.base.config import GIB, format_size
+from triptych.base.machine.resources import allowed_cpus, available_memory, cpu_quota
+
+#: Least memory for any worker: the interpreter and torch take a third of it.
+LEAST_MEMORY = GIB
+#: Files for connections, workers and spooled media; see the quotas of the proxy.
+LEAST_FILES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class MachineState:
+    """What the machine has for this process, within its cgroup. `quota` is in cores."""
+
+    memory: int
+    cpus: int
+    quota: float | None
+    files: int
+    shm: int
+    disk: int
+
+    @classmethod
+    def of_this(cls, spool_folder: str = "") -> MachineState:
+        """The machine that this process runs on."""
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        return cls(
+            memory=available_memory(),
+            cpus=len(allowed_cpus()),
+            quota=cpu_quota(),
+            files=hard if hard != resource.RLIM_INFINITY else 1 << 20,
+            shm=_free("/dev/shm"),
+            disk=_free(spool_folder or tempfile.gettempdir()),
+        )
+
+
+def check_machine(state: MachineState, *, media_disk: int) -> list[CheckResult]:
+    """`media_disk`: bytes that the proxy may spool."""
+    return [_memory(state), _cores(state), _files(state), _shm(state), _disk(state, media_disk)]
+
+
+def _memory(state: MachineState) -> CheckResult:
+    shown = f"{format_size(state.memory)} available to this process"
+    if state.memory >= LEAST_MEMORY:
+        return ok("memory", shown)
+    remedy = (
+        f"raise the container's memory limit to {format_size(LEAST_MEMORY)} or more, or end other processes"
+    )
+    return fail("memory", shown, f"{remedy}; `triptych check MODEL` says how much a model needs")
+
+
+def _cores(state: MachineState) -> CheckResult:
+    if state.quota is None or state.quota >= state.cpus:
+        return ok("cores", f"{state.cpus}")
+    shown = f"{state.cpus}, with a quota of {state.quota:g}"
+    if state.quota < 1:
+        return fail("cores", shown, "give the container a CPU limit of 1 or more, or none")
+    return note("cores", shown, "threads are chosen by the quota; equal requests and limits keep steps even")
+
+
+def _files(state: MachineState) -> CheckResult:
+    shown = f"{state.files} open files at most"
+    if state.files >= LEAST_FILES:
+        return ok("files", shown)
+    return fail("files", shown, f"`ulimit -Hn 65536`, LimitNOFILE= of systemd: at least {LEAST_FILES}")
+
+
+def _shm(state: MachineState) -> CheckResult:
+    shown = f"{format_size(state.shm)} free in /dev/shm"
+    return ok("shm", shown) if state.shm else note("shm", shown, "services on CPUs do without it")
+
+
+def _disk(state: MachineState, media_disk: int) -> CheckResult:
+    shown = f"{format_size(state.disk)} free for spooled media"
+    if state.disk >= media_disk:
+        return ok("disk", shown)
+    return note(
+        "disk", shown, f"--media-disk is {format_size(media_disk)}: lower it, or name another --spool-folder"
+    )
+
+
+def check_ports(ports: Sequence[tuple[str, str, int]]) -> list[CheckResult]:
+    """Each (flag, host, port) is bound for a moment; port 0 is always free."""
+    return [_port(flag, host, port) for flag, host, port in ports]
+
+
+def _port(flag: str, host: str, port: int) -> CheckResult:
+    shown = f"{host}:{port}"
+    if not port:
+        return ok(flag, "picked at the start")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            why = error.strerror if isinstance(error, OSError) else "no such port"
+            return fail(flag, f"{shown}: {why}", f"end what listens there, or give {flag} another number")
+    return ok(flag, f"{shown} is free")
+
+
+def _free(folder: str) -> int:
+    try:
+        return shutil.disk_usage(folder).free if os.access(folder, os.W_OK) else 0
+    except OSError:
+        return 0
+
+
+def readable_by_others(path: Path) -> tuple[bool, bool]:
+    """Whether other users may read the file, and whether they may write it."""
+    mode = path.stat().st_mode
+    return bool(mode & 0o004), bool(mode & 0o022)

@@ -1,0 +1,199 @@
+"""The checks of a model's folder and of the devices for it: family, sizes, memory, and its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from triptych.apps.doctor.finding import CheckResult, fail, note, ok
+from triptych.apps.doctor.largest_image import largest_image
+from triptych.apps.launch.model_path import resolve_model
+from triptych.apps.launch.plan.memory import (
+    MemoryPlan,
+    check_fits,
+    decoding_budget,
+    plan_memory,
+    weight_bytes,
+)
+from triptych.base.config import CPU_SHARE, ClusterConfig, PDConfig, check_scaled, format_size
+from triptych.base.errors import ConfigError, InvalidRequest
+from triptych.base.machine.resources import available_memory
+
+if TYPE_CHECKING:
+    import torch
+
+    from triptych.models.base import CrossGeometry, DecoderGeometry
+    from triptych.models.registry import Family
+
+
+def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
+    """What config.json says, whether it fits, and last whether the weights load.
+
+    ConfigError, after the results so far, for a model that would not work or not fit.
+    """
+    check_scaled(config)
+    path, pd = resolve_model(given), config.pd
+    stored = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    if stored:
+        yield ok("model", f"{path}, {format_size(stored)} of weights")
+    else:
+        remedy = "fetch *.safetensors to have tensors, tokenizer, chat template and a sample checked, too"
+        yield note("model", f"{path} holds no weights: only its config.json is checked", remedy)
+    from triptych.models.base import row_width
+    from triptych.models.checkpoint.support import check_supported, wanted_by_flags
+    from triptych.models.parallel.plan import check_divides
+    from triptych.models.registry import family_of, resolve_device, resolve_dtype
+
+    check_supported(path, wanted_by_flags(pd))
+    device = resolve_device(pd.device)
+    family = family_of(path)
+    dtype = resolve_dtype(path, device, pd.dtype)
+    decoder = family.decoder
+    model_config = decoder.read_config(path)
+    geometry, cross = decoder.geometry_of(model_config), decoder.cross_of(model_config)
+    check_divides(path, geometry.num_heads, geometry.num_kv_heads, pd.tensor_parallel)
+    kind = "of" if cross is None else "an encoder-decoder model of"
+    yield ok("family", f"{family.name}, {kind} {family.encoder.modality}")
+    yield ok("dtype", f"{str(dtype).removeprefix('torch.')} on {device}, quantization {pd.quantization}")
+    counts = _parameters(path, family)
+    for side, count in counts.items():
+        yield ok(side, f"{count / 1e6:.1f} M parameters, {format_size(count * dtype.itemsize)}")
+    row = row_width(geometry, cross) * dtype.itemsize
+    yield ok("embedding", f"{format_size(row)} a row")
+    nbytes = (
+        weight_bytes(path, str(dtype).removeprefix("torch."), pd.quantization)
+        if stored
+        else sum(counts.values()) * dtype.itemsize
+    )
+    plan, available = plan_memory(nbytes, config), available_memory()
+    yield _kv_cache(geometry, dtype.itemsize, plan, available, config)
+    yield ok("model length", f"{geometry.max_position_embeddings} tokens")
+    if cross is not None:
+        yield _cross(cross, dtype.itemsize)
+    elif family.encoder.modality == "image":
+        yield _largest_image(path, pd, geometry, dtype, row)
+    if any(workers.scaled for workers in config.pools.values()):
+        yield ok("workers", f"at most {config.encoders.most} encoders, {config.pd_workers.most} PD workers")
+    yield CheckResult(
+        "memory",
+        f"{format_size(plan.total)} of {format_size(available)} available",
+        details=tuple(plan.table().splitlines()),
+    )
+    check_fits(plan, available)
+    if stored:
+        yield _load(path, family, config.pd, device, dtype)
+
+
+def _parameters(path: Path, family: Family) -> dict[str, int]:
+    """Parameters of both sides, by config.json; ConfigError for one that describes no model."""
+    import torch
+    import transformers
+
+    from triptych.models.families.text import load_config
+
+    config = load_config(path)
+    try:
+        with torch.device("meta"):
+            module = getattr(transformers, family.architecture)._from_config(config)
+    except Exception as error:  # of many kinds
+        reason = " ".join(f"{type(error).__name__} {error}".split())
+        raise ConfigError(f"MODEL={path}: config.json describes no model ({reason}): correct it") from error
+    sizes = {name: parameter.numel() for name, parameter in module.named_parameters()}
+    names = {
+        "encoder side": family.keys.encoder_names(sizes),
+        "decoder side": family.keys.decoder_names(sizes),
+    }
+    return {side: sum(map(sizes.__getitem__, own)) for side, own in names.items()}
+
+
+def _kv_cache(
+    geometry: DecoderGeometry, itemsize: int, plan: MemoryPlan, available: int, config: ClusterConfig
+) -> CheckResult:
+    token = 2 * geometry.num_layers * geometry.num_kv_heads * geometry.head_dim * itemsize
+    shown, pd = f"{format_size(token)} a token", config.pd
+    if pd.kv_memory:
+        return ok("KV cache", f"{shown}; --kv-memory holds {pd.kv_memory // token} tokens")
+    if pd.device != "cpu":
+        return ok("KV cache", f"{shown}; automatic: what is left of the device beside the weights")
+    decoding = config.counts.decoding
+    left = decoding_budget(plan, available, own=0, decoding=decoding)
+    if not left:
+        return note("KV cache", f"{shown}; automatic: what is left beside the weights, and nothing is left")
+    of = f"({format_size(available)} - {format_size(plan.total)}) x {CPU_SHARE:g}"
+    of += f" / {decoding} PD workers" if decoding > 1 else ""
+    held = f"{of} = {format_size(left)}, {left // token} tokens at most"
+    return ok("KV cache", f"{shown}; automatic: what is left beside the weights, {held}")
+
+
+def _largest_image(
+    path: Path, pd: PDConfig, geometry: DecoderGeometry, dtype: torch.dtype, row: int
+) -> CheckResult:
+    from triptych.models.images import ImageProcessor
+    from triptych.pd_worker.runner.capacity import max_model_len
+
+    longest, memory = max_model_len(pd, geometry, dtype), pd.embedding_memory
+    limits = {
+        f"--max-model-len {longest}": longest - 1,
+        f"--encoder-cache-memory {format_size(memory)}": memory // row,
+    }
+    try:
+        return largest_image(ImageProcessor(path).config["settings"], limits)
+    except ConfigError as error:
+        return note("largest image", f"unknown: {str(error).partition(': ')[0]}", "fetch it, too")
+    except (KeyError, TypeError, ValueError) as error:
+        remedy = "see the sizes in preprocessor_config.json"
+        return note("largest image", f"unknown: {type(error).__name__} {error}", remedy)
+
+
+def _cross(cross: CrossGeometry, itemsize: int) -> CheckResult:
+    """What an item takes where it is attended to from beside the prompt."""
+    from triptych.models.families.text_encoder import MAX_ROWS
+
+    row = 2 * cross.num_layers * cross.num_kv_heads * cross.head_dim * itemsize
+    rows = f"{cross.max_rows or MAX_ROWS} rows an item at most"
+    return ok("cross", f"{format_size(row)} a row of the KV cache, once for all requests; {rows}")
+
+
+def _load(path: Path, family: Family, pd: PDConfig, device: torch.device, dtype: torch.dtype) -> CheckResult:
+    """Loads for real: missing or unknown tensors, and prompts or items that cannot be made, are errors."""
+    from triptych.models.registry import generation_defaults, load_decoder, load_encoder
+    from triptych.models.weights.loading import parameter_bytes
+    from triptych.pd_worker.frontend.prompt import open_checkpoint
+
+    encoder = load_encoder(path, device=device, dtype=dtype, quantization=pd.quantization)
+    decoder = load_decoder(
+        path, device=device, dtype=dtype, attn_implementation="sdpa", quantization=pd.quantization
+    )
+    generation_defaults(path)
+    open_checkpoint(path, decoder, decoder.geometry.max_position_embeddings)
+    try:
+        encoder.preprocess(encoder.sample(), {})
+    except InvalidRequest as error:
+        raise ConfigError(f"MODEL={path} cannot take its own sample: {error.message}") from error
+    sides = [format_size(parameter_bytes(side.module)) for side in (encoder, decoder)]
+    return ok("weights", f"load: {sides[0]} in an encoder, {sides[1]} in a PD worker")
+
+
+def check_devices(wanted: Sequence[str]) -> list[CheckResult]:
+    """Each device that a worker is to use, by what torch sees."""
+    try:
+        import torch
+    except ImportError:
+        return [note("device", "torch is not installed: this machine can run a proxy, and no worker")]
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names = [f"{torch.cuda.get_device_name(index)}" for index in range(gpus)]
+    return [device_finding(device, names) for device in dict.fromkeys(wanted)]
+
+
+def device_finding(device: str, gpus: Sequence[str]) -> CheckResult:
+    """One device, like "cpu" or "cuda:1", where these GPUs are."""
+    kind, _, index = device.partition(":")
+    if kind == "cpu":
+        return ok("device", "cpu" + (f"; {len(gpus)} GPUs are not used" if gpus else ""))
+    if kind == "cuda" and (not index or (index.isdecimal() and int(index) < len(gpus))) and gpus:
+        return ok("device", f"{device}: {gpus[int(index or 0)]}, {len(gpus)} in all")
+    if kind == "cuda":
+        remedy = "see `nvidia-smi`, the pod's GPU limit, and whether torch is built for CUDA"
+        return fail("device", f"{device}: {len(gpus)} GPUs are seen", remedy)
+    return fail("device", f"{device} is unknown", "--device cpu, cuda or cuda:N")

@@ -1,0 +1,168 @@
+"""The checks of a store: every server is asked, measured and judged; then the workers registered in it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from triptych.apps.doctor import store_judgements as judge
+from triptych.apps.doctor import store_measures as measures
+from triptych.apps.doctor.finding import CheckResult, Group, fail, ok
+from triptych.base.config import MIB
+from triptych.base.errors import ConfigError
+from triptych.base.types import WorkerInfo
+from triptych.registry.registry import Registry
+from triptych.store.bulk import BulkError
+from triptych.store.control import StoreRefused, StoreUnavailable
+from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.topology.location import parse_store
+from triptych.store.topology.server import Server
+
+_SECONDS = 5.0
+
+
+async def check_store(url: str, nbytes: int = 0) -> list[Group]:
+    """The results of the store of --store, those of each server under a heading of its own.
+
+    Bandwidth is measured with one value of up to `nbytes`; with 0 nothing is written, and neither bandwidth
+    nor epoch is checked. ConfigError for what is not an address.
+    """
+    store = EmbeddingStore(parse_store(url), _SECONDS)
+    try:
+        try:
+            await store.topology.connect()
+        except (StoreUnavailable, OSError, TimeoutError) as error:
+            # The message of the first says what helps.
+            return [(f"store {store.label}", [fail("reach", str(error) or "no answer in time", "")])]
+        parts = store.topology.servers()
+        groups: list[Group] = [
+            (f"store {each.server.address.label}", await _server(each.server)) for each in parts
+        ]
+        whole = await _whole(store, nbytes)
+        if len(parts) != 1 or parts[0].part < 1:
+            whole.insert(0, judge.judge_parts([each.part for each in parts]))
+        # One server is the whole store.
+        heading, own = groups.pop() if len(groups) == 1 else (f"store {store.label}", [])
+        return [*groups, (heading, [*own, *whole])]
+    finally:
+        await store.close()
+
+
+async def _server(server: Server) -> list[CheckResult]:
+    checks = [
+        (check, work) for check, work in _OF_SERVER.items() if check != "TLS" or not server.address.path
+    ]
+    return [await _attempt(check, work(server)) for check, work in checks]
+
+
+async def _whole(store: EmbeddingStore, nbytes: int) -> list[CheckResult]:
+    results = []
+    if nbytes:
+        results.append(await _attempt("bandwidth", _bandwidth(store, nbytes)))
+        results.append(await _attempt("epoch", _epoch(store)))
+    try:
+        workers = await Registry(store).workers()
+    except (StoreRefused, StoreUnavailable, OSError, TimeoutError) as error:
+        return [*results, _refused("workers", error)]
+    return results + await check_workers(workers)
+
+
+async def _attempt(check: str, work: Awaitable[CheckResult]) -> CheckResult:
+    """The result; one, too, where the check cannot be made."""
+    try:
+        async with asyncio.timeout(10 * _SECONDS):
+            return await work
+    except (StoreRefused, StoreUnavailable, BulkError, OSError, TimeoutError, ConfigError) as error:
+        return _refused(check, error)
+
+
+def _refused(check: str, error: Exception) -> CheckResult:
+    if isinstance(error, StoreRefused):
+        return judge.denied(check)
+    return fail(check, str(error) or "no answer in time", "see the server's log and its load")
+
+
+async def _version(server: Server) -> CheckResult:
+    return judge.judge_version(await server.info("server"))
+
+
+async def _role(server: Server) -> CheckResult:
+    return judge.judge_role(await server.info("replication"))
+
+
+async def _policy(server: Server) -> CheckResult:
+    return judge.judge_policy(await server.memory())
+
+
+async def _memory(server: Server) -> CheckResult:
+    return judge.judge_memory(await server.memory(), await server.info("memory"))
+
+
+async def _persistence(server: Server) -> CheckResult:
+    return judge.judge_persistence(await server.info("persistence"))
+
+
+async def _latency(server: Server) -> CheckResult:
+    return judge.judge_latency(await measures.latency(server))
+
+
+async def _tls(server: Server) -> CheckResult:
+    if server.address.tls is not None:
+        return judge.judge_expiry(await measures.days_left(server.address))
+    return judge.judge_plain(server.address.host)
+
+
+async def _login(server: Server) -> CheckResult:
+    return judge.judge_login(await measures.is_open(server.address))
+
+
+async def _clock(server: Server) -> CheckResult:
+    before = time.time()
+    # Not TIME: a service's user may ask for INFO alone.
+    info = await server.info("server")
+    middle = (before + time.time()) / 2
+    ahead = int(info["server_time_usec"]) / 1e6 - middle if "server_time_usec" in info else 0.0
+    return judge.judge_clock(ahead)
+
+
+_OF_SERVER: dict[str, Callable[[Server], Awaitable[CheckResult]]] = {
+    "version": _version,
+    "role": _role,
+    "policy": _policy,
+    "memory": _memory,
+    "disk": _persistence,
+    "latency": _latency,
+    "TLS": _tls,
+    "login": _login,
+    "clock": _clock,
+}
+
+
+async def _bandwidth(store: EmbeddingStore, nbytes: int) -> CheckResult:
+    """With at most a hundredth of the store's memory, so that little is evicted for it."""
+    memory = await store.memory()
+    cap = max(MIB, memory.max_bytes // 100) if memory.max_bytes else nbytes
+    return judge.judge_bandwidth(*await measures.bandwidth(store.topology, max(1, min(nbytes, cap))))
+
+
+async def _epoch(store: EmbeddingStore) -> CheckResult:
+    return ok("epoch", await store.epoch())
+
+
+async def check_workers(workers: Sequence[WorkerInfo], seconds: float = 3.0) -> list[CheckResult]:
+    """Whether each registered worker's address can be reached from here."""
+    return list(await asyncio.gather(*(_reached(info, seconds) for info in workers)))
+
+
+async def _reached(info: WorkerInfo, seconds: float) -> CheckResult:
+    host, _, port = info.address.rpartition(":")
+    name = f"{info.pool} {info.address} ({info.model})"
+    try:
+        async with asyncio.timeout(seconds):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            writer.close()
+    except (OSError, ValueError, OverflowError, TimeoutError) as error:
+        why = str(error) or f"no answer within {seconds:g} s"
+        return fail("worker", f"{name}: {why}", "see its log, --advertise, and firewalls between")
+    return ok("worker", f"{name} is reached")

@@ -1,0 +1,96 @@
+"""`triptych serve`: from a config to a supervised cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+from dataclasses import replace
+
+from triptych.apps.launch.greeting import greeting
+from triptych.apps.launch.model_path import model_name, resolve_demo, resolve_model
+from triptych.apps.launch.plan.cluster import plan_cluster
+from triptych.apps.launch.plan.cores import share_cores
+from triptych.apps.launch.plan.devices import Share
+from triptych.apps.launch.plan.placement import check_memory, place_on_gpus
+from triptych.apps.launch.run_folder import run_folder
+from triptych.apps.launch.secrets.credentials import forget_variables, store_url, without_store_files
+from triptych.apps.launch.supervisor import Supervisor, check_port
+from triptych.base.config import (
+    ServeConfig,
+    WorkerRange,
+    check_front_door,
+    check_scaled,
+    read_internal_token,
+)
+from triptych.base.errors import ConfigError
+from triptych.base.log import setup_logging
+from triptych.base.machine.resources import usable_cpus
+from triptych.base.rpc.tls.proxy_certificates import check_certificates
+from triptych.base.tracing.start import check_tracing
+from triptych.models.checkpoint.support import check_supported, wanted_by_flags
+
+
+def serve_cluster(config: ServeConfig) -> None:
+    """Runs the cluster until Ctrl-C or SIGTERM and exits with its code."""
+    setup_logging("serve", config.proxy.log_level, config.proxy.log_format)
+    forget_variables()
+    config, shares = share_machine(_checked(config))
+    with run_folder(config.run_dir) as run_dir:
+        plan = plan_cluster(config, run_dir, shares)
+        code = asyncio.run(Supervisor(plan, lambda: _say(greeting(config))).run())
+    if code:
+        sys.exit(code)
+
+
+def _checked(config: ServeConfig) -> ServeConfig:
+    """The config with its secrets, its model's folder and name; ConfigError for what cannot be served."""
+    check_scaled(config)
+    store = store_url(config.store, config.proxy)
+    proxy = with_token(config).proxy
+    check_front_door(proxy.host, api_key=proxy.api_key, api_key_file=proxy.api_key_file, auth=proxy.auth)
+    check_certificates(proxy)
+    check_tracing(proxy)
+    path = resolve_model(resolve_demo(config.demo, config.model))
+    check_supported(path, wanted_by_flags(config.pd))
+    check_port(proxy.host, proxy.port, "--port")
+    check_port(proxy.host, proxy.grpc_port, "--grpc-port")
+    name = config.pd.served_model_name or model_name(path)
+    return replace(
+        config,
+        model=str(path),
+        store=store,
+        store_memory=config.store_memory if store == "auto" else 0,
+        encoder=replace(config.encoder, served_model_name=name),
+        pd=replace(config.pd, served_model_name=name),
+        proxy=without_store_files(proxy),
+    )
+
+
+def with_token(config: ServeConfig) -> ServeConfig:
+    """The config with a token: without one, other users of this machine could reach the workers."""
+    given = read_internal_token(config.proxy.internal_token, config.proxy.internal_token_file)
+    token = given or secrets.token_urlsafe(32)
+    return replace(config, proxy=replace(config.proxy, internal_token=token, internal_token_file=""))
+
+
+def share_machine(config: ServeConfig) -> tuple[ServeConfig, dict[str, Share]]:
+    """The config with a number of encoders that fits, and the shares of workers by name.
+
+    ConfigError where not even one encoder fits.
+    """
+    cores = usable_cpus()
+    chosen = share_cores(config, cores)
+    try:
+        shares = check_memory(chosen)
+    except ConfigError:
+        if config.encoders.most or chosen.encoders.most == 1:
+            raise
+        chosen = share_cores(replace(config, encoders=WorkerRange.fixed(1)), cores)
+        shares = check_memory(chosen)
+    return chosen, shares | place_on_gpus(chosen)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,206 @@
+"""Runs a whole cluster on one machine: store, workers, proxy; in this order up, in reverse down."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from triptych.apps.launch.children import Child
+from triptych.apps.launch.cluster_state import answers_ready
+from triptych.apps.launch.fork.client import ForkServer
+from triptych.apps.launch.plan.cluster import ClusterPlan
+from triptych.apps.launch.scaling.controller import PoolController
+from triptych.apps.launch.scaling.local_workers import GRACE_SECONDS, LocalWorkers
+from triptych.apps.launch.scrape_targets import FILE as TARGETS_FILE
+from triptych.apps.launch.scrape_targets import keep_targets
+from triptych.apps.launch.start_display import StartDisplay
+from triptych.base.errors import ConfigError, TriptychError
+from triptych.registry.registry import Registry
+from triptych.registry.scaling import ScalingBoard
+from triptych.store.control import StoreUnavailable
+from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.topology.location import redacted
+
+logger = logging.getLogger("launch")
+
+#: A store that is gone is started again, empty; everything in it is recomputed on demand.
+STORE_CHECK_SECONDS = 0.5
+
+
+class Supervisor:
+    """Owns the processes of one `triptych serve`."""
+
+    def __init__(self, plan: ClusterPlan, on_ready: Callable[[], None]) -> None:
+        self._plan = plan
+        self._on_ready = on_ready
+        self._fork_server = ForkServer(plan.fork_server) if plan.fork_server else None
+        self._workers = LocalWorkers(plan, self._fork_server, self._changed)
+        self._proxy = Child("proxy", plan.proxy, plan.proxy_secrets, on_change=self._changed)
+        self._display = StartDisplay(self._workers.first)
+        self._stop = asyncio.Event()
+
+    async def run(self) -> int:
+        """Until SIGINT or SIGTERM; the exit code. Leaves no process and no socket behind."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop.set)
+        if self._plan.store is not None:
+            self._plan.store.start()
+        self._display.open()
+        if self._fork_server is not None:
+            await self._fork_server.start()
+        self._workers.start_first()
+        watches = [asyncio.create_task(self._proxy.watch()), asyncio.create_task(self._workers.wait())]
+        helpers = [asyncio.create_task(helper) for helper in self._helpers()]
+        stopped = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait([stopped, *watches], return_when=asyncio.FIRST_COMPLETED)
+            return next((code for watch in watches if watch.done() and (code := watch.result())), 0)
+        finally:
+            # First: nothing starts any more.
+            for task in (*helpers, stopped):
+                task.cancel()
+            await asyncio.gather(*helpers, stopped, return_exceptions=True)
+            self._display.close()
+            await self._end()
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
+
+    def _helpers(self) -> list[Coroutine[Any, Any, None]]:
+        """What is done beside the watches, until the end."""
+        scaling = [self._scale()] if self._plan.scaled else []
+        return [self._watch_store(), self._announce(), self._keep_targets(), *scaling]
+
+    async def _end(self) -> None:
+        logger.info("stopping")
+        await self._proxy.end(GRACE_SECONDS)
+        await self._workers.end()
+        if self._fork_server is not None:
+            await self._fork_server.end()
+            # One that was being forked meanwhile.
+            await self._workers.end()
+        await self._workers.close()
+        if self._plan.store is not None:
+            self._plan.store.stop()
+        for name in ("cluster.json", TARGETS_FILE):
+            (self._plan.run_dir / name).unlink(missing_ok=True)
+        logger.info("stopped")
+
+    async def _announce(self) -> None:
+        """Announces once that the cluster answers, not again when the store or the fork server restarts."""
+        await self._wait_until_ready()
+        self._display.close()
+        self._on_ready()
+        while True:
+            self._write_processes()
+            await asyncio.sleep(0.5)
+
+    async def _scale(self) -> None:
+        """Follows the proxies' decisions on the scaled pools."""
+        store = await self._connect()
+        try:
+            await PoolController(ScalingBoard(store), self._plan.scaled, self._workers).run()
+        finally:
+            await store.close()
+
+    async def _keep_targets(self) -> None:
+        """Keeps the file of addresses that Prometheus asks."""
+        store = await self._connect()
+        try:
+            await keep_targets(Registry(store), self._plan.run_dir, self._plan.proxy_metrics)
+        finally:
+            await store.close()
+
+    async def _connect(self) -> EmbeddingStore:
+        """A connection to the store, as soon as that answers."""
+        while True:
+            try:
+                return await EmbeddingStore.connect(self._plan.store_url)
+            except StoreUnavailable:
+                await asyncio.sleep(STORE_CHECK_SECONDS)
+
+    async def _wait_until_ready(self) -> None:
+        waited: dict[str, int] = {}
+        while True:
+            self._write_processes()
+            counts = await self._registered()
+            if counts != waited:
+                logger.info(
+                    "%s", ", ".join(f"{counts.get(p, 0)} of {n} {p}" for p, n in self._plan.pools.items())
+                )
+                waited = counts
+            complete = all(counts.get(pool, 0) >= count for pool, count in self._plan.pools.items())
+            if complete and await answers_ready(*self._plan.proxy_address, tls=self._plan.proxy_tls):
+                return
+            await asyncio.sleep(0.2)
+
+    async def _registered(self) -> dict[str, int]:
+        try:
+            store = await EmbeddingStore.connect(self._plan.store_url)
+        except StoreUnavailable:
+            return {}
+        try:
+            counts: dict[str, int] = {}
+            for worker in await Registry(store).workers():
+                counts[worker.pool] = counts.get(worker.pool, 0) + 1
+            return counts
+        except StoreUnavailable:
+            return {}
+        finally:
+            await store.close()
+
+    def _changed(self) -> None:
+        """Called when a child has started or ended; no start waits for the file."""
+        try:
+            self._write_processes()
+        except OSError as error:
+            logger.warning("cluster.json is out of date: %s", error)
+
+    def _write_processes(self) -> None:
+        """Brings cluster.json up to date."""
+        processes: dict[str, int | None] = {**self._workers.processes, "proxy": self._proxy.pid}
+        if self._fork_server is not None:
+            processes["fork-server"] = self._fork_server.pid
+        if self._plan.store is not None:
+            processes["store"] = self._plan.store.pid if self._plan.store.running else None
+        target = self._plan.run_dir / "cluster.json"
+        text = json.dumps({"store": redacted(self._plan.store_url), "processes": processes})
+        if not target.exists() or target.read_text() != text:
+            # A new file of mode 0600: other users neither own it nor read it.
+            descriptor, scratch = tempfile.mkstemp(dir=target.parent, prefix="cluster-")
+            with os.fdopen(descriptor, "w") as file:
+                file.write(text)
+            os.replace(scratch, target)
+
+    async def _watch_store(self) -> None:
+        store = self._plan.store
+        while store is not None:
+            await asyncio.sleep(STORE_CHECK_SECONDS)
+            if not store.running:
+                logger.warning("the embedding store is gone; it starts again, empty")
+                try:
+                    await asyncio.to_thread(store.start)
+                except TriptychError as error:
+                    logger.error("%s", error)
+
+
+def check_port(host: str, port: int, flag: str) -> None:
+    """ConfigError when the port cannot be bound."""
+    import socket
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"{flag} {port} on {host} cannot be used ({error.strerror}): {flag} N picks another"
+            ) from error

@@ -1,0 +1,1 @@
+"""What every process uses: values, errors, hashing, configuration, logs, metrics, traces, gRPC."""

@@ -1,0 +1,101 @@
+"""The flags of the proxy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from triptych.base.config.flags import flag, part
+from triptych.base.config.memory import GIB, MIB
+from triptych.base.config.scaling import ScalingConfig
+from triptych.base.config.service import ServiceConfig
+from triptych.base.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyConfig(ServiceConfig):
+    """The flags of the proxy."""
+
+    host: str = flag("127.0.0.1", "address to bind HTTP and gRPC to")
+    port: int = flag(8000, "HTTP port")
+    grpc_port: int = flag(8001, "gRPC port")
+    http_cert_file: str = flag("", "certificate chain (PEM) of the HTTP and gRPC ports")
+    http_key_file: str = flag("", "private key of --http-cert-file (PEM, unencrypted)")
+    max_images: int = flag(16, "most images in one request")
+    max_choices: int = flag(16, "most answers (n) to one request")
+    max_body: int = flag(64 * MIB, "largest request body", size=True)
+    unknown_fields: str = flag(
+        "ignore",
+        "fields of a request that the server does not know: ignore, and name them in the header "
+        "X-Triptych-Ignored-Fields of the reply, or reject",
+        choices=("ignore", "reject"),
+    )
+    body_memory: int = flag(GIB, "memory for the bodies of requests in flight", size=True)
+    reply_memory: int = flag(
+        512 * MIB, "memory for output that waits for its client; at most half of it for one key", size=True
+    )
+    media_urls: bool = flag(True, "fetch images from http(s) URLs")
+    media_timeout: float = flag(30.0, "seconds to fetch one image, including redirects and retries")
+    media_fetches: int = flag(64, "most images fetched at once")
+    max_media_bytes: int = flag(64 * MIB, "largest image or audio file, at most 64MiB", size=True)
+    media_memory: int = flag(GIB, "memory for the media of requests in flight", size=True)
+    media_disk: int = flag(4 * GIB, "disk space for media above 1MiB of requests in flight", size=True)
+    spool_folder: str = flag("", "folder for media kept on disk; default: the system's temporary folder")
+    allow_media_hosts: str = flag(
+        "", "comma-separated hosts from which images may be fetched at any address and port"
+    )
+    allow_media_networks: str = flag(
+        "", "comma-separated networks from which images may be fetched although they are not public"
+    )
+    allowed_media_folder: str = flag("", "folder below which file: URLs are allowed; default: none")
+    max_queue: int = flag(256, "requests in flight before new ones get 429")
+    flow_control: bool = flag(
+        True,
+        "encode an item only when a PD worker has room for it; --no-flow-control exists only to measure "
+        "its effect",
+    )
+    skip_held_items: bool = flag(
+        True,
+        "create no encoder job for an item that a PD worker's KV cache still covers; --no-skip-held-items"
+        " always encodes items that the store has lost",
+    )
+    request_timeout: float = flag(300.0, "deadline of a request in seconds")
+    store_wait: float = flag(
+        2.0, "seconds that a request waits for an embedding store that no worker reaches before it gets 503"
+    )
+    store_memory: int = flag(0, "byte budget of the store; 0: its maxmemory", size=True)
+    api_key: str = flag(
+        "", "API key that clients must send; several separated by commas", secret=True, joined=True
+    )
+    api_key_file: str = flag("", "file with hashed API keys, names and limits; read again when it changes")
+    auth: bool = flag(True, "require API keys on a non-loopback --host; --no-auth if a gateway checks keys")
+    key_requests_per_minute: int = flag(0, "most requests per minute of one key; 0: no limit")
+    key_tokens_per_minute: int = flag(0, "most prompt and output tokens per minute of one key; 0: no limit")
+    key_concurrent_requests: int = flag(0, "most concurrent requests of one key; 0: no limit")
+    trusted_proxies: str = flag(
+        "", "comma-separated networks of gateways that tell a client's address, by X-Forwarded-For"
+    )
+    proxy_protocol: bool = flag(
+        False, "HTTP connections of --trusted-proxies begin with a header of the PROXY protocol, v1 or v2"
+    )
+    page: bool = flag(True, "serve the web page at / and live data of the cluster")
+    page_ttft_slo: float = flag(4.0, "TTFT limit in seconds that the web page counts as good")
+    page_tpot_slo: float = flag(0.2, "TPOT limit in seconds that the web page counts as good")
+    metrics_port: int = flag(
+        0,
+        "separate port for /metrics and a kubelet's /health and /ready; 0: none, /metrics is then on the "
+        "HTTP port and needs an API key if keys are used",
+    )
+    metrics_host: str = flag("", "address to bind --metrics-port to; default: --host")
+    scaling: ScalingConfig = part(ScalingConfig)
+
+
+def check_times(config: ProxyConfig) -> None:
+    """ConfigError for a time that is none."""
+    for name, seconds in (
+        ("--store-wait", config.store_wait),
+        ("--page-ttft-slo", config.page_ttft_slo),
+        ("--page-tpot-slo", config.page_tpot_slo),
+    ):
+        if not (math.isfinite(seconds) and 0.0 < seconds <= 86400.0):
+            raise ConfigError(f"{name} {seconds:g}: give seconds, more than 0 and at most 86400")

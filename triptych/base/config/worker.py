@@ -1,0 +1,225 @@
+"""The flags of workers: those that both kinds have, and of each kind its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triptych.base.config.flags import Config, flag, part
+from triptych.base.config.memory import EMBEDDING_MEMORY, MIB
+from triptych.base.config.service import ServiceConfig
+
+#: Values of --encoder-graphs and --decode-graphs.
+GRAPH_MODES = ("off", "static", "cuda", "auto")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig(ServiceConfig):
+    """The flags that both kinds of worker have. `model` is a checkpoint folder."""
+
+    model: str = ""
+    served_model_name: str = flag("", "model name that clients use; default: the folder's name")
+    model_revision: str = flag(
+        "", "name of the weights' version in cache keys; default: a digest of the weights"
+    )
+    host: str = flag("127.0.0.1", "address to bind the worker's gRPC server to")
+    port: int = flag(0, "port of the worker's gRPC server; 0 picks a free one")
+    advertise: str = flag("", "host:port at which proxies reach this worker; default: the bound address")
+    device: str = flag("cpu", "torch device: cpu, cuda or cuda:N")
+    device_memory: int = flag(
+        0,
+        "memory of its device that a worker may use in all; auto: 0.9 of what is free on a GPU at "
+        "startup, half of the free memory of the machine or cgroup on a CPU",
+        size=True,
+        auto=True,
+    )
+    dtype: str = flag(
+        "auto",
+        "dtype of weights and embeddings; auto: the checkpoint's on CUDA, float32 on CPU (set bfloat16 to"
+        " keep 16 bits there)",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    pipeline_parallel: int = flag(1, "pipeline-parallel size; only 1 is supported")
+    speculative_model: str = flag("", "draft model for speculative decoding; not supported")
+    kv_cache_dtype: str = flag(
+        "auto", "dtype of the KV cache; auto: that of --dtype; fp8 is not supported", choices=("auto", "fp8")
+    )
+    quantization: str = flag(
+        "none",
+        "8-bit linear layers, quantized while weights load: int8 for encoder and PD workers, int8-decoder"
+        " for PD workers only; w8a8 and w8a8-decoder also round activations to 8 bits, on CPUs; all "
+        "workers of a model need the same value",
+        choices=("none", "int8", "int8-decoder", "w8a8", "w8a8-decoder"),
+    )
+    threads: int = flag(0, "torch threads; 0: chosen automatically")
+    worker_kind: str = flag(
+        "",
+        "name of this kind of machine or device; proxies learn encoding costs separately for each name",
+        shown="what the device says of itself, like cuda NVIDIA H200",
+    )
+    core_page: str = flag(
+        "", "shared file in which the workers of one machine publish whose threads are computing"
+    )
+    core_slot: int = flag(0, "slot of this worker in --core-page")
+    spare_cores: bool = flag(
+        False,
+        "adapt threads to the cores that other workers on --core-page leave idle: more for a tower, fewer"
+        " for a decoder",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfig(WorkerConfig):
+    """The flags of an encoder worker."""
+
+    max_image_pixels: int = flag(40_000_000, "largest image in pixels (width times height) before resizing")
+    max_audio_seconds: float = flag(
+        1800.0, "longest audio file; each second takes 0.5 MiB during preprocessing"
+    )
+    encoder_batch_patches: int = flag(
+        0, "patches per rank in one encoder batch, summed over its items; 0: 512 on a CPU, else 16384"
+    )
+    encoder_data_parallel: int = flag(
+        1,
+        "data-parallel ranks of one encoder worker: processes that each hold the whole tower and share "
+        "every batch, with one GPU each or a part of --threads",
+    )
+    encoder_graphs: str = flag(
+        "off",
+        "capture tower calls of a few fixed sizes at startup: cuda, as CUDA graphs (never run on a GPU "
+        "yet); static, the same buffers without a graph, for tests; auto, cuda on a GPU if capture "
+        "succeeds",
+        choices=GRAPH_MODES,
+    )
+    encoder_graph_budgets: str = flag(
+        "",
+        "sizes of the encoder graphs in output rows, separated by commas",
+        shown="from the smallest that pays, doubled up to --encoder-batch-patches",
+    )
+    encoder_graph_max_items: int = flag(
+        0, "most items in one encoder graph; 0: the largest size divided by the smallest", least=0
+    )
+    plan_credit: int = flag(16, "jobs that may be in preprocessing or queued for it")
+    tower_credit: int = flag(8, "jobs per rank that may be queued for the tower or run in it")
+    prepared_memory: int = flag(512 * MIB, "host memory for preprocessed media", size=True)
+    encoder_media_memory: int = flag(
+        256 * MIB,
+        "host memory for media that are queued for preprocessing; a single larger item may exceed it",
+        size=True,
+    )
+    decode_threads: int = flag(2, "threads that decode media")
+    embedding_ttl: float = flag(3600.0, "seconds that an unused embedding stays in the store")
+
+    @property
+    def batch_patches(self) -> int:
+        """--encoder-batch-patches, or what suits the device.
+
+        A CPU is busy with one picture: in a larger batch all of them are done when the last one is.
+        """
+        return self.encoder_batch_patches or (512 if self.device == "cpu" else 16384)
+
+    @property
+    def tower_places(self) -> int:
+        """--tower-credit of all ranks together."""
+        return self.tower_credit * self.encoder_data_parallel
+
+
+@dataclass(frozen=True, slots=True)
+class PDConfig(WorkerConfig):
+    """The flags of a PD worker."""
+
+    engine: str = flag(
+        "native",
+        "inference engine: native, Triptych's own; vllm, the vLLM server at --engine-url; both load "
+        "embeddings through an EC connector",
+        choices=("native", "vllm"),
+    )
+    engine_url: str = flag("", "URL of the vLLM server, with --engine vllm, like http://10.0.0.7:8000")
+    engine_key_file: str = flag("", "file with the API key of that vLLM server (its --api-key)")
+    tensor_parallel: int = flag(
+        1,
+        "tensor-parallel size of a PD worker: processes that each hold a part of every layer, with one "
+        "GPU each or a part of the cores",
+        least=1,
+        most=64,
+    )
+    max_model_len: int = flag(
+        0,
+        "most tokens of prompt plus output; 0: the checkpoint's limit, at most 32768 and what --kv-memory"
+        " holds",
+    )
+    max_num_seqs: int = flag(64, "most requests that run at once")
+    max_num_batched_tokens: int = flag(512, "token budget of one engine step")
+    block_size: int = flag(16, "tokens per KV block")
+    kv_memory: int = flag(
+        0,
+        "memory for the KV cache over all ranks (a CPU uses a quarter more); auto: what remains of "
+        "--device-memory at startup, at most what --max-num-seqs requests can use",
+        size=True,
+        auto=True,
+    )
+    encoder_cache_memory: int = flag(
+        0,
+        "memory for embeddings in each rank of a PD worker, and the same again for copies in host memory;"
+        " auto: an eighth of what --device-memory leaves, at most what --max-num-seqs requests can use; "
+        "256MiB if memory is not measured, as with --kv-memory on a CPU",
+        size=True,
+        auto=True,
+    )
+    prefix_caching: bool = flag(True, "reuse the KV blocks of equal prompt prefixes")
+    overlap_prefill: bool = flag(
+        False,
+        "prefill a prompt up to its first missing item while its other items are still being encoded; "
+        "needs --prefix-caching",
+    )
+    step_interval: float = flag(
+        0.02, "least seconds between the starts of two engine steps while workers on --core-page lack cores"
+    )
+    keep_core: bool = flag(
+        False, "pin a single-threaded worker on --core-page to its own core while no other worker computes"
+    )
+    preemption: str = flag(
+        "recompute",
+        "how preempted requests continue: recompute their KV blocks, or swap them to host memory",
+        choices=("recompute", "swap"),
+    )
+    swap_memory: int = flag(256 * MIB, "host memory for swapped KV blocks, with --preemption swap", size=True)
+    attention_backend: str = flag(
+        "sdpa",
+        "sdpa: torch's attention kernel; blockwise: one block of keys at a time, without a full mask or "
+        "bias in memory",
+        choices=("sdpa", "blockwise"),
+    )
+    decode_graphs: str = flag(
+        "off",
+        "how decode-only steps run: off, operator by operator; cuda, as CUDA graphs (never run on a GPU "
+        "yet); static, in static buffers without a graph; auto, cuda on a GPU, else off",
+        choices=GRAPH_MODES,
+    )
+
+    @property
+    def embedding_memory(self) -> int:
+        """Bytes for embeddings, as given or as found at the start."""
+        return self.encoder_cache_memory or EMBEDDING_MEMORY
+
+
+#: Of PD workers alone: a cluster on one machine and replicas compute themselves.
+ENGINE_FLAGS = ("engine", "engine_url", "engine_key_file")
+#: How encoders and PD workers share cores, by flag; a replica's sides take turns instead.
+SHARING_FLAGS = ("core_page", "core_slot", "spare_cores", "step_interval", "keep_core")
+
+
+@dataclass(frozen=True, slots=True)
+class ColocatedConfig(Config):
+    """The flags of a replica: an encoder worker and a PD worker; what both have is equal in both."""
+
+    encoder: EncoderConfig = part(EncoderConfig, without=(*SHARING_FLAGS, "encoder_data_parallel"))
+    pd: PDConfig = part(PDConfig, without=(*SHARING_FLAGS, *ENGINE_FLAGS, "tensor_parallel"))
+    connector: str = flag(
+        "redis",
+        "path of embeddings from tower to decoder: redis, the store that replicas share; memory, inside "
+        "this process, for a single replica",
+        choices=("redis", "memory"),
+    )
+    store_memory: int = flag(
+        512 * MIB, "memory for embeddings in this process, with --connector memory", size=True
+    )

@@ -1,0 +1,145 @@
+"""When the engines of one machine begin their steps, where they share its CPU cores (`--cpu-sharing`).
+
+`free`: every step begins at once. `pace`: a PD worker keeps the beginnings of its steps apart while all
+workers together want more cores than there are. A step costs nearly the same for one sequence as for several:
+fewer steps with more sequences in each leave the towers the cores that many small steps would take. Requests
+that wait for a tower gain, streams lose: the fewer wait for each stream, the shorter the interval.
+
+Threads follow the load: before each layer a worker counts those of the others that compute, and takes the
+cores that they leave (`threads_beside`). A tower alone computes on all cores, a decoder beside towers on half
+of its own: a thread that shares its core keeps all threads of its layer waiting.
+
+While no other worker computes, a PD worker that computes on one thread keeps all its threads on one core
+(`OwnCore`): they take turns by the interpreter's lock, and elsewhere each would first have to wake up.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from triptych.base.cpu.affinity import OwnCore, claim_core
+from triptych.base.cpu.core_page import CorePage
+from triptych.base.cpu.threads import use_threads_here
+from triptych.base.machine.resources import may_claim_cores
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks at the page: short against a decode step, long against the look.
+_LOOK_SECONDS = 0.0005
+
+
+class StepPacer:
+    """What an engine calls around its steps, in mode `free`. `with pacer:` encloses those that compute."""
+
+    def wait(self, share: float = 1.0) -> None:
+        """Returns when a busy engine's next step may begin.
+
+        `share`, of a step interval, is how much there is to win by waiting.
+        """
+
+    def rest(self) -> None:
+        """The engine has nothing to compute until something comes in."""
+
+    def choose_threads(self) -> None:
+        """Before a layer, in the thread that computes it: how many threads it has."""
+
+    def __enter__(self) -> None:
+        """A step begins to compute."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """It has ended."""
+
+    def close(self) -> None:
+        """Gives back what the pacer holds. Idempotent."""
+
+
+class SharedCores(StepPacer):
+    """The pacer of mode `pace`: steps begin `interval` seconds apart while cores are short."""
+
+    def __init__(
+        self,
+        page: CorePage,
+        interval: float = 0.0,
+        core: OwnCore | None = None,
+        set_threads: Callable[[int], None] | None = None,
+    ) -> None:
+        """`core` has the process's threads from a `wait` that finds no other worker computing until one
+        that does: a tower that comes to this core would take half of it.
+
+        `set_threads` gives the calling thread so many; None: the number stays.
+        """
+        self._page = page
+        self._interval = interval
+        self._core = core
+        self._set_threads = set_threads
+        self._threads = 0
+        self._begun = -math.inf
+
+    def wait(self, share: float = 1.0) -> None:
+        """Waits for `share`, up to 1, of the interval since the last step began, while cores are short."""
+        now = time.monotonic()
+        earliest = self._begun + self._interval * min(share, 1.0)
+        while now < earliest and self._page.crowded:
+            time.sleep(_LOOK_SECONDS)
+            now = time.monotonic()
+        self._begun = now
+        if self._core is None:
+            return
+        if self._page.alone:
+            self._core.pin()
+        else:
+            self._core.unpin()
+
+    def rest(self) -> None:
+        self._page.end()
+
+    def choose_threads(self) -> None:
+        threads = self._page.begin()
+        if self._set_threads is not None and threads != self._threads:
+            self._set_threads(threads)
+            self._threads = threads
+
+    def __enter__(self) -> None:
+        self.choose_threads()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Others see this worker compute until `rest`: between two steps it needs its cores still."""
+
+    def close(self) -> None:
+        self._page.end()
+        if self._core is not None:
+            self._core.release()
+
+
+def step_pacer(
+    page: str, slot: int, threads: int, *, most: int = 0, interval: float = 0.0, own_core: bool = False
+) -> StepPacer:
+    """The pacer of a worker that computes on `threads`: by --core-page and --core-slot, or `free` without.
+
+    Where other workers leave cores it computes on up to `most`. `own_core` is for a worker of one thread:
+    more would have to share the core.
+    """
+    if not page:
+        return StepPacer()
+    core = _own_core() if own_core and max(threads, most) == 1 else None
+    set_threads = use_threads_here if most > threads else None
+    return SharedCores(CorePage(page, slot, threads, most), interval, core, set_threads)
+
+
+def _own_core() -> OwnCore | None:
+    if not may_claim_cores():
+        logger.info(
+            "keeps to no core: another container may claim the same one, or a quota limits time, not cores"
+        )
+        return None
+    core = claim_core()
+    logger.info("no core to keep to is free" if core is None else f"keeps to core {core.core} where it can")
+    return core

@@ -1,0 +1,94 @@
+"""Memory of a worker's device: free bytes, bytes of this process, and their peak."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from triptych.base.config import CPU_SHARE, CUDA_CONTEXT_BYTES, CUDA_SHARE
+from triptych.base.machine.resources import available_memory
+
+
+class DeviceMemory(Protocol):
+    """One device as one process sees it, in bytes."""
+
+    #: Fraction of the free memory that a worker may use.
+    share: float
+
+    def free(self) -> int:
+        """Bytes that any process can still allocate."""
+        ...
+
+    def used(self) -> int:
+        """Bytes that this process has allocated."""
+        ...
+
+    def reset_peak(self) -> None:
+        """Resets `peak` to the current use."""
+        ...
+
+    def peak(self) -> int:
+        """The most bytes allocated at once since `reset_peak`."""
+        ...
+
+
+class CudaMemory:
+    """A GPU, by torch's allocator and the driver."""
+
+    share = CUDA_SHARE
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def free(self) -> int:
+        return int(torch.cuda.mem_get_info(self._device)[0])
+
+    def used(self) -> int:
+        return CUDA_CONTEXT_BYTES + int(torch.cuda.memory_allocated(self._device))
+
+    def reset_peak(self) -> None:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def peak(self) -> int:
+        torch.cuda.synchronize(self._device)
+        # Reserved, not allocated: fragments between tensors cannot be used by other processes.
+        return CUDA_CONTEXT_BYTES + int(torch.cuda.max_memory_reserved(self._device))
+
+
+class CpuMemory:
+    """The memory of the machine or the cgroup, and this process's resident pages."""
+
+    share = CPU_SHARE
+
+    def free(self) -> int:
+        return available_memory()
+
+    def used(self) -> int:
+        return _status("VmRSS:")
+
+    def reset_peak(self) -> None:
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            # Without it (in a sandbox) the peak is since the process's start: too high, never too low.
+            return
+
+    def peak(self) -> int:
+        return max(_status("VmHWM:"), self.used())
+
+
+def memory_of(device: torch.device) -> DeviceMemory:
+    """The memory of a torch device."""
+    return CudaMemory(device) if device.type == "cuda" else CpuMemory()
+
+
+def _status(name: str) -> int:
+    """Bytes of a line of this process's status."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {name}")

@@ -1,0 +1,121 @@
+"""Frames of msgpack over a Unix stream socket, with file descriptors beside them; between two ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import msgpack
+
+from triptych.base.ranks.errors import RankLost
+
+#: What ranks tell each other: a map with text keys.
+Message = dict[str, Any]
+
+#: Longest frame in bytes: tensors never pass through frames.
+MAX_FRAME_BYTES = 64 << 20
+_MOST_DESCRIPTORS = 8
+_LENGTH = struct.Struct(">I")
+#: Seconds of one wait, after which the caller is heard.
+_TURN_SECONDS = 1.0
+
+
+class Channel:
+    """One end of the connection between rank 0 and another rank: whole messages, each within a deadline.
+
+    For one thread. A wait that passes its deadline leaves half a frame behind: the connection is closed, and
+    every later call raises RankLost too.
+    """
+
+    def __init__(self, connection: socket.socket, peer: str) -> None:
+        self._connection = connection
+        self._peer = peer
+
+    def fileno(self) -> int:
+        """The socket's descriptor; -1 once it is closed."""
+        return self._connection.fileno()
+
+    def send(self, message: Message, descriptors: Sequence[int] = (), *, seconds: float) -> None:
+        """Sends the message and copies of the descriptors; RankLost where the peer does not take it."""
+        body = msgpack.packb(message)
+        if len(body) > MAX_FRAME_BYTES:
+            raise ValueError(f"a message of {len(body)} bytes: a frame holds {MAX_FRAME_BYTES}")
+        if len(descriptors) > _MOST_DESCRIPTORS:
+            raise ValueError(f"{len(descriptors)} descriptors: a frame carries {_MOST_DESCRIPTORS}")
+        frame = memoryview(_LENGTH.pack(len(body)) + body)
+        deadline = time.monotonic() + seconds
+        try:
+            self._connection.settimeout(max(seconds, 0.001))
+            sent = socket.send_fds(self._connection, [frame], list(descriptors)) if descriptors else 0
+            while sent < len(frame):
+                self._connection.settimeout(max(deadline - time.monotonic(), 0.001))
+                sent += self._connection.send(frame[sent:])
+        except TimeoutError:
+            self._give_up(f"has not read a message for {seconds:.0f} s")
+        except OSError as error:
+            self._give_up(f"is gone: {error.strerror or error}")
+
+    def receive(
+        self, *, seconds: float, while_waiting: Callable[[], object] = lambda: None
+    ) -> tuple[Message, list[int]]:
+        """The next message, and descriptors that are now this process's; RankLost without one in time.
+
+        `while_waiting` is called once a second while nothing comes.
+        """
+        deadline = time.monotonic() + seconds
+        # Descriptors come with a frame's first bytes.
+        head, descriptors = self._read(_LENGTH.size, deadline, while_waiting, first=True)
+        try:
+            (length,) = _LENGTH.unpack(head)
+            if length > MAX_FRAME_BYTES:
+                self._give_up(f"sends a frame of {length} bytes")
+            body, _ = self._read(length, deadline, while_waiting)
+            message = self._unpacked(body)
+        except BaseException:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
+        return message, descriptors
+
+    def _read(
+        self, nbytes: int, deadline: float, while_waiting: Callable[[], object], *, first: bool = False
+    ) -> tuple[bytes, list[int]]:
+        data, descriptors = bytearray(), list[int]()
+        while len(data) < nbytes:
+            try:
+                self._connection.settimeout(min(max(deadline - time.monotonic(), 0.001), _TURN_SECONDS))
+                if first and not data:
+                    part, descriptors, _, _ = socket.recv_fds(self._connection, nbytes, _MOST_DESCRIPTORS)
+                else:
+                    part = self._connection.recv(nbytes - len(data))
+            except TimeoutError:
+                while_waiting()
+                if time.monotonic() >= deadline:
+                    self._give_up("has not answered in time")
+                continue
+            except OSError as error:
+                self._give_up(f"is gone: {error.strerror or error}")
+            if not part:
+                self._give_up("is gone")
+            data += part
+        return bytes(data), descriptors
+
+    def _unpacked(self, body: bytes) -> Message:
+        with contextlib.suppress(ValueError, msgpack.UnpackException):
+            message = msgpack.unpackb(body)
+            if isinstance(message, dict):
+                return message
+        self._give_up("sends what is no message")
+
+    def _give_up(self, reason: str) -> NoReturn:
+        self.close()
+        raise RankLost(f"{self._peer} {reason}")
+
+    def close(self) -> None:
+        """Closes the connection; the peer's waits end. Idempotent."""
+        self._connection.close()

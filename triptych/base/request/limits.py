@@ -1,0 +1,80 @@
+"""Limits of a request's values: proxies and PD workers check them, and the OpenAPI page shows them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Annotated, get_args
+
+from msgspec import Meta
+
+from triptych.base.errors import InvalidRequest
+
+#: Tools of one request.
+MAX_TOOLS = 128
+#: Nested lists and objects in a field that holds any JSON: tools, arguments, variables.
+MAX_DEPTH = 64
+MAX_STOP_STRINGS = 16
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 256
+#: Tokens that `logit_bias` names.
+MAX_BIASES = 1024
+MAX_TOKEN_ID = (1 << 32) - 1
+_MAX_TOKENS = 1 << 24
+_LEAST_DIVISOR = 0.01
+
+OutputTokens = Annotated[int, Meta(ge=1, le=_MAX_TOKENS)]
+MinTokens = Annotated[int, Meta(ge=0, le=_MAX_TOKENS)]
+#: 0 is greedy.
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+#: 0 and -1 are off.
+TopK = Annotated[int, Meta(ge=-1, le=1 << 31)]
+MinP = Annotated[float, Meta(ge=0, le=1)]
+#: Presence and frequency penalties.
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Meta(ge=_LEAST_DIVISOR, le=10)]
+#: What logits can be divided by; a checkpoint's default may be above what clients may ask for.
+RepetitionDivisor = Annotated[float, Meta(ge=_LEAST_DIVISOR, le=100)]
+LogitBias = Annotated[float, Meta(ge=-100, le=100)]
+#: Likeliest tokens of one position.
+Logprobs = Annotated[int, Meta(ge=0, le=20)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
+Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
+def check_limits(param: str, value: float | None, kind: object) -> None:
+    """InvalidRequest that names `param` unless the value is within the limits of its type. None passes."""
+    limits = limits_of(kind)
+    if value is None or limits is None:
+        return
+    above_low = value > limits.gt if limits.gt is not None else limits.ge is None or value >= limits.ge
+    if not (above_low and math.isfinite(value)) or (limits.le is not None and value > limits.le):
+        raise out_of_limits(param, limits)
+
+
+def check_bad_words(words: Sequence[str]) -> None:
+    """InvalidRequest for too many of them, or for one that is empty or too long."""
+    fit = all(word.strip() and len(word) <= MAX_BAD_WORD_CHARS for word in words)
+    if len(words) > MAX_BAD_WORDS or not fit:
+        limits = f"up to {MAX_BAD_WORDS} texts of 1 to {MAX_BAD_WORD_CHARS} characters that are not all blank"
+        raise InvalidRequest(f"bad_words takes {limits}", param="bad_words")
+
+
+@cache
+def limits_of(kind: object) -> Meta | None:
+    """The limits of a type, or of what it is made of; None when there are none."""
+    if isinstance(kind, Meta):
+        return kind if kind.le is not None else None
+    return next(filter(None, map(limits_of, get_args(kind))), None)
+
+
+def out_of_limits(param: str, limits: Meta) -> InvalidRequest:
+    """The complaint about a value that is not within limits."""
+    low = f"above {limits.gt:.15g}" if limits.gt is not None else f"at least {_shown(limits.ge)}"
+    return InvalidRequest(f"{param} must be {low} and at most {_shown(limits.le)}", param=param)
+
+
+def _shown(limit: float | None) -> str:
+    return str(limit) if isinstance(limit, int) else f"{limit:.15g}"

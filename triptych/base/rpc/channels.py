@@ -1,0 +1,87 @@
+"""gRPC servers and channels between our processes: one set of options, one way of authentication."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from grpc import aio
+
+from triptych.base.rpc.client_auth import WorkerSession
+from triptych.base.rpc.server_auth import WorkerAuth
+from triptych.base.rpc.tls.certificates import Certificates
+from triptych.base.rpc.tls.credentials import channel_credentials, channel_options, server_credentials
+from triptych.base.rpc.tls.material import TlsMaterial
+
+#: Prompts and token ids travel here, media in small frames, embeddings never.
+MAX_MESSAGE_BYTES = 80 << 20
+#: In the initial metadata of a PD worker's streams: the process's incarnation, as in its registration.
+INCARNATION_HEADER = "x-triptych-incarnation"
+#: The health service's name for "this process reaches the embedding store".
+STORE_SERVICE = "triptych.store"
+#: Largest media frame of an encoder job.
+MEDIA_FRAME_BYTES = 256 << 10
+
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A peer that was stopped or cut off is noticed within seconds, also on an idle stream.
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 5000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    # A restarted worker is found again quickly.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # Two servers on one port would share its calls in silence.
+    ("grpc.so_reuseport", 0),
+    # Clients that connect and say nothing.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+]
+
+#: A channel whose certificates have changed is replaced, and ends so long after its last call.
+_IDLE_MS = 300_000
+
+
+def make_server(
+    auth: WorkerAuth | None = None,
+    interceptors: Sequence[aio.ServerInterceptor] = (),
+    options: Sequence[tuple[str, int]] = (),
+) -> aio.Server:
+    """An asyncio gRPC server; a worker's has `auth`, which asks for proofs of the internal token.
+
+    `options` are channel options beside the common ones, or in their place.
+    """
+    first = [auth] if auth is not None else []
+    merged = list({**dict(_OPTIONS), **dict(options)}.items())
+    server = aio.server(interceptors=[*first, *interceptors], options=merged)
+    if auth is not None:
+        server.add_generic_rpc_handlers(auth.handlers())
+    return server
+
+
+def listen(server: aio.Server, place: str, certificates: Certificates | None = None, *, mutual: bool) -> int:
+    """Binds the server to `host:port`, with TLS where it has certificates; the port.
+
+    With `mutual` clients need a certificate of the CA, too. RuntimeError where the port is taken.
+    """
+    if certificates is None:
+        return server.add_insecure_port(place)
+    return server.add_secure_port(place, server_credentials(certificates, mutual=mutual))
+
+
+def make_channel(
+    address: str, session: WorkerSession | None = None, tls: TlsMaterial | None = None
+) -> aio.Channel:
+    """A channel to a worker at `host:port` or `unix:path`, whose calls carry the proofs of `session`."""
+    interceptors = None if session is None else session.interceptors()
+    if tls is None:
+        channel = aio.insecure_channel(address, options=_OPTIONS, interceptors=interceptors)
+    else:
+        options = [*_OPTIONS, ("grpc.client_idle_timeout_ms", _IDLE_MS), *channel_options(tls)]
+        credentials = channel_credentials(tls)
+        channel = aio.secure_channel(address, credentials, options=options, interceptors=interceptors)
+    if session is not None:
+        session.bind(channel)
+    return channel

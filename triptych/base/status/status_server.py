@@ -1,0 +1,123 @@
+"""The HTTP server of --metrics-port, in threads of its own: an event loop that hangs cannot silence it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import HTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+from prometheus_client import CollectorRegistry, MetricsHandler
+
+from triptych.base.errors import ConfigError
+from triptych.base.status.service_status import ProbeAnswer, ServiceStatus
+
+#: Open connections; one more closes the oldest, so that clients that never finish cannot lock a probe out.
+MOST_CONNECTIONS = 32
+#: Seconds for which a connection may neither send nor take anything.
+IDLE_SECONDS = 10.0
+
+
+class StatusServer(socketserver.ThreadingMixIn, HTTPServer):
+    """An HTTP server of /health and /ready from a `ServiceStatus`, and of /metrics from `registry`.
+
+    A connection serves one request.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, host: str, port: int, status: ServiceStatus) -> None:
+        self.status = status
+        #: Empty until the process has loaded what it measures.
+        self.registry = CollectorRegistry()
+        self._open: dict[int, socket.socket] = {}
+        self._guard = threading.Lock()
+        self.address_family = _family(host, port)
+        super().__init__((host, port), _StatusHandler)
+
+    def server_bind(self) -> None:
+        # Not HTTPServer's, which asks the DNS for this host's name and waits for the answer.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._guard:
+            if len(self._open) >= MOST_CONNECTIONS:
+                oldest = self._open.pop(next(iter(self._open)))
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._open[id(request)] = request
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._guard:
+            self._open.pop(id(request), None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away in the middle of a reply is no error of ours."""
+
+
+class _StatusHandler(MetricsHandler):
+    """One request for a page."""
+
+    server: StatusServer
+    timeout = IDLE_SECONDS
+    server_version = "triptych"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        if path == "/metrics":
+            self.registry = self.server.registry
+            # The client library's OpenMetrics has `vllm_` in place of `vllm:`.
+            del self.headers["Accept"]
+            self.headers["Accept"] = "text/plain;version=0.0.4"
+            super().do_GET()
+        elif path == "/health":
+            self._send(self.server.status.health_probe())
+        elif path == "/ready":
+            self._send(self.server.status.ready_probe())
+        else:
+            self._send(ProbeAnswer(404, "there is /metrics, /health and /ready"))
+
+    def _send(self, answer: ProbeAnswer) -> None:
+        shown: dict[str, object] = {"status": answer.text}
+        if answer.degraded:
+            shown["degraded"] = list(answer.degraded)
+        body = json.dumps(shown).encode()
+        self.send_response(answer.status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@contextmanager
+def status_server(host: str, port: int, status: ServiceStatus) -> Iterator[StatusServer]:
+    """A running server on `port`, 0 for a free one. ConfigError when it cannot be bound."""
+    try:
+        server = StatusServer(host, port, status)
+    except OSError as error:
+        raise ConfigError(f"--metrics-port {port} is taken: choose another one") from error
+    thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="status", daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
+
+
+def _family(host: str, port: int) -> socket.AddressFamily:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return found[0][0]

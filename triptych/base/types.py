@@ -1,0 +1,238 @@
+"""Values that the proxy, the workers and the store exchange: plain, frozen, without torch."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+#: A JSON object as the parser gives it.
+JsonObject = dict[str, Any]
+#: Options by name, of kinds that their reader checks.
+Options = Mapping[str, Any]
+
+#: Bytes of one element, by the dtype names that may cross a process.
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The span of prompt tokens that an item's encoder output fills.
+
+    `offset` and `length` count prompt tokens. `runs` are the (start, count) stretches inside the span
+    that take an embedding (`is_embed`); None means all of them. `length == 0` is a cross-attention item:
+    it has no span and must be resident before decoder position 0.
+    """
+
+    offset: int
+    length: int
+    runs: tuple[tuple[int, int], ...] | None = None
+    atomic: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+    def num_embeds(self) -> int:
+        """Embedding rows that the whole span consumes."""
+        if self.runs is None:
+            return self.length
+        return sum(count for _, count in self.runs)
+
+    def embeds_in(self, lo: int, hi: int) -> tuple[int, int]:
+        """Rows [a, b) of the output that tokens [lo, hi), counted from the span's start, consume."""
+        lo, hi = max(lo, 0), min(hi, self.length)
+        if self.runs is None:
+            return (lo, max(lo, hi))
+        return (self._embeds_before(lo), self._embeds_before(max(lo, hi)))
+
+    def _embeds_before(self, index: int) -> int:
+        assert self.runs is not None
+        return sum(min(max(index - start, 0), count) for start, count in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class ItemPlan:
+    """An item's sizes, known once it is preprocessed: all that a PD worker needs but the rows.
+
+    `rows` x `width` elements of `dtype` are stored; `width` may exceed the hidden size (deepstack levels
+    are further columns). `length` placeholder tokens stand in the prompt, `runs` as in `Placement`.
+    `grid_thw` is the family's patch grid (frames, rows, columns) or, for audio, (first frame, real frames of
+    the window, frames of the file); empty where there is none.
+    """
+
+    mm_hash: str
+    namespace: str
+    modality: str
+    rows: int
+    width: int
+    dtype: str
+    length: int
+    runs: tuple[tuple[int, int], ...] | None = None
+    grid_thw: tuple[int, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored tensor's body, and the item's size wherever memory is counted.
+
+        Admission, encoder cache and host buffers agree on it to the byte: items whose sum is the limit fit.
+        """
+        return self.rows * self.width * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class MMFeature:
+    """An item as the engine sees it: its plan and where it stands in the prompt."""
+
+    plan: ItemPlan
+    placement: Placement
+
+    @property
+    def mm_hash(self) -> str:
+        return self.plan.mm_hash
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """The format that structured output is constrained to.
+
+    `kind` is "json_object" (any object; `text` empty), "json_schema" (`text` is the schema), "regex"
+    (`text` matches the whole output) or "choices" (the output is one of `choices`). `param` is the request
+    field that asked for it.
+    """
+
+    kind: str
+    text: str = ""
+    choices: tuple[str, ...] = ()
+    param: str = field(default="response_format", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token with the natural logarithm of its probability before penalties, bias, temperature and cuts.
+
+    `text` has half characters as U+FFFD; `utf8` are the token's bytes.
+    """
+
+    token_id: int
+    logprob: float
+    text: str
+    utf8: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """The log-probabilities of one output position; `top` has the likeliest tokens, likeliest first."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """A request's sampling parameters. None means: the checkpoint's generation_config decides.
+
+    `temperature == 0` is greedy. `top_k == 0`, `top_p == 1`, `min_p == 0` and `repetition_penalty == 1` are
+    off. `max_tokens` None means: up to the model length. `seed` is drawn by the proxy when the client gives
+    none, so that a resumed request continues as it began; `choice` is its index among the choices of one
+    request. `logprobs` is the number of likeliest tokens to report beside the chosen one; None reports none.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float | None = None
+    min_p: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    choice: int = 0
+    logprobs: int | None = None
+    output_format: OutputFormat | None = None
+    bad_words: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TimestampTokens:
+    """A speech model's tokens for times.
+
+    Token `first + n` says: n * `seconds` from the start of the window.
+    """
+
+    first: int
+    seconds: float
+
+
+class FinishReason(enum.StrEnum):
+    """The reason why a request ended, named as by OpenAI where it has a name."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The token counts of one request; `cached_tokens` of the prompt came from the prefix cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class PDTimings:
+    """The seconds that a request spent in each stage of the PD worker."""
+
+    queue: float = 0.0
+    load: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A live worker's registration.
+
+    `incarnation` is new for every process start; `namespaces` are those an encoder writes. `capacity`
+    holds small numbers by name, such as `plan_credit`, `tower_credit` (encoders) or
+    `encoder_cache_bytes` (PD workers); `encoder_decoder` is 1 for models whose items are consumed through
+    cross-attention. `modality` is that of the model's items: "image", "audio" or "text". `proof` shows that
+    the writer knows the internal token (`triptych.base.rpc.proofs`); empty where none is in use. `kind`
+    names the device: workers of one kind are equally fast; empty where the writer is of an older release.
+    """
+
+    address: str
+    pool: str
+    incarnation: str
+    model_key: str
+    model: str
+    namespaces: tuple[str, ...] = ()
+    capacity: dict[str, int] = field(default_factory=dict)
+    modality: str = "image"
+    proof: str = ""
+    kind: str = ""
+
+
+def runs_of(mask: Sequence[bool]) -> tuple[tuple[int, int], ...] | None:
+    """The (start, count) runs of True in `mask`; None when all are True."""
+    if all(mask):
+        return None
+    runs: list[tuple[int, int]] = []
+    for index, flag in enumerate(mask):
+        if not flag:
+            continue
+        if runs and sum(runs[-1]) == index:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((index, 1))
+    return tuple(runs)

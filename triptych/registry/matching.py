@@ -1,0 +1,107 @@
+"""Check that an encoder worker's embeddings fit the PD workers of its model. Pure: from registrations alone.
+
+A PD worker takes the embeddings of its model key, in rows of its decoder's width. An encoder worker of
+another key is of no use to it, and is what a rolling update looks like before the new PD workers are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from triptych.base.types import WorkerInfo
+
+#: The name in a registration's `capacity` of the width of an embedding's row; 0 or none: it names none.
+ROW_WIDTH = "row_width"
+#: The reasons of a Mismatch, which are labels of a metric.
+MISMATCHES = ("model", "model_key", "modality", "row_width", "namespace")
+_SHOWN = 12
+_MOST_NAMED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Why no PD worker takes an encoder worker's embeddings.
+
+    `reason` is a word for metrics: "model" (no PD worker has a model of that name), "model_key", "modality",
+    "row_width" or "namespace" (it names none). `text` says what is expected and what helps.
+    """
+
+    reason: str
+    text: str
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether a PD worker that registers later can end it."""
+        return self.reason in ("model", "model_key")
+
+
+@dataclass(slots=True)
+class PDModels:
+    """The models of the PD workers, by key and by name."""
+
+    by_key: dict[str, WorkerInfo] = field(default_factory=dict)
+    keys_of: dict[str, list[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, workers: Iterable[WorkerInfo]) -> PDModels:
+        models = cls()
+        for info in workers:
+            if info.pool == "pd" and info.model_key not in models.by_key:
+                models.by_key[info.model_key] = info
+                models.keys_of.setdefault(info.model, []).append(info.model_key)
+        return models
+
+    def mismatch(self, encoder: WorkerInfo) -> Mismatch | None:
+        """None where its embeddings are taken, or while no PD worker at all is known."""
+        if not encoder.namespaces:
+            return Mismatch("namespace", "its registration names no namespace: update it to this release")
+        if not self.by_key:
+            return None
+        pd_worker = self.by_key.get(encoder.model_key)
+        if pd_worker is None:
+            return self._other_key(encoder)
+        if encoder.modality != pd_worker.modality:
+            return Mismatch(
+                "modality",
+                f"it encodes {_plain(encoder.modality)}, but the PD workers of its model key take "
+                f"{_plain(pd_worker.modality)}: start both from the same checkpoint and release",
+            )
+        given, taken = encoder.capacity.get(ROW_WIDTH, 0), pd_worker.capacity.get(ROW_WIDTH, 0)
+        if given and taken and given != taken:
+            return Mismatch(
+                "row_width",
+                f"its rows are {given} wide, but the PD workers of its model key take {taken}: start both "
+                "from the same checkpoint and release",
+            )
+        return None
+
+    def _other_key(self, encoder: WorkerInfo) -> Mismatch:
+        keys = self.keys_of.get(encoder.model)
+        if not keys:
+            names = ", ".join(sorted(_plain(name, 80) for name in self.keys_of)[:_MOST_NAMED])
+            return Mismatch(
+                "model",
+                f"no PD worker has a model of this name, there is {names}; it gets no jobs until one of its "
+                f"model key {_plain(encoder.model_key)} registers",
+            )
+        found = ", ".join(_plain(key) for key in keys[:_MOST_NAMED])
+        return Mismatch(
+            "model_key",
+            f"its model key is {_plain(encoder.model_key)}, but its model is decoded with {found}; it gets "
+            "no jobs until one of its key registers, as in a rolling update; else give both the same "
+            "checkpoint, --model-revision, --dtype and --quantization",
+        )
+
+
+def described(encoder: WorkerInfo) -> str:
+    """The encoder worker as a log line names it."""
+    namespaces = ", ".join(_plain(name) for name in encoder.namespaces[:_MOST_NAMED]) or "none"
+    return (
+        f"encoder worker {_plain(encoder.address, 64)} ({_plain(encoder.model, 80)}, namespace {namespaces})"
+    )
+
+
+def _plain(word: str, most: int = _SHOWN) -> str:
+    """The word's beginning on one line, whatever a registration holds."""
+    return "".join(letter if letter.isprintable() else "?" for letter in word[:most])

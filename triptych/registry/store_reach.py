@@ -1,0 +1,72 @@
+"""Whether this process reaches the embedding store, found by pings and told to proxies by gRPC health."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+from triptych.base.engine_beat import StallClock
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two pings, and how long one waits for its answer.
+INTERVAL = 0.25
+PING_SECONDS = 0.6
+#: Seconds without an answer after which the store is out of reach; more than one ping of a slow process.
+SILENCE_SECONDS = 1.25
+
+
+class StoreReach:
+    """Pings the store inside `async with`, in one event loop.
+
+    `tell` hears of every change, `while_lost` is called after every ping while the store is out of reach.
+    """
+
+    def __init__(
+        self,
+        ping: Callable[[], Awaitable[bool]],
+        tell: Callable[[bool], Awaitable[None]],
+        while_lost: Callable[[], None],
+    ) -> None:
+        self._ping = ping
+        self._tell = tell
+        self._while_lost = while_lost
+        self._answers = 0
+        self._clock = StallClock(PING_SECONDS)
+        self._task: asyncio.Task[None] | None = None
+        self.reaches = True
+
+    async def __aenter__(self) -> StoreReach:
+        await self._tell(True)
+        self._task = asyncio.create_task(self._run(), name="store reach")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PING_SECONDS):
+                    self._answers += await self._ping()
+            try:
+                await self._look(asyncio.get_running_loop().time())
+            except Exception:
+                logger.exception("what follows from the store's silence could not be carried out")
+            await asyncio.sleep(INTERVAL)
+
+    async def _look(self, now: float) -> None:
+        reaches = self._clock.look(self._answers, now) < SILENCE_SECONDS
+        if reaches is not self.reaches:
+            self.reaches = reaches
+            if reaches:
+                logger.info("the store answers again")
+            else:
+                logger.warning("the store is out of reach: what needs it goes on elsewhere")
+            await self._tell(reaches)
+        if not reaches:
+            self._while_lost()

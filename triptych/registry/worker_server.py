@@ -1,0 +1,154 @@
+"""The process of a worker: its status page and store, and its gRPC server from the port to the drain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+from grpc import aio
+from prometheus_client import CollectorRegistry
+
+from triptych.base.config import WorkerConfig, check_advertise, check_worker_encryption, is_loopback
+from triptych.base.errors import ConfigError
+from triptych.base.metrics import show_expiry
+from triptych.base.progress.progress import ready
+from triptych.base.rpc.channels import listen, make_server
+from triptych.base.rpc.server_auth import WorkerAuth
+from triptych.base.rpc.tls.certificates import Certificates, internal_certificates
+from triptych.base.status.service_status import ServiceStatus
+from triptych.base.status.status_server import StatusServer, status_server
+from triptych.base.types import WorkerInfo
+from triptych.base.worker_process import Health, ProcessWatch, check_worker, stop_signal
+from triptych.registry.heartbeat import Heartbeat
+from triptych.registry.registry import Registry
+from triptych.registry.store_reach import StoreReach
+from triptych.store.embedding_store import EmbeddingStore, connect_configured
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProcess:
+    """What a worker's process has before it loads a model: the event of SIGTERM or SIGINT, page and store."""
+
+    stop: asyncio.Event
+    page: StatusServer
+    store: EmbeddingStore
+
+
+@asynccontextmanager
+async def worker_process(config: WorkerConfig) -> AsyncIterator[WorkerProcess]:
+    """A worker's process; ConfigError for what cannot work as configured."""
+    check_worker(config)
+    stop = stop_signal()
+    with status_server(config.host, config.metrics_port, ServiceStatus()) as page:
+        store = await connect_configured(config.store)
+        try:
+            yield WorkerProcess(stop, page, store)
+        finally:
+            await store.close()
+
+
+class ServedWorker(Protocol):
+    """A worker as its server uses it."""
+
+    def start(self) -> None: ...
+
+    def describe_held(self) -> str:
+        """What a drain waits for, as in `3 requests`."""
+
+    async def drain(self, grace: float) -> None: ...
+
+    def end_streams(self) -> None:
+        """Ends the open streams, so that the server can stop."""
+
+    async def stop(self) -> None: ...
+
+
+class WorkerServer:
+    """The gRPC server, status page and registrations of one worker. The port is bound at once, and answers
+    from `serve` on."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        service: str,
+        process: WorkerProcess,
+        *,
+        options: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        self._service = service
+        self._drain_timeout = config.drain_timeout
+        self._auth = WorkerAuth(config.internal_token)
+        self.grpc = make_server(self._auth, options=options)
+        self._certificates = internal_certificates(config)
+        self.address = bind(self.grpc, config, self._certificates)
+        self.health = Health(self.grpc)
+        self._process = process
+
+    def publish(self, metrics: CollectorRegistry) -> None:
+        """Serves the worker's metrics on its status page, with the expiry of its certificates."""
+        show_expiry(metrics, internal=self._certificates)
+        self._process.page.registry = metrics
+
+    @property
+    def metrics_port(self) -> int:
+        return self._process.page.server_port
+
+    async def serve(
+        self,
+        worker: ServedWorker,
+        infos: Sequence[WorkerInfo],
+        watch: ProcessWatch,
+        reach: StoreReach | None = None,
+        *,
+        degraded: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """Starts the worker and serves, registered as `infos`, until the process is to stop, then drains.
+
+        `degraded` is what the worker lacks.
+        """
+        registry, status = Registry(self._process.store), self._process.page.status
+        beats = [Heartbeat(registry, self._auth.add_worker(info), healthy=watch.healthy) for info in infos]
+        # Not `watch.healthy`: a restart of this process does not help a process that this one waits for.
+        status.follow(watch.alive, lambda: (*beats[0].degraded(), *degraded()))
+        worker.start()
+        async with watch, reach or nullcontext():
+            try:
+                await self.grpc.start()
+                await self.health.serving()
+                for beat in beats:
+                    beat.start()
+                status.ready()
+                ready()
+                logger.info("ready: %s %s %s", self._service, self.address, infos[0].model)
+                await self._process.stop.wait()
+                logger.info("draining: %s", worker.describe_held())
+                status.drain()
+                for beat in beats:
+                    await beat.stop()
+                await self.health.leaving()
+                await worker.drain(self._drain_timeout)
+            finally:
+                worker.end_streams()
+                await self.grpc.stop(1.0)
+                await worker.stop()
+
+
+def bind(server: aio.Server, config: WorkerConfig, certificates: Certificates | None = None) -> str:
+    """Binds the worker's port, with TLS where it has certificates; the address at which it is reached."""
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    try:
+        port = listen(server, f"{host}:{config.port}", certificates, mutual=True)
+    except RuntimeError as error:
+        raise ConfigError(f"--port {config.port} on {config.host} is taken: choose another one") from error
+    address = config.advertise or f"{host}:{port}"
+    check_advertise(address)
+    check_worker_encryption(config.host, config)
+    if certificates is None and not is_loopback(config.host):
+        logger.warning("--insecure: prompts, media and answers come to %s in clear text", address)
+    return address
