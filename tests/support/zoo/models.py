@@ -1,4 +1,4 @@
-"""The table of recipes, and a tiny model of each: weights with effect, prompts, and what `generate` answers."""
+"""Tiny models of the recipes: weights with effect, prompts, and what `generate` answers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from support.zoo.grids import GRID
-from support.zoo.hybrids import HYBRIDS
+from support.zoo.others import HYBRIDS, SOUNDS
 from support.zoo.plain import PLAIN
+from support.zoo.positions import POSITIONS, SPANS
 from support.zoo.recipe import Item, Recipe, Tensors
-from support.zoo.sounds import SOUNDS
-from support.zoo.spans import SPANS
+from support.zoo.seeds import SEEDS
 
-RECIPES = {recipe.name: recipe for recipe in (*PLAIN, *GRID, *SPANS, *HYBRIDS, *SOUNDS)}
+RECIPES = {recipe.name: recipe for recipe in (*PLAIN, *POSITIONS, *SPANS, *HYBRIDS, *SOUNDS)}
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ def build_model(recipe: Recipe) -> PreTrainedModel:
     """The class with random weights, in float32."""
     cls = getattr(transformers, recipe.architecture)
     model = cls(cls.config_class(**copy.deepcopy(recipe.config))).float()
-    _randomise(model, zlib.crc32(recipe.name.encode()) + recipe.seed)
+    _randomise(model, zlib.crc32(recipe.name.encode()) + SEEDS.get(recipe.name, 0))
     return model.eval()  # type: ignore[no-any-return]
 
 
@@ -80,12 +79,9 @@ def make_prompt(recipe: Recipe, seed: int, numbers: Sequence[int]) -> Prompt:
 
 
 def prompts(recipe: Recipe) -> list[Prompt]:
-    """One item, two items, none."""
-    return [
-        make_prompt(recipe, 1, (0,)),
-        make_prompt(recipe, 2, (1, 2)),
-        make_prompt(recipe, 18, ()),
-    ]
+    """One item, two items, and none where the class takes text alone."""
+    numbers = ((1, (0,)), (2, (1, 2)), *(() if recipe.needs_item else ((18, ()),)))
+    return [make_prompt(recipe, seed, items) for seed, items in numbers]
 
 
 def joined(recipe: Recipe, items: Sequence[Item]) -> Tensors:
