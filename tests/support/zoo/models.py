@@ -41,6 +41,7 @@ class Reference:
 def build_model(recipe: Recipe) -> PreTrainedModel:
     """The class with random weights, in float32."""
     cls = getattr(transformers, recipe.architecture)
+    torch.manual_seed(0)
     model = cls(cls.config_class(**copy.deepcopy(recipe.config))).float()
     _randomise(model, zlib.crc32(recipe.name.encode()) + SEEDS.get(recipe.name, 0))
     return model.eval()  # type: ignore[no-any-return]
