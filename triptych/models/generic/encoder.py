@@ -1,0 +1,90 @@
+"""The encoder side of any class: its own feature getter, item by item."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from transformers import PreTrainedModel
+
+from triptych.errors import ConfigError
+from triptych.models.base import EncoderSide, Media, PreparedItem
+from triptych.models.families.text import load_config
+from triptych.models.generic.examine import Examined, examine
+from triptych.models.generic.sides import base_of, keep_encoder, load_side
+from triptych.types import JsonObject, Options
+
+#: Fields of a getter's output that are no features of their own.
+_KNOWN = frozenset(
+    {"pooler_output", "deepstack_features", "last_hidden_state", "hidden_states", "attentions"}
+)
+
+
+class GenericEncoder(EncoderSide):
+    """A class without its decoder. A row is a feature, and then one column block per deepstack level."""
+
+    #: Classes may read a layer's weight themselves.
+    plain_linears: ClassVar[bool] = False
+
+    def __init__(
+        self, module: PreTrainedModel, examined: Examined, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.module = module
+        self.device = device
+        self.dtype = dtype
+        self.levels = examined.geometry.deepstack_levels
+        self.width = examined.geometry.hidden_size * (1 + self.levels)
+        self._getter: Any = base_of(module).get_image_features
+        self._names = inspect.signature(self._getter).parameters
+
+    @classmethod
+    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False) -> Self:
+        if quantize:
+            raise ConfigError(
+                f"MODEL={path} cannot be quantized while it is loaded: leave out --quantization"
+            )
+        examined = examine(load_config(path))
+        return cls(
+            load_side(path, keep_encoder, device=device, dtype=dtype), examined, device=device, dtype=dtype
+        )
+
+    @classmethod
+    def processor_config(cls, path: Path) -> JsonObject:
+        raise NotImplementedError
+
+    def fuse(self) -> None:
+        """Nothing: what may be fused depends on the class."""
+
+    def preprocess(self, media: Media, options: Options) -> PreparedItem:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+        return [self._encode(item) for item in items]
+
+    def _encode(self, item: PreparedItem) -> torch.Tensor:
+        tensors = {name: tensor for name, tensor in item.tensors.items() if name in self._names}
+        out = self._getter(
+            **{name: self._moved(tensor) for name, tensor in tensors.items()}, return_dict=True
+        )
+        if unknown := [name for name, value in out.items() if name not in _KNOWN and torch.is_tensor(value)]:
+            raise ConfigError(f"{type(self.module).__name__} has further features, {', '.join(unknown)}")
+        first = out.pooler_output
+        levels = getattr(out, "deepstack_features", None) or ()
+        columns = [_flat(part) for part in (first, *levels)]
+        # cat copies, even a single column: the item must not keep more than its rows alive.
+        return torch.cat(columns, dim=-1) if len(columns) > 1 else columns[0].clone()
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
+
+
+def _flat(features: Any) -> torch.Tensor:
+    """[rows, width] of a tensor, or of a list of them, of any number of dimensions."""
+    if isinstance(features, list | tuple):
+        return torch.cat([_flat(part) for part in features])
+    flat: torch.Tensor = features.reshape(-1, features.shape[-1])
+    return flat
