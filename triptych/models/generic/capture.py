@@ -34,8 +34,15 @@ _KNOWN = frozenset(
 )
 
 
-#: What classes take the features of several items as.
-CONTAINERS: tuple[Callable[[list[torch.Tensor]], object], ...] = (torch.cat, list, tuple)
+#: Joins the features of several items as a class takes them.
+Container = Callable[[list[torch.Tensor]], object]
+#: Of the features, and of each deepstack level.
+CONTAINERS: tuple[tuple[Container, Container], ...] = (
+    (torch.cat, torch.cat),
+    (list, list),
+    (tuple, tuple),
+    (torch.cat, list),
+)
 
 
 class _Captured(Exception):
@@ -85,6 +92,8 @@ class _Recorder(nn.Module):
         self.__dict__["decoder"] = decoder
         self.config = config
         self.embed_tokens = embedding
+        # Says which dtype and device the shell has.
+        self.own = nn.Parameter(torch.zeros(1, device=embedding.weight.device), requires_grad=False)
         self.names = list(inspect.signature(decoder.forward).parameters)
 
     def __getattr__(self, name: str) -> Any:
@@ -142,10 +151,14 @@ class PromptCapture:
         self._fresh = dict(self._shell.__dict__)
         names = inspect.signature(base.forward).parameters
         self.type_names = tuple(name for name in TYPES if name in names)
+        if unknown := [n for n in names if n.endswith("token_type_ids") and n not in TYPES]:
+            raise ConfigError(
+                f"{self.name} takes {', '.join(unknown)}, which is not known: it cannot be served"
+            )
         self.grid_names = _grid_names(base, names)
         self._names = frozenset(names)
         self._lock = threading.Lock()
-        self.container: Callable[[list[torch.Tensor]], object] = CONTAINERS[0]
+        self.container = CONTAINERS[0]
 
     def learn(
         self, token_ids: Sequence[int], types: torch.Tensor, rows: int, grids: Mapping[str, torch.Tensor]
@@ -201,9 +214,10 @@ class PromptCapture:
     def _features(self, rows: Sequence[int]) -> _Features:
         marks = _marks(sum(rows), self._width, self._device)
         parts = [part.clone() for part in marks.split(list(rows))]
-        levels = [self.container([part.clone() for part in parts]) for _ in range(self.levels)]
+        join, join_level = self.container
+        levels = [join_level([part.clone() for part in parts]) for _ in range(self.levels)]
         return _Features(
-            pooler_output=self.container(parts),
+            pooler_output=join(parts),
             last_hidden_state=marks,
             deepstack_features=levels or None,
         )

@@ -45,6 +45,7 @@ class GenericDecoder(DecoderSide):
         self._capture = PromptCapture(module, "image", examined.geometry.deepstack_levels)
         self._capture.container = examined.container
         self._embedded = examined.embedded
+        self._one_item = examined.one_item
         self._takes_rows = frozenset({self.image_token_id})
         # The decoder's cache, which recurrent layers keep their states in, was renamed in transformers 5.24, and
         # a wrong name is swallowed by **kwargs. No such layers are served yet: nothing is passed.
@@ -115,6 +116,11 @@ class GenericDecoder(DecoderSide):
         return given.positions, given.delta
 
     def prompt_inputs(self, token_ids: Sequence[int], features: Sequence[MMFeature]) -> PromptInputs:
+        if self._one_item and len(features) > 1:
+            raise InvalidRequest(
+                "this model's embeddings of a picture depend on how many the prompt has: send one",
+                param="messages",
+            )
         prompt = self._captured(token_ids, sorted(features, key=lambda feature: feature.placement.offset))
         count = len(token_ids)
         own = torch.arange(count)[None] if prompt.positions is None else prompt.positions

@@ -14,8 +14,11 @@ from triptych.errors import ConfigError
 from triptych.models.base import EncoderSide, Media, PreparedItem
 from triptych.models.families.text import load_config
 from triptych.models.generic.examine import Examined, examine
+from triptych.models.generic.layout import ItemLayout
+from triptych.models.generic.processor import GenericProcessor, processor_settings
 from triptych.models.generic.sides import base_of, keep_encoder, load_side
-from triptych.types import JsonObject, Options
+from triptych.models.images import check_known
+from triptych.types import JsonObject, Options, runs_of
 
 #: Fields of a getter's output that are no features of their own.
 _KNOWN = frozenset(
@@ -30,9 +33,20 @@ class GenericEncoder(EncoderSide):
     plain_linears: ClassVar[bool] = False
 
     def __init__(
-        self, module: PreTrainedModel, examined: Examined, *, device: torch.device, dtype: torch.dtype
+        self,
+        module: PreTrainedModel,
+        examined: Examined,
+        processor: GenericProcessor | None,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         self.module = module
+        self._processor = processor
+        self._examined = examined
+        self._takes_rows = int(module.config.image_token_id)
+        patch = getattr(getattr(module.config, "vision_config", None), "patch_size", None)
+        self._patch = patch if isinstance(patch, int) else 14
         self.device = device
         self.dtype = dtype
         self.levels = examined.geometry.deepstack_levels
@@ -46,20 +60,38 @@ class GenericEncoder(EncoderSide):
             raise ConfigError(
                 f"MODEL={path} cannot be quantized while it is loaded: leave out --quantization"
             )
-        examined = examine(load_config(path))
-        return cls(
-            load_side(path, keep_encoder, device=device, dtype=dtype), examined, device=device, dtype=dtype
-        )
+        config: Any = load_config(path)
+        examined = examine(config)
+        processor = GenericProcessor(path, int(config.image_token_id), examined.type_names)
+        module = load_side(path, keep_encoder, device=device, dtype=dtype)
+        return cls(module, examined, processor, device=device, dtype=dtype)
 
     @classmethod
     def processor_config(cls, path: Path) -> JsonObject:
-        raise NotImplementedError
+        return processor_settings(path)
 
     def fuse(self) -> None:
         """Nothing: what may be fused depends on the class."""
 
     def preprocess(self, media: Media, options: Options) -> PreparedItem:
-        raise NotImplementedError
+        assert self._processor is not None
+        check_known(options, {})
+        image = self._processor(media)
+        mask = [token == self._takes_rows for token in image.tokens]
+        names = self._examined.grid_names
+        grids = {index: image.tensors[name] for index, name in enumerate(names) if name in image.tensors}
+        layout = ItemLayout(image.tokens, image.types, grids, image.head, image.tail)
+        tensors = {name: tensor for name, tensor in image.tensors.items() if name in self._names}
+        pixels = max((tensor.numel() for tensor in tensors.values()), default=0)
+        return PreparedItem(
+            rows=sum(mask),
+            length=len(image.tokens),
+            grid_thw=(),
+            cost=max(1, pixels // (3 * self._patch**2)),
+            tensors=tensors,
+            runs=runs_of(mask),
+            layout=layout.encode(),
+        )
 
     @torch.no_grad()
     def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ refused here, by name.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +16,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from triptych.errors import ConfigError
 from triptych.models.base import DecoderGeometry, LayerRule, SpanRule
-from triptych.models.generic.capture import CapturedPrompt, PromptCapture
+from triptych.models.generic.capture import CapturedPrompt, Container, PromptCapture
 from triptych.models.generic.masks import ask_every_pair, span_rule, spans_of
 from triptych.models.generic.probe import check_layer_types, layer_rules, probe
-from triptych.models.generic.sides import base_of, decoder_of, empty_model
+from triptych.models.generic.sides import base_of, decoder_of, empty_model, keep_decoder
 
 #: Placeholder tokens that the sample's picture may have: its grid is the same, classes count differently.
 _SAMPLE_ROWS = range(1, 17)
@@ -30,14 +31,19 @@ _SHORT = 2
 class Examined:
     """What is known of a class. `embedded` maps placeholder ids to those that they are embedded as.
 
-    `container` and `takes_inputs` are as the capture has learnt them.
+    `container` and `takes_inputs` are as the capture has learnt them. `one_item`: a picture's rows depend on
+    how many the prompt has. `type_names` and `grid_names` are what the class takes of its processor's output
+    beside pixels.
     """
 
     geometry: DecoderGeometry
     rules: tuple[LayerRule, ...]
     embedded: Mapping[int, int]
-    container: Any
+    container: tuple[Container, Container]
     takes_inputs: bool
+    one_item: bool
+    type_names: tuple[str, ...]
+    grid_names: tuple[str, ...]
 
 
 def examine(config: PreTrainedConfig) -> Examined:
@@ -46,7 +52,9 @@ def examine(config: PreTrainedConfig) -> Examined:
     name, decoder = type(model).__name__, decoder_of(model)
     text: Any = decoder.config
     check_layer_types(name, text)
-    check_modality(model)
+    one_item = check_getter(model)
+    # As a PD worker holds it: what its shells need of a tower would fail there.
+    keep_decoder(model)
     levels = deepstack_levels(config) if "deepstack_visual_embeds" in _forward_names(decoder) else 0
     capture = PromptCapture(model, "image", levels)
     sample, prompt = _sample(capture, config, text)
@@ -76,15 +84,29 @@ def examine(config: PreTrainedConfig) -> Examined:
         _embedded(capture, config),
         capture.container,
         bool(prompt.inputs),
+        one_item,
+        capture.type_names,
+        capture.grid_names,
     )
 
 
-def check_modality(model: PreTrainedModel) -> None:
-    """ConfigError for a class that takes no pictures, or whose placeholder is not known."""
-    if not hasattr(base_of(model), "get_image_features"):
-        raise ConfigError(f"{type(model).__name__} has no get_image_features: it cannot be served")
+def check_getter(model: PreTrainedModel) -> bool:
+    """Whether a prompt may have one picture only, whose rows depend on how many there are.
+
+    ConfigError for a class that takes no pictures, whose placeholder is not known, or whose rows depend on
+    the prompt's text.
+    """
+    name, getter = type(model).__name__, getattr(base_of(model), "get_image_features", None)
+    if getter is None:
+        raise ConfigError(f"{name} has no get_image_features: it cannot be served")
     if getattr(model.config, "image_token_id", None) is None:
-        raise ConfigError(f"{type(model).__name__}: its config.json names no image_token_id")
+        raise ConfigError(f"{name}: its config.json names no image_token_id")
+    names = inspect.signature(getter).parameters
+    if text := [each for each in names if each.endswith("input_ids")]:
+        raise ConfigError(
+            f"{name}: a picture's rows depend on the prompt ({', '.join(text)}): it cannot be served"
+        )
+    return "batch_num_images" in names
 
 
 def deepstack_levels(config: Any) -> int:
@@ -185,6 +207,4 @@ def _embedded(capture: PromptCapture, config: Any) -> dict[int, int]:
 
 
 def _forward_names(module: torch.nn.Module) -> Mapping[str, object]:
-    import inspect
-
     return inspect.signature(module.forward).parameters

@@ -18,15 +18,18 @@ class ItemLayout:
 
     `tokens` is the placeholder; `types` has each token's types, one per name that the class takes. `grids`
     are the processor's tensors that decide positions, by their place among the names that the class takes.
+    `head` and `tail` are ordinary tokens before and after it: text that may merge with its neighbours.
     """
 
     tokens: tuple[int, ...]
     types: tuple[tuple[int, ...], ...]
     grids: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    head: tuple[int, ...] = ()
+    tail: tuple[int, ...] = ()
 
     def encode(self) -> tuple[int, ...]:
-        """As counts: the grids, the number of types, and the tokens with their types in runs of equal ones."""
-        counts = [len(self.grids)]
+        """As counts: head, tail, grids, the number of types, and the tokens with their types in equal runs."""
+        counts = [len(self.head), *self.head, len(self.tail), *self.tail, len(self.grids)]
         for index, grid in sorted(self.grids.items()):
             counts += [index, grid.dim(), *grid.shape, *map(int, grid.flatten().tolist())]
         counts.append(len(self.types[0]) if self.types else 0)
@@ -44,6 +47,7 @@ class ItemLayout:
 
     @classmethod
     def _decode(cls, counts: Iterator[int], max_tokens: int) -> ItemLayout:
+        head, tail = (tuple([next(counts) for _ in range(min(next(counts), max_tokens))]) for _ in range(2))
         grids = {}
         for _ in range(next(counts)):
             index = next(counts)
@@ -61,4 +65,4 @@ class ItemLayout:
                 raise ValueError("too many tokens")
             tokens += [token] * count
             types += [kinds] * count
-        return cls(tuple(tokens), tuple(types), grids)
+        return cls(tuple(tokens), tuple(types), grids, head, tail)
