@@ -40,9 +40,7 @@ class Budget:
         end = min(num_tokens, start + self.for_prefill)
         for first, last in state.spans:
             if first < end < last:
-                if first > start:
-                    end = first
-                else:
-                    # Decodes must not starve it: the first prefill chunk of a step may exceed the budget.
-                    end = start if self.prefilling else last
+                # Decodes must not starve it: the first prefill chunk of a step may exceed the budget.
+                whole = start if self.prefilling else last
+                end = first if first > start else whole
         return end

@@ -278,6 +278,8 @@ class DecoderSide(ABC):
     module: torch.nn.Module
     #: The token that a chat template puts once per image, and that the placeholder repeats.
     image_token_id: int | None
+    #: Ids that stand for a row each, where the chat template may write another token for an image.
+    row_token_ids: frozenset[int] = frozenset()
     #: The modality of the model's items: "image", "audio" or "text".
     modality: ClassVar[str] = "image"
     #: Whether nothing reads a linear layer's weight but the layer, so that it may be put in another layout.
@@ -350,6 +352,10 @@ class DecoderSide(ABC):
 
         InvalidRequest when the plan's rows do not fit its grid.
         """
+
+    def text_around(self, plan: ItemPlan) -> tuple[Sequence[int], Sequence[int]]:
+        """Ordinary tokens before and after the placeholder, which are tokenised with the text beside them."""
+        return (), ()
 
     @abstractmethod
     def positions(self, token_ids: Sequence[int], features: Sequence[MMFeature]) -> tuple[torch.Tensor, int]:

@@ -1,4 +1,4 @@
-"""The registry of model families: files and rows here, adapters from outside, and one for all other classes."""
+"""The registry of model families: those of this package, adapters from outside, one for all others."""
 
 from __future__ import annotations
 

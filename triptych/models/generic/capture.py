@@ -190,7 +190,7 @@ class PromptCapture:
         rows: Sequence[int] = (),
         grids: Mapping[str, torch.Tensor] | None = None,
     ) -> CapturedPrompt:
-        """Captures a prompt: `types` [len(type_names), T], `rows` of each item, grids of all items by name."""
+        """Captures a prompt: `types` [type_names, T], `rows` of each item, grids of all items by name."""
         ids = torch.tensor([list(token_ids)], device=self._device)
         inputs: dict[str, Any] = {"attention_mask": torch.ones_like(ids), **(grids or {})}
         for index, name in enumerate(self.type_names):

@@ -46,9 +46,9 @@ class GenericDecoder(DecoderSide):
         self._capture.container = examined.container
         self._embedded = examined.embedded
         self._one_item = examined.one_item
-        self._takes_rows = frozenset({self.image_token_id})
-        # The decoder's cache, which recurrent layers keep their states in, was renamed in transformers 5.24, and
-        # a wrong name is swallowed by **kwargs. No such layers are served yet: nothing is passed.
+        self.row_token_ids = frozenset({self.image_token_id})
+        # The keyword of a cache, which recurrent layers keep their states in, was renamed in transformers 5.24,
+        # and a wrong one is swallowed by **kwargs. No such layers are served yet: nothing is passed.
         self.cache_name = "cache" if "cache" in inspect.signature(self._decoder.forward).parameters else (
             "past_key_values"
         )  # fmt: skip
@@ -94,7 +94,7 @@ class GenericDecoder(DecoderSide):
 
     def placeholder(self, plan: ItemPlan) -> list[int]:
         layout = self._layout(plan)
-        rows = sum(token in self._takes_rows for token in layout.tokens)
+        rows = sum(token in self.row_token_ids for token in layout.tokens)
         if len(layout.tokens) != plan.length or rows != plan.rows:
             raise InvalidRequest(
                 f"item {plan.mm_hash} has {plan.rows} rows for {rows} placeholder tokens of {plan.length}",
@@ -102,12 +102,16 @@ class GenericDecoder(DecoderSide):
             )
         return list(layout.tokens)
 
+    def text_around(self, plan: ItemPlan) -> tuple[Sequence[int], Sequence[int]]:
+        layout = self._layout(plan)
+        return layout.head, layout.tail
+
     def _layout(self, plan: ItemPlan) -> ItemLayout:
         layout = ItemLayout.decode(plan.layout)
         names, width = self._capture.grid_names, len(self._capture.type_names)
         if any(index >= len(names) for index in layout.grids) or any(len(t) != width for t in layout.types):
             raise InvalidRequest("an item's layout is not one of this model's", param="items")
-        if layout.tokens and max(layout.tokens) >= self.geometry.vocab_size + len(self._takes_rows):
+        if layout.tokens and max(layout.tokens) >= self.geometry.vocab_size + len(self.row_token_ids):
             raise InvalidRequest("an item's placeholder has tokens that the model lacks", param="items")
         return layout
 

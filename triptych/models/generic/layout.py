@@ -1,4 +1,4 @@
-"""An item's layout: its placeholder's tokens, their token types and its grids, as the counts of an ItemPlan."""
+"""An item's layout: its placeholder's tokens, their types and its grids, as the counts of an ItemPlan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ItemLayout:
     tail: tuple[int, ...] = ()
 
     def encode(self) -> tuple[int, ...]:
-        """As counts: head, tail, grids, the number of types, and the tokens with their types in equal runs."""
+        """As counts: head, tail, grids, the number of types, and runs of equal tokens and types."""
         counts = [len(self.head), *self.head, len(self.tail), *self.tail, len(self.grids)]
         for index, grid in sorted(self.grids.items()):
             counts += [index, grid.dim(), *grid.shape, *map(int, grid.flatten().tolist())]

@@ -48,7 +48,7 @@ def processor_settings(path: Path) -> JsonObject:
 
 
 class GenericProcessor:
-    """The processor of one checkpoint. ConfigError for one that cannot be built, or not picture by picture."""
+    """One checkpoint's processor. ConfigError for one that cannot be built, or not picture by picture."""
 
     def __init__(self, path: Path, image_token_id: int, type_names: Sequence[str]) -> None:
         self._processor = _load(path)
@@ -87,20 +87,29 @@ class GenericProcessor:
         return dict(out)
 
     def _check_alone(self, path: Path) -> None:
-        """ConfigError where two pictures of a prompt are not expanded as each of them alone."""
+        """ConfigError where pictures of a prompt are not expanded as each of them alone."""
         images = [Image.new("RGB", size, "grey") for size in ((64, 48), (48, 80))]
-        between = next((token for token in self._tokenizer.all_special_tokens if token != self._token), "")
         try:
-            together = self._run(f"{self._token}{between}{self._token}", images)["input_ids"][0].tolist()
-            one, other = (self._run(self._token, [image])["input_ids"][0].tolist() for image in images)
+            one, other = (self._ids(self._token, [image]) for image in images)
+            beside = self._ids(f"{self._token}{self._token}", images)
+            before = self._ids(f"{self._token}x", images[:1])
         except Exception as error:  # of any kind: code of the class
             reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
             raise ConfigError(f"MODEL={path}: its processor does not take a picture ({reason})") from error
-        apart = [self._tokenizer.convert_tokens_to_ids(between)] if between else []
-        if together != [*one, *apart, *other]:
+        text = self._tokenizer("x", add_special_tokens=False)["input_ids"]
+        merges = one[-1] not in self._merged_never
+        if self._fixed(beside) != self._fixed([*one, *other]) or (before != [*one, *text] and not merges):
             raise ConfigError(
                 f"MODEL={path}: its processor rewrites the prompt around pictures: it cannot be served"
             )
+
+    def _ids(self, text: str, images: list[Image.Image]) -> list[int]:
+        ids: list[int] = self._run(text, images)["input_ids"][0].tolist()
+        return ids
+
+    def _fixed(self, token_ids: Sequence[int]) -> list[int]:
+        """The tokens that no text merges with."""
+        return [token for token in token_ids if token in self._merged_never]
 
 
 def _load(path: Path) -> Any:
@@ -144,7 +153,7 @@ def _image_processor(path: Path) -> Any:
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
         raise ConfigError(
-            f"MODEL={path}: its image processor cannot be loaded ({reason}); some need torchvision: install it"
+            f"MODEL={path}: its image processor cannot be loaded ({reason}); if it needs torchvision, install it"
         ) from error
     return processor
 

@@ -27,7 +27,7 @@ def class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
     if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
         raise ConfigError(
             f"MODEL's architecture {name or '(config.json names none)'} is not in transformers "
-            f"{transformers.__version__}: upgrade transformers, or give another MODEL (remote code is never run)"
+            f"{transformers.__version__}: upgrade it, or give another MODEL (remote code is never run)"
         )
     return cls
 
