@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -143,13 +142,14 @@ class OverlapPrefill:
     def _in_full_blocks(self, state: RequestState, start: int, end: int) -> int:
         """The end of a chunk up to `end` of which as little as possible is computed again.
 
-        That is the end of a block, unless an atomic span lies across it. `start` where no block would be
-        filled.
+        That is the end of a block, unless a span that attends both ways lies across it. `start` where no
+        block would be filled. A missing item may lie inside a span: then it ends before the span.
         """
+        end = min((first for first, last in state.spans if first < end < last), default=end)
         full = end // self._kv.block_size * self._kv.block_size
         if full <= start:
             return start
-        return end if any(offset < full < stop for offset, stop in _atomic_spans(state)) else full
+        return end if any(first < full < last for first, last in state.spans) else full
 
     def _take_blocks(self, state: RequestState, prefix: list[int], end: int, running: int) -> bool:
         """Blocks for a chunk up to `end`, if the requests in `_begun` fit the free blocks with this one.
@@ -168,9 +168,3 @@ class OverlapPrefill:
             self._blocks += blocks
             self._stats.requests += 1
         return True
-
-
-def _atomic_spans(state: RequestState) -> Iterator[tuple[int, int]]:
-    for feature in state.features:
-        if feature.placement.atomic:
-            yield feature.placement.offset, feature.placement.end

@@ -61,7 +61,7 @@ def longest_request(config: PDConfig, geometry: DecoderGeometry) -> int:
 
 def block_bytes(geometry: DecoderGeometry, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one KV block over all layers."""
-    return 2 * geometry.num_layers * block_size * geometry.num_kv_heads * geometry.head_dim * dtype.itemsize
+    return geometry.token_elements * block_size * dtype.itemsize
 
 
 def num_kv_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtype) -> int:

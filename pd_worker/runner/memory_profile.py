@@ -135,6 +135,7 @@ def _run_longest_batch(config: PDConfig, decoder: DecoderSide) -> int:
         block_size=config.block_size,
         num_kv_heads=geometry.num_kv_heads,
         head_dim=geometry.head_dim,
+        kv_shapes=geometry.kv_shapes,
         dtype=decoder.dtype,
         device=device,
     )
@@ -155,10 +156,12 @@ def _run_longest_batch(config: PDConfig, decoder: DecoderSide) -> int:
         prefills=[PrefillSpan(0, tokens, 0, table[: -(-tokens // config.block_size)])],
         cross=cross,
         bias=decoder.bias,
+        layer_rules=decoder.layer_rules,
         backend=config.attention_backend,
     )
     embeds = decoder.embed(torch.zeros(tokens, dtype=torch.int64, device=device))
     positions = torch.arange(tokens, device=device).expand(geometry.position_rows, -1)
-    hidden = decoder.forward(embeds, positions, None, attention)
+    inputs = decoder.generated_inputs([0] * tokens)
+    hidden = decoder.forward(embeds, positions, None, attention, **inputs)
     decoder.logits(hidden[: config.max_num_seqs]).float().softmax(-1).sort(-1)
     return cache.token_bytes * tokens

@@ -57,7 +57,11 @@ class ModelRunner(ECConnectorModelRunnerMixin):
             "head_dim": geometry.head_dim,
         }
         self.kv_cache = PagedKVCache(
-            num_blocks=num_blocks + spare_block, dtype=decoder.dtype, device=decoder.device, **sizes
+            num_blocks=num_blocks + spare_block,
+            dtype=decoder.dtype,
+            device=decoder.device,
+            kv_shapes=geometry.kv_shapes,
+            **sizes,
         )
         #: Host memory for preempted requests, with --preemption swap.
         self.host_cache = HostKVCache(self.kv_cache, num_host_blocks)
@@ -65,10 +69,7 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         self._backend = backend
         self._builder = BatchBuilder(
             self.kv_cache,
-            geometry.position_rows,
-            decoder.device,
-            decoder.dtype,
-            bias=decoder.bias,
+            decoder,
             backend=backend,
             in_runs=uses_runs(backend, decoder),
         )
@@ -223,7 +224,7 @@ class ModelRunner(ECConnectorModelRunnerMixin):
                 return self._graphs.replay(size, batch)
         embeds = self._decoder.embed(batch.token_ids)
         self.kv_cache.watch(len(batch.token_ids))
-        return self._decoder.forward(embeds, batch.positions, batch.merged, batch.attention)
+        return self._decoder.forward(embeds, batch.positions, batch.merged, batch.attention, **batch.inputs)
 
     def _forget(
         self, non_finite: Sequence[int], ordered: Sequence[ScheduledChunk], batch: Batch, hidden: torch.Tensor

@@ -1,11 +1,12 @@
-"""The registry of model families. A new family is a file and a row here."""
+"""The registry of model families: those of this package, adapters from outside, one for all others."""
 
 from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -27,6 +28,7 @@ from triptych.models.weights.quantization import (
 from triptych.models.weights.w8a8_linear import check_w8a8, quantize_inputs
 
 __all__ = [
+    "ADAPTERS",
     "FAMILIES",
     "Family",
     "family_of",
@@ -61,9 +63,30 @@ class Family:
         keys: KeyMap = self._module().KEYS
         return keys
 
-    def _module(self) -> ModuleType:
+    def _module(self) -> Any:
         return importlib.import_module(f"triptych.models.families.{self.name}")
 
+
+class GenericFamily(Family):
+    """Any architecture of transformers that has no family of its own."""
+
+    def _module(self) -> Any:
+        return importlib.import_module("triptych.models.generic")
+
+
+class OutsideFamily(Family):
+    """An architecture that an installed package serves: its adapter has ENCODER, DECODER and KEYS."""
+
+    def _module(self) -> Any:
+        (point,) = entry_points(group=ADAPTERS, name=self.architecture)
+        adapter: Any = point.load()
+        if lacking := [name for name in ("ENCODER", "DECODER", "KEYS") if not hasattr(adapter, name)]:
+            raise ConfigError(f"the adapter {point.value} for {self.architecture} lacks {', '.join(lacking)}")
+        return adapter
+
+
+#: The entry points of adapters from outside: an architecture's name, and its adapter.
+ADAPTERS = "triptych.models"
 
 FAMILIES = (
     Family("qwen3_vl", "Qwen3-VL", "Qwen3VLForConditionalGeneration"),
@@ -78,14 +101,22 @@ FAMILIES = (
 
 
 def family_of(path: Path) -> Family:
-    """The family of a checkpoint folder; ConfigError, listing the families, for any other."""
+    """The family of a checkpoint folder: its own, else one from outside, else the adapter for any class.
+
+    ConfigError, listing the families, where config.json names no architecture.
+    """
     config = read_config(Path(path))
     architectures = config.get("architectures") or []
     model_type = config.get("model_type", "")
     for family in FAMILIES:
         if family.architecture in architectures or (not architectures and family.name == model_type):
             return family
-    named = ", ".join(architectures) or model_type or "no architecture"
+    for architecture in architectures:
+        if entry_points(group=ADAPTERS, name=architecture):
+            return OutsideFamily(model_type or architecture, architecture, architecture)
+    if architectures:
+        return GenericFamily(model_type or "generic", architectures[0], architectures[0])
+    named = model_type or "no architecture"
     known = "; ".join(f"{family.title} ({family.architecture})" for family in FAMILIES)
     raise ConfigError(f"MODEL={path} is of an unknown architecture, {named}: the families are {known}")
 
@@ -101,8 +132,9 @@ def load_encoder(
     side.fuse()
     if inputs_are_quantized(quantization):
         quantize_inputs(side.module)
-    prepack(side.module, many_rows=True)
-    fuse_gelu(side.module)
+    if side.plain_linears:
+        prepack(side.module, many_rows=True)
+        fuse_gelu(side.module)
     # Layers were copied one by one, and left holes between those that stay.
     trim_heap()
     return side
@@ -134,6 +166,7 @@ def load_decoder(
     side.fuse()
     if inputs_are_quantized(quantization):
         quantize_inputs(side.module)
-    prepack(side.module)
+    if side.plain_linears:
+        prepack(side.module)
     trim_heap()
     return side

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -288,3 +289,15 @@ def finished(engine: ModellessEngine) -> dict[str, RequestFinished]:
 
 def names(events: list[EngineEvent]) -> list[str]:
     return [event.request_id for event in events]
+
+
+def bare_decoder() -> Any:
+    """A decoder of which a batch needs sizes alone."""
+    return SimpleNamespace(
+        geometry=SimpleNamespace(position_rows=1),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        bias=None,
+        layer_rules=(),
+        takes_inputs=False,
+    )

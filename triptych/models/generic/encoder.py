@@ -1,0 +1,122 @@
+"""The encoder side of any class: its own feature getter, item by item."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from transformers import PreTrainedModel
+
+from triptych.errors import ConfigError
+from triptych.models.base import EncoderSide, Media, PreparedItem
+from triptych.models.families.text import load_config
+from triptych.models.generic.examine import Examined, examine
+from triptych.models.generic.layout import ItemLayout
+from triptych.models.generic.processor import GenericProcessor, processor_settings
+from triptych.models.generic.sides import base_of, keep_encoder, load_side
+from triptych.models.images import check_known
+from triptych.types import JsonObject, Options, runs_of
+
+#: Fields of a getter's output that are no features of their own.
+_KNOWN = frozenset(
+    {"pooler_output", "deepstack_features", "last_hidden_state", "hidden_states", "attentions"}
+)
+
+
+class GenericEncoder(EncoderSide):
+    """A class without its decoder. A row is a feature, and then one column block per deepstack level."""
+
+    #: Classes may read a layer's weight themselves.
+    plain_linears: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        examined: Examined,
+        processor: GenericProcessor | None,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.module = module
+        self._processor = processor
+        self._examined = examined
+        self._takes_rows = int(module.config.image_token_id)
+        patch = getattr(getattr(module.config, "vision_config", None), "patch_size", None)
+        self._patch = patch if isinstance(patch, int) else 14
+        self.device = device
+        self.dtype = dtype
+        self.levels = examined.geometry.deepstack_levels
+        self.width = examined.geometry.hidden_size * (1 + self.levels)
+        self._getter: Any = base_of(module).get_image_features
+        self._names = inspect.signature(self._getter).parameters
+
+    @classmethod
+    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False) -> Self:
+        if quantize:
+            raise ConfigError(
+                f"MODEL={path} cannot be quantized while it is loaded: leave out --quantization"
+            )
+        config: Any = load_config(path)
+        examined = examine(config)
+        processor = GenericProcessor(path, int(config.image_token_id), examined.type_names)
+        module = load_side(path, keep_encoder, device=device, dtype=dtype)
+        return cls(module, examined, processor, device=device, dtype=dtype)
+
+    @classmethod
+    def processor_config(cls, path: Path) -> JsonObject:
+        return processor_settings(path)
+
+    def fuse(self) -> None:
+        """Nothing: what may be fused depends on the class."""
+
+    def preprocess(self, media: Media, options: Options) -> PreparedItem:
+        assert self._processor is not None
+        check_known(options, {})
+        image = self._processor(media)
+        mask = [token == self._takes_rows for token in image.tokens]
+        names = self._examined.grid_names
+        grids = {index: image.tensors[name] for index, name in enumerate(names) if name in image.tensors}
+        layout = ItemLayout(image.tokens, image.types, grids, image.head, image.tail)
+        tensors = {name: tensor for name, tensor in image.tensors.items() if name in self._names}
+        pixels = max((tensor.numel() for tensor in tensors.values()), default=0)
+        return PreparedItem(
+            rows=sum(mask),
+            length=len(image.tokens),
+            grid_thw=(),
+            cost=max(1, pixels // (3 * self._patch**2)),
+            tensors=tensors,
+            runs=runs_of(mask),
+            layout=layout.encode(),
+        )
+
+    @torch.no_grad()
+    def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+        return [self._encode(item) for item in items]
+
+    def _encode(self, item: PreparedItem) -> torch.Tensor:
+        tensors = {name: tensor for name, tensor in item.tensors.items() if name in self._names}
+        out = self._getter(
+            **{name: self._moved(tensor) for name, tensor in tensors.items()}, return_dict=True
+        )
+        if unknown := [name for name, value in out.items() if name not in _KNOWN and torch.is_tensor(value)]:
+            raise ConfigError(f"{type(self.module).__name__} has further features, {', '.join(unknown)}")
+        first = out.pooler_output
+        levels = getattr(out, "deepstack_features", None) or ()
+        columns = [_flat(part) for part in (first, *levels)]
+        # cat copies, even a single column: the item must not keep more than its rows alive.
+        return torch.cat(columns, dim=-1) if len(columns) > 1 else columns[0].clone()
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
+
+
+def _flat(features: Any) -> torch.Tensor:
+    """[rows, width] of a tensor, or of a list of them, of any number of dimensions."""
+    if isinstance(features, list | tuple):
+        return torch.cat([_flat(part) for part in features])
+    flat: torch.Tensor = features.reshape(-1, features.shape[-1])
+    return flat

@@ -1,0 +1,139 @@
+"""The probe of a decoder: one forward of two tokens, usually on meta, in which its attention is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+from triptych.errors import ConfigError
+from triptych.models.base import KVShape, LayerRule, SpanRule
+
+#: The attention implementation of a probe.
+PROBE = "triptych_probe"
+#: Keywords of an attention function that the paged one does not have.
+_UNKNOWN = (
+    "s_aux",
+    "position_bias",
+    "attention_bias",
+    "block_mask",
+    "score_mod",
+    "head_mask",
+    "topk_indices",
+)
+#: Types of layers that keep keys and values, and no state of another kind.
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
+_TOKENS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """One layer's call of its attention function."""
+
+    shape: KVShape
+    heads: int
+    window: int | None
+
+
+def check_layer_types(name: str, config: Any) -> None:
+    """ConfigError, by name, for layers that do not keep keys and values alone."""
+    types = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
+    if types:
+        raise ConfigError(f"{name} has layers of type {', '.join(sorted(types))}: they are not served yet")
+
+
+def probe(
+    name: str, decoder: nn.Module, width: int, position_rows: int, inputs: Mapping[str, torch.Tensor]
+) -> list[AttentionCall]:
+    """The attention call of each layer, in their order. `inputs` are those of two tokens, [2, ...] each.
+
+    ConfigError for attention that the paged function cannot compute. The decoder's attention implementation
+    is the probe's afterwards.
+    """
+    config: Any = decoder.config
+    check_layer_types(name, config)
+    parameter = next(decoder.parameters())
+    device, dtype = parameter.device, parameter.dtype
+    shape = (position_rows, 1, _TOKENS) if position_rows > 1 else (1, _TOKENS)
+    calls: dict[int, AttentionCall] = {}
+    config._attn_implementation_internal = PROBE
+    restore = _without_experts(decoder) if device.type == "meta" else []
+    try:
+        with torch.no_grad():
+            decoder(
+                inputs_embeds=torch.zeros(1, _TOKENS, width, dtype=dtype, device=device),
+                position_ids=torch.arange(_TOKENS, device=device).expand(shape),
+                use_cache=False,
+                attn_metadata=calls,
+                **{name: x[None].to(device) for name, x in inputs.items()},
+            )
+    except ConfigError:
+        raise
+    except Exception as error:  # of any kind: code of the class
+        reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
+        raise ConfigError(f"{name}: its decoder cannot be probed ({reason}): it cannot be served") from error
+    finally:
+        for module in restore:
+            del module.forward
+    if not calls or sorted(calls) != list(range(len(calls))) or len(calls) != config.num_hidden_layers:
+        raise ConfigError(f"{name}: only layers {sorted(calls)} attend through the attention interface")
+    return [calls[layer] for layer in sorted(calls)]
+
+
+def _record(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    sliding_window: int | None = None,
+    attn_metadata: dict[int, AttentionCall] | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    name = type(module).__name__
+    if attn_metadata is None:
+        raise ConfigError(f"{name} does not hand keywords to its attention function: it cannot be served")
+    if attention_mask is not None:
+        raise ConfigError(f"{name} makes an attention mask of its own: it cannot be served")
+    if unknown := [option for option in _UNKNOWN if options.get(option) is not None]:
+        raise ConfigError(f"{name} attends with {', '.join(unknown)}: it cannot be served")
+    shape = KVShape(key.shape[1], key.shape[-1], value.shape[-1])
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    attn_metadata[layer] = AttentionCall(shape, query.shape[1], sliding_window)
+    return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
+
+
+AttentionInterface.register(PROBE, _record)
+
+
+def layer_rules(
+    config: Any, calls: list[AttentionCall], spans: Mapping[str, SpanRule]
+) -> tuple[LayerRule, ...]:
+    """What each layer reaches; `spans` has the rule of each layer type, by its name in `layer_types`."""
+    types = getattr(config, "layer_types", None) or ["full_attention"] * len(calls)
+    rules = []
+    for call, kind in zip(calls, types, strict=True):
+        window = call.window
+        if window is None and kind == "sliding_attention":
+            window = config.sliding_window
+        chunk = config.attention_chunk_size if kind == "chunked_attention" else None
+        rules.append(LayerRule(window, chunk, spans.get(kind, spans.get("full_attention", SpanRule.NONE))))
+    return tuple(rules)
+
+
+def _without_experts(decoder: nn.Module) -> list[Any]:
+    """Makes experts return what they are given: how many rows each gets is unknown on meta.
+
+    The modules whose forward it replaced.
+    """
+    replaced: list[Any] = []
+    for module in decoder.modules():
+        stacked = any(parameter.dim() == 3 for parameter in module.parameters(recurse=False))
+        if stacked or type(module).__name__.endswith(("Experts", "NaiveMoe")):
+            module.forward = lambda hidden_states, *_, **__: hidden_states  # type: ignore[assignment]
+            replaced.append(module)
+    return replaced
