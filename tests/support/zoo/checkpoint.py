@@ -50,6 +50,8 @@ def model_of(name: str) -> PreTrainedModel:
     logging.disable_progress_bar()
     cls = getattr(transformers, RECIPES[name].architecture)
     model: PreTrainedModel = cls.from_pretrained(checkpoint(name), dtype=torch.float32)
+    # `generate` fills what a call leaves out from here: nothing ends an answer early.
+    model.generation_config = transformers.GenerationConfig(pad_token_id=PAD)
     return model.eval()
 
 

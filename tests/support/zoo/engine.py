@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import time
 from collections.abc import Sequence
@@ -20,8 +21,11 @@ from support.zoo.recipe import Item, Recipe
 from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.ec_connector.base import EncoderOutput
 from triptych.models.base import DecoderSide, EncoderSide, PreparedItem
+from triptych.models.families.text import load_config
 from triptych.models.generic import DECODER, ENCODER
+from triptych.models.generic.examine import examine
 from triptych.models.generic.layout import ItemLayout
+from triptych.models.generic.sides import keep_encoder, load_side
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.core.request import EngineRequest
 
@@ -40,17 +44,22 @@ class Served:
     def open(cls, name: str) -> Served:
         path = checkpoint(name)
         options: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
-        # Not by the registry, which has families of their own for some classes.
+        # Not by the registry, which has families of their own for some classes; without the processor, which
+        # some classes have only on torchvision.
         decoder = DECODER.load(path, **options, attn_implementation=ATTENTION_NAME)
-        return cls(RECIPES[name], path, ENCODER.load(path, **options), decoder)
+        module, examined = load_side(path, keep_encoder, **options), examine(load_config(path))
+        return cls(RECIPES[name], path, ENCODER(module, examined, None, **options), decoder)
 
     def request(self, cell: EngineCell, prompt: Prompt, count: int, *, blank: bool = False) -> EngineRequest:
         """A greedy request; with `blank` the rows of its items are zeros."""
         features = self.features(prompt)
-        for feature in features:
-            output = self._encoded[feature.mm_hash]
-            rows = torch.zeros_like(output.data) if blank else output.data
-            cell.store[feature.mm_hash] = EncoderOutput(output.plan, rows)
+        outputs = [self._encoded[feature.mm_hash] for feature in features]
+        if blank:
+            plans = [dataclasses.replace(output.plan, mm_hash="0" * 64) for output in outputs]
+            outputs = [EncoderOutput(plan, torch.zeros_like(o.data)) for plan, o in zip(plans, outputs, strict=True)]
+            features = [MMFeature(plan, f.placement) for plan, f in zip(plans, features, strict=True)]
+        for output in outputs:
+            cell.store[output.plan.mm_hash] = output
         given = self.decoder.prompt_inputs(prompt.token_ids, features)
         now = time.monotonic()
         return EngineRequest(
@@ -67,7 +76,7 @@ class Served:
             both_ways=given.spans,
             inputs=given.inputs,
             sampling=greedy(count),
-            prefix_root=b"b" * 32 if blank else b"r" * 32,
+            prefix_root=b"r" * 32,
             output=CountingText(count),
         )
 
