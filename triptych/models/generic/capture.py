@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.models.generic.masks import CAPTURE, spans_of
 from triptych.models.generic.sides import base_of, decoder_of, path_of
 

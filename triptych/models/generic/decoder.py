@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from triptych.errors import ConfigError, InvalidRequest
+from triptych.base.errors import ConfigError, InvalidRequest
+from triptych.base.types import ItemPlan, MMFeature
 from triptych.models.base import DecoderGeometry, DecoderSide, MergedEmbeds, PromptInputs
 from triptych.models.families.text import in_batch_order, load_config
 from triptych.models.generic.capture import CapturedPrompt, PromptCapture
@@ -21,7 +22,6 @@ from triptych.models.generic.examine import Examined, examine
 from triptych.models.generic.layout import ItemLayout
 from triptych.models.generic.sides import base_of, decoder_of, empty_model, keep_decoder, load_side
 from triptych.models.parallel.tensor_parallel import TensorParallel
-from triptych.types import ItemPlan, MMFeature
 
 
 class GenericDecoder(DecoderSide):
@@ -47,11 +47,10 @@ class GenericDecoder(DecoderSide):
         self._embedded = examined.embedded
         self._one_item = examined.one_item
         self.row_token_ids = frozenset({self.image_token_id})
-        # The keyword of a cache, which recurrent layers keep their states in, was renamed in transformers 5.24,
-        # and a wrong one is swallowed by **kwargs. No such layers are served yet: nothing is passed.
-        self.cache_name = "cache" if "cache" in inspect.signature(self._decoder.forward).parameters else (
-            "past_key_values"
-        )  # fmt: skip
+        # Recurrent layers keep their states in a cache, whose keyword has a new name since transformers 5.24; a
+        # wrong one is swallowed by **kwargs. No such layers are served yet: nothing is passed.
+        names = inspect.signature(self._decoder.forward).parameters
+        self.cache_name = "cache" if "cache" in names else "past_key_values"
 
     @classmethod
     def load(

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Self
 import torch
 from transformers import PreTrainedModel
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
+from triptych.base.types import JsonObject, Options, runs_of
 from triptych.models.base import EncoderSide, Media, PreparedItem
 from triptych.models.families.text import load_config
 from triptych.models.generic.examine import Examined, examine
@@ -18,7 +19,6 @@ from triptych.models.generic.layout import ItemLayout
 from triptych.models.generic.processor import GenericProcessor, processor_settings
 from triptych.models.generic.sides import base_of, keep_encoder, load_side
 from triptych.models.images import check_known
-from triptych.types import JsonObject, Options, runs_of
 
 #: Fields of a getter's output that are no features of their own.
 _KNOWN = frozenset(

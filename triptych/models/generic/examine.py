@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.models.base import DecoderGeometry, LayerRule, SpanRule
 from triptych.models.generic.capture import CapturedPrompt, Container, PromptCapture
 from triptych.models.generic.masks import ask_every_pair, span_rule, spans_of

@@ -9,7 +9,7 @@ from itertools import groupby
 
 import torch
 
-from triptych.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.models.base import KVShape, LayerRule, SpanRule
 
 #: The attention implementation of a probe.

@@ -15,10 +15,10 @@ from PIL import Image
 from transformers import AutoImageProcessor, ProcessorMixin
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-from triptych.errors import ConfigError, InvalidRequest
+from triptych.base.errors import ConfigError, InvalidRequest
+from triptych.base.types import JsonObject
 from triptych.models.checkpoint.folder import read_config, read_json
 from triptych.models.images import BACKEND
-from triptych.types import JsonObject
 
 #: Files with a processor's settings; one of them has those of the images.
 _FILES = ("processor_config.json", "preprocessor_config.json")
@@ -153,7 +153,7 @@ def _image_processor(path: Path) -> Any:
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
         raise ConfigError(
-            f"MODEL={path}: its image processor cannot be loaded ({reason}); if it needs torchvision, install it"
+            f"MODEL={path}: its image processor cannot be loaded ({reason}): it may need torchvision"
         ) from error
     return processor
 

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.models.checkpoint.folder import safetensors_files
 from triptych.models.families.text import load_config
 
