@@ -23,9 +23,9 @@ from triptych.models.generic.masks import CAPTURE, spans_of
 from triptych.models.generic.sides import base_of, decoder_of, path_of
 
 #: Token types that classes take from their processors, one per token.
-TYPES = ("mm_token_type_ids", "token_type_ids")
-#: What the pixels are called, by modality; their value is never read.
-_INPUTS = {"image": "pixel_values", "video": "pixel_values_videos", "audio": "input_features"}
+TYPES = ("mm_token_type_ids", "moe_mm_token_type_ids", "token_type_ids")
+#: How the names of a getter's media begin; their values are never read.
+_MEDIA = ("pixel_values", "high_res_pixel_values", "input_features", "input_values")
 #: Captured inputs that have a meaning of their own here, or none.
 _KNOWN = frozenset(
     {"inputs_embeds", "attention_mask", "position_ids", "visual_pos_masks", "deepstack_visual_embeds"}
@@ -42,6 +42,7 @@ CONTAINERS: tuple[tuple[Container, Container], ...] = (
     (list, list),
     (tuple, tuple),
     (torch.cat, list),
+    (lambda parts: torch.cat(parts)[None], list),
 )
 
 
@@ -146,6 +147,9 @@ class PromptCapture:
         embedding = IdEmbedding(self._width, self._device)
         recorder = _Recorder(decoder, self.decoder_config, embedding)
         self._shell = _with_module(base, path_of(base, decoder), recorder)
+        # Llama 4's forward projects the features itself, which their encoder has done here.
+        if "multi_modal_projector" in self._shell._modules:
+            self._shell._modules["multi_modal_projector"] = nn.Identity()
         self._shell.config = self.config
         self._shell.get_input_embeddings = lambda: embedding
         self._fresh = dict(self._shell.__dict__)
@@ -156,6 +160,8 @@ class PromptCapture:
                 f"{self.name} takes {', '.join(unknown)}, which is not known: it cannot be served"
             )
         self.grid_names = _grid_names(base, names)
+        getter = inspect.signature(getattr(base, f"get_{modality}_features")).parameters
+        self._media = [name for name in getter if name in names and name.startswith(_MEDIA)]
         self._names = frozenset(names)
         self._lock = threading.Lock()
         self.container = CONTAINERS[0]
@@ -198,7 +204,7 @@ class PromptCapture:
         with self._lock, torch.no_grad():
             try:
                 if rows:
-                    inputs[_INPUTS[self.modality]] = torch.zeros(1, device=self._device)
+                    inputs |= dict.fromkeys(self._media, torch.zeros(1, device=self._device))
                     features = self._features(rows)
                     getter = f"get_{self.modality}_features"
                     setattr(self._shell, getter, lambda *_, **__: features)

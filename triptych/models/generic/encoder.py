@@ -20,10 +20,8 @@ from triptych.models.generic.processor import GenericProcessor, processor_settin
 from triptych.models.generic.sides import base_of, keep_encoder, load_side
 from triptych.models.images import check_known
 
-#: Fields of a getter's output that are no features of their own.
-_KNOWN = frozenset(
-    {"pooler_output", "deepstack_features", "last_hidden_state", "hidden_states", "attentions"}
-)
+#: How the names of a getter's outputs end that are no features of their own.
+_KNOWN = ("pooler_output", "deepstack_features", "last_hidden_state", "hidden_states", "attentions")
 
 
 class GenericEncoder(EncoderSide):
@@ -102,9 +100,12 @@ class GenericEncoder(EncoderSide):
         out = self._getter(
             **{name: self._moved(tensor) for name, tensor in tensors.items()}, return_dict=True
         )
-        if unknown := [name for name, value in out.items() if name not in _KNOWN and torch.is_tensor(value)]:
+        if unknown := [name for name, value in out.items() if not name.endswith(_KNOWN) and torch.is_tensor(value)]:
             raise ConfigError(f"{type(self.module).__name__} has further features, {', '.join(unknown)}")
-        first = out.pooler_output
+        first = getattr(out, "pooler_output", None)
+        if first is None:
+            # Llama 4's forward projects what its getter gives.
+            first = base_of(self.module).multi_modal_projector(out.last_hidden_state)
         levels = getattr(out, "deepstack_features", None) or ()
         columns = [_flat(part) for part in (first, *levels)]
         # cat copies, even a single column: the item must not keep more than its rows alive.

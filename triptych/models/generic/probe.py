@@ -69,7 +69,8 @@ def probe(
                 position_ids=torch.arange(_TOKENS, device=device).expand(shape),
                 use_cache=False,
                 attn_metadata=calls,
-                **{name: x[None].to(device) for name, x in inputs.items()},
+                # Token types are read as values, which meta has none of.
+                **{name: x[None].to(device) for name, x in inputs.items() if x.is_floating_point()},
             )
     except ConfigError:
         raise
