@@ -54,7 +54,7 @@ def base_of(model: PreTrainedModel) -> PreTrainedModel:
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
     """The text model; ConfigError where the class names none, or it is the model itself."""
-    decoder = model.get_decoder()
+    decoder: nn.Module | None = model.get_decoder()
     if decoder is None or decoder is model or decoder is base_of(model):
         raise ConfigError(f"{type(model).__name__} has no decoder beside its encoder: it cannot be served")
     if model.get_input_embeddings() is None or model.get_output_embeddings() is None:
@@ -64,7 +64,8 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
 
 def path_of(root: nn.Module, module: nn.Module) -> str:
     """The dotted name of `module` inside `root`."""
-    return next(name for name, part in root.named_modules() if part is module)
+    names: list[str] = [name for name, part in root.named_modules() if part is module]
+    return names[0]
 
 
 def decoder_paths(model: PreTrainedModel) -> list[str]:
