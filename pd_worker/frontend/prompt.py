@@ -170,11 +170,11 @@ class PromptBuilder:
 
     def _with_text_around(self, text: str, plans: Sequence[ItemPlan]) -> str:
         """The text with that which items have around their placeholders, so that it is tokenised with it."""
+        if self._decode is None or self._image is None:
+            return text
         around = [self._decoder.text_around(plan) for plan in plans]
         if not any(head or tail for head, tail in around):
             return text
-        assert self._decode is not None
-        assert self._image is not None
         image = self._decode([self._image])
         first, *others = text.split(image)
         if len(others) != len(plans):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -35,7 +35,7 @@ class Batch:
     last: torch.Tensor
     sampling: list[ScheduledChunk]
     chunks: list[ScheduledChunk]
-    inputs: Mapping[str, torch.Tensor]
+    inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 class BatchBuilder:

@@ -171,7 +171,8 @@ class GenericDecoder(DecoderSide):
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         for token, embedded in self._embedded.items():
             token_ids = torch.where(token_ids == token, embedded, token_ids)
-        rows: torch.Tensor = self.module.get_input_embeddings()(token_ids)
+        embedding: Any = self.module.get_input_embeddings()
+        rows: torch.Tensor = embedding(token_ids)
         return rows
 
     @torch.no_grad()

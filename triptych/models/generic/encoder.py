@@ -34,13 +34,12 @@ class GenericEncoder(EncoderSide):
         self,
         module: PreTrainedModel,
         examined: Examined,
-        processor: GenericProcessor | None,
         *,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         self.module = module
-        self._processor = processor
+        self._processor: GenericProcessor | None = None
         self._examined = examined
         self._takes_rows = int(module.config.image_token_id)
         patch = getattr(getattr(module.config, "vision_config", None), "patch_size", None)
@@ -58,11 +57,17 @@ class GenericEncoder(EncoderSide):
             raise ConfigError(
                 f"MODEL={path} cannot be quantized while it is loaded: leave out --quantization"
             )
-        config: Any = load_config(path)
-        examined = examine(config)
-        processor = GenericProcessor(path, int(config.image_token_id), examined.type_names)
-        module = load_side(path, keep_encoder, device=device, dtype=dtype)
-        return cls(module, examined, processor, device=device, dtype=dtype)
+        side = cls.without_processor(path, device=device, dtype=dtype)
+        side._processor = GenericProcessor(path, side._takes_rows, side._examined.type_names)
+        return side
+
+    @classmethod
+    def without_processor(cls, path: Path, *, device: torch.device, dtype: torch.dtype) -> Self:
+        """The tower alone, for items that are prepared elsewhere."""
+        examined = examine(load_config(path))
+        return cls(
+            load_side(path, keep_encoder, device=device, dtype=dtype), examined, device=device, dtype=dtype
+        )
 
     @classmethod
     def processor_config(cls, path: Path) -> JsonObject:

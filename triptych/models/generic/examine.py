@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -76,11 +76,11 @@ def examine(config: PreTrainedConfig) -> Examined:
             hidden_size=width,
             vocab_size=int(text.vocab_size),
             position_rows=rows,
-            max_position_embeddings=int(text.max_position_embeddings),
+            max_position_embeddings=_max_length(text),
             deepstack_levels=levels,
             kv_shapes=() if equal else shapes,
         ),
-        layer_rules(text, calls, _span_rules(name, capture, sample)),
+        layer_rules(text, calls, _any_span_rules(name, capture, sample)),
         _embedded(capture, config),
         capture.container,
         bool(prompt.inputs),
@@ -155,6 +155,26 @@ def _samples(capture: PromptCapture, config: Any) -> Iterator[_Sample]:
 def _marker(config: Any, which: str) -> tuple[int, ...]:
     names = (f"vision_{which}_token_id", f"image_{which}_token_id", f"im_{which}_id")
     return next(((int(value),) for name in names if (value := getattr(config, name, None)) is not None), ())
+
+
+def _max_length(text: Any) -> int:
+    """Positions that the model has; of Llama 4 those before its temperature is tuned by a token's index.
+
+    It counts the tokens of a forward for it, in which those of other requests stand, too.
+    """
+    length = int(text.max_position_embeddings)
+    return min(length, int(text.floor_scale)) if getattr(text, "attn_temperature_tuning", False) else length
+
+
+def _any_span_rules(name: str, capture: PromptCapture, sample: _Sample) -> dict[str, SpanRule]:
+    """The rules of a sample whose pictures are of type 1, or else of one whose prompt is a span of type 0."""
+    try:
+        return _span_rules(name, capture, sample)
+    except ConfigError:
+        rules = _span_rules(name, capture, replace(sample, types=torch.zeros_like(sample.types)))
+        if set(rules.values()) <= {SpanRule.NONE}:
+            raise
+        return rules
 
 
 def _span_rules(name: str, capture: PromptCapture, sample: _Sample) -> dict[str, SpanRule]:

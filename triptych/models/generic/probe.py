@@ -135,6 +135,6 @@ def _without_experts(decoder: nn.Module) -> list[Any]:
     for module in decoder.modules():
         stacked = any(parameter.dim() == 3 for parameter in module.parameters(recurse=False))
         if stacked or type(module).__name__.endswith(("Experts", "NaiveMoe")):
-            module.forward = lambda hidden_states, *_, **__: hidden_states  # type: ignore[assignment]
+            module.forward = lambda hidden_states, *_, **__: hidden_states
             replaced.append(module)
     return replaced

@@ -138,11 +138,15 @@ def _class_of(path: Path) -> Any:
         (read_json(path / name) or {}).get("processor_class") for name in (*_FILES, "tokenizer_config.json")
     ]
     default = PROCESSOR_MAPPING_NAMES.get(read_config(path).get("model_type", ""))
-    for name in (*named, default):
-        cls = getattr(transformers, name, None) if isinstance(name, str) else None
+    names = [name for name in (*named, default) if isinstance(name, str)]
+    for name in names:
+        cls = getattr(transformers, name, None)
         if isinstance(cls, type) and issubclass(cls, ProcessorMixin):
             return cls
-    raise ConfigError(f"MODEL={path}: transformers {transformers.__version__} has no processor for it")
+    raise ConfigError(
+        f"MODEL={path}: transformers {transformers.__version__} has no processor for it here "
+        f"({names[0] if names else 'none is named'}): it may need torchvision"
+    )
 
 
 def _image_processor(path: Path) -> Any:

@@ -54,7 +54,7 @@ def base_of(model: PreTrainedModel) -> PreTrainedModel:
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
     """The text model; ConfigError where the class names none, or it is the model itself."""
-    decoder = model.get_decoder()
+    decoder: Any = model.get_decoder()
     if decoder is not None and decoder is not model and decoder.get_output_embeddings() is not None:
         # A language model with a head of its own, as BLIP-2 and Llama 4 have one.
         inner = decoder.get_decoder()
@@ -63,12 +63,14 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
         raise ConfigError(f"{type(model).__name__} has no decoder beside its encoder: it cannot be served")
     if model.get_input_embeddings() is None or model.get_output_embeddings() is None:
         raise ConfigError(f"{type(model).__name__} names no token embedding or no head: it cannot be served")
-    return decoder
+    found: nn.Module = decoder
+    return found
 
 
 def path_of(root: nn.Module, module: nn.Module) -> str:
     """The dotted name of `module` inside `root`."""
-    return next(name for name, part in root.named_modules() if part is module)
+    names: list[str] = [name for name, part in root.named_modules() if part is module]
+    return names[0]
 
 
 def decoder_paths(model: PreTrainedModel) -> list[str]:
