@@ -21,11 +21,8 @@ from support.zoo.recipe import Item, Recipe
 from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.ec_connector.base import EncoderOutput
 from triptych.models.base import DecoderSide, EncoderSide, PreparedItem
-from triptych.models.families.text import load_config
 from triptych.models.generic import DECODER, ENCODER
-from triptych.models.generic.examine import examine
 from triptych.models.generic.layout import ItemLayout
-from triptych.models.generic.sides import keep_encoder, load_side
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.core.request import EngineRequest
 
@@ -47,8 +44,7 @@ class Served:
         # Not by the registry, which has families of their own for some classes; without the processor, which
         # some classes have only on torchvision.
         decoder = DECODER.load(path, **options, attn_implementation=ATTENTION_NAME)
-        module, examined = load_side(path, keep_encoder, **options), examine(load_config(path))
-        return cls(RECIPES[name], path, ENCODER(module, examined, None, **options), decoder)
+        return cls(RECIPES[name], path, ENCODER.without_processor(path, **options), decoder)
 
     def request(self, cell: EngineCell, prompt: Prompt, count: int, *, blank: bool = False) -> EngineRequest:
         """A greedy request; with `blank` the rows of its items are zeros."""
