@@ -97,7 +97,7 @@ def fused(
     out = F.scaled_dot_product_attention(
         query.reshape(entries, groups, queries, dim),
         key.reshape(entries, 1, keys, dim).expand(-1, groups, -1, -1),
-        value.reshape(entries, 1, keys, dim).expand(-1, groups, -1, -1),
+        value.reshape(entries, 1, keys, value.shape[3]).expand(-1, groups, -1, -1),
         mask,
         is_causal=causal,
         scale=scale,

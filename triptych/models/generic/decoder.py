@@ -42,13 +42,13 @@ class GenericDecoder(DecoderSide):
         self.takes_inputs = examined.takes_inputs
         self.image_token_id = int(module.config.image_token_id)
         self._decoder = decoder_of(module)
-        self._capture = PromptCapture(module, "image", examined.geometry.deepstack_levels)
-        self._capture.container = examined.container
+        self.capture = PromptCapture(module, "image", examined.geometry.deepstack_levels)
+        self.capture.container = examined.container
         self._embedded = examined.embedded
         self._one_item = examined.one_item
         self.row_token_ids = frozenset({self.image_token_id})
-        # Recurrent layers keep their states in a cache, whose keyword has a new name since transformers 5.24; a
-        # wrong one is swallowed by **kwargs. No such layers are served yet: nothing is passed.
+        # Recurrent layers keep their states in a cache, whose keyword has another name since transformers
+        # 5.24; a wrong one is swallowed by **kwargs. No such layers are served yet: nothing is passed.
         names = inspect.signature(self._decoder.forward).parameters
         self.cache_name = "cache" if "cache" in names else "past_key_values"
 
@@ -107,7 +107,7 @@ class GenericDecoder(DecoderSide):
 
     def _layout(self, plan: ItemPlan) -> ItemLayout:
         layout = ItemLayout.decode(plan.layout)
-        names, width = self._capture.grid_names, len(self._capture.type_names)
+        names, width = self.capture.grid_names, len(self.capture.type_names)
         if any(index >= len(names) for index in layout.grids) or any(len(t) != width for t in layout.types):
             raise InvalidRequest("an item's layout is not one of this model's", param="items")
         if layout.tokens and max(layout.tokens) >= self.geometry.vocab_size + len(self.row_token_ids):
@@ -132,7 +132,7 @@ class GenericDecoder(DecoderSide):
         return PromptInputs(positions, delta, prompt.spans, prompt.inputs)
 
     def _captured(self, token_ids: Sequence[int], features: Sequence[MMFeature]) -> CapturedPrompt:
-        types = torch.zeros(len(self._capture.type_names), len(token_ids), dtype=torch.int64)
+        types = torch.zeros(len(self.capture.type_names), len(token_ids), dtype=torch.int64)
         grids: dict[str, list[torch.Tensor]] = {}
         expected = torch.full((len(token_ids),), -1)
         row = 0
@@ -141,7 +141,7 @@ class GenericDecoder(DecoderSide):
             if types.shape[0]:
                 types[:, place.offset : place.end] = torch.tensor(layout.types).T
             for index, grid in layout.grids.items():
-                grids.setdefault(self._capture.grid_names[index], []).append(grid)
+                grids.setdefault(self.capture.grid_names[index], []).append(grid)
             for first, length in place.runs or ((0, place.length),):
                 at = place.offset + first
                 expected[at : at + length] = torch.arange(row, row + length)
@@ -149,7 +149,7 @@ class GenericDecoder(DecoderSide):
         rows = [feature.plan.rows for feature in features]
         together = {name: torch.cat(parts) for name, parts in grids.items()}
         try:
-            prompt = self._capture.run(token_ids, types, rows, together)
+            prompt = self.capture.run(token_ids, types, rows, together)
         except ConfigError:
             raise
         except Exception as error:  # of any kind: code of the class, which checks its prompt
@@ -164,8 +164,8 @@ class GenericDecoder(DecoderSide):
     def generated_inputs(self, token_ids: Sequence[int]) -> Mapping[str, torch.Tensor]:
         if not self.takes_inputs:
             return {}
-        types = torch.zeros(len(self._capture.type_names), len(token_ids), dtype=torch.int64)
-        return self._capture.run(token_ids, types).inputs
+        types = torch.zeros(len(self.capture.type_names), len(token_ids), dtype=torch.int64)
+        return self.capture.run(token_ids, types).inputs
 
     @torch.no_grad()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:

@@ -157,6 +157,15 @@ def test_an_atomic_span_is_prefilled_whole_before_a_missing_item(make: Make) -> 
     assert steps(engine) == [[("a", 0, 11)]], "not cut at token 8, the last block's end"
 
 
+def test_a_missing_item_inside_a_span_ends_the_prefill_before_the_span(make: Make) -> None:
+    engine = make()
+    request = make_request("a", 24, [make_feature("dog", 11, 6)], ready=[])
+    request.both_ways = ((9, 20),)
+    engine.add(request)
+    ends = [chunk.end for output in (engine.step(), engine.step()) for chunk in output.chunks]
+    assert ends and max(ends) <= 9
+
+
 def test_an_atomic_span_above_what_is_left_of_the_step_waits(make: Make) -> None:
     engine, image = make(budget=12), make_feature("cat", 0, 12, atomic=True)
     engine.add(make_request("text", [9] * 4, max_tokens=1))
