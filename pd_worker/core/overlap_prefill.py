@@ -145,7 +145,7 @@ class OverlapPrefill:
         That is the end of a block, unless a span that attends both ways lies across it. `start` where no
         block would be filled. A missing item may lie inside a span: then it ends before the span.
         """
-        end = min((first for first, last in state.spans if first < end < last), default=end)
+        end = state.before_span(end)
         full = end // self._kv.block_size * self._kv.block_size
         if full <= start:
             return start

@@ -107,7 +107,7 @@ class Served:
             length = len(list(run))
             runs += [(at, length)] if is_row else []
             at += length
-        capture: Any = self.decoder._capture  # type: ignore[attr-defined]
+        capture: Any = self.decoder.capture  # type: ignore[attr-defined]
         types = token_types(self.recipe, model_of(self.recipe.name), torch.tensor([item.token_ids]))
         given = [types[name][0].tolist() for name in capture.type_names]
         grids = {
