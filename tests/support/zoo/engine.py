@@ -25,6 +25,7 @@ from triptych.models.generic import DECODER, ENCODER
 from triptych.models.generic.layout import ItemLayout
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.frontend.prompt import Prompt as BuiltPrompt
 
 
 @dataclass
@@ -56,7 +57,20 @@ class Served:
             features = [MMFeature(plan, f.placement) for plan, f in zip(plans, features, strict=True)]
         for output in outputs:
             cell.store[output.plan.mm_hash] = output
-        given = self.decoder.prompt_inputs(prompt.token_ids, features)
+        return self._request(cell, prompt.token_ids, features, count)
+
+    def built(
+        self, cell: EngineCell, prompt: BuiltPrompt, rows: Sequence[torch.Tensor], count: int
+    ) -> EngineRequest:
+        """A greedy request of a prompt as a PD worker builds it, with the rows of its items."""
+        for feature, data in zip(prompt.features, rows, strict=True):
+            cell.store[feature.mm_hash] = EncoderOutput(feature.plan, data)
+        return self._request(cell, prompt.token_ids, prompt.features, count)
+
+    def _request(
+        self, cell: EngineCell, token_ids: Sequence[int], features: Sequence[MMFeature], count: int
+    ) -> EngineRequest:
+        given = self.decoder.prompt_inputs(token_ids, features)
         now = time.monotonic()
         return EngineRequest(
             request_id=f"request-{next(_NUMBERS)}",
@@ -64,7 +78,7 @@ class Served:
             proxy_id="proxy",
             arrival=now,
             deadline=now + cell.patience + 10,
-            prompt_token_ids=list(prompt.token_ids),
+            prompt_token_ids=list(token_ids),
             features=tuple(features),
             ready=frozenset(feature.mm_hash for feature in features),
             positions=given.positions,
