@@ -53,7 +53,9 @@ class Served:
         outputs = [self._encoded[feature.mm_hash] for feature in features]
         if blank:
             plans = [dataclasses.replace(output.plan, mm_hash="0" * 64) for output in outputs]
-            outputs = [EncoderOutput(plan, torch.zeros_like(o.data)) for plan, o in zip(plans, outputs, strict=True)]
+            outputs = [
+                EncoderOutput(plan, torch.zeros_like(o.data)) for plan, o in zip(plans, outputs, strict=True)
+            ]
             features = [MMFeature(plan, f.placement) for plan, f in zip(plans, features, strict=True)]
         for output in outputs:
             cell.store[output.plan.mm_hash] = output
@@ -125,9 +127,7 @@ class Served:
         types = token_types(self.recipe, model_of(self.recipe.name), torch.tensor([item.token_ids]))
         given = [types[name][0].tolist() for name in capture.type_names]
         grids = {
-            index: item.tensors[name]
-            for index, name in enumerate(capture.grid_names)
-            if name in item.tensors
+            index: item.tensors[name] for index, name in enumerate(capture.grid_names) if name in item.tensors
         }
         layout = ItemLayout(tuple(item.token_ids), tuple(zip(*given, strict=True)) or ((),) * at, grids)
         rows = sum(length for _, length in runs)

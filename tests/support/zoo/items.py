@@ -199,3 +199,8 @@ def merged_item(number: int) -> Item:
     """Patches with a grid and a merge size of each picture (VideoLLaMA 3)."""
     item = grid_item(48)(number)
     return Item({**item.tensors, "image_merge_sizes": torch.tensor([2])}, item.token_ids)
+
+
+def patches_item(number: int) -> Item:
+    """Patches in rows of a batch, without a grid (Fuyu)."""
+    return Item({"pixel_values": pixels(number, 1, 8, 48)}, [*[IMAGE] * 8, END])

@@ -80,9 +80,11 @@ def make_prompt(recipe: Recipe, seed: int, numbers: Sequence[int]) -> Prompt:
 
 
 def prompts(recipe: Recipe) -> list[Prompt]:
-    """One item, two items, and none where the class takes text alone."""
-    numbers = ((1, (0,)), (2, (1, 2)), *(() if recipe.needs_item else ((18, ()),)))
-    return [make_prompt(recipe, seed, items) for seed, items in numbers]
+    """One item, two items, and none, as far as the class takes them."""
+    numbers = ((1, (0,)), (2, (1, 2)), (18, ()))
+    taken = [each for each in numbers if not (recipe.one_item and len(each[1]) > 1)]
+    taken = [each for each in taken if each[1] or not recipe.needs_item]
+    return [make_prompt(recipe, seed, items) for seed, items in taken]
 
 
 def joined(recipe: Recipe, items: Sequence[Item]) -> Tensors:

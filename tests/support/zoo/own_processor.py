@@ -53,7 +53,11 @@ def reference(name: str, images: Sequence[Image.Image], count: int) -> tuple[lis
     if hasattr(getattr(model, "model", None), "rope_deltas"):
         model.model.rope_deltas = None
     config = transformers.GenerationConfig(
-        do_sample=False, max_new_tokens=count, pad_token_id=0, return_dict_in_generate=True, output_logits=True
+        do_sample=False,
+        max_new_tokens=count,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_logits=True,
     )
     out = model.generate(**tensors, generation_config=config)
     prompt = tensors["input_ids"][0].tolist()

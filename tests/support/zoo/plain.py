@@ -5,6 +5,7 @@ from __future__ import annotations
 from support.zoo.items import (
     grid_item,
     merged_item,
+    patches_item,
     pixtral_item,
     square_item,
     tiled_item,
@@ -61,7 +62,8 @@ PLAIN = (
            **_BOTH_INDICES, **_PINPOINTS),
     recipe("VideoLlava", square_item(16, 16, key="pixel_values_images"), text("llama"), clip(),
            image_seq_length=16, **_BOTH_INDICES),
-    recipe("LlavaOnevision", unpadded_item(16, 4), text("qwen2"), siglip(), **_BOTH_INDICES, **_PINPOINTS),
+    recipe("LlavaOnevision", unpadded_item(16, 4), text("qwen2"), siglip(), one_item=True, **_BOTH_INDICES,
+           **_PINPOINTS),
     recipe("InternVL", square_item(16, 4), text("qwen3"), _PIXEL_SHUFFLE, image_seq_length=4, **_IMAGE),
     recipe("QianfanOCR", square_item(16, 4), text("qwen3"), _PIXEL_SHUFFLE, image_seq_length=4, **_IMAGE),
     recipe("SmolVLM", tiled_item(16, 4), text("llama"), tower(), scale_factor=2, pad_token_id=0, join=_TILES,
@@ -143,4 +145,6 @@ PLAIN = (
     recipe("HyperCLOVAXVisionV2", grid_item(), text("hyperclovax"),
            {"model_type": "qwen2_5_vl_vision", **qwen_tower(window_size=16, fullatt_block_indexes=[1])},
            **_BOTH),
+    recipe("FuyuForCausalLM", patches_item, text("persimmon", num_key_value_heads=None, head_dim=None),
+           patch_size=4, num_channels=3, image_size=32, **_IMAGE),
 )

@@ -54,7 +54,8 @@ class Recipe:
     `join` names the dimension along which a prompt's items are joined, for tensors of which it is not 0.
     `token_types` makes the processor's token types out of token ids [1, T], by name, where they are not the
     usual ones.
-    With `needs_item` the class takes no text alone.
+    With `needs_item` the class takes no text alone, with `one_item` one picture in a prompt: with more of
+    them each has other rows.
     """
 
     architecture: str
@@ -65,6 +66,7 @@ class Recipe:
     join: Mapping[str, int] = field(default_factory=dict)
     token_types: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=dict)
     needs_item: bool = False
+    one_item: bool = False
 
     @property
     def name(self) -> str:
@@ -82,6 +84,7 @@ def recipe(
     join: Mapping[str, int] | None = None,
     token_types: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] | None = None,
     needs_item: bool = False,
+    one_item: bool = False,
     **config: Any,
 ) -> Recipe:
     """A row of the table; `family` is the architecture without its usual ending."""

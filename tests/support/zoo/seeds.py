@@ -40,4 +40,5 @@ SEEDS = {
     "VoxtralForConditionalGeneration": 2,
     "Qwen2AudioForConditionalGeneration": 4,
     "GlmAsrForConditionalGeneration": 4,
+    "FuyuForCausalLM": 7,
 }

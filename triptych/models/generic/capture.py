@@ -176,7 +176,10 @@ class PromptCapture:
         failure: Exception | None = None
         for self.container in CONTAINERS:
             try:
-                return self.run(token_ids, types, [rows], grids)
+                prompt = self.run(token_ids, types, [rows], grids)
+                if prompt.rows[prompt.rows >= 0].tolist() != list(range(rows)):
+                    raise ValueError("it does not put the rows over the placeholders")
+                return prompt
             except ConfigError:
                 raise
             except Exception as error:  # of any kind: code of the class

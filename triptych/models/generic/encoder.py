@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from triptych.base.errors import ConfigError
@@ -109,8 +110,9 @@ class GenericEncoder(EncoderSide):
             raise ConfigError(f"{type(self.module).__name__} has further features, {', '.join(unknown)}")
         first = getattr(out, "pooler_output", None)
         if first is None:
-            # Llama 4's forward projects what its getter gives.
-            first = base_of(self.module).multi_modal_projector(out.last_hidden_state)
+            # Llama 4's forward projects what its getter gives, Fuyu's takes it as it is.
+            project = getattr(base_of(self.module), "multi_modal_projector", nn.Identity())
+            first = project(out.last_hidden_state)
         levels = getattr(out, "deepstack_features", None) or ()
         columns = [_flat(part) for part in (first, *levels)]
         # cat copies, even a single column: the item must not keep more than its rows alive.

@@ -58,10 +58,14 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
     if decoder is not None and decoder is not model and decoder.get_output_embeddings() is not None:
         # A language model with a head of its own, as BLIP-2 and Llama 4 have one.
         inner = decoder.get_decoder()
-        decoder = decoder.model if inner is decoder else inner
+        decoder = getattr(decoder, "model", None) if inner is decoder else inner
     if decoder is None or decoder is model or decoder is base_of(model):
         raise ConfigError(f"{type(model).__name__} has no decoder beside its encoder: it cannot be served")
-    if model.get_input_embeddings() is None or model.get_output_embeddings() is None:
+    try:
+        embeddings = (model.get_input_embeddings(), model.get_output_embeddings())
+    except NotImplementedError:
+        embeddings = (None, None)
+    if None in embeddings:
         raise ConfigError(f"{type(model).__name__} names no token embedding or no head: it cannot be served")
     found: nn.Module = decoder
     return found
