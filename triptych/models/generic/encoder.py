@@ -20,11 +20,6 @@ from triptych.models.generic.processor import GenericProcessor, processor_settin
 from triptych.models.generic.sides import base_of, keep_encoder, load_side
 from triptych.models.images import check_known
 
-#: Fields of a getter's output that are no features of their own.
-_KNOWN = frozenset(
-    {"pooler_output", "deepstack_features", "last_hidden_state", "hidden_states", "attentions"}
-)
-
 
 class GenericEncoder(EncoderSide):
     """A class without its decoder. A row is a feature, and then one column block per deepstack level."""
@@ -107,8 +102,6 @@ class GenericEncoder(EncoderSide):
         out = self._getter(
             **{name: self._moved(tensor) for name, tensor in tensors.items()}, return_dict=True
         )
-        if unknown := [name for name, value in out.items() if name not in _KNOWN and torch.is_tensor(value)]:
-            raise ConfigError(f"{type(self.module).__name__} has further features, {', '.join(unknown)}")
         first = out.pooler_output
         levels = getattr(out, "deepstack_features", None) or ()
         columns = [_flat(part) for part in (first, *levels)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -158,7 +158,21 @@ def _marker(config: Any, which: str) -> tuple[int, ...]:
 
 
 def _span_rules(name: str, capture: PromptCapture, sample: _Sample) -> dict[str, SpanRule]:
-    """The rule of each layer type, from the class's own masks of the sample under a short window."""
+    """The rule of each layer type, from the class's own masks of the sample under a short window.
+
+    In some classes a type of 0 is what attends both ways.
+    """
+    failure: ConfigError | None = None
+    for types in (sample.types, torch.zeros_like(sample.types)):
+        try:
+            return _rules_of(name, capture, replace(sample, types=types))
+        except ConfigError as error:
+            failure = failure or error
+    assert failure is not None
+    raise failure
+
+
+def _rules_of(name: str, capture: PromptCapture, sample: _Sample) -> dict[str, SpanRule]:
     text = capture.config.get_text_config()
     changed = [
         (config, limit, getattr(config, limit))

@@ -54,12 +54,15 @@ def base_of(model: PreTrainedModel) -> PreTrainedModel:
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
     """The text model; ConfigError where the class names none, or it is the model itself."""
-    decoder: nn.Module | None = model.get_decoder()
+    decoder: Any = model.get_decoder()
+    if hasattr(decoder, "lm_head") and hasattr(decoder, "get_decoder"):
+        decoder = decoder.get_decoder()
     if decoder is None or decoder is model or decoder is base_of(model):
         raise ConfigError(f"{type(model).__name__} has no decoder beside its encoder: it cannot be served")
     if model.get_input_embeddings() is None or model.get_output_embeddings() is None:
         raise ConfigError(f"{type(model).__name__} names no token embedding or no head: it cannot be served")
-    return decoder
+    text: nn.Module = decoder
+    return text
 
 
 def path_of(root: nn.Module, module: nn.Module) -> str:
