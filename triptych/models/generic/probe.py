@@ -62,6 +62,8 @@ def probe(
     calls: dict[int, AttentionCall] = {}
     config._attn_implementation_internal = PROBE
     restore = _without_experts(decoder) if device.type == "meta" else []
+    # A value that decides the way is unknown on meta: floats are embeddings, others such decisions.
+    given = {key: x for key, x in inputs.items() if x.is_floating_point() or device.type != "meta"}
     try:
         with torch.no_grad():
             decoder(
@@ -69,7 +71,7 @@ def probe(
                 position_ids=torch.arange(_TOKENS, device=device).expand(shape),
                 use_cache=False,
                 attn_metadata=calls,
-                **{name: x[None].to(device) for name, x in inputs.items()},
+                **{key: x[None].to(device) for key, x in given.items()},
             )
     except ConfigError:
         raise
