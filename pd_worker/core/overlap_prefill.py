@@ -145,9 +145,8 @@ class OverlapPrefill:
         """The end of a chunk up to `end` of which as little as possible is computed again.
 
         That is the end of a block, unless a span that attends both ways lies across it. `start` where no
-        block would be filled. A missing item may lie inside a span: then it ends before the span.
+        block would be filled.
         """
-        end = state.before_span(end)
         full = end // self._kv.block_size * self._kv.block_size
         if full <= start:
             return start

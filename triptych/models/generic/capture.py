@@ -23,9 +23,11 @@ from triptych.models.generic.masks import CAPTURE, spans_of
 from triptych.models.generic.sides import base_of, decoder_of, path_of
 
 #: Token types that classes take from their processors, one per token.
-TYPES = ("mm_token_type_ids", "moe_mm_token_type_ids", "token_type_ids")
+TYPES = ("mm_token_type_ids", "token_type_ids")
 #: How the names of a getter's media begin; their values are never read.
 _MEDIA = ("pixel_values", "high_res_pixel_values", "input_features", "input_values")
+#: Token types that are one for some tokens of a prompt, by the names that configs have for those.
+_FIXED_TYPES = {"moe_mm_token_type_ids": ("image_token_id", "image_start_token_id", "image_end_token_id")}
 #: Captured inputs that have a meaning of their own here, or none.
 _KNOWN = frozenset(
     {"inputs_embeds", "attention_mask", "position_ids", "visual_pos_masks", "deepstack_visual_embeds"}
@@ -51,13 +53,21 @@ class _Captured(Exception):
 
 
 class _Features:
-    """A getter's output: attributes that were not given are None, as an optional field is."""
+    """A getter's output; ConfigError, by name, where the class reads a field that is not known."""
 
-    def __init__(self, **fields: Any) -> None:
+    # Only handed on in an output.
+    hidden_states = attentions = vision_outputs = qformer_outputs = router_logits = None
+
+    def __init__(self, owner: str, **fields: Any) -> None:
+        self._owner = owner
         self.__dict__.update(fields)
 
     def __getattr__(self, name: str) -> None:
-        return None
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ConfigError(
+            f"{self._owner} reads {name} of its features, which is not known: it cannot be served"
+        )
 
 
 class _Ids:
@@ -155,7 +165,12 @@ class PromptCapture:
         self._fresh = dict(self._shell.__dict__)
         names = inspect.signature(base.forward).parameters
         self.type_names = tuple(name for name in TYPES if name in names)
-        if unknown := [n for n in names if n.endswith("token_type_ids") and n not in TYPES]:
+        self._fixed_types = {
+            name: [int(getattr(base.config, token)) for token in tokens]
+            for name, tokens in _FIXED_TYPES.items()
+            if name in names
+        }
+        if unknown := [n for n in names if n.endswith("token_type_ids") and n not in (*TYPES, *_FIXED_TYPES)]:
             raise ConfigError(
                 f"{self.name} takes {', '.join(unknown)}, which is not known: it cannot be served"
             )
@@ -198,12 +213,20 @@ class PromptCapture:
         types: torch.Tensor,
         rows: Sequence[int] = (),
         grids: Mapping[str, torch.Tensor] | None = None,
+        *,
+        generated: bool = False,
     ) -> CapturedPrompt:
-        """Captures a prompt: `types` [type_names, T], `rows` of each item, grids of all items by name."""
+        """Captures a prompt: `types` [type_names, T], `rows` of each item, grids of all items by name.
+
+        With `generated` the tokens are the model's own: none of them is a part of a picture.
+        """
         ids = torch.tensor([list(token_ids)], device=self._device)
         inputs: dict[str, Any] = {"attention_mask": torch.ones_like(ids), **(grids or {})}
         for index, name in enumerate(self.type_names):
             inputs[name] = types[index][None].to(self._device)
+        for name, tokens in self._fixed_types.items():
+            given = torch.isin(ids, torch.tensor([] if generated else tokens, device=self._device))
+            inputs[name] = given.long()
         with self._lock, torch.no_grad():
             try:
                 if rows:
@@ -226,6 +249,7 @@ class PromptCapture:
         join, join_level = self.container
         levels = [join_level([part.clone() for part in parts]) for _ in range(self.levels)]
         return _Features(
+            self.name,
             pooler_output=join(parts),
             last_hidden_state=marks,
             deepstack_features=levels or None,

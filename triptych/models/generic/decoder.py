@@ -162,7 +162,7 @@ class GenericDecoder(DecoderSide):
         if not self.takes_inputs:
             return {}
         types = torch.zeros(len(self.capture.type_names), len(token_ids), dtype=torch.int64)
-        return self.capture.run(token_ids, types).inputs
+        return self.capture.run(token_ids, types, generated=True).inputs
 
     @torch.no_grad()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:

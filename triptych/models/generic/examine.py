@@ -87,7 +87,7 @@ def examine(config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> Exa
             kv_shapes=() if equal else shapes,
             states=states,
         ),
-        layer_rules(text, calls, _any_span_rules(name, capture, sample)),
+        layer_rules(text, calls, _span_rules(name, capture, sample)),
         _embedded(capture, config),
         capture.container,
         bool(prompt.inputs),
@@ -151,6 +151,8 @@ def _samples(capture: PromptCapture, config: Any) -> Iterator[_Sample]:
     grids = {}
     if "image_grid_thw" in capture.grid_names:
         grids["image_grid_thw"] = torch.tensor([[1, 2 * merge, 2 * merge]])
+    if "target_sizes" in capture.grid_names:
+        grids["target_sizes"] = torch.tensor([[8, 8]])
     used = {image, *start, *end}
     plain = [token for token in range(3, 20) if token not in used]
     for rows in (4, *_SAMPLE_ROWS):
@@ -173,19 +175,21 @@ def _max_length(text: Any) -> int:
     return min(length, int(text.floor_scale)) if getattr(text, "attn_temperature_tuning", False) else length
 
 
-def _any_span_rules(name: str, capture: PromptCapture, sample: _Sample) -> dict[str, SpanRule]:
-    """The rules of a sample whose pictures are of type 1, or else of one whose prompt is a span of type 0."""
+def _span_rules(name: str, capture: PromptCapture, sample: _Sample) -> dict[str, SpanRule]:
+    """The rule of each layer type, from the class's own masks of the sample under a short window.
+
+    In some classes a type of 0 is what attends both ways.
+    """
     try:
-        return _span_rules(name, capture, sample)
+        return _rules_of(name, capture, sample)
     except ConfigError:
-        rules = _span_rules(name, capture, replace(sample, types=torch.zeros_like(sample.types)))
+        rules = _rules_of(name, capture, replace(sample, types=torch.zeros_like(sample.types)))
         if set(rules.values()) <= {SpanRule.NONE}:
             raise
         return rules
 
 
-def _span_rules(name: str, capture: PromptCapture, sample: _Sample) -> dict[str, SpanRule]:
-    """The rule of each layer type, from the class's own masks of the sample under a short window."""
+def _rules_of(name: str, capture: PromptCapture, sample: _Sample) -> dict[str, SpanRule]:
     text = capture.config.get_text_config()
     changed = [
         (config, limit, getattr(config, limit))

@@ -84,6 +84,8 @@ def probe(
     calls: dict[int, AttentionCall] = {}
     config._attn_implementation_internal = PROBE
     restore = _without_experts(decoder) if device.type == "meta" else []
+    # A value that decides the way is unknown on meta: floats are embeddings, others such decisions.
+    given = {key: x for key, x in inputs.items() if x.is_floating_point() or device.type != "meta"}
     recurrent = recurrent_layers(config)
 
     @torch.no_grad()
@@ -94,8 +96,7 @@ def probe(
             use_cache=False,
             attn_metadata=calls,
             **cache,
-            # Token types are read as values, which meta has none of.
-            **{name: x[None].to(device) for name, x in inputs.items() if x.is_floating_point()},
+            **{key: x[None].to(device) for key, x in given.items()},
         )
 
     states: tuple[StateShape, ...] = ()
