@@ -15,7 +15,6 @@ from support.zoo.recipe import (
     FIRST_TILE,
     IMAGE,
     START,
-    VIDEO,
     Item,
 )
 
@@ -169,17 +168,6 @@ def placed_item(per_row: int) -> Callable[[int], Item]:
         return Item(tensors, [START, *[IMAGE] * (count // per_row), END])
 
     return make
-
-
-def clip_item(number: int) -> Item:
-    """A clip of one or two pairs of frames, each with a timestamp before it."""
-    frames, height, width = ((2, 4, 4), (1, 4, 6), (2, 4, 4))[number]
-    tensors = {
-        "pixel_values_videos": pixels(number, frames * height * width, 96),
-        "video_grid_thw": torch.tensor([[frames, height, width]]),
-    }
-    rows = [VIDEO] * (height * width // 4)
-    return Item(tensors, [t for f in range(frames) for t in (FIRST_TILE + f, START, *rows, END)])
 
 
 def two_scales_item(number: int) -> Item:

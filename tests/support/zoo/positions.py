@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 
 from support.zoo.items import (
-    clip_item,
     grid_item,
     placed_item,
-    sound_item,
     square_item,
     with_newlines_item,
 )
@@ -62,8 +60,6 @@ def _between_start_and_end(token_ids: torch.Tensor) -> torch.Tensor:
 
 POSITIONS = (
     recipe("Qwen3VL", grid_item(), text(**rope()), _DEEP_TOWER, **QWEN_IDS),
-    recipe("Qwen3VL", clip_item, text(**rope()), _DEEP_TOWER, variation="video", modality="video",
-           **QWEN_IDS),
     recipe("Qwen3VLMoe", grid_item(), text(**rope(), **MOE), _DEEP_TOWER, **QWEN_IDS),
     recipe("Cosmos3Omni", grid_item(), text(**rope()), _DEEP_TOWER, **QWEN_IDS),
     recipe("Cosmos3Edge", grid_item(48), text(**rope()),
@@ -75,9 +71,6 @@ POSITIONS = (
            **QWEN_IDS),
     recipe("Qwen2_5_VL", grid_item(), text(**rope()), _WINDOW_TOWER, **QWEN_IDS),
     recipe("Qwen2_5OmniThinker", grid_item(), text(**rope()), _WINDOW_TOWER, **_OMNI),
-    recipe("Qwen2_5OmniThinker", sound_item((16, 12, 16), (4, 3, 4), "feature_attention_mask"),
-           text(**rope()),
-           _WINDOW_TOWER, variation="audio", modality="audio", **_OMNI),
     recipe("Qwen3OmniMoeThinker", grid_item(), text(**rope(mrope_interleaved=True), **MOE), _DEEP_TOWER,
            audio_config={**_SOUND_TOWER, "n_window_infer": 8, "conv_chunksize": 8,
                          "downsample_hidden_size": 16},

@@ -22,7 +22,6 @@ SEEDS = {
     "Blip2ForConditionalGeneration": 7,
     "MuseGlimmerForConditionalGeneration": 1,
     "Qwen3VLForConditionalGeneration": 6,
-    "Qwen3VLForConditionalGeneration-video": 7,
     "Qwen3VLMoeForConditionalGeneration": 12,
     "Cosmos3EdgeForConditionalGeneration": 3,
     "Qwen2VLForConditionalGeneration": 2,

@@ -27,10 +27,9 @@ _BUILD = Refusal("describes no", "its default config is not complete, or needs t
 #: Recipes that the adapter refuses.
 REFUSED_RECIPES = {
     "Ovis2ForConditionalGeneration": Refusal("visual_indicator_features", "its pictures have features of two kinds"),
-    "Qwen3VLForConditionalGeneration-video": Refusal("pixel_values", "videos are not served, its pictures are"),
-    "Qwen2_5OmniThinkerForConditionalGeneration-audio": Refusal("pixel_values", "sound is not, its pictures are"),
+    "NemotronH_Omni_Reasoning_V3": Refusal("names no token embedding", "names no token embedding"),
     **dict.fromkeys(
-        (name for name, recipe in RECIPES.items() if recipe.modality == "audio" and not recipe.variation), _SOUND
+        (name for name, recipe in RECIPES.items() if recipe.modality == "audio"), _SOUND
     ),
 }  # fmt: skip
 
