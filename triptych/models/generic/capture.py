@@ -24,8 +24,8 @@ from triptych.models.generic.sides import base_of, decoder_of, path_of
 
 #: Token types that classes take from their processors, one per token.
 TYPES = ("mm_token_type_ids", "token_type_ids")
-#: What the inputs of a modality's getter are called; their values are never read.
-_INPUTS = {"image": "pixel_values", "audio": "input_features"}
+#: How the names of a getter's media begin; their values are never read.
+_MEDIA = ("pixel_values", "high_res_pixel_values", "input_features", "input_values")
 #: Token types that are one for some tokens of a prompt, by the names that configs have for those.
 _FIXED_TYPES = {"moe_mm_token_type_ids": ("image_token_id", "image_start_token_id", "image_end_token_id")}
 #: Captured inputs that have a meaning of their own here, or none.
@@ -44,6 +44,7 @@ CONTAINERS: tuple[tuple[Container, Container], ...] = (
     (list, list),
     (tuple, tuple),
     (torch.cat, list),
+    (lambda parts: torch.cat(parts)[None], list),
 )
 
 
@@ -156,6 +157,9 @@ class PromptCapture:
         embedding = IdEmbedding(self._width, self._device)
         recorder = _Recorder(decoder, self.decoder_config, embedding)
         self._shell = _with_module(base, path_of(base, decoder), recorder)
+        # Llama 4's forward projects the features itself, which their encoder has done here.
+        if "multi_modal_projector" in self._shell._modules:
+            self._shell._modules["multi_modal_projector"] = nn.Identity()
         self._shell.config = self.config
         self._shell.get_input_embeddings = lambda: embedding
         self._fresh = dict(self._shell.__dict__)
@@ -166,13 +170,13 @@ class PromptCapture:
             for name, tokens in _FIXED_TYPES.items()
             if name in names
         }
-        getter = inspect.signature(getattr(base, f"get_{modality}_features")).parameters
-        self._media = [n for n in names if _INPUTS[modality] in n and n in getter and "video" not in n]
         if unknown := [n for n in names if n.endswith("token_type_ids") and n not in (*TYPES, *_FIXED_TYPES)]:
             raise ConfigError(
                 f"{self.name} takes {', '.join(unknown)}, which is not known: it cannot be served"
             )
         self.grid_names = _grid_names(base, names)
+        getter = inspect.signature(getattr(base, f"get_{modality}_features")).parameters
+        self._media = [name for name in getter if name in names and name.startswith(_MEDIA)]
         self._names = frozenset(names)
         self._lock = threading.Lock()
         self.container = CONTAINERS[0]
@@ -223,7 +227,7 @@ class PromptCapture:
         with self._lock, torch.no_grad():
             try:
                 if rows:
-                    inputs |= dict.fromkeys(self._media, torch.zeros((1,) * 5, device=self._device))
+                    inputs |= dict.fromkeys(self._media, torch.zeros(1, device=self._device))
                     features = self._features(rows)
                     getter = f"get_{self.modality}_features"
                     setattr(self._shell, getter, lambda *_, **__: features)

@@ -102,7 +102,10 @@ class GenericEncoder(EncoderSide):
         out = self._getter(
             **{name: self._moved(tensor) for name, tensor in tensors.items()}, return_dict=True
         )
-        first = out.pooler_output
+        first = getattr(out, "pooler_output", None)
+        if first is None:
+            # Llama 4's forward projects what its getter gives.
+            first = base_of(self.module).multi_modal_projector(out.last_hidden_state)
         levels = getattr(out, "deepstack_features", None) or ()
         columns = [_flat(part) for part in (first, *levels)]
         # cat copies, even a single column: the item must not keep more than its rows alive.

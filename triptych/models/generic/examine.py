@@ -76,11 +76,11 @@ def examine(config: PreTrainedConfig) -> Examined:
             hidden_size=width,
             vocab_size=int(text.vocab_size),
             position_rows=rows,
-            max_position_embeddings=int(text.max_position_embeddings),
+            max_position_embeddings=_max_length(text),
             deepstack_levels=levels,
             kv_shapes=() if equal else shapes,
         ),
-        layer_rules(text, calls, _span_rules(name, capture, sample)),
+        layer_rules(text, calls, _any_span_rules(name, capture, sample)),
         _embedded(capture, config),
         capture.container,
         bool(prompt.inputs),
@@ -157,22 +157,28 @@ def _marker(config: Any, which: str) -> tuple[int, ...]:
     return next(((int(value),) for name in names if (value := getattr(config, name, None)) is not None), ())
 
 
-def _span_rules(name: str, capture: PromptCapture, sample: _Sample) -> dict[str, SpanRule]:
-    """The rule of each layer type, from the class's own masks of the sample under a short window.
+def _max_length(text: Any) -> int:
+    """Positions that the model has; of Llama 4 those before its temperature is tuned by a token's index.
 
-    In some classes a type of 0 is what attends both ways.
+    It counts the tokens of a forward for it, in which those of other requests stand, too.
     """
-    failure: ConfigError | None = None
-    for types in (sample.types, torch.zeros_like(sample.types)):
-        try:
-            return _rules_of(name, capture, replace(sample, types=types))
-        except ConfigError as error:
-            failure = failure or error
-    assert failure is not None
-    raise failure
+    length = int(text.max_position_embeddings)
+    return min(length, int(text.floor_scale)) if getattr(text, "attn_temperature_tuning", False) else length
 
 
-def _rules_of(name: str, capture: PromptCapture, sample: _Sample) -> dict[str, SpanRule]:
+def _any_span_rules(name: str, capture: PromptCapture, sample: _Sample) -> dict[str, SpanRule]:
+    """The rules of a sample whose pictures are of type 1, or else of one whose prompt is a span of type 0."""
+    try:
+        return _span_rules(name, capture, sample)
+    except ConfigError:
+        rules = _span_rules(name, capture, replace(sample, types=torch.zeros_like(sample.types)))
+        if set(rules.values()) <= {SpanRule.NONE}:
+            raise
+        return rules
+
+
+def _span_rules(name: str, capture: PromptCapture, sample: _Sample) -> dict[str, SpanRule]:
+    """The rule of each layer type, from the class's own masks of the sample under a short window."""
     text = capture.config.get_text_config()
     changed = [
         (config, limit, getattr(config, limit))

@@ -55,14 +55,16 @@ def base_of(model: PreTrainedModel) -> PreTrainedModel:
 def decoder_of(model: PreTrainedModel) -> nn.Module:
     """The text model; ConfigError where the class names none, or it is the model itself."""
     decoder: Any = model.get_decoder()
-    if hasattr(decoder, "lm_head") and hasattr(decoder, "get_decoder"):
-        decoder = decoder.get_decoder()
+    if decoder is not None and decoder is not model and decoder.get_output_embeddings() is not None:
+        # A language model with a head of its own, as BLIP-2 and Llama 4 have one.
+        inner = decoder.get_decoder()
+        decoder = decoder.model if inner is decoder else inner
     if decoder is None or decoder is model or decoder is base_of(model):
         raise ConfigError(f"{type(model).__name__} has no decoder beside its encoder: it cannot be served")
     if model.get_input_embeddings() is None or model.get_output_embeddings() is None:
         raise ConfigError(f"{type(model).__name__} names no token embedding or no head: it cannot be served")
-    text: nn.Module = decoder
-    return text
+    found: nn.Module = decoder
+    return found
 
 
 def path_of(root: nn.Module, module: nn.Module) -> str:
