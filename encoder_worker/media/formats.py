@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from triptych.base.errors import InvalidRequest, TooLarge
 from triptych.encoder_worker.media.image_headers import check_jpeg, webp_canvas
@@ -46,7 +46,11 @@ def decode_image(data: bytes, *, max_pixels: int) -> Image.Image:
         try:
             picture.load()
             _check_size(picture.size, max_pixels)
-            return ImageOps.exif_transpose(picture).convert("RGB")
+            # Each of the two makes a copy even where there is nothing to do.
+            turned = picture.getexif().get(ExifTags.Base.Orientation, 1) != 1
+            upright = ImageOps.exif_transpose(picture) if turned else picture
+            plain = upright.mode == "RGB" and "transparency" not in upright.info
+            return upright if plain else upright.convert("RGB")
         except InvalidRequest:
             raise
         except Exception as error:

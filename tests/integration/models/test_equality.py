@@ -76,7 +76,10 @@ def test_rows_equal_transformers_image_features(family: str) -> None:
     encoder = load_encoder(path, device=CPU, dtype=torch.float32)
     model = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
     items = [encoder.preprocess(image, {}) for image in IMAGES]
-    pixels = torch.cat([item.tensors["pixel_values"] for item in items])
+    if family == "llava":
+        pixels = torch.cat([item.tensors["pixel_values"] for item in items])
+    else:
+        pixels = encoder.pixels(items)
     grids = {} if family == "llava" else {"image_grid_thw": torch.tensor([item.grid_thw for item in items])}
     with torch.no_grad():
         features = model.model.get_image_features(pixel_values=pixels, return_dict=True, **grids)

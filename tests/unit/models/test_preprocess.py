@@ -16,6 +16,7 @@ from support.data.oracle import image_processor
 from support.data.pictures import picture
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.models.base import EncoderSide
+from triptych.models.families.qwen import QwenEncoder
 from triptych.models.images import ImageProcessor
 from triptych.models.registry import load_encoder
 
@@ -35,8 +36,18 @@ def test_pixels_are_those_of_the_checkpoints_processor(family: str, variant: str
     image = picture(1, 120, 70)
     item = encoder(family, variant).preprocess(image, {})
     expected = processor(images=[image], return_tensors="pt")
-    assert torch.equal(item.tensors["pixel_values"], expected["pixel_values"])
-    assert item.nbytes == expected["pixel_values"].nbytes
+    side = encoder(family, variant)
+    pixels = side.pixels([item]) if isinstance(side, QwenEncoder) else item.tensors["pixel_values"]
+    assert torch.equal(pixels, expected["pixel_values"])
+
+
+@pytest.mark.parametrize("family", QWEN)
+def test_a_prepared_picture_of_qwen_is_an_eighth_of_its_pixel_values(family: str) -> None:
+    """Two frames of four bytes in place of one of one."""
+    item = encoder(family).preprocess(picture(1, 120, 70), {})
+    side = encoder(family)
+    assert isinstance(side, QwenEncoder)
+    assert 8 * item.nbytes == side.pixels([item]).nbytes
 
 
 @pytest.mark.parametrize("family", QWEN)

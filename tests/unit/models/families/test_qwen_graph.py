@@ -63,7 +63,7 @@ def test_the_eager_tower_is_transformers_own_to_the_bit(tower: Qwen3VLEncoder | 
     original.load_state_dict(tower.module.state_dict(), strict=False, assign=True)
     original.patch_embed = tower.module.get_submodule("patch_embed")
     items = prepared(tower)
-    pixels = torch.cat([item.tensors["pixel_values"] for item in items])
+    pixels = tower.pixels(items)
     with torch.inference_mode():
         out = original(pixels, grid_thw=torch.tensor([item.grid_thw for item in items]))
     expected = torch.cat(tower.columns(out), dim=-1)
