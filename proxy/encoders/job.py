@@ -127,6 +127,8 @@ class EncoderJob:
     mm_hash: str
     namespace: str
     order: int
+    #: What its encoder needs of the item; of the waiter that waits longest.
+    source: ItemSource | None = None
     #: Its turn among those that arrive, by tenant.
     turn: int = 0
     re_encode: bool = False
@@ -204,16 +206,6 @@ class EncoderJob:
         self.owner_address, self.owner_token = (owner_address, owner_token) if joins else ("", "")
         self.state = JobState.QUEUED
         self.tries += 1
-
-
-@dataclass(frozen=True, slots=True)
-class JobRetried:
-    """A try of an item's job at the worker has failed. `waiters` are the requests that wait for it."""
-
-    mm_hash: str
-    waiters: tuple[str, ...]
-    address: str
-    why: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,10 @@ class PlainTable(EncoderJobTable):
 
     def pump(self, now: float) -> list[StartPlan | StartRun]:
         isolation = EncoderIsolation()
-        for job in self._jobs.values():
+        for job in self._jobs:
             if job.state in (JobState.PLANNING, JobState.RUNNING):
                 isolation.enter(job.address, suspect=job.suspect)
-        ranked = sorted(self._jobs.values(), key=lambda job: job.rank)
+        ranked = sorted(self._jobs, key=lambda job: job.rank)
         runs = self._all_runs([job for job in ranked if job.state is JobState.PLANNED], isolation)
         queued = [job for job in ranked if job.state is JobState.QUEUED]
         return [*runs, *self._all_starts(queued, now, isolation)]
@@ -55,7 +55,7 @@ class PlainTable(EncoderJobTable):
                 break
             isolation.enter(job.address, suspect=job.suspect)
             job.state = JobState.RUNNING
-            self._hold(job)
+            self._publish(job)
             runs.append(StartRun(job))
         return runs
 
@@ -91,10 +91,10 @@ class PlainTable(EncoderJobTable):
         return choose_encoder(loads, job.mm_hash, least)
 
     def _at(self, address: str, state: JobState) -> int:
-        return sum(job.state is state and job.address == address for job in self._jobs.values())
+        return sum(job.state is state and job.address == address for job in self._jobs)
 
     def _work_at(self, address: str, kind: str) -> float:
-        at = (j for j in self._jobs.values() if j.state is not JobState.QUEUED and j.address == address)
+        at = (j for j in self._jobs if j.state is not JobState.QUEUED and j.address == address)
         return sum(self._work_of(job, kind) for job in at)
 
     def _work_of(self, job: EncoderJob, kind: str) -> float:
@@ -130,10 +130,10 @@ class Course:
             self.kinds.update(kind for kind, _, _ in told[0])
             indexed, plain = self.tables
             assert indexed.published_bytes == plain.published_bytes
-            assert indexed.waiting == sum(j.state is not JobState.RUNNING for j in indexed._jobs.values())
+            assert indexed.waiting == sum(j.state is not JobState.RUNNING for j in indexed._jobs)
 
     def event(self) -> None:
-        rng, jobs = self.rng, list(self.plain._jobs.values())
+        rng, jobs = self.rng, list(self.plain._jobs)
         request = f"r{rng.randrange(9)}"
         draw = rng.random()
         if draw < 0.3 or not jobs:

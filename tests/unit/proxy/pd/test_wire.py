@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from triptych.pd_worker.events.stream_message import StreamMessage
 from triptych.protos import common_pb2, pd_pb2
+from triptych.proxy.events import Lost, RequestEvent
 from triptych.proxy.pd.wire import deliver
 
 
@@ -31,11 +32,9 @@ class Events:
         self.said.append((request_id, *args))
         self.calls.append(("tokens", request_id))
 
-    def lost(self, request_id: str, attempt: int, *, back_off: bool = False) -> None:
-        self.calls.append(("back off" if back_off else "lost", request_id))
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda request_id, *_: self.calls.append((name, request_id))
+    def deliver(self, request_id: str, event: RequestEvent) -> None:
+        backs_off = isinstance(event, Lost) and event.back_off
+        self.calls.append(("back off" if backs_off else type(event).__name__.lower(), request_id))
 
 
 def tokens(request_id: str) -> pd_pb2.RequestEvent:
