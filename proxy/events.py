@@ -54,7 +54,7 @@ class JobsStarted(msgspec.Struct, frozen=True):
     origins: Mapping[str, str]
 
 
-class Planned(msgspec.Struct, frozen=True):
+class ItemPlanned(msgspec.Struct, frozen=True):
     """An encoder worker has preprocessed the item: its rows and placeholder are known."""
 
     mm_hash: str
@@ -121,14 +121,14 @@ class Admitted(AttemptEvent, frozen=True):
     placements: Sequence[tuple[int, int]]
 
 
-class ItemLoaded(AttemptEvent, frozen=True):
+class LoadReported(AttemptEvent, frozen=True):
     """The PD worker has the item; it was resident where `seconds` is 0."""
 
     mm_hash: str
     seconds: float = 0.0
 
 
-class ItemMissing(AttemptEvent, frozen=True):
+class MissReported(AttemptEvent, frozen=True):
     """The embedding was evicted or damaged before the PD worker had it."""
 
     mm_hash: str
@@ -147,13 +147,13 @@ class Finished(AttemptEvent, frozen=True):
     spent: PDTimings | None = None
 
 
-class Failed(msgspec.Struct, frozen=True):
+class RequestFailed(msgspec.Struct, frozen=True):
     """The proxy ends the request."""
 
     error: RequestError
 
 
-class ClientGone(msgspec.Struct, frozen=True):
+class ClientLeft(msgspec.Struct, frozen=True):
     """The client has closed the stream, or has the whole answer."""
 
 
@@ -178,9 +178,9 @@ class CallEnded(msgspec.Struct, frozen=True):
 
 
 #: Events of items on their way into the store.
-ItemEvent = LookedUp | JobsStarted | Planned | JobRetried | ItemReady | JobFailed
+ItemEvent = LookedUp | JobsStarted | ItemPlanned | JobRetried | ItemReady | JobFailed
 #: Events of an attempt at its PD worker.
-WorkerEvent = Accepted | Refused | Lost | Admitted | ItemLoaded | ItemMissing | Finished
+WorkerEvent = Accepted | Refused | Lost | Admitted | LoadReported | MissReported | Finished
 RequestEvent = (
     ItemEvent
     | WorkerEvent
@@ -188,7 +188,7 @@ RequestEvent = (
     | EncodersGone
     | EncodersBack
     | FirstToken
-    | Failed
-    | ClientGone
+    | RequestFailed
+    | ClientLeft
     | DeadlinePassed
 )

@@ -63,7 +63,10 @@ def test_log_probabilities_are_read_only_for_requests_that_asked() -> None:
 
 
 def test_an_event_that_makes_no_sense_fails_its_request_alone() -> None:
-    assert delivered(Events(), tokens("broken"), tokens("well")) == [("failed", "broken"), ("tokens", "well")]
+    assert delivered(Events(), tokens("broken"), tokens("well")) == [
+        ("requestfailed", "broken"),
+        ("tokens", "well"),
+    ]
 
 
 def test_an_end_without_an_answer_goes_on_elsewhere_unless_the_request_is_at_fault() -> None:
@@ -97,7 +100,7 @@ def test_lists_say_what_each_request_has_put_out(entries: list[tuple[str, list[i
 def test_one_requests_tokens_that_make_no_sense_fail_it_alone() -> None:
     events = Events()
     deliver(step_of(("broken", [5], "a"), ("well", [6], "b")), events)  # type: ignore[arg-type]
-    assert events.calls == [("failed", "broken"), ("tokens", "well")]
+    assert events.calls == [("requestfailed", "broken"), ("tokens", "well")]
 
 
 @pytest.mark.parametrize("field", ["request_ids", "attempts", "positions", "texts", "token_ids", "counts"])

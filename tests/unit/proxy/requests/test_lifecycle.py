@@ -33,8 +33,8 @@ def plans(keys: Iterable[str]) -> dict[str, ItemPlan]:
     return {key: plan(key) for key in keys}
 
 
-def planned(key: str) -> events.Planned:
-    return events.Planned(key, plan(key))
+def planned(key: str) -> events.ItemPlanned:
+    return events.ItemPlanned(key, plan(key))
 
 
 def ready(key: str) -> events.ItemReady:
@@ -91,28 +91,28 @@ def test_admission_allows_the_jobs_to_run_and_shows_the_prompt() -> None:
 
 
 def test_a_loaded_item_returns_its_share() -> None:
-    assert at_worker("a").deliver(events.ItemLoaded(1, "a")) == [do.ReturnShare("a")]
+    assert at_worker("a").deliver(events.LoadReported(1, "a")) == [do.ReturnShare("a")]
 
 
 def test_a_missing_item_is_encoded_again_at_once_then_ever_later_and_its_last_loss_ends_the_request() -> None:
     machine = at_worker("a")
     for pause in (0, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0):
         again = [do.ReturnShare("a"), do.StartJobs(("a",), True, "d", pause=pause)]
-        assert machine.deliver(events.ItemMissing(1, "a", "d")) == again
+        assert machine.deliver(events.MissReported(1, "a", "d")) == again
         machine.deliver(ready("a"))
-    last = machine.deliver(events.ItemMissing(1, "a", "d"))[-1]
+    last = machine.deliver(events.MissReported(1, "a", "d"))[-1]
     assert isinstance(last, do.Fail)
     assert last.error.status == 503
 
 
 def test_a_loss_that_is_reported_again_before_the_item_is_back_is_one_loss() -> None:
     machine = at_worker("a")
-    assert machine.deliver(events.ItemMissing(1, "a", "")) == [
+    assert machine.deliver(events.MissReported(1, "a", "")) == [
         do.ReturnShare("a"),
         do.StartJobs(("a",), True),
     ]
     for _ in range(5):
-        assert not machine.deliver(events.ItemMissing(1, "a", ""))
+        assert not machine.deliver(events.MissReported(1, "a", ""))
     assert machine.deliver(ready("a")) == [do.NotifyItems(("a",))]
 
 
@@ -122,7 +122,7 @@ def test_an_item_that_others_had_and_lost_is_no_loss_of_a_request_that_still_wai
     machine.deliver(planned("a"))
     machine.deliver(events.Accepted(1))
     for _ in range(5):
-        assert not machine.deliver(events.ItemMissing(1, "a", ""))
+        assert not machine.deliver(events.MissReported(1, "a", ""))
     assert machine.deliver(ready("a")) == [do.NotifyItems(("a",))]
 
 
@@ -172,13 +172,13 @@ def test_the_end_releases_everything_before_it_is_shown() -> None:
 
 def test_a_client_that_leaves_cancels_at_the_worker_only_once() -> None:
     machine = at_worker()
-    assert machine.deliver(events.ClientGone()) == [do.EndAttempt(cancel=True), do.Leave()]
-    assert not machine.deliver(events.ClientGone())
+    assert machine.deliver(events.ClientLeft()) == [do.EndAttempt(cancel=True), do.Leave()]
+    assert not machine.deliver(events.ClientLeft())
 
 
 def test_a_client_that_leaves_early_has_nothing_to_cancel_at_a_worker() -> None:
     machine = begun("a")
-    assert machine.deliver(events.ClientGone()) == [do.Leave()]
+    assert machine.deliver(events.ClientLeft()) == [do.Leave()]
 
 
 def test_an_items_error_names_the_field_that_holds_it() -> None:
@@ -211,7 +211,7 @@ def test_the_deadline_is_504_and_503_when_something_was_not_there() -> None:
     assert isinstance(fail, do.Fail)
     assert fail.error.status == 504
     machine = at_worker("a")
-    machine.deliver(events.ItemMissing(1, "a", ""))
+    machine.deliver(events.MissReported(1, "a", ""))
     fail = machine.deliver(events.DeadlinePassed(encoders=False))[-1]
     assert isinstance(fail, do.Fail)
     assert (fail.error.status, fail.error.retry_after) == (503, 2.0)
@@ -219,9 +219,9 @@ def test_the_deadline_is_504_and_503_when_something_was_not_there() -> None:
 
 def test_nothing_happens_after_the_end() -> None:
     machine = at_worker("a")
-    machine.deliver(events.ClientGone())
+    machine.deliver(events.ClientLeft())
     assert machine.tokens(1, 0, [1], "a") == ()
-    assert not machine.deliver(events.ItemMissing(1, "a", ""))
+    assert not machine.deliver(events.MissReported(1, "a", ""))
     assert not machine.deliver(ready("a"))
     assert not machine.deliver(events.DeadlinePassed())
     assert not machine.deliver(events.Lost(1))
@@ -264,7 +264,7 @@ def test_what_the_given_up_attempt_still_says_counts_no_more() -> None:
         assert not machine.deliver(events.Lost(attempt))
     assert machine.tokens(1, 0, [5], "x") == ()
     assert not machine.deliver(events.Admitted(1, STARTED, PLACES))
-    assert not machine.deliver(events.ItemMissing(1, "a", ""))
+    assert not machine.deliver(events.MissReported(1, "a", ""))
     assert machine.phase is Phase.WAIT
 
 
@@ -275,7 +275,7 @@ def test_a_request_with_all_its_items_stays_where_it_is_without_encoders() -> No
 
 
 def test_a_request_that_waits_for_encoders_ends_like_any_other() -> None:
-    assert waiting_for_encoders("a").deliver(events.ClientGone()) == [do.Leave()]
+    assert waiting_for_encoders("a").deliver(events.ClientLeft()) == [do.Leave()]
     assert kinds(waiting_for_encoders("a").deliver(events.DeadlinePassed())) == [do.Leave, do.Fail]
     assert kinds(waiting_for_encoders("a").deliver(events.JobFailed("a", InvalidRequest("no")))) == [
         do.Leave,
@@ -301,38 +301,38 @@ def test_a_request_that_needs_no_encoder_lacks_nothing() -> None:
     machine.deliver(events.Accepted(1))
     assert not machine.lacks_items
     assert not machine.deliver(events.EncodersGone())
-    machine.deliver(events.ItemMissing(1, "a", ""))
+    machine.deliver(events.MissReported(1, "a", ""))
     assert machine.lacks_items
     assert kinds(machine.deliver(events.EncodersGone())) == [do.EndAttempt]
 
 
 def test_an_expected_item_that_is_there_is_counted_once() -> None:
     machine = expecting("a", "b", "c")
-    assert machine.deliver(events.ItemLoaded(1, "a")) == [do.SkipJob("a")]
-    assert machine.deliver(events.ItemLoaded(1, "a")) == [do.ReturnShare("a")]
+    assert machine.deliver(events.LoadReported(1, "a")) == [do.SkipJob("a")]
+    assert machine.deliver(events.LoadReported(1, "a")) == [do.ReturnShare("a")]
     machine.deliver(events.Lost(1))
-    assert machine.deliver(events.ItemLoaded(2, "a")) == [do.ReturnShare("a")]
+    assert machine.deliver(events.LoadReported(2, "a")) == [do.ReturnShare("a")]
 
 
 def test_an_expected_item_that_is_missing_is_encoded_for_the_first_time_and_once() -> None:
     machine = expecting("a", "b", "c")
     machine.deliver(events.Accepted(1))
-    assert machine.deliver(events.ItemMissing(1, "a", "")) == [do.StartJobs(("a",), expected=True)]
-    assert not machine.deliver(events.ItemMissing(1, "a", ""))
+    assert machine.deliver(events.MissReported(1, "a", "")) == [do.StartJobs(("a",), expected=True)]
+    assert not machine.deliver(events.MissReported(1, "a", ""))
     assert machine.deliver(ready("a")) == [do.NotifyItems(("a",))]
     for _ in range(MAX_ITEM_LOSSES - 1):  # its losses count from here on
-        assert kinds(machine.deliver(events.ItemMissing(1, "a", "d"))) == [do.ReturnShare, do.StartJobs]
+        assert kinds(machine.deliver(events.MissReported(1, "a", "d"))) == [do.ReturnShare, do.StartJobs]
         machine.deliver(ready("a"))
-    assert kinds(machine.deliver(events.ItemMissing(1, "a", "d")))[-1] is do.Fail
+    assert kinds(machine.deliver(events.MissReported(1, "a", "d")))[-1] is do.Fail
 
 
 def test_the_next_attempt_expects_what_nobody_has_missed() -> None:
     machine = expecting("a", "b", stored="c")
     machine.deliver(events.Accepted(1))
-    machine.deliver(events.ItemMissing(1, "a", ""))
+    machine.deliver(events.MissReported(1, "a", ""))
     again = machine.deliver(events.Lost(1))
     assert again[-1] == do.Submit(2, None, frozenset("c"), frozenset("b"))
-    assert machine.deliver(events.ItemMissing(2, "b", "")) == [do.StartJobs(("b",), expected=True)]
+    assert machine.deliver(events.MissReported(2, "b", "")) == [do.StartJobs(("b",), expected=True)]
 
 
 def test_a_deadline_names_the_encoders_only_where_one_is_needed() -> None:
@@ -343,7 +343,7 @@ def test_a_deadline_names_the_encoders_only_where_one_is_needed() -> None:
     assert "encoder" not in late.error.message
     machine = expecting("a", "b", "c")
     machine.deliver(events.Accepted(1))
-    machine.deliver(events.ItemMissing(1, "b", ""))
+    machine.deliver(events.MissReported(1, "b", ""))
     late = machine.deliver(events.DeadlinePassed(encoders=False))[-1]
     assert isinstance(late, do.Fail)
     assert "encoder worker" in late.error.message
