@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from triptych.base.tracing.context import SpanContext
 from triptych.base.types import ItemPlan
 from triptych.proxy.media.ports import ItemMedia
-from triptych.proxy.routing import LossRecord
+from triptych.proxy.routing import MAX_LOSSES
 
 #: Seconds that a job keeps away from an encoder that failed it, doubled with every failure up to the limit.
 FIRST_BACKOFF = 0.1
@@ -140,7 +140,8 @@ class EncoderJob:
     tries: int = 0
     #: Times that it was queued again, without a failure, for an encoder with less work.
     moves: int = 0
-    record: LossRecord = field(default_factory=LossRecord)
+    #: Encoders that ended while they worked on the item, as far as they count.
+    losses: int = 0
     plan: ItemPlan | None = None
     #: Requests that wait for the item.
     waiters: dict[str, None] = field(default_factory=dict)
@@ -160,14 +161,9 @@ class EncoderJob:
         return f"{self.mm_hash[:12]}-{self.order}.{self.tries + self.moves}"
 
     @property
-    def losses(self) -> int:
-        """Encoders that ended while they worked on the item."""
-        return len(self.record)
-
-    @property
     def suspect(self) -> bool:
         """Whether one encoder more may be lost to the item, and none after that."""
-        return self.record.suspect
+        return self.losses >= MAX_LOSSES - 1
 
     @property
     def rank(self) -> Rank:

@@ -35,7 +35,7 @@ from triptych.proxy.encoders.loads import EncoderLoads
 from triptych.proxy.encoders.outstanding import OutstandingItems
 from triptych.proxy.encoders.spread import sooner_elsewhere
 from triptych.proxy.encoders.work_model import WorkModel
-from triptych.proxy.routing import EncoderLoad, choose_encoder
+from triptych.proxy.routing import MAX_LOSSES, EncoderLoad, PDLoad, Suspects, choose_encoder
 
 
 @dataclass(slots=True)
@@ -77,6 +77,7 @@ class EncoderJobTable:
         #: Encoders have come since the last `spread`.
         self._grown = False
         self._loads = EncoderLoads(patches)
+        self.suspects: Suspects[EncoderJob] = Suspects()
         self._model = model or WorkModel()
         #: What encoders could work on now. A job whose requests have no room at a PD worker yet is not of it.
         self.outstanding = OutstandingItems()
@@ -266,8 +267,10 @@ class EncoderJobTable:
         job = self._current(try_id, mm_hash)
         if job is None:
             return None
-        # A suspect at work is alone there.
-        at_fault = job.state in AT_WORK and job.record.add(job.address, alone=job.suspect)
+        at_fault = False
+        if job.state in AT_WORK:
+            at_fault = bool(self.suspects.lost(job.address, "", [job], final=True))
+            job.losses = MAX_LOSSES if at_fault else self.suspects.losses(job)
         return self.failed(try_id, mm_hash, now, retryable=not at_fault)
 
     def pump(self, now: float) -> list[StartPlan | StartRun]:
@@ -278,20 +281,21 @@ class EncoderJobTable:
                 self._settle(job, now)
         if not self._planned and not self._queued:
             return []
-        self._loads.isolation.begin()
+        for job in self.suspects.on_trial:
+            if job.state not in AT_WORK:
+                self.suspects.retreat(job)  # its worker is chosen again, if it still needs one
         return [*self._runs(), *self._starts(now)]
 
     def _runs(self) -> list[StartPlan | StartRun]:
         runs: list[StartPlan | StartRun] = []
-        isolation, items = self._loads.isolation, self.items
+        items = self.items
         walk = self._planned.walk([key for key in self._planned.all_keys() if self._tower_free(key.address)])
         while (job := walk.first()) is not None:
             if not self._tower_free(job.address):
                 walk.skip()
                 continue
-            if not isolation.admits(job.address, suspect=job.suspect):
-                if job.suspect:
-                    isolation.keep([job.address])
+            if not self._admits(job.address, job):
+                self._drain_for(job, [job.address])
                 walk.skip()
                 continue
             assert job.plan is not None
@@ -326,10 +330,9 @@ class EncoderJobTable:
         able = self._able(job.namespace)
         # Encoders that failed the job only when there is no other.
         able = [slot for slot in able if job.avoid.get(slot.address, 0.0) <= now] or able
-        isolation = self._loads.isolation
-        admitting = [slot for slot in able if isolation.admits(slot.address, suspect=job.suspect)]
-        if job.suspect and not admitting:
-            isolation.keep(slot.address for slot in able)
+        admitting = [slot for slot in able if self._admits(slot.address, job)]
+        if not admitting:
+            self._drain_for(job, [slot.address for slot in able])
         free = [slot for slot in admitting if self._plan_free(slot)]
         if job.owner_address:
             return job.owner_address if any(slot.address == job.owner_address for slot in free) else None
@@ -340,6 +343,16 @@ class EncoderJobTable:
             EncoderLoad(slot.address, self._work(slot.address, slot.kind) + costs[slot.kind]) for slot in free
         ]
         return choose_encoder(loads, job.mm_hash, min(costs.values()))
+
+    def _admits(self, address: str, job: EncoderJob) -> bool:
+        """Whether the job may begin there: a suspect alone, and nothing beside a suspect."""
+        return self.suspects.admits(address, job) and not (job.suspect and self._loads.busy(address))
+
+    def _drain_for(self, job: EncoderJob, addresses: Iterable[str]) -> None:
+        """Nothing begins at one of these encoders before the suspect."""
+        if job.suspect:
+            loads = [PDLoad(address, self._loads.busy(address), 1) for address in addresses]
+            self.suspects.place(job, None, loads)
 
     def _forget_owners(self) -> None:
         """Jobs that would join an encoder which has gone start anywhere."""
@@ -369,7 +382,9 @@ class EncoderJobTable:
 
     def _settle(self, job: EncoderJob, now: float) -> None:
         """Counts the job at its encoder and files it by what it waits for."""
-        self._loads.count(job, suspect=job.suspect)
+        self._loads.count(job)
+        if job.suspect and job.state in AT_WORK:
+            self.suspects.begin(job, job.address)
         if job.state is not JobState.PLANNED or job.admitted or not self._flow_control:
             self.outstanding.count(job, self._loads.patches(job))
         else:
@@ -398,6 +413,7 @@ class EncoderJobTable:
         """The job is gone; what it has published counts on."""
         del self._jobs[job]
         self.items.remove_job(job)
+        self.suspects.forget(job)
         self._loads.remove(job)
         self.outstanding.remove(job)
         self._queued.discard(job)

@@ -18,12 +18,11 @@ from triptych.protos.convert import error_from_proto
 from triptych.proxy.events import Accepted, Lost, Refused, RequestFailed
 from triptych.proxy.pd.context_length import least_tokens, takes, too_long
 from triptych.proxy.pd.stall_watch import LOOK_SECONDS
-from triptych.proxy.pd.suspects import CLEARING_TOKENS, Suspects
 from triptych.proxy.pd.wire import submit_message
 from triptych.proxy.ports import Link, ProcessEnd, RequestEvents, Transport
 from triptych.proxy.requests.instructions import EndAttempt, Submit
 from triptych.proxy.requests.request import InFlightRequest
-from triptych.proxy.routing import MAX_LOSSES, PDLoad, PrefixAffinity, choose_pd
+from triptych.proxy.routing import CLEARING_TOKENS, MAX_LOSSES, PDLoad, PrefixAffinity, Suspects, choose_pd
 from triptych.proxy.workers import KnownWorkers, Worker
 
 logger = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ class PDRouter:
         self._transport = transport
         self._events = events
         self._clock = clock
-        self.suspects = Suspects()
+        self.suspects: Suspects[str] = Suspects()
         self._alone: dict[str, InFlightRequest] = {}
         self._links: dict[str, Link] = {}
         self._waiting: dict[str, tuple[InFlightRequest, Submit]] = {}
