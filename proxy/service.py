@@ -9,6 +9,7 @@ import socket
 import uuid
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from grpc import aio
@@ -41,6 +42,7 @@ from triptych.proxy.auth.keys import KeyLimits
 from triptych.proxy.auth.limits import PrincipalLimits
 from triptych.proxy.auth.middleware import Authenticator, AuthMiddleware
 from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.encoders.encoder_client import open_stream
 from triptych.proxy.grpc.admission import GrpcAdmission, server_options
 from triptych.proxy.grpc.connections import GrpcConnections
 from triptych.proxy.grpc.server import ProxyServicer
@@ -53,6 +55,7 @@ from triptych.proxy.http.server import HttpServer
 from triptych.proxy.live.service import LiveData
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import ApiLimits, make_app
+from triptych.proxy.pd.link import open_link
 from triptych.proxy.pd.readiness import PDReadiness
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
@@ -61,7 +64,6 @@ from triptych.proxy.scaling.autoscaler import Autoscaler
 from triptych.proxy.scaling.pool_metrics import PoolMetrics
 from triptych.proxy.scaling.service import start_scaling
 from triptych.proxy.scaling.upkeep import Upkeep
-from triptych.proxy.transport import GrpcTransport
 from triptych.registry.registry import Registry
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
@@ -69,6 +71,17 @@ from triptych.store.embedding_store import EmbeddingStore
 logger = logging.getLogger(__name__)
 
 STORE_SECONDS = 30.0
+
+
+class GrpcTransport:
+    """The product's `Transport`, over the channels of the worker pool. Timeouts are in seconds, 0 for
+    `stall_timeout` watches no engine."""
+
+    def __init__(
+        self, pool: WorkerPool, proxy_id: str, *, phase_timeout: float = 60.0, stall_timeout: float = 60.0
+    ) -> None:
+        self.open_job = partial(open_stream, pool, phase_timeout)
+        self.open_link = partial(open_link, pool, proxy_id, stall_timeout)
 
 
 async def run(config: ProxyConfig) -> None:

@@ -29,7 +29,7 @@ from triptych.proxy.http.listener import bind
 from triptych.proxy.http.server import HttpServer
 from triptych.proxy.openai.app import ApiLimits, make_app
 from triptych.proxy.pool import WorkerPool
-from triptych.proxy.transport import GrpcTransport
+from triptych.proxy.service import GrpcTransport
 from triptych.registry.registry import RegistrySnapshot
 
 MODEL = "bench"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from triptych.base.tracing.context import SpanContext
 from triptych.base.types import ItemPlan
 from triptych.proxy.media.ports import ItemMedia
-from triptych.proxy.routing import LossRecord
+from triptych.proxy.routing import MAX_LOSSES
 
 #: Seconds that a job keeps away from an encoder that failed it, doubled with every failure up to the limit.
 FIRST_BACKOFF = 0.1
@@ -127,6 +127,8 @@ class EncoderJob:
     mm_hash: str
     namespace: str
     order: int
+    #: What its encoder needs of the item; of the waiter that waits longest.
+    source: ItemSource | None = None
     #: Its turn among those that arrive, by tenant.
     turn: int = 0
     re_encode: bool = False
@@ -138,7 +140,8 @@ class EncoderJob:
     tries: int = 0
     #: Times that it was queued again, without a failure, for an encoder with less work.
     moves: int = 0
-    record: LossRecord = field(default_factory=LossRecord)
+    #: Encoders that ended while they worked on the item, as far as they count.
+    losses: int = 0
     plan: ItemPlan | None = None
     #: Requests that wait for the item.
     waiters: dict[str, None] = field(default_factory=dict)
@@ -158,14 +161,9 @@ class EncoderJob:
         return f"{self.mm_hash[:12]}-{self.order}.{self.tries + self.moves}"
 
     @property
-    def losses(self) -> int:
-        """Encoders that ended while they worked on the item."""
-        return len(self.record)
-
-    @property
     def suspect(self) -> bool:
         """Whether one encoder more may be lost to the item, and none after that."""
-        return self.record.suspect
+        return self.losses >= MAX_LOSSES - 1
 
     @property
     def rank(self) -> Rank:
@@ -204,16 +202,6 @@ class EncoderJob:
         self.owner_address, self.owner_token = (owner_address, owner_token) if joins else ("", "")
         self.state = JobState.QUEUED
         self.tries += 1
-
-
-@dataclass(frozen=True, slots=True)
-class JobRetried:
-    """A try of an item's job at the worker has failed. `waiters` are the requests that wait for it."""
-
-    mm_hash: str
-    waiters: tuple[str, ...]
-    address: str
-    why: str
 
 
 @dataclass(frozen=True, slots=True)

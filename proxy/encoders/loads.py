@@ -1,56 +1,13 @@
-"""Loads of the encoders with this proxy's jobs: jobs by stage, outstanding work, suspects."""
+"""Loads of the encoders with this proxy's jobs: jobs by stage and outstanding work."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from triptych.base.types import ItemPlan
-from triptych.proxy.encoders.job import AT_WORK, EncoderJob, JobState
-
-
-class EncoderIsolation:
-    """Keeps a suspect, an item that may have ended its encoders, alone at its encoder: no other item is
-    suspected for that one.
-
-    Counts the jobs in preprocessing or in a tower at every encoder, and the suspects among them.
-    """
-
-    def __init__(self) -> None:
-        self._busy: Counter[str] = Counter()
-        self._suspects: Counter[str] = Counter()
-        self._kept: set[str] = set()
-
-    def begin(self) -> None:
-        """Starts another pass over all jobs: nothing is kept for a suspect yet."""
-        self._kept.clear()
-
-    def admits(self, address: str, *, suspect: bool) -> bool:
-        """Whether the job may begin there now."""
-        return not self._closed(address) and not (suspect and self._busy[address])
-
-    def enter(self, address: str, *, suspect: bool) -> None:
-        """The job has begun there."""
-        self._busy[address] += 1
-        self._suspects[address] += suspect
-
-    def leave(self, address: str, *, suspect: bool) -> None:
-        """The job is not worked on there any more."""
-        self._busy[address] -= 1
-        self._suspects[address] -= suspect
-        if not self._busy[address]:
-            del self._busy[address], self._suspects[address]
-
-    def keep(self, addresses: Iterable[str]) -> None:
-        """Lets the emptiest of these drain for a suspect: nothing begins there before it."""
-        free = [address for address in addresses if not self._closed(address)]
-        if free:
-            self._kept.add(min(free, key=lambda address: (self._busy[address], address)))
-
-    def _closed(self, address: str) -> bool:
-        return address in self._kept or self._suspects[address] > 0
+from triptych.proxy.encoders.job import EncoderJob, JobState
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +16,6 @@ class _Counted:
 
     address: str
     state: JobState
-    suspect: bool
     #: None while its plan is not known.
     patches: int | None
 
@@ -81,7 +37,6 @@ class EncoderLoads:
     """Sums by encoder, kept up to date job by job. `patches` is the size that a tower's time grows with."""
 
     def __init__(self, patches: Callable[[ItemPlan], int]) -> None:
-        self.isolation = EncoderIsolation()
         self._patches = patches
         self._entries: dict[EncoderJob, _Counted] = {}
         self._loads: dict[str, _Sums] = {}
@@ -93,6 +48,10 @@ class EncoderLoads:
     def running(self, address: str) -> int:
         return self._loads.get(address, _NOTHING).running
 
+    def busy(self, address: str) -> int:
+        """Jobs in preprocessing or in the tower."""
+        return self.planning(address) + self.running(address)
+
     def owed(self, address: str) -> tuple[int, int, int]:
         """What the encoder still owes this proxy: jobs without a plan, jobs with one, and their patches."""
         load = self._loads.get(address, _NOTHING)
@@ -102,15 +61,13 @@ class EncoderLoads:
         """The job's size; None while its plan is not known."""
         return None if job.plan is None else self._patches(job.plan)
 
-    def count(self, job: EncoderJob, *, suspect: bool) -> None:
+    def count(self, job: EncoderJob) -> None:
         """Counts the job where it stands now, and nowhere else."""
         self.remove(job)
         if job.state is JobState.QUEUED:
             return
-        entry = self._entries[job] = _Counted(job.address, job.state, suspect, self.patches(job))
+        entry = self._entries[job] = _Counted(job.address, job.state, self.patches(job))
         self._add(self._loads.setdefault(job.address, _Sums()), entry, 1)
-        if entry.state in AT_WORK:
-            self.isolation.enter(entry.address, suspect=entry.suspect)
 
     def remove(self, job: EncoderJob) -> None:
         """The job is at no encoder. Idempotent."""
@@ -121,8 +78,6 @@ class EncoderLoads:
         self._add(load, entry, -1)
         if not load.jobs:
             del self._loads[entry.address]
-        if entry.state in AT_WORK:
-            self.isolation.leave(entry.address, suspect=entry.suspect)
 
     def _add(self, load: _Sums, entry: _Counted, sign: int) -> None:
         load.jobs += sign

@@ -95,7 +95,7 @@ class _Average:
         self._advance(now)
         self._items.add(weight, patches)
 
-    def planned(self, now: float, arrived: float, patches: int) -> None:
+    def resize(self, now: float, arrived: float, patches: int) -> None:
         """An item that arrived then turns out to have so many patches."""
         self._advance(now)
         weight = math.exp(-max(now - arrived, 0.0) / self.seconds)
@@ -129,11 +129,11 @@ class ArrivedItems:
         for average in (self._fast, self._slow):
             average.add(now, 1.0, None)
 
-    def planned(self, job: EncoderJob, patches: int, now: float) -> None:
+    def resize(self, job: EncoderJob, patches: int, now: float) -> None:
         """The job's size is known."""
         if job.arrived is not None:
             for average in (self._fast, self._slow):
-                average.planned(now, job.arrived, patches)
+                average.resize(now, job.arrived, patches)
             job.arrived = None
 
     def rates(self, now: float) -> tuple[Items, Items]:

@@ -15,6 +15,7 @@ from grpc import aio
 from triptych.base.log import log_fields
 from triptych.base.rpc.channels import INCARNATION_HEADER
 from triptych.protos import pd_pb2
+from triptych.proxy.events import Lost
 from triptych.proxy.pd.load_reports import LoadReports
 from triptych.proxy.pd.stall_watch import StallWatch
 from triptych.proxy.pd.wire import PDStub, connect, deliver
@@ -366,7 +367,7 @@ class PDLink:
             self._owner.ended(ProcessEnd(self.address, self._incarnation, tuple(lost), final))
         for request_id, tracked in lost.items():
             try:
-                self._events.lost(request_id, tracked.attempt)
+                self._events.deliver(request_id, Lost(tracked.attempt))
             except Exception:  # of one request: the others are lost all the same
                 logger.exception(
                     "request %s of PD worker %s",

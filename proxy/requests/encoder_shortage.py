@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
+from triptych.proxy.events import EncodersBack, EncodersGone
 from triptych.proxy.ports import RequestEvents
 from triptych.proxy.requests.request import InFlightRequest
 from triptych.proxy.workers import KnownWorkers
@@ -62,10 +63,10 @@ class EncoderShortage:
             if not request.lifecycle.lacks_items or request.binding is None:
                 continue
             if not self._unserved(request):
-                self._events.encoders_changed(request.request_id, serving=True)
+                self._events.deliver(request.request_id, EncodersBack())
                 continue
             lacking = True
             if now - self._since.setdefault(request.binding.namespace, now) >= GRACE_SECONDS:
-                self._events.encoders_changed(request.request_id, serving=False)
+                self._events.deliver(request.request_id, EncodersGone())
         if lacking:
             self._timer = asyncio.get_running_loop().call_later(GRACE_SECONDS / 2, self._check)

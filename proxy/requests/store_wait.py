@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from triptych.base.errors import RETRY_AFTER, Unavailable
+from triptych.proxy.events import RequestFailed
 from triptych.proxy.ports import RequestEvents
 from triptych.proxy.requests.request import InFlightRequest
 from triptych.proxy.workers import KnownWorkers
@@ -52,6 +53,7 @@ class StoreWait:
         for pool in self._lost:
             if request.lifecycle.waits_for(pool):
                 message = f"no {_POOLS[pool]} reaches the embedding store"
-                self._events.failed(request_id, Unavailable(message, retry_after=RETRY_AFTER))
+                error = Unavailable(message, retry_after=RETRY_AFTER)
+                self._events.deliver(request_id, RequestFailed(error))
                 return
         self.watch(request)

@@ -45,7 +45,7 @@ from triptych.proxy.openai.app import ApiLimits, make_app
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.proxy.refusals.refusals import RefusalMiddleware, Refusals
-from triptych.proxy.transport import GrpcTransport
+from triptych.proxy.service import GrpcTransport
 from triptych.registry.registry import Registry
 from triptych.store.embedding_store import EmbeddingStore
 

@@ -23,8 +23,8 @@ from triptych.base.types import ItemPlan
 from triptych.protos import encoder_pb2
 from triptych.proxy.encoders import encoder_client
 from triptych.proxy.encoders.encoder_client import EncodeStream
+from triptych.proxy.events import JobReady
 from triptych.proxy.media.spool import MediaSpool, SpooledMedia
-from triptych.proxy.ports import JobReady
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.store.embedding_store import EmbeddingStore
 

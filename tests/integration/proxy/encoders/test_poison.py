@@ -44,8 +44,8 @@ async def test_an_encoder_that_cannot_be_reached_says_nothing_about_the_picture(
         encoder = cluster.encoders[0]
         await encoder.kill()
         asked = asyncio.create_task(cluster.ask(user("?", picture("p"))))
-        jobs = cluster.dispatcher.jobs.table
-        await until(lambda: (job := jobs.get(key_of(picture("p")))) is not None and job.tries > 3)
+        items = cluster.dispatcher.jobs.items
+        await until(lambda: (job := items.job(key_of(picture("p")))) is not None and job.tries > 3)
         await encoder.start()
         assert (await asked).choices[0].message.content == whole_text(8)
 

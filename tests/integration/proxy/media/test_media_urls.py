@@ -149,9 +149,7 @@ async def test_a_job_outlives_the_request_that_brought_its_media(store: Embeddin
         first = asyncio.create_task(cluster.ask(ask_about(url)))
         await until(lambda: encoder.media)
         second = asyncio.create_task(cluster.ask(ask_about(url)))
-        await until(
-            lambda: any(len(job.waiters) == 2 for job in cluster.dispatcher.jobs.table._jobs.values())
-        )
+        await until(lambda: any(len(job.waiters) == 2 for job in cluster.dispatcher.jobs.table.jobs()))
         first.cancel()
         await until(lambda: cluster.dispatcher.in_flight == 1)
         encoder.ask_media_again = True

@@ -134,7 +134,11 @@ async def test_a_fault_in_the_loss_of_one_request_keeps_the_others(
         worker.gate.clear()
         asked = [asyncio.create_task(cluster.stream(TEXT)) for _ in range(4)]
         await until(lambda: link_of(cluster).in_flight == 4 and len(worker.submits) == 4, "four requests")
-        inject(link_of(cluster), "_events", "lost")
+        requests = cluster.dispatcher._requests.values()
+        await until(
+            lambda: all(request.lifecycle.prompt_token_ids for request in requests), "four admissions"
+        )
+        inject(link_of(cluster), "_events", "deliver")
         inject(link_of(cluster), "_owner", "attached")
         break_and_go_on(cluster)
         answers = await asyncio.gather(*asked, return_exceptions=True)

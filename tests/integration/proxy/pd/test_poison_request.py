@@ -15,7 +15,7 @@ from support.fakes.fake_workers import picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.protos import pd_pb2
-from triptych.proxy.pd.suspects import CLEARING_TOKENS
+from triptych.proxy.routing import CLEARING_TOKENS
 from triptych.store.embedding_store import EmbeddingStore
 
 LOST = "lost with"

@@ -27,6 +27,7 @@ from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.pd_worker.frontend.wire import MAX_KEYS, MAX_REQUESTS
 from triptych.pd_worker.server import PDServicer
 from triptych.protos import pd_pb2, pd_pb2_grpc
+from triptych.proxy.events import Lost
 from triptych.proxy.pd import link as pd_client
 from triptych.proxy.pd import wire
 from triptych.proxy.pd.link import PDLink
@@ -66,7 +67,7 @@ class Heard:
     streams: int = 0
     ends: list[ProcessEnd] = field(default_factory=list)
 
-    def lost(self, request_id: str, attempt: int) -> None:
+    def deliver(self, request_id: str, event: Lost) -> None:
         self.losses.append(request_id)
 
     def tokens(self, request_id: str, attempt: int, position: int, ids: list[int], text: str) -> None:

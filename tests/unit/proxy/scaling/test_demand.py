@@ -35,7 +35,7 @@ class Proxy:
             if isinstance(action, StartPlan):
                 plan = ItemPlan(action.job.mm_hash, SPACE, "image", rows, 1, "float32", rows)
                 self.table.planned(action.job.try_id, plan)
-                self.arrived.planned(action.job, rows, 100.0)
+                self.arrived.resize(action.job, rows, 100.0)
 
     def demand(self, unbound: int = 0) -> PoolDemand:
         return encoder_demand(

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from triptych.proxy.pd.suspects import CLEARING_TOKENS, Suspects
-from triptych.proxy.routing import MAX_LOSSES, PDLoad
+from triptych.proxy.routing import CLEARING_TOKENS, MAX_LOSSES, PDLoad, Suspects
 
 MODEL = "m"
 
@@ -17,14 +16,14 @@ def load(address: str, in_flight: int = 0) -> PDLoad:
     return PDLoad(address, in_flight, 64)
 
 
-def suspects_of(*requests: str, at: tuple[str, str] = ("w1", "w2")) -> Suspects:
-    made = Suspects()
+def suspects_of(*requests: str, at: tuple[str, str] = ("w1", "w2")) -> Suspects[str]:
+    made: Suspects[str] = Suspects()
     for number, address in enumerate(at):
         made.lost(address, f"i{number}", requests, final=True)
     return made
 
 
-def tried(suspects: Suspects, request: str, *addresses: str, tokens: int = 0) -> str:
+def tried(suspects: Suspects[str], request: str, *addresses: str, tokens: int = 0) -> str:
     """The worker that the request now has to itself."""
     address = suspects.place(request, MODEL, [load(each) for each in addresses])
     assert address is not None
@@ -33,7 +32,7 @@ def tried(suspects: Suspects, request: str, *addresses: str, tokens: int = 0) ->
 
 
 def test_a_request_present_at_two_losses_is_a_suspect_and_one_present_at_one_is_not() -> None:
-    suspects = Suspects()
+    suspects: Suspects[str] = Suspects()
     assert suspects.lost("w1", "i1", ["a", "b"], final=True) == []
     assert not suspects.suspect("a")
     assert suspects.lost("w2", "i2", ["a", "c"], final=True) == []
@@ -113,7 +112,7 @@ def test_without_a_worker_a_suspect_waits() -> None:
 
 
 def test_a_lost_connection_makes_no_suspect_and_a_stalled_process_does() -> None:
-    suspects = Suspects()
+    suspects: Suspects[str] = Suspects()
     suspects.lost("w1", "i1", ["a", "b"], final=False)
     suspects.lost("w1", "i1", ["b"], final=True)
     suspects.lost("w2", "i2", ["a", "b"], final=True)
@@ -142,7 +141,7 @@ class World:
     draw: random.Random
     count: int
     requests: list[Request]
-    suspects: Suspects = field(default_factory=Suspects)
+    suspects: Suspects[str] = field(default_factory=Suspects)
     down: set[str] = field(default_factory=set)
     incarnation: int = 0
 
@@ -184,7 +183,7 @@ class World:
                 request.at = self.draw.choice(free).address
 
     def trial(self, request: Request, address: str) -> None:
-        assert self.suspects.on_trial(request.name)
+        assert request.name in self.suspects.on_trial
         request.at = address
         self.suspects.alone(request.name, request.tokens)
 
