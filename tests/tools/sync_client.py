@@ -13,7 +13,7 @@ from pathlib import Path
 
 import unasync
 
-CLIENT = Path(__file__).resolve().parents[2] / "triptych/client"
+CLIENT = Path(__file__).resolve().parents[2] / "triptych/apps/client"
 _SOURCE, _GENERATED = "async_client.py", "client.py"
 _HEAD = f"# Made from {_SOURCE} by `make client`: change that one.\n"
 _NAMES = {
@@ -37,7 +37,7 @@ def generated() -> str:
         made.write_text(_HEAD + made.read_text(encoding="utf-8"), encoding="utf-8")
         # The project's rules, as for the file's place in the tree.
         ruff = [sys.executable, "-m", "ruff"]
-        config = ["--config", str(CLIENT.parents[1] / "pyproject.toml"), "-q", str(made)]
+        config = ["--config", str(CLIENT.parents[2] / "pyproject.toml"), "-q", str(made)]
         subprocess.run([*ruff, "check", "--fix", "--select", "I", *config], check=True)
         subprocess.run([*ruff, "format", *config], check=True)
         return made.read_text(encoding="utf-8")
@@ -49,7 +49,7 @@ def main(words: list[str]) -> str:
     if "--check" not in words:
         path.write_text(text, encoding="utf-8")
     elif path.read_text(encoding="utf-8") != text:
-        return f"{path.relative_to(CLIENT.parents[1])} is not what {_SOURCE} gives: run `make client`"
+        return f"{path.relative_to(CLIENT.parents[2])} is not what {_SOURCE} gives: run `make client`"
     return ""
 
 

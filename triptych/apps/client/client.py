@@ -59,15 +59,11 @@ from triptych.base.errors import RequestError
 
 
 class Client:
-<<<<<<< main
-    """A blocking client of one cluster. All methods raise triptych.errors.
-=======
     """A client of one cluster, for asyncio as `AsyncClient`, blocking as `Client`: the same methods.
->>>>>>> mine
 
-    All methods raise triptych.base.errors. `timeout` is the longest silence, in seconds. A request is sent again,
-    up to `retries` times, while the cluster is full or cannot be reached. `ca_file` holds the CA certificates
-    (PEM) of an https:// cluster, where the system does not know them.
+    All methods raise triptych.base.errors. `timeout` is the longest silence, in seconds. A request is sent
+    again, up to `retries` times, while the cluster is full or cannot be reached. `ca_file` holds the CA
+    certificates (PEM) of an https:// cluster, where the system does not know them.
 
     `messages` is a question, with `files` beside it, or OpenAI's list of messages. `options` are fields of
     the request by their OpenAI names, such as `max_tokens`. An empty `model` means the only one served.
