@@ -186,7 +186,8 @@ async def _serve(
     metrics = ProxyMetrics()
     certificates.show_expiry(metrics.registry)
     internal = certificates.internal
-    pool = WorkerPool(Registry(store), proxy_id, config.internal_token, certificates=internal)
+    token, clear_text = config.internal_token, config.insecure
+    pool = WorkerPool(Registry(store), proxy_id, token, certificates=internal, insecure=clear_text)
     stack.push_async_callback(pool.stop)
     live = LiveData(config, pool) if config.page else None
     quotas = QuotaTable(quota_specs(config, files), shared=lambda: keys.shared)

@@ -129,7 +129,7 @@ async def serve(worker: pd_pb2_grpc.PDServiceServicer) -> tuple[Any, int]:
     server, state = make_server(), health.aio.HealthServicer()
     pd_pb2_grpc.add_PDServiceServicer_to_server(worker, server)
     health_pb2_grpc.add_HealthServicer_to_server(state, server)
-    await state.set("", health_pb2.HealthCheckResponse.SERVING)
+    await state.set("i", health_pb2.HealthCheckResponse.SERVING)  # the incarnation that it is registered with
     port = listen(server, "127.0.0.1:0", mutual=True)
     await server.start()
     return server, port

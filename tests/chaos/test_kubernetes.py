@@ -46,6 +46,7 @@ def _values(**changes: Any) -> dict[str, Any]:
     values: dict[str, Any] = {
         "model": {"source": "pvc", "pvc": {"existingClaim": "model"}, "name": "tiny"},
         "apiKeys": {"enabled": False},
+        "tls": {"enabled": False},  # the store's server of the test speaks none
         "encoder": {"args": ["--threads", "1", "--prepared-memory", "64MiB"], "replicas": 2},
         "pd": {
             "args": [

@@ -16,7 +16,6 @@ from support.data.pictures import picture
 from support.hostile.guarded import TOKEN, Guarded
 from support.processes.cluster import data_url, scrape, wait_for
 from triptych.base.rpc.channels import make_channel
-from triptych.base.rpc.client_auth import WorkerSession
 from triptych.protos import pd_pb2, pd_pb2_grpc, proxy_pb2, proxy_pb2_grpc
 
 pytestmark = pytest.mark.timeout(300)
@@ -126,9 +125,9 @@ async def test_grpc_at_the_door_and_at_the_workers_asks_for_its_secret(guarded):
         assert list(reply.models) == ["qwen3_vl"]
     workers = await asyncio.to_thread(cluster.workers)
     [worker] = [worker for worker in workers if worker.pool == "pd"]
-    sessions = [(None, "UNAUTHENTICATED"), (guarded.keys["bob"], "UNAVAILABLE"), (TOKEN, "OK")]
-    for token, code in sessions:
-        async with make_channel(worker.address, token and WorkerSession(token, worker)) as channel:
+    tokens = [("", "UNAUTHENTICATED"), (guarded.keys["bob"], "UNAUTHENTICATED"), (TOKEN, "OK")]
+    for token, code in tokens:
+        async with make_channel(worker.address, token) as channel:
             call = pd_pb2_grpc.PDServiceStub(channel).Cancel(pd_pb2.CancelRequest(proxy_id="x"), timeout=30)
             assert (await call.code()).name == code
 

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 async def test_a_pool_of_replicas_answers_a_picture(tmp_path: Path) -> None:
     values = example("one-gpu-node") | {"model": {"source": "demo"}, "apiKeys": {"enabled": False}}
+    values["tls"] = {"enabled": False}  # the store's server of the test speaks none
     values["store"]["maxMemory"] = "128Mi"
     values["colocatedPools"] = [
         {"name": "cpu", "device": "cpu", "args": ["--threads", "1", "--kv-memory", "64MiB"]}

@@ -152,8 +152,9 @@ async def test_a_store_with_tls_at_that_port_is_named_as_such(store_url: str, au
 
 
 async def test_a_renewed_certificate_is_shown_by_the_next_connections(
-    store_url: str, authority: Authority
+    store_url: str, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("triptych.base.rpc.tls.certificates.LOOK_SECONDS", 0.0)
     files = authority.client(expired=True)
     server = authority.server()
     with tls_in_front(store_url, server) as (relay, address):

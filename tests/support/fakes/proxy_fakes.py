@@ -117,6 +117,7 @@ class FakeCluster:
             "proxy-test",
             token,
             certificates=internal,
+            insecure=options.pop("insecure", False),
             health_timeout=options.pop("health_timeout", 5.0),
         )
         media = make_loader(ProxyConfig(**flags), self.metrics, self.quotas)

@@ -5,6 +5,7 @@ from triptych.base.config.access import (
     check_bind,
     check_front_door,
     is_loopback,
+    is_on_this_machine,
     read_internal_token,
 )
 from triptych.base.config.cluster import ClusterConfig, ServeConfig, WorkerCounts, check_scaled
@@ -66,6 +67,7 @@ __all__ = [
     "front_door_tls",
     "internal_tls",
     "is_loopback",
+    "is_on_this_machine",
     "parse_size",
     "parse_workers",
     "read_internal_token",

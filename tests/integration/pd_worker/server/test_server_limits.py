@@ -19,11 +19,9 @@ from support.tracing.spans import kept_tracer, new_context
 from support.waiting import until
 from triptych.base.errors import InvalidRequest, Unavailable
 from triptych.base.rpc.channels import make_channel, make_server
-from triptych.base.rpc.client_auth import WorkerSession
-from triptych.base.rpc.server_auth import WorkerAuth
 from triptych.base.tracing.context import hex_trace_id, metadata
 from triptych.base.tracing.producers import Producers
-from triptych.base.types import FinishReason, PDTimings, Usage, WorkerInfo
+from triptych.base.types import FinishReason, PDTimings, Usage
 from triptych.pd_worker import server as pd_server
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import NewTokens, RequestFinished
@@ -249,24 +247,21 @@ async def test_a_stream_that_breaks_leaves_the_requests_to_the_next_one():
 
 
 async def test_a_worker_that_demands_the_token_refuses_others():
-    door = WorkerAuth("the-token-of-the-worker")
-    server = make_server(door)
+    server = make_server("the-token-of-the-worker")
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    info = door.add_worker(WorkerInfo(address, "pd", "i", "key", "m"))
     engine, input_processor = Engine(), InputProcessor()
     input_processor.gate.set()
     with ThreadPoolExecutor(1) as pool:
         servicer = PDServicer(engine, input_processor, EventStreams(engine.cancel), pool, pool)
         pd_pb2_grpc.add_PDServiceServicer_to_server(servicer, server)
         await server.start()
-        for session in (None, WorkerSession("a-guess-of-its-token", info)):
-            async with make_channel(address, session) as channel:
+        for token in ("", "a-guess-of-its-token"):
+            async with make_channel(address, token) as channel:
                 client = PDClient(channel, "key")
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await client.submit(client.message("r1", "x"))
-            refused = grpc.StatusCode.UNAUTHENTICATED if session is None else grpc.StatusCode.UNAVAILABLE
-            assert caught.value.code() is refused
-        async with make_channel(address, WorkerSession("the-token-of-the-worker", info)) as channel:
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        async with make_channel(address, "the-token-of-the-worker") as channel:
             client = PDClient(channel, "key")
             await client.submit(client.message("r1", "x"))
         await server.stop(0)

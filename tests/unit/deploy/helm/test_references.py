@@ -29,6 +29,7 @@ GIVEN = {
         SecretKey("triptych-internal", "token"),
         SecretKey("triptych-keys", "keys"),
         SecretKey("redis-ca", "ca.crt"),
+        *(SecretKey("triptych-tls", key) for key in ("tls.crt", "tls.key", "ca.crt")),
         *(SecretKey("triptych-store", role) for role in ("proxy", "encoder", "pd")),
     }
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import yaml
 from helm_python.chart import lint
 from helm_python.errors import HelmError
 
-from support.kubernetes.chart import CASES, CHART, case, example, notes, render
+from support.kubernetes.chart import CASES, CHART, case, example, notes, render, render_upgrade
 from support.kubernetes.manifests import (
     SecretKey,
     called,
@@ -22,6 +24,9 @@ from support.kubernetes.manifests import (
 )
 from support.kubernetes.validation import validate
 from triptych import __version__
+from triptych.base.config import TlsFiles
+from triptych.base.errors import ConfigError
+from triptych.base.rpc.tls.material import read_material
 
 #: The oldest version that the chart allows, and the newest one with a schema.
 VERSIONS = ("1.30", "1.37")
@@ -130,7 +135,8 @@ def test_the_notes_name_the_service_and_say_what_is_open() -> None:
     text = notes(name="blue", namespace="models")
     assert "kubectl --namespace models port-forward service/blue-proxy 8000:8000" in text
     assert "get secret blue-api-keys" in text
-    assert "WARNING: tls.enabled is false" in text
+    assert "WARNING: tls.enabled is false" not in text
+    assert "WARNING: tls.enabled is false" in notes({"tls": {"enabled": False}})
     assert "triptych-proxy:0.1.0, which is not there" in text and "set image.registry" in text
     assert "which is not there" not in notes({"image": {"registry": "registry.example"}})
     open_door = notes({"apiKeys": {"enabled": False}, "networkPolicy": {"enabled": False}})
@@ -168,6 +174,29 @@ def test_a_secret_that_is_not_given_is_random_and_long() -> None:
     assert first["triptych-store"] != second["triptych-store"]
     passwords = [first["triptych-store"][role] for role in ("proxy", "encoder", "pd")]
     assert len(set(passwords)) == 3
+
+
+def test_an_upgrade_keeps_every_secret_and_makes_what_is_missing(tmp_path: Path) -> None:
+    before = [one for one in render() if one["kind"] == "Secret"]
+    kept = [one for one in render_upgrade(tmp_path / "kept", before) if one["kind"] == "Secret"]
+    assert kept == before
+    without = [one for one in before if one["metadata"]["name"] != "triptych-tls"]
+    after = [one for one in render_upgrade(tmp_path / "made", without) if one["kind"] == "Secret"]
+    assert [one for one in after if one["metadata"]["name"] != "triptych-tls"] == without
+    assert called(after, "Secret", "triptych-tls") != called(before, "Secret", "triptych-tls")
+
+
+def test_the_charts_own_certificate_is_one_of_services_keda_and_the_store(tmp_path: Path) -> None:
+    made = called(render(name="blue", namespace="models"), "Secret", "blue-tls")["stringData"]
+    for name, content in made.items():
+        (tmp_path / name).write_text(content)
+    cert, key, ca = (str(tmp_path / name) for name in ("tls.crt", "tls.key", "ca.crt"))
+    for name in ("triptych.internal", "blue-proxy-internal.models.svc", "blue-store-0.models.svc"):
+        # As a server of this name and as a client, for nearly ten years.
+        material = read_material(TlsFiles(cert, key, ca, name))
+        assert 3640 < (material.not_after - time.time()) / 86400 < 3651
+    with pytest.raises(ConfigError, match="mismatch"):
+        read_material(TlsFiles(cert, key, ca, "blue-store-0.others.svc"))
 
 
 def test_rendering_is_the_same_every_time_where_secrets_are_given() -> None:

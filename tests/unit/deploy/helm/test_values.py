@@ -193,7 +193,7 @@ ROUTE = {"enabled": True, "parentRefs": [{"name": "g"}]}
             {"store": {"mode": "external", "existingSecret": "s", "external": {"url": "redis://me@a:1"}}},
             "leave the user out, or set store.acl to false",
         ),
-        ({"tls": {"enabled": True}}, "give tls.certManager.issuerRef, or tls.existingSecret"),
+        ({"proxy": {"proxyProtocol": True}}, "proxy.proxyProtocol needs proxy.trustedProxies"),
         (
             {"proxy": {"frontDoorTls": {"certManager": {"issuerRef": {"name": "a"}}}}},
             "the names that clients connect to",

@@ -238,7 +238,6 @@ async def test_nothing_but_the_scaler_is_reached_through_its_port() -> None:
         for path in (
             "/triptych.v1.ProxyService/ListModels",
             "/triptych.v1.ProxyService/Chat",
-            "/triptych.v1.WorkerAuth/Authenticate",
             "/grpc.health.v1.Health/Check",
         ):
             code, _ = await refusal(channel.unary_unary(path)(b""))
