@@ -28,11 +28,11 @@ from benchmarks.autoscale.comparison import (
     trials,
 )
 from benchmarks.autoscale.plot import save
+from benchmarks.autoscale.policies import ENCODER_SLO
+from benchmarks.autoscale.traces import PEAK_WORKERS, TRACES
 from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
 from triptych.base.progress.progress import each
 from triptych.goodput.report.machine import describe, load_average
-from triptych.simulator.autoscale.scaler import ENCODER_SLO
-from triptych.simulator.autoscale.traces import PEAK_WORKERS, TRACES
 from triptych.simulator.run import NOT_MODELLED
 
 RESULT = RESULTS / "autoscale.md"

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.autoscale.comparison import STATIC, TrialFigures
+from benchmarks.autoscale.traces import PEAK_WORKERS, UTILIZATION, Trace
 from triptych.goodput.report.plots import COLOURS
-from triptych.simulator.autoscale.traces import PEAK_WORKERS, UTILIZATION, Trace
 
 _DEMAND = "#999999"
 
