@@ -15,7 +15,7 @@ from triptych.base.config import GIB, EncoderConfig, PDConfig, ProxyConfig
 from triptych.base.errors import ConfigError
 from triptych.goodput.measure.slo import Slo
 from triptych.simulator.cluster.shape import Limits
-from triptych.simulator.costs.published import QWEN3_VL_4B, QWEN3_VL_4B_SHAPE, Chip, encoder_costs, published
+from triptych.simulator.costs.costs import QWEN3_VL_4B, QWEN3_VL_4B_SHAPE, Chip, encoder_costs, published
 
 STATIC = "static peak"
 OURS = "work-seconds (ours)"

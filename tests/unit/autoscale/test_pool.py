@@ -21,8 +21,7 @@ from benchmarks.autoscale.policies import (
 from benchmarks.autoscale.pool import ElasticPool
 from support.simulated import COSTS, LIMITS, MIX, MODEL, PICTURE
 from triptych.base.config import EncoderConfig
-from triptych.goodput.load.arrivals import Arrivals, arrival_times
-from triptych.goodput.load.workload import Workload, plan_requests
+from triptych.goodput.load.workload import Arrivals, Workload, arrival_times, plan_requests
 from triptych.simulator.cluster.context import Simulation
 from triptych.simulator.cluster.shape import on_devices
 from triptych.simulator.run import simulate
