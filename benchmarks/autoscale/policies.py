@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from triptych.base.config.scaling import ScalingConfig
+from triptych.base.config.proxy import ScalingConfig
 from triptych.base.scaling import ScalingRules
 from triptych.proxy.scaling.policy import Observation, ScalingState, decide
 from triptych.proxy.scaling.pools import EncoderPool

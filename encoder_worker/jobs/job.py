@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from triptych.base.errors import RequestError
 from triptych.base.log import log_fields
 from triptych.base.tracing import attributes as names
-from triptych.base.tracing.context import SpanContext, hex_trace_id, to_bytes
-from triptych.base.tracing.producers import Producers
+from triptych.base.tracing.context import Producers, SpanContext, hex_trace_id, to_bytes
 from triptych.base.tracing.tracer import Span, SpanKind, Tracer
 from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import EncoderOutput

@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 
 from triptych.base.errors import InternalError, RequestError
 from triptych.base.log import short
-from triptych.base.tracing.producers import Producers
+from triptych.base.tracing.context import Producers
 from triptych.ec_connector.connectors.memory_store import OutputCache
 from triptych.encoder_worker.engine import EncoderEngine
 from triptych.encoder_worker.job_spec import ItemFormat

@@ -14,7 +14,7 @@ from triptych.base.engine_beat import EngineBeat
 from triptych.base.errors import ConfigError
 from triptych.base.machine.worker_kind import worker_kind
 from triptych.base.metrics import PDMetrics
-from triptych.base.tracing.producers import Producers
+from triptych.base.tracing.context import Producers
 from triptych.base.tracing.tracer import Tracer
 from triptych.base.types import WorkerInfo
 from triptych.models.registry import family_of, resolve_dtype

@@ -21,8 +21,7 @@ from triptych.base.errors import InvalidRequest, Unavailable
 from triptych.base.rpc.channels import make_channel, make_server
 from triptych.base.rpc.client_auth import WorkerSession
 from triptych.base.rpc.server_auth import WorkerAuth
-from triptych.base.tracing.context import hex_trace_id, metadata
-from triptych.base.tracing.producers import Producers
+from triptych.base.tracing.context import Producers, hex_trace_id, metadata
 from triptych.base.types import FinishReason, PDTimings, Usage, WorkerInfo
 from triptych.pd_worker import server as pd_server
 from triptych.pd_worker.core.request import EngineRequest

@@ -54,21 +54,19 @@ def plan(options: PlanOptions) -> None:
     check_extra()
     from rich.console import Console
 
-    from triptych.simulator.plan.answer import Wanted, answer, write_document
+    from triptych.simulator.plan.answer import answer, write_document
     from triptych.simulator.plan.question import check_question
     from triptych.simulator.plan.tables import show
 
     question = _question(options)
-    wanted = Wanted(
-        rate=_at_least_0("--rate", options.rate),
-        sensitivity=not options.quick,
-        scale=options.scale,
-        store_rate=_at_least_0("--store-bandwidth", options.store_bandwidth) * 1e9,
-    )
+    rate = _at_least_0("--rate", options.rate)
+    store_rate = _at_least_0("--store-bandwidth", options.store_bandwidth) * 1e9
     check_question(question)
     _check_files(options)
     with shown_by(command_renderer()):
-        found = answer(question, wanted)
+        found = answer(
+            question, rate=rate, sensitivity=not options.quick, scale=options.scale, store_rate=store_rate
+        )
     console = Console()
     show(found, console)
     if options.json:
