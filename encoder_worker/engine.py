@@ -21,7 +21,7 @@ from triptych.base.log import log_fields
 from triptych.base.machine.device_fault import check_device
 from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput
-from triptych.ec_connector.connectors.output_cache import OutputCache
+from triptych.ec_connector.connectors.memory_store import OutputCache
 from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
 from triptych.encoder_worker.host_copier import HostCopier
 from triptych.models.base import EncoderSide, PreparedItem

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from triptych.base.machine.device_memory import host_empty
-from triptych.ec_connector.connectors.pinned_memory import PinnedMemory
+from triptych.ec_connector.connectors.host_buffers import PinnedMemory
 
 #: Bytes of page-locked memory that outputs pass through.
 _STAGING_BYTES = 32 << 20

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from triptych.base.config.scaling import ScalingConfig
+from triptych.base.config.proxy import ScalingConfig
 from triptych.base.scaling import PoolDemand, ScalingRules, WorkerGroup
 from triptych.proxy.encoders.job_runner import JobRunner
 from triptych.proxy.scaling.demand import PDDemand, encoder_demand

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from triptych.base.config.scaling import ScalingConfig
+from triptych.base.config.proxy import ScalingConfig
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.rpc.tls.certificates import Certificates
 from triptych.proxy.dispatcher import Dispatcher

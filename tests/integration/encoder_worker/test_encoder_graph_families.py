@@ -13,7 +13,7 @@ import torch
 
 from support.encoder_graphs.adapters import ADAPTERS, Adapter
 from support.encoder_graphs.replays import ChangedTower, Replays, assert_rows, replays
-from triptych.encoder_worker.graphs.budget_graph import poison
+from triptych.encoder_worker.graphs.manager import poison
 from triptych.models.encoder_graph import EncoderCudaGraphCaptureInputs, EncoderCudaGraphReplayBuffers
 
 pytestmark = pytest.mark.timeout(300)

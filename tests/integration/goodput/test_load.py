@@ -10,11 +10,9 @@ import msgspec
 import pytest
 
 from support.null_server import MODEL, Behaviour, start
-from triptych.goodput.load.arrivals import Arrivals, arrival_times
-from triptych.goodput.load.generator import generate
+from triptych.goodput.load.generator import LoadError, generate, run_window
 from triptych.goodput.load.job import LoadJob, Progress, Target
-from triptych.goodput.load.processes import LoadError, run_window
-from triptych.goodput.load.workload import Workload, plan_requests
+from triptych.goodput.load.workload import Arrivals, Workload, arrival_times, plan_requests
 
 LOAD = Workload(text_tokens=8, output_tokens=4, images=((0, 1.0), (1, 1.0)), sizes=((32, 32, 1.0),))
 

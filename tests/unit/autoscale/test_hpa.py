@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.autoscale.policies import CpuPercent, QueueLength
-from triptych.simulator.autoscale.scaler import PoolView, Scaler
+from benchmarks.autoscale.policies import CpuPercent, PoolView, QueueLength, Scaler
 
 
 def follow(scaler: Scaler, seconds: int, view: Callable[[int, int], PoolView], workers: int = 1) -> list[int]:

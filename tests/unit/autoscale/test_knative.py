@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.autoscale.policies import Concurrency
-from triptych.simulator.autoscale.scaler import PoolView
+from benchmarks.autoscale.policies import Concurrency, PoolView
 
 
 def follow(items: Callable[[int], int], seconds: int, workers: int = 1, ready_after: int = 0) -> list[int]:

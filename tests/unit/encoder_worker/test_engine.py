@@ -18,7 +18,7 @@ from support.fakes.fake_connector import RecordingWorker, SlowWorker, fake_trans
 from triptych.base.cpu.step_pacer import StepPacer
 from triptych.base.errors import InternalError, InvalidRequest
 from triptych.base.types import ItemPlan
-from triptych.ec_connector.connectors.output_cache import OutputCache
+from triptych.ec_connector.connectors.memory_store import OutputCache
 from triptych.encoder_worker.engine import (
     BatchDone,
     Encoded,

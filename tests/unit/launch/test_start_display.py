@@ -12,9 +12,9 @@ import pytest
 
 from triptych.apps.launch.start_display import StartDisplay
 from triptych.base.progress.launcher import VARIABLE, LauncherRenderer, encode
+from triptych.base.progress.progress import StepState
+from triptych.base.progress.renderers import TerminalRenderer
 from triptych.base.progress.screen import CLEAR
-from triptych.base.progress.step import StepState
-from triptych.base.progress.terminal import TerminalRenderer
 
 
 class Terminal(io.StringIO):

@@ -13,9 +13,8 @@ import pytest
 
 from triptych.base.progress.choice import command_renderer, service_renderer
 from triptych.base.progress.launcher import VARIABLE, LauncherRenderer
-from triptych.base.progress.lines import LineRenderer
-from triptych.base.progress.step import StepState
-from triptych.base.progress.terminal import TerminalRenderer
+from triptych.base.progress.progress import StepState
+from triptych.base.progress.renderers import LineRenderer, TerminalRenderer
 
 
 class Terminal(io.StringIO):

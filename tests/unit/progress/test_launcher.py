@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from triptych.base.progress.launcher import MOST_BYTES, LauncherRenderer, decode, encode
-from triptych.base.progress.step import BYTES, StepState
+from triptych.base.progress.progress import BYTES, StepState
 
 STATE = StepState("3", "loading weights", 5.0, 10.0, BYTES, "note", 2.5, ended=True, failed=False)
 _HUGE = b'{"name": "a", "state": {"key": "1", "label": "x", "done": 1e999}}'

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.base.progress.lines import LineRenderer, due
-from triptych.base.progress.progress import Progress
-from triptych.base.progress.step import BYTES
+from triptych.base.progress.progress import BYTES, Progress
+from triptych.base.progress.renderers import LineRenderer, due
 
 
 class Clock:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.base.progress.progress import Progress, each, ready, shown_by, step
-from triptych.base.progress.step import StepState
+from triptych.base.progress.progress import Progress, StepState, each, ready, shown_by, step
 
 
 class Recorder:

@@ -9,10 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from triptych.base.progress.progress import Progress
+from triptych.base.progress.progress import Progress, StepState
+from triptych.base.progress.renderers import TerminalRenderer
 from triptych.base.progress.screen import CLEAR, can_draw, frame
-from triptych.base.progress.step import StepState
-from triptych.base.progress.terminal import TerminalRenderer
 
 
 class Terminal(io.StringIO):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.base.progress.step import BYTES, StepState
-from triptych.base.progress.text import amount, duration, line, printable, remaining
+from triptych.base.progress.progress import BYTES, StepState
+from triptych.base.progress.tasks import amount, duration, line, printable, remaining
 
 
 def state(**values: object) -> StepState:

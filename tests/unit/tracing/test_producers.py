@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 from support.tracing.spans import new_context
-from triptych.base.tracing.context import to_bytes
-from triptych.base.tracing.producers import Producers
+from triptych.base.tracing.context import Producers, to_bytes
 
 
 def test_a_noted_producer_is_a_link_of_all_that_read_the_item() -> None:

@@ -19,8 +19,7 @@ from support.tracing.spans import kept_tracer, new_context
 from support.waiting import until
 from triptych.base.errors import InvalidRequest, Unavailable
 from triptych.base.rpc.channels import make_channel, make_server
-from triptych.base.tracing.context import hex_trace_id, metadata
-from triptych.base.tracing.producers import Producers
+from triptych.base.tracing.context import Producers, hex_trace_id, metadata
 from triptych.base.types import FinishReason, PDTimings, Usage
 from triptych.pd_worker import server as pd_server
 from triptych.pd_worker.core.request import EngineRequest

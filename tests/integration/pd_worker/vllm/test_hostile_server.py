@@ -9,7 +9,7 @@ import pytest
 from support.vllm.scripted_server import Call, answer, breaks, data, event, fails, greedy, scripted_server
 from support.vllm.serving import fronting
 from triptych.base.hashing import prefix_root
-from triptych.pd_worker.vllm.retries import MAX_FAILURES
+from triptych.pd_worker.vllm.run import MAX_FAILURES
 
 SAMPLING = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}
 

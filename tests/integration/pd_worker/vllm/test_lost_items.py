@@ -12,7 +12,7 @@ from support.vllm.scripted_server import Call, fails, scripted_server
 from support.vllm.serving import front_model, fronting
 from triptych.base.hashing import framed_digest
 from triptych.base.types import ItemPlan
-from triptych.pd_worker.vllm.retries import MAX_FAILURES
+from triptych.pd_worker.vllm.run import MAX_FAILURES
 from triptych.protos import common_pb2, pd_pb2
 from triptych.store import keys
 

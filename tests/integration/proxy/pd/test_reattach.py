@@ -22,8 +22,8 @@ from triptych.base.types import FinishReason, PDTimings, Usage
 from triptych.pd_worker import server
 from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.request_events import NewTokens, RequestAdmitted, RequestFinished
+from triptych.pd_worker.events.request_log import TokenTexts
 from triptych.pd_worker.events.streams import MESSAGE_BYTES, EventStreams
-from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.pd_worker.frontend.wire import MAX_KEYS, MAX_REQUESTS
 from triptych.pd_worker.server import PDServicer
 from triptych.protos import pd_pb2, pd_pb2_grpc

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from triptych.base.machine.graphs import EagerStatic
-from triptych.encoder_worker.graphs.budget_graph import BudgetGraphMetadata, poison, write_buffers
+from triptych.encoder_worker.graphs.manager import BudgetGraphMetadata, poison, write_buffers
 from triptych.models.encoder_graph import EncoderCudaGraphConfig, pad_repeat_last
 
 CONFIG = EncoderCudaGraphConfig(

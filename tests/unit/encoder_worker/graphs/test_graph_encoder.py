@@ -15,8 +15,7 @@ from triptych.base.errors import ConfigError
 from triptych.base.machine.graphs import EagerStatic
 from triptych.base.metrics import EncoderMetrics
 from triptych.encoder_worker.graphs import graph_encoder
-from triptych.encoder_worker.graphs.graph_encoder import GraphEncoder, with_graphs
-from triptych.encoder_worker.graphs.metrics import count_graphs
+from triptych.encoder_worker.graphs.graph_encoder import GraphEncoder, count_graphs, with_graphs
 from triptych.encoder_worker.graphs.packing import GraphLimits
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder

@@ -8,9 +8,14 @@ import statistics
 import pytest
 
 from triptych.base.errors import ConfigError
-from triptych.goodput.load.arrivals import KINDS, Arrivals, arrival_times, check_arrivals
-from triptych.goodput.load.trace import read_trace
-from triptych.goodput.load.workload import plan_requests
+from triptych.goodput.load.workload import (
+    KINDS,
+    Arrivals,
+    arrival_times,
+    check_arrivals,
+    plan_requests,
+    read_trace,
+)
 from triptych.goodput.measure.slo import preset
 
 

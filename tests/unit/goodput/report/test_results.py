@@ -16,9 +16,8 @@ from triptych.base.errors import ConfigError
 from triptych.goodput.load.job import RequestRecord, Target, WindowReport
 from triptych.goodput.measure.figures import drift_of, judge, summarise
 from triptych.goodput.measure.search import SearchLimits, Verdict, search
-from triptych.goodput.measure.settings import RunSettings, make_job
 from triptych.goodput.measure.slo import parse_slo, preset
-from triptych.goodput.measure.window import MeasuredWindow, QueueSample, depths_of
+from triptych.goodput.measure.window import MeasuredWindow, QueueSample, RunSettings, depths_of, make_job
 from triptych.goodput.report.comparison import (
     compare_results,
     compare_searches,

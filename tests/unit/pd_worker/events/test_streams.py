@@ -17,8 +17,8 @@ from triptych.pd_worker.core.request_events import (
     RequestAdmitted,
     RequestFinished,
 )
+from triptych.pd_worker.events.request_log import TokenTexts
 from triptych.pd_worker.events.streams import KEEP_DETACHED_SECONDS, KEEP_FINISHED_SECONDS, EventStreams
-from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.protos import pd_pb2
 
 KEY = "a" * 64

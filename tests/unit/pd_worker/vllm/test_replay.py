@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.pd_worker.vllm.replay import Diverged, Replay
+from triptych.pd_worker.vllm.attempt import Diverged, Replay
 
 
 def test_known_tokens_are_dropped_and_later_ones_are_new():

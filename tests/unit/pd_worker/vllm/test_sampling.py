@@ -10,7 +10,7 @@ from triptych.base.errors import InvalidRequest
 from triptych.base.types import OutputFormat, SamplingParams
 from triptych.models.base import GenerationDefaults
 from triptych.pd_worker.core.sampling import ResolvedSampling, resolve
-from triptych.pd_worker.vllm.sampling import check_sampling, engine_seed, replays, sampling_params
+from triptych.pd_worker.vllm.calls import check_sampling, engine_seed, replays, sampling_params
 
 DEFAULTS = GenerationDefaults(eos_token_ids=(2, 7))
 FORMAT = OutputFormat("json_object")

@@ -8,7 +8,7 @@ import pytest
 
 from triptych.base.config import PDConfig
 from triptych.base.errors import ConfigError
-from triptych.pd_worker.vllm.settings import check_engine, read_key
+from triptych.pd_worker.vllm.connection import check_engine, read_key
 
 GOOD = PDConfig(engine="vllm", engine_url="http://10.0.0.7:8000", dtype="bfloat16")
 

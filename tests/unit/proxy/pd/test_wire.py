@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.pd_worker.events.stream_message import StreamMessage
+from triptych.pd_worker.events.streams import StreamMessage
 from triptych.protos import common_pb2, pd_pb2
 from triptych.proxy.events import Lost, RequestEvent
 from triptych.proxy.pd.wire import deliver

@@ -12,8 +12,7 @@ import pytest
 from support.simulated import COSTS, LIMITS, MIX, MODEL, PICTURE, TEXT, run
 from triptych.base.config import MIB, EncoderConfig, ProxyConfig
 from triptych.base.errors import ConfigError
-from triptych.goodput.load.arrivals import Arrivals, arrival_times
-from triptych.goodput.load.workload import Workload, plan_requests
+from triptych.goodput.load.workload import Arrivals, Workload, arrival_times, plan_requests
 from triptych.goodput.measure.figures import judge
 from triptych.goodput.measure.search import SearchLimits, search
 from triptych.goodput.measure.slo import Slo

@@ -10,6 +10,7 @@ import pytest
 
 from triptych.base.errors import ConfigError
 from triptych.simulator.costs.costs import (
+    QWEN3_VL_4B_SHAPE,
     CostModel,
     EncoderCosts,
     PDCosts,
@@ -18,7 +19,6 @@ from triptych.simulator.costs.costs import (
     read_costs,
     read_shape,
 )
-from triptych.simulator.costs.published import QWEN3_VL_4B_SHAPE
 
 COSTS = CostModel(
     "toy",

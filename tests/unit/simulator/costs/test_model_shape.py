@@ -10,8 +10,7 @@ from support.data.checkpoints import FAMILIES, build_checkpoint
 from triptych.models.registry import load_decoder, load_encoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.frontend.prompt import open_checkpoint
-from triptych.simulator.costs.costs import ModelShape
-from triptych.simulator.costs.published import QWEN3_VL_4B_SHAPE
+from triptych.simulator.costs.costs import QWEN3_VL_4B_SHAPE, ModelShape
 from triptych.simulator.profile.profile import shape_of
 
 #: Ordinary, tiny, narrow, and above the largest that these checkpoints take.

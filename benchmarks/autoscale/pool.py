@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.autoscale.policies import PoolView, Scaler, WorkSeconds
 from triptych.goodput.load.job import RequestRecord
 from triptych.goodput.load.workload import PlannedRequest
 from triptych.goodput.measure.figures import percentile
 from triptych.goodput.measure.slo import Slo
 from triptych.proxy.pool import POLL_SECONDS
-from triptych.simulator.autoscale.scaler import PoolView, Scaler, WorkSeconds
 from triptych.simulator.cluster.cluster import SimulatedCluster
 from triptych.simulator.cluster.loop import VirtualLoop, VirtualTimer
 from triptych.simulator.cluster.shape import Limits, on_devices

@@ -9,13 +9,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.autoscale.policies import Concurrency, CpuPercent, QueueLength
+from benchmarks.autoscale.policies import (
+    Concurrency,
+    CpuPercent,
+    FixedSize,
+    PoolView,
+    QueueLength,
+    Scaler,
+    WorkSeconds,
+)
+from benchmarks.autoscale.pool import ElasticPool
 from support.simulated import COSTS, LIMITS, MIX, MODEL, PICTURE
 from triptych.base.config import EncoderConfig
-from triptych.goodput.load.arrivals import Arrivals, arrival_times
-from triptych.goodput.load.workload import Workload, plan_requests
-from triptych.simulator.autoscale.pool import ElasticPool
-from triptych.simulator.autoscale.scaler import FixedSize, PoolView, Scaler, WorkSeconds
+from triptych.goodput.load.workload import Arrivals, Workload, arrival_times, plan_requests
 from triptych.simulator.cluster.context import Simulation
 from triptych.simulator.cluster.shape import on_devices
 from triptych.simulator.run import simulate

@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from triptych.base.errors import ConfigError
 from triptych.goodput.load.workload import PlannedRequest, Workload, plan_requests
 from triptych.simulator.costs.costs import EncoderCosts, ModelShape
 
@@ -95,13 +94,6 @@ def step() -> Trace:
 TRACES = {"diurnal": diurnal, "burst": burst, "step": step}
 
 
-def trace(name: str) -> Trace:
-    """ConfigError naming the traces there are."""
-    if name not in TRACES:
-        raise ConfigError(f"--trace {name!r} is not known: use one of {', '.join(TRACES)}, or a file")
-    return TRACES[name]()
-
-
 def work_of(workload: Workload, costs: EncoderCosts, model: ModelShape) -> float:
     """Seconds of an encoder that a request takes on average: pictures shown before take none."""
     sizes, counts = workload.sizes, workload.images
@@ -111,16 +103,14 @@ def work_of(workload: Workload, costs: EncoderCosts, model: ModelShape) -> float
     return item * images * (1 - workload.reuse)
 
 
-def requests_of(
-    trace: Trace, costs: EncoderCosts, model: ModelShape, seed: int = 0, workers: float = PEAK_WORKERS
-) -> Sent:
+def requests_of(trace: Trace, costs: EncoderCosts, model: ModelShape, seed: int = 0) -> Sent:
     """The trace's requests and their times: Poisson with the phases' rates.
 
-    At the peak, `workers` are busy for UTILIZATION of their time. Phases of one kind of request show each
+    At the peak, PEAK_WORKERS are busy for UTILIZATION of their time. Phases of one kind of request show each
     other's pictures again.
     """
     sent: list[tuple[float, Workload]] = []
-    begin, peak = 0.0, workers * UTILIZATION
+    begin, peak = 0.0, PEAK_WORKERS * UTILIZATION
     for index, phase in enumerate(trace.phases):
         rate = peak / work_of(phase.workload, costs, model)
         rng = random.Random(f"trace-{trace.name}-{seed}-{index}")
