@@ -69,7 +69,7 @@ def sites(root: Path) -> list[dict[str, Any]]:
 
 
 def selection(tree: Path, path: str, limit: int) -> list[str]:
-    """Test files that name the mutated module, or its package where none does: the fewest imports first."""
+    """Test files that name the mutated module, then those that name its package: the fewest imports first."""
     dotted = "triptych." + path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     package, _, name = dotted.rpartition(".")
     files = {file: file.read_text() for file in sorted((tree / "tests").rglob("test_*.py"))}
@@ -82,7 +82,7 @@ def selection(tree: Path, path: str, limit: int) -> list[str]:
         return [str(file.relative_to(tree)) for file in found]
 
     exact = naming(rf"{re.escape(dotted)}\b|^from {re.escape(package)} import .*\b{name}\b")
-    return (exact or naming(rf"{re.escape(package)}\b"))[:limit]
+    return list(dict.fromkeys([*exact, *naming(rf"{re.escape(package)}\b")]))[:limit]
 
 
 def verdict(tree: Path, site: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--seed", type=int, default=32)
     parser.add_argument("--count", type=int, default=40)
-    parser.add_argument("--files", type=int, default=12, help="test files per fault, at most")
+    parser.add_argument("--files", type=int, default=24, help="test files per fault, at most")
     parser.add_argument(
         "--seconds", type=float, default=240, help="time for one fault; running out of it is a kill"
     )
