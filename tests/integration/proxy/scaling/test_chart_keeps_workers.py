@@ -10,8 +10,8 @@ import pytest
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
-from support.keda.operator import KedaOperator
-from support.kubernetes.autoscale import scaled_object_of
+from support.keda.hpa import Behavior
+from support.keda.operator import KedaOperator, ScaledObject
 from support.kubernetes.chart import Manifest, render
 from support.kubernetes.manifests import of_kind
 from support.scaling_board import BoardData, MemoryBoard
@@ -42,6 +42,30 @@ def test_the_pools_that_are_tested_are_all_that_the_chart_scales() -> None:
     assert {one["spec"]["scaleTargetRef"]["name"] for one in OBJECTS.values()} == {
         *("triptych-encoder-a", "triptych-pd-b")
     }
+
+
+def scaled_object_of(manifest: Manifest) -> ScaledObject:
+    """The manifest's fields, without the scaler's address; an error for a trigger of another type."""
+    spec = manifest["spec"]
+    (trigger,) = spec["triggers"]
+    assert (trigger["type"], trigger["metricType"]) == ("external-push", "AverageValue")
+    behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    (up,) = behavior["scaleUp"]["policies"]
+    fallback = spec.get("fallback")
+    return ScaledObject(
+        {name: value for name, value in trigger["metadata"].items() if name != "scalerAddress"},
+        least=spec["minReplicaCount"],
+        most=spec["maxReplicaCount"],
+        polling_interval=spec["pollingInterval"],
+        cooldown_period=spec["cooldownPeriod"],
+        behavior=Behavior(
+            down_stabilization=behavior["scaleDown"]["stabilizationWindowSeconds"],
+            up_pods=up["value"],
+            up_period=up["periodSeconds"],
+        ),
+        fallback=fallback["replicas"] if fallback else None,
+        failure_threshold=fallback["failureThreshold"] if fallback else 3,
+    )
 
 
 @dataclass
