@@ -266,7 +266,7 @@ def test_more_demand_never_asks_for_fewer_workers(one: PoolDemand, more: PoolDem
 
 
 @given(st.floats(0.05, 40), st.integers(0, 1 << 30), st.booleans(), st.integers(5, 120))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 def test_constant_load_with_noise_does_not_make_the_pool_swing(
     work: float, seed: int, at_the_edge: bool, period: int
 ) -> None:

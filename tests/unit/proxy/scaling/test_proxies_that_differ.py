@@ -225,7 +225,7 @@ async def test_to_zero_only_when_every_proxy_has_seen_it_idle(cluster: Cluster) 
     assert decision is not None and not decision.active
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.integers(0, 1 << 32),
     st.lists(st.sampled_from([*CHANGES, {}]), min_size=2, max_size=4),

@@ -54,6 +54,7 @@ def test_a_lone_picture_takes_the_sum_of_its_stages() -> None:
     assert record.stages["save"] == pytest.approx(stages[3])
 
 
+@pytest.mark.slow
 def test_waiting_for_the_tower_is_that_of_a_queue_with_equal_service_times() -> None:
     """M/D/1: the mean wait is ρ·S / 2(1 − ρ)."""
     service, load = 0.05, 0.6

@@ -60,6 +60,7 @@ def test_encoding_that_takes_three_times_of_decoding_gets_three_of_four_devices(
         assert best_counts(found, devices) == (devices * 3 // 4, devices // 4)
 
 
+@pytest.mark.slow
 def test_the_simulation_agrees_on_three_to_one() -> None:
     found = best_ratio(Trials(question(THREE_TO_ONE)))
     assert found.best.name == "3E1PD"

@@ -38,6 +38,7 @@ def plan(*words: str | Path) -> Result:
     return CliRunner().invoke(app, ["plan", *map(str, words)], terminal_width=200)
 
 
+@pytest.mark.slow
 def test_a_plan_is_shown_written_and_drawn(profile: Path, tmp_path: Path) -> None:
     document, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
     files = ("--json", document, "--plot", picture)
