@@ -90,14 +90,6 @@ def test_every_pool_finds_its_resources_in_a_group_of_pods(pools):
         assert pool.num_gpus <= float(limits.get("nvidia.com/gpu", 0))
 
 
-def test_the_groups_can_grow_as_far_as_the_pools():
-    config = _served(shlex.split(JOB["spec"]["entrypoint"]))
-    groups = {group["groupName"]: group for group in CLUSTER["workerGroupSpecs"]}
-    for name, size in config.pools.items():
-        assert groups[name]["maxReplicas"] >= size.most
-        assert groups[name]["minReplicas"] <= size.least
-
-
 def test_the_service_finds_the_proxy_at_its_ports():
     config = _served(shlex.split(JOB["spec"]["entrypoint"]))
     spec = _one("Service")["spec"]
@@ -127,8 +119,3 @@ def test_the_slurm_script_is_bash_and_its_command_is_known():
     check_secrets(config)
     check_shared(config)
     assert config.launcher == "ray"
-
-
-def test_the_example_of_pools_has_the_defaults():
-    read = read_resources(str(FOLDER / "pools.toml"), {"encoder": "cpu", "pd": "cpu", "proxy": ""})
-    assert all(pool == PoolResources() for pool in read.values())
