@@ -15,6 +15,7 @@ from playwright.sync_api import Page, expect
 
 from support.page.prefix import behind_prefix
 from support.processes.cluster import PATIENCE, Cluster, running_cluster
+from triptych.apps.launch.model_path import DEMO_MODEL
 from triptych.demo import examples
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

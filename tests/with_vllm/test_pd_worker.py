@@ -16,8 +16,8 @@ from support.stores.server import StoreServer
 from support.vllm_engine.engines import Engines
 from support.vllm_engine.front_door import DTYPE, assert_varied_and_exact
 from support.vllm_engine.server import VllmServer
-from triptych.ec_connector.registry.registry import Registry
-from triptych.ec_connector.store.embedding_store import EmbeddingStore
+from triptych.registry.registry import Registry
+from triptych.store.embedding_store import EmbeddingStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 

@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from support.options import assert_refused, triptych
-from triptych.cli.app import app
-from triptych.config import ClusterConfig, EncoderConfig, PDConfig, ProxyConfig, ServeConfig
-from triptych.config.flags import flags_of
-from triptych.launch.model_path import DEMO_MODEL
+from triptych.apps.cli.app import app
+from triptych.apps.launch.model_path import DEMO_MODEL
+from triptych.base.config import ClusterConfig, EncoderConfig, PDConfig, ProxyConfig, ServeConfig
+from triptych.base.config.flags import flags_of
 
 
 @pytest.mark.parametrize("command", ["serve", "proxy", "encoder", "pd", "check"])

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from support.data.checkpoints import build_checkpoint
 from support.options import assert_refused, triptych
-from triptych.cli.app import app
+from triptych.apps.cli.app import app
 from triptych.models.identity import model_identity
 
 

@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 import triptych
-from triptych.client.fields import ChatFields, CompletionFields
-from triptych.client.messages import conversation
-from triptych.client.wire import audio_form, chat_body
-from triptych.errors import InvalidRequest
+from triptych.apps.client.fields import ChatFields, CompletionFields
+from triptych.apps.client.messages import conversation
+from triptych.apps.client.wire import audio_form, chat_body
+from triptych.base.errors import InvalidRequest
 from triptych.proxy.openai.chat.types import ChatBody
 from triptych.proxy.openai.completions.request import CompletionBody
 from triptych.proxy.openai.fields.unserved import UnservedBody

@@ -5,9 +5,9 @@ import json
 import pytest
 
 import triptych
-from triptych.client.answers import answer_of
-from triptych.client.wire import EventLines, error_of, pause
-from triptych.errors import (
+from triptych.apps.client.answers import answer_of
+from triptych.apps.client.wire import EventLines, error_of, pause
+from triptych.base.errors import (
     ContextTooLong,
     InternalError,
     InvalidRequest,

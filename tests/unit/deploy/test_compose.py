@@ -11,10 +11,10 @@ from jsonschema import Draft202012Validator
 
 from support.kubernetes.chart import ROOT
 from support.options import parse
-from triptych.config import EncoderConfig, PDConfig, ProxyConfig, check_advertise, check_front_door
-from triptych.config.flags import Config
-from triptych.config.tls import check_front_encryption, check_worker_encryption
-from triptych.ec_connector.store.address import parse_store_url
+from triptych.base.config import EncoderConfig, PDConfig, ProxyConfig, check_advertise, check_front_door
+from triptych.base.config.flags import Config
+from triptych.base.config.tls import check_front_encryption, check_worker_encryption
+from triptych.store.address import parse_store_url
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())
 CONFIGS: dict[str, type[Config]] = {"proxy": ProxyConfig, "encoder": EncoderConfig, "pd": PDConfig}

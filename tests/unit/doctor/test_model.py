@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from support.data.checkpoints import build_checkpoint
-from triptych.cli.app import app
-from triptych.config import ClusterConfig
-from triptych.doctor import model
-from triptych.doctor.finding import CheckOutcome, CheckResult
-from triptych.doctor.model import check_model, device_finding
-from triptych.errors import ConfigError
+from triptych.apps.cli.app import app
+from triptych.apps.doctor import model
+from triptych.apps.doctor.finding import CheckOutcome, CheckResult
+from triptych.apps.doctor.model import check_model, device_finding
+from triptych.base.config import ClusterConfig
+from triptych.base.errors import ConfigError
 from triptych.models.registry import FAMILIES
 
 

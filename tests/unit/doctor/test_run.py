@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from triptych.cli.app import app
-from triptych.config import DoctorConfig
-from triptych.doctor import run
-from triptych.doctor.finding import failed
+from triptych.apps.cli.app import app
+from triptych.apps.doctor import run
+from triptych.apps.doctor.finding import failed
+from triptych.base.config import DoctorConfig
 
 
 def _headings(config: DoctorConfig) -> list[str]:

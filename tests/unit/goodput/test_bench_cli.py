@@ -7,8 +7,8 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from triptych.cli.app import app
-from triptych.errors import ConfigError
+from triptych.apps.cli.app import app
+from triptych.base.errors import ConfigError
 
 SERVER = ("--target", "http://127.0.0.1:9")
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from triptych.progress.choice import command_renderer, service_renderer
-from triptych.progress.launcher import VARIABLE, LauncherRenderer
-from triptych.progress.lines import LineRenderer
-from triptych.progress.step import StepState
+from triptych.base.progress.choice import command_renderer, service_renderer
+from triptych.base.progress.launcher import VARIABLE, LauncherRenderer
+from triptych.base.progress.lines import LineRenderer
+from triptych.base.progress.step import StepState
 
 
 class Terminal(io.StringIO):

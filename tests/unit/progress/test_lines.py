@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.progress.lines import LineRenderer, due
-from triptych.progress.progress import Progress
+from triptych.base.progress.lines import LineRenderer, due
+from triptych.base.progress.progress import Progress
 
 
 class Clock:

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from triptych.progress.progress import Progress
-from triptych.progress.screen import CLEAR, can_draw
-from triptych.progress.step import StepState
-from triptych.progress.terminal import TerminalRenderer
+from triptych.base.progress.progress import Progress
+from triptych.base.progress.screen import CLEAR, can_draw
+from triptych.base.progress.step import StepState
+from triptych.base.progress.terminal import TerminalRenderer
 
 
 class Terminal(io.StringIO):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.progress.step import BYTES, StepState
-from triptych.progress.text import amount, duration, line
+from triptych.base.progress.step import BYTES, StepState
+from triptych.base.progress.text import amount, duration, line
 
 
 def state(**values: object) -> StepState:

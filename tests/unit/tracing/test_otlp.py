@@ -15,12 +15,12 @@ from opentelemetry.trace import SpanContext, TraceFlags
 from support.processes.cluster import free_port
 from support.tracing.collector import running_collector
 from support.tracing.spans import new_context
-from triptych.config import ProxyConfig
-from triptych.tracing import otlp
-from triptych.tracing.context import hex_trace_id, metadata
-from triptych.tracing.otlp import SpanQueue, WarningExporter
-from triptych.tracing.start import start_tracer
-from triptych.tracing.tracer import SpanKind, Tracer
+from triptych.base.config import ProxyConfig
+from triptych.base.tracing import otlp
+from triptych.base.tracing.context import hex_trace_id, metadata
+from triptych.base.tracing.otlp import SpanQueue, WarningExporter
+from triptych.base.tracing.start import start_tracer
+from triptych.base.tracing.tracer import SpanKind, Tracer
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.tracing.spans import kept_tracer, new_context
-from triptych.tracing.tracer import Tracer
+from triptych.base.tracing.tracer import Tracer
 
 LOW_TRACE = "0" * 31 + "1"
 

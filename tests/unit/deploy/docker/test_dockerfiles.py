@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from support.dockerfiles import NAMES, Dockerfile, read
-from triptych.config import EncoderConfig, PDConfig, ProxyConfig
-from triptych.config.flags import flags_of
+from triptych.base.config import EncoderConfig, PDConfig, ProxyConfig
+from triptych.base.config.flags import flags_of
 
 ROOT = Path(__file__).parents[4]
 WORKERS = ("worker-cpu", "worker-cuda")

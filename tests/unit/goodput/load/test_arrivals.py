@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.goodput.load.arrivals import KINDS, Arrivals, arrival_times
 from triptych.goodput.load.trace import read_trace
 from triptych.goodput.load.workload import plan_requests

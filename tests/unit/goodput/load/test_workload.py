@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.goodput.load.workload import (
     Workload,
     check_workload,

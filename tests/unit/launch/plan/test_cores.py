@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.config import ServeConfig, WorkerRange
-from triptych.config.flags import config_from
-from triptych.errors import ConfigError
-from triptych.launch.plan.cores import assign_cores, proxy_cores, share_cores
+from triptych.apps.launch.plan.cores import assign_cores, proxy_cores, share_cores
+from triptych.base.config import ServeConfig, WorkerRange
+from triptych.base.config.flags import config_from
+from triptych.base.errors import ConfigError
 
 
 def test_too_few_cores_are_an_error_that_counts_them_and_names_the_flag():

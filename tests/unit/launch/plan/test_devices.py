@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from triptych.config import GIB
-from triptych.errors import ConfigError
-from triptych.launch.plan.devices import Gpu, Need, find_devices, place_workers, share_table
+from triptych.apps.launch.plan.devices import Gpu, Need, find_devices, place_workers, share_table
+from triptych.base.config import GIB
+from triptych.base.errors import ConfigError
 
 
 def _gpus(*gib: float) -> list[Gpu]:

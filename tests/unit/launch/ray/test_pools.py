@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from support.options import parse, serve_config
-from triptych.config import EncoderConfig, PDConfig, ProxyConfig, WorkerRange
-from triptych.errors import ConfigError
-from triptych.launch.ray.pools import ActorPool, plan_actors
+from triptych.apps.launch.ray.pools import ActorPool, plan_actors
+from triptych.base.config import EncoderConfig, PDConfig, ProxyConfig, WorkerRange
+from triptych.base.errors import ConfigError
 
 STORE = "redis://10.0.0.5:6379/0"
 TOKEN = ("--internal-token-file", "/files/token")

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from triptych.config import WorkerRange
-from triptych.errors import ConfigError
-from triptych.launch.ray.actor import ActorState
-from triptych.launch.ray.connection import ActorGone, ActorGroup, frozen
-from triptych.launch.ray.pools import ActorPool, PoolResources
-from triptych.launch.ray.supervisor import ActorSupervisor
+from triptych.apps.launch.ray.actor import ActorState
+from triptych.apps.launch.ray.connection import ActorGone, ActorGroup, frozen
+from triptych.apps.launch.ray.pools import ActorPool, PoolResources
+from triptych.apps.launch.ray.supervisor import ActorSupervisor
+from triptych.base.config import WorkerRange
+from triptych.base.errors import ConfigError
 
 ENCODERS = ActorPool("encoder", ("encoder", "--new"), WorkerRange(1, 3), PoolResources())
 PROXIES = ActorPool("proxy", ("proxy",), WorkerRange.fixed(1), PoolResources(), port=8000, grpc_port=8001)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from support.simulated import COSTS, LIMITS, MODEL, RPC, run
-from triptych.config import EncoderConfig
+from triptych.base.config import EncoderConfig
 from triptych.goodput.load.workload import Picture, PlannedRequest
 from triptych.simulator.cluster.requests import JPEG_BYTES
 from triptych.simulator.cluster.shape import colocated, on_devices

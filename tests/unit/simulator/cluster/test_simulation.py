@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from support.simulated import COSTS, LIMITS, MIX, MODEL, PICTURE, TEXT, run
-from triptych.config import ProxyConfig
-from triptych.errors import ConfigError
+from triptych.base.config import ProxyConfig
+from triptych.base.errors import ConfigError
 from triptych.goodput.load.workload import Workload, plan_requests
 from triptych.simulator.cluster.context import Simulation
 from triptych.simulator.cluster.shape import ClusterShape, colocated, on_devices

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.simulated import COSTS, LIMITS, MODEL, PICTURE
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.goodput.measure.slo import Slo
 from triptych.simulator.plan.day import DayPlan, day_of, read_trace
 from triptych.simulator.plan.question import PlannedDevice, Question

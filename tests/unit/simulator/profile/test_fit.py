@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.simulator.profile.fit import TERMS, Sample, fit_costs
 
 TRUE = {

@@ -13,7 +13,7 @@ from examples.demo_models.images.evaluate import cases, evaluate
 from examples.demo_models.images.example_pictures import pictures
 from examples.demo_models.images.inference import InProcess, png
 from examples.demo_models.images.scenes import draw, held_out
-from triptych.launch.model_path import DEMO_MODEL
+from triptych.apps.launch.model_path import DEMO_MODEL
 
 
 @pytest.fixture(scope="module")
