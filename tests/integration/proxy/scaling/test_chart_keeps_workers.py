@@ -160,20 +160,6 @@ async def test_eight_workers_stay_eight_while_the_store_is_away(pool: str) -> No
 
 
 @pytest.mark.parametrize("pool", OBJECTS)
-async def test_eight_workers_stay_eight_while_proxies_and_store_begin_with_nothing(pool: str) -> None:
-    clock, target = Clock(), Deployment()
-    proxy = Proxy(BoardData(clock), clock, OBJECTS[pool])
-    async with keda(proxy, target, OBJECTS[pool]) as operator:
-        assert await proxy.look() is None
-        await until(lambda: operator.failures > 9, "far more failed reads than any threshold")
-        assert await proxy.look() is None, "no worker has registered yet"
-        proxy.registered()
-        assert await proxy.look(LEARN_SECONDS) == WORKERS
-        await until(lambda: operator.reads > 2, "reads of the decision")
-    assert target.steps == []
-
-
-@pytest.mark.parametrize("pool", OBJECTS)
 async def test_with_a_decision_for_fewer_the_workers_do_go(pool: str) -> None:
     clock, target = Clock(), Deployment()
     proxy = Proxy(BoardData(clock), clock, OBJECTS[pool])
