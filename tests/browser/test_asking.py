@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from support.page.prefix import behind_prefix
-from support.processes.cluster import PATIENCE, Cluster, free_port, running_cluster, wait_for
+from support.processes.cluster import PATIENCE, Cluster, running_cluster
 from triptych.apps.launch.model_path import DEMO_MODEL
 from triptych.demo import examples
 
@@ -194,25 +194,6 @@ def test_the_descriptions_examples_run_and_are_written_anew(cluster: Cluster, pa
     example.get_by_role("textbox").fill("{")
     example.get_by_role("button", name="Run").click()
     expect(example.get_by_role("status")).to_contain_text("Refused with 400")
-
-
-def test_without_the_page_its_addresses_and_its_data_are_404(cluster: Cluster, page: Page):
-    port, grpc_port = free_port(), free_port()
-    cluster.add_worker("proxy", "--port", str(port), "--grpc-port", str(grpc_port), "--no-page")
-    url = f"http://127.0.0.1:{port}"
-
-    def answers() -> bool:
-        try:
-            with urllib.request.urlopen(f"{url}/ready", timeout=10) as reply:
-                return bool(reply.status == 200)
-        except OSError:
-            return False
-
-    wait_for("a proxy without the page", answers)
-    for path in ("/", "/docs", "/page/app.js", "/cluster", "/cluster/events", "/cluster/requests/x"):
-        reply = page.goto(url + path)
-        assert reply is not None and reply.status == 404, path
-    assert "/docs" not in _document(url)["paths"]
 
 
 def test_where_keys_are_in_use_the_page_asks_for_one_and_works_with_it(tmp_path: Path, page: Page):

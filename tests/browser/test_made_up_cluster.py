@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -135,24 +133,6 @@ def test_a_speech_model_gets_the_form_for_sound(page: Page):
         expect(code).to_contain_text("-F file=@tones.wav")
 
 
-def test_colours_go_with_the_system_until_they_are_chosen(page: Page):
-    with page_server(MadeUp()) as address:
-        paper = "getComputedStyle(document.documentElement).backgroundColor"
-        page.emulate_media(color_scheme="light")
-        page.goto(address)
-        light = page.evaluate(paper)
-        page.emulate_media(color_scheme="dark")
-        dark = page.evaluate(paper)
-        assert light != dark
-        button = page.locator("#theme-button")
-        for wanted, shown in (("dark", dark), ("light", light)):
-            button.click()
-            expect(button).to_have_attribute("aria-label", f"Colours: {wanted}")
-            assert page.evaluate(paper) == shown
-        page.reload()
-        assert page.evaluate(paper) == light
-
-
 @pytest.mark.parametrize("width", [390, 1280])
 def test_nothing_is_wider_than_the_window(page: Page, width: int):
     said = MadeUp(in_flight=50, encoder_state="lost")
@@ -165,14 +145,3 @@ def test_nothing_is_wider_than_the_window(page: Page, width: int):
         page.goto(f"{address}#watch")
         expect(page.locator(".requests tbody tr")).to_have_count(50)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-def test_charts_are_read_by_keyboard(page: Page):
-    with page_server(MadeUp()) as address:
-        page.goto(f"{address}#watch")
-        chart = page.locator(".plot").first
-        expect(chart).to_have_attribute("aria-label", re.compile("^Requests, since 15 min ago"))
-        chart.focus()
-        for _ in range(12):
-            page.keyboard.press("ArrowLeft")
-        expect(page.locator(".chart .axis").first).to_contain_text("1 min 0 s ago")

@@ -8,15 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from support.options import assert_refused, triptych
-from triptych import __version__
 from triptych.apps.cli.app import app
 from triptych.apps.launch.model_path import DEMO_MODEL
 from triptych.base.config import ClusterConfig, EncoderConfig, PDConfig, ProxyConfig, ServeConfig
 from triptych.base.config.flags import flags_of
-
-
-def test_version_prints_the_version():
-    assert triptych("--version").stdout == f"triptych {__version__}\n"
 
 
 @pytest.mark.parametrize("command", ["serve", "proxy", "encoder", "pd", "check"])
@@ -76,12 +71,6 @@ def test_a_worker_open_to_the_network_needs_a_token_and_an_address():
 def test_memory_that_does_not_fit_is_an_error_with_the_sum():
     result = triptych("serve", str(DEMO_MODEL), "--kv-memory", "900TiB", "--port", "0", "--grpc-port", "0")
     assert_refused(result, "needs", "are available", "--kv-memory", "together")
-
-
-@pytest.mark.parametrize("command", ["serve", "check"])
-def test_layers_shared_by_workers_are_refused_by_one_error(command: str):
-    words = (command, str(DEMO_MODEL), "--pipeline-parallel", "2")
-    assert_refused(triptych(*words), "cannot be served", "give --pipeline-parallel 1")
 
 
 @pytest.mark.parametrize("command", ["serve", "check"])

@@ -9,9 +9,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from support.kubernetes.chart import CHART, ROOT
+from support.kubernetes.chart import ROOT
 from support.options import parse
-from triptych import __version__
 from triptych.base.config import EncoderConfig, PDConfig, ProxyConfig, check_advertise, check_front_door
 from triptych.base.config.flags import Config
 from triptych.base.config.tls import check_front_encryption, check_worker_encryption
@@ -115,23 +114,9 @@ def test_a_service_may_finish_what_it_holds(service: str) -> None:
     assert seconds >= config_of(service).drain_timeout + 15
 
 
-def test_names_that_one_part_uses_are_there() -> None:
-    for one in SERVICES.values():
-        assert set(one["networks"]) <= set(COMPOSE["networks"])
-        assert set(one.get("secrets", [])) <= set(COMPOSE["secrets"])
-        assert set(one.get("depends_on", [])) <= set(SERVICES)
-
-
 def test_proxies_alone_are_connected_with_the_outside() -> None:
     assert COMPOSE["networks"]["inside"]["internal"] is True
     assert [name for name, one in SERVICES.items() if "outside" in one["networks"]] == ["proxy"]
-
-
-def test_images_are_the_charts() -> None:
-    values = yaml.safe_load((CHART / "values.yaml").read_text())["image"]
-    assert SERVICES["store"]["image"] == values["store"]
-    for service, image in (("proxy", "proxy"), ("encoder", "cpu"), ("pd", "cpu")):
-        assert SERVICES[service]["image"] == f"{values[image]}:{__version__}"
 
 
 def test_the_store_is_set_up_as_the_chart_does() -> None:

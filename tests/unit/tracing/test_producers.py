@@ -24,12 +24,3 @@ def test_bytes_of_a_damaged_or_foreign_form_are_no_link() -> None:
     producers.note("a", b"\xff" * 7)
     producers.note("b", bytes(25))
     assert producers.links("a") == producers.links("b") == ()
-
-
-def test_the_oldest_are_forgotten() -> None:
-    producers = Producers(most=3)
-    raw = to_bytes(new_context(sampled=True))
-    for key in "abca":
-        producers.note(key, raw)
-    producers.note("d", raw)
-    assert [key for key in "abcd" if producers.raw(key)] == ["a", "c", "d"]

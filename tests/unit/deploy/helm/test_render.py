@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import yaml
-from helm_python.chart import lint
-from helm_python.errors import HelmError
 
 from support.kubernetes.chart import CASES, CHART, case, example, notes, render, render_upgrade
 from support.kubernetes.manifests import (
@@ -60,12 +58,6 @@ def test_every_object_is_valid(name: str, version: str) -> None:
         validate(manifest, version)
 
 
-@pytest.mark.parametrize("engine", ["keda", "hpa"])
-def test_every_object_of_every_option_is_valid(engine: str) -> None:
-    for manifest in render(EVERYTHING | {"autoscaling": {"engine": engine}}):
-        validate(manifest, VERSIONS[0])
-
-
 @pytest.mark.parametrize(
     "values",
     [
@@ -84,14 +76,6 @@ def test_every_object_of_every_option_is_valid(engine: str) -> None:
 def test_objects_are_valid_with_rarer_options(values: dict[str, Any]) -> None:
     for manifest in render(values):
         validate(manifest, VERSIONS[0])
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_helm_has_nothing_to_complain_of(name: str) -> None:
-    report = lint(CHART, {} if name == "defaults" else example(name), strict=True)
-    # Severity 1 is information: a chart without an icon.
-    assert [one for one in report["messages"] if one["severity"] > 1] == []
-    assert report["errors"] == []
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -202,8 +186,3 @@ def test_the_charts_own_certificate_is_one_of_services_keda_and_the_store(tmp_pa
 def test_rendering_is_the_same_every_time_where_secrets_are_given() -> None:
     values = example("external-redis")
     assert render(values) == render(values)
-
-
-def test_values_that_helm_cannot_place_are_refused() -> None:
-    with pytest.raises(HelmError, match="proxi"):
-        render({"proxi": {"replicas": 1}})

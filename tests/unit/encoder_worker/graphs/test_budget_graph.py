@@ -76,12 +76,6 @@ def test_values_that_do_not_fit_are_an_error_and_nothing_is_written(
     assert held["pixel_values"].isnan().all()
 
 
-def test_pixels_are_brought_into_the_buffers_dtype() -> None:
-    held = {"pixel_values": torch.empty(4, 2, dtype=torch.bfloat16), "cu_seqlens": buffers()["cu_seqlens"]}
-    write_buffers(held, values(), CONFIG)
-    assert held["pixel_values"].dtype is torch.bfloat16 and held["pixel_values"][0, 0] == 1
-
-
 def test_the_metadata_of_a_budget_is_what_a_replay_needs() -> None:
     names = [field.name for field in dataclasses.fields(BudgetGraphMetadata)]
     assert names == [

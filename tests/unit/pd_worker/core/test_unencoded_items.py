@@ -280,7 +280,7 @@ def later_turns(rng: random.Random, first: list[EngineRequest]) -> list[EngineRe
 def test_turns_whose_items_nobody_encodes_all_end_in_a_memory_full_to_the_last_byte() -> None:
     """Under losses, cancels, evictions of blocks and a slow encoder; some items are held, others missed."""
     held, missed = 0, 0
-    for seed in range(24):
+    for seed in range(12):
         rng, rows = random.Random(seed), 6 + seed % 9
         engine = AskedEngine(
             MemoryStore(),
@@ -300,4 +300,4 @@ def test_turns_whose_items_nobody_encodes_all_end_in_a_memory_full_to_the_last_b
         held += len(names - {event.request_id for event in engine.of(ItemMissing)})
         engine.assert_at_rest()
         engine.close()
-    assert held > 10 and missed > 10, (held, missed)
+    assert held > 5 and missed > 5, (held, missed)

@@ -162,7 +162,7 @@ def engine_of(seed: int, rows: int, losses: float, ranks: int = 2) -> tuple[bool
         engine.close()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),
     rows=st.integers(6, 14),

@@ -212,13 +212,6 @@ class Course:
 
 
 @given(seed=st.integers(0, 1 << 30))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_jobs_start_in_the_same_order_at_the_same_encoders_as_by_a_look_at_all(seed: int) -> None:
     Course(random.Random(seed)).run(250)
-
-
-def test_the_random_events_start_and_run_jobs() -> None:
-    course = Course(random.Random(7))
-    course.run(2000)
-    assert course.kinds["StartPlan"] > 100
-    assert course.kinds["StartRun"] > 20

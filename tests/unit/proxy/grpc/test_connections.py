@@ -79,12 +79,6 @@ def test_a_gateway_has_no_bound_and_no_deadline() -> None:
     assert watched.look(found, set())[0] == set()
 
 
-def test_a_connection_that_is_not_accepted_yet_does_not_count() -> None:
-    watched, quota = connections(Clock())
-    watched.look([PortSocket(0, False, "192.0.2.7", 40000)], set())
-    assert quota.used == 0
-
-
 @pytest.fixture(params=["127.0.0.1", "::"])
 def listener(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in request.param else socket.AF_INET

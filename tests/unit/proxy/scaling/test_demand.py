@@ -49,10 +49,6 @@ class Proxy:
         )
 
 
-def test_no_jobs_are_no_demand() -> None:
-    assert Proxy().demand() == PoolDemand()
-
-
 def test_items_cost_what_their_sizes_say_once_they_are_known() -> None:
     proxy = Proxy()
     for key in "abc":
@@ -153,7 +149,3 @@ def test_requests_that_wait_for_a_pd_worker_ask_for_one_at_once() -> None:
     pool.look(16, 0, 16, 0.0)
     demand = pool.look(40, 24, 16, 1.0)
     assert pd_workers(demand, 1) == 3  # all of them at once: 2.5
-
-
-def test_no_requests_are_no_demand_for_pd_workers() -> None:
-    assert PDDemand().look(0, 0, 16, 5.0) == PoolDemand()
