@@ -42,7 +42,8 @@ class PatchRecipe:
     def of(cls, processor: Any) -> Self | None:
         """The recipe of `processor`; None where its steps are others or a bit of a picture differs."""
         settings = processor.to_dict()
-        if type(processor).__name__ != _PROCESSOR or not all(map(settings.get, _STEPS)):
+        bounded = all(map((settings.get("size") or {}).get, ("shortest_edge", "longest_edge")))
+        if type(processor).__name__ != _PROCESSOR or not bounded or not all(map(settings.get, _STEPS)):
             return None
         recipe = cls(processor)
         for picture in _proof_pictures():

@@ -78,8 +78,9 @@ def test_a_shape_that_the_processor_refuses_is_refused() -> None:
         Qwen2VLImageProcessorPil(do_resize=False),
         Qwen2VLImageProcessorPil(do_rescale=False),
         Qwen2VLImageProcessorPil(do_normalize=False),
+        Qwen2VLImageProcessorPil(size={"shortest_edge": 5}),
     ],
-    ids=["another processor", "no resize", "no rescale", "no normalisation"],
+    ids=["another processor", "no resize", "no rescale", "no normalisation", "no limit"],
 )
 def test_other_steps_have_no_recipe(processor: Any) -> None:
     assert PatchRecipe.of(processor) is None

@@ -20,6 +20,8 @@ def host_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     numpy allocates it, which asks for huge pages as torch does not: first written in a quarter of the time.
     """
     nbytes = math.prod(shape) * dtype.itemsize
+    if not nbytes:
+        return torch.empty(tuple(shape), dtype=dtype)
     return torch.from_numpy(np.empty(nbytes, dtype=np.uint8)).view(dtype).view(*shape)
 
 

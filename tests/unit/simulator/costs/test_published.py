@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from triptych.base.errors import ConfigError
-from triptych.simulator.costs.costs import QWEN3_VL_4B, published
+from triptych.simulator.costs.costs import QWEN3_VL_4B
 
 
 def test_parameters_of_qwen3_vl_4b_are_those_of_its_config() -> None:
@@ -15,8 +12,3 @@ def test_parameters_of_qwen3_vl_4b_are_those_of_its_config() -> None:
     # A block: 4 x 1024² + 2 x 1024 x 4096; the patch embedding takes 2 x 3 x 16 x 16 numbers to 1024.
     assert QWEN3_VL_4B.vit_parameters == 24 * 12 * 1024**2 + 1536 * 1024
     assert QWEN3_VL_4B.merger_parameters == 4 * (4096 * 4096 + 4096 * 2560)
-
-
-def test_an_unknown_gpu_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="a100-80g, h100, h200"):
-        published("tpu")
