@@ -25,6 +25,7 @@ from triptych.base.rpc.channels import STORE_SERVICE
 from triptych.base.rpc.connection import WorkerConnection
 from triptych.base.rpc.internal_token import InternalToken
 from triptych.base.rpc.tls.certificates import Certificates
+from triptych.base.status.service_status import ServiceStatus
 from triptych.base.types import WorkerInfo
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.registry.registry import RegistrySnapshot
@@ -364,3 +365,28 @@ class WorkerPool(KnownWorkers):
             answers = unknown or error.code() is grpc.StatusCode.UNIMPLEMENTED
             return (answers, answers)
         return (True, reply.status == _SERVING)
+
+
+class PDReadiness:
+    """A listener that makes the proxy ready with the first live PD worker; it stays ready after the last one.
+
+    Requests wait for a PD worker that comes back. A Service without any endpoint would refuse them.
+    """
+
+    def __init__(self, pool: WorkerPool, status: ServiceStatus) -> None:
+        self._pool = pool
+        self._status = status
+        self._any_live = False
+
+    def degraded(self) -> tuple[str, ...]:
+        """What the proxy lacks. Any thread may ask."""
+        missing = (("store", self._pool.store_ok), ("PD workers", self._any_live))
+        return tuple(name for name, there in missing if not there)
+
+    def workers_changed(self) -> None:
+        self._any_live = bool(self._pool.serving("pd"))
+        if self._any_live:
+            self._status.ready()
+
+    def worker_lost(self, worker: Worker) -> None:
+        self.workers_changed()

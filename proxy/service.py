@@ -37,8 +37,7 @@ from triptych.base.tracing.tracer import Tracer
 from triptych.base.watchdog import check_stall_timeout
 from triptych.base.worker_process import Health, ProcessWatch, stop_signal
 from triptych.protos import proxy_pb2_grpc
-from triptych.proxy.auth.key_ring import KeyRing
-from triptych.proxy.auth.keys import KeyLimits
+from triptych.proxy.auth.keys import KeyLimits, KeyRing
 from triptych.proxy.auth.limits import PrincipalLimits
 from triptych.proxy.auth.middleware import Authenticator, AuthMiddleware
 from triptych.proxy.dispatcher import Dispatcher
@@ -49,21 +48,17 @@ from triptych.proxy.grpc.server import ProxyServicer
 from triptych.proxy.http.connections import ConnectionLimits, raise_file_limit
 from triptych.proxy.http.delivery import DeliveryMiddleware
 from triptych.proxy.http.endpoint import BodyMiddleware
-from triptych.proxy.http.listener import bind, port_error
 from triptych.proxy.http.peers import TrustedProxies
-from triptych.proxy.http.server import HttpServer
+from triptych.proxy.http.refusals import RefusalMiddleware, Refusals
+from triptych.proxy.http.server import HttpServer, bind, port_error
 from triptych.proxy.live.service import LiveData
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import ApiLimits, make_app
 from triptych.proxy.pd.link import open_link
-from triptych.proxy.pd.readiness import PDReadiness
-from triptych.proxy.pool import WorkerPool
+from triptych.proxy.pool import PDReadiness, WorkerPool
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
-from triptych.proxy.refusals.refusals import RefusalMiddleware, Refusals
-from triptych.proxy.scaling.autoscaler import Autoscaler
-from triptych.proxy.scaling.pool_metrics import PoolMetrics
-from triptych.proxy.scaling.service import start_scaling
-from triptych.proxy.scaling.upkeep import Upkeep
+from triptych.proxy.scaling.autoscaler import Autoscaler, start_scaling
+from triptych.proxy.scaling.upkeep import PoolMetrics, Upkeep
 from triptych.registry.registry import Registry
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore

@@ -16,8 +16,7 @@ from triptych.base.log import log_fields
 from triptych.base.rpc.channels import INCARNATION_HEADER
 from triptych.protos import pd_pb2
 from triptych.proxy.events import Lost
-from triptych.proxy.pd.load_reports import LoadReports
-from triptych.proxy.pd.stall_watch import StallWatch
+from triptych.proxy.pd.beats import LoadReports, StallWatch
 from triptych.proxy.pd.wire import PDStub, connect, deliver
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.ports import LinkOwner, PDLoadReport, ProcessEnd, RequestEvents
