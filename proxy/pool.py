@@ -244,13 +244,7 @@ class WorkerPool(KnownWorkers):
         return False
 
     def _add(self, info: WorkerInfo) -> None:
-        logger.info(
-            "%s worker %s (%s) is here",
-            info.pool,
-            info.address,
-            info.model,
-            extra=log_fields(worker=info.address),
-        )
+        _log(info, "(%s) is here", info.model)
         watch = _Watch(Worker(info), WorkerConnection(info, self._token, self._certificates))
         self.workers[info.pool, info.address] = watch.worker
         self._watches[info.pool, info.address] = watch
@@ -259,24 +253,14 @@ class WorkerPool(KnownWorkers):
     def _renew(self, watch: _Watch, info: WorkerInfo) -> bool:
         worker = watch.worker
         if worker.info.incarnation != info.incarnation:
-            logger.info(
-                "%s worker %s was started again",
-                info.pool,
-                info.address,
-                extra=log_fields(worker=info.address),
-            )
+            _log(info, "was started again")
             worker.alive = worker.serving = watch.restarted = True
             watch.doubt.set()
         worker.info = info
         return True
 
     def _remove(self, worker: Worker) -> None:
-        logger.info(
-            "%s worker %s is gone",
-            worker.info.pool,
-            worker.info.address,
-            extra=log_fields(worker=worker.info.address),
-        )
+        _log(worker.info, "is gone")
         key = (worker.info.pool, worker.info.address)
         del self.workers[key]
         self._unregistered.pop(key, None)
@@ -292,12 +276,7 @@ class WorkerPool(KnownWorkers):
                 await self._check(watch)
             except Exception:
                 info = watch.worker.info
-                logger.exception(
-                    "%s worker %s could not be checked",
-                    info.pool,
-                    info.address,
-                    extra=log_fields(worker=info.address),
-                )
+                _log(info, "could not be checked", level=logging.ERROR, exc_info=True)
             await self._pause(watch)
 
     async def _check(self, watch: _Watch) -> None:
@@ -316,12 +295,7 @@ class WorkerPool(KnownWorkers):
             lost, worker.silent = worker.alive and not alive, False
             worker.alive, worker.serving, worker.reaches_store = alive, serving, reaches
             if lost:
-                logger.warning(
-                    "%s worker %s does not answer",
-                    worker.info.pool,
-                    worker.info.address,
-                    extra=log_fields(worker=worker.info.address),
-                )
+                _log(worker.info, "does not answer", level=logging.WARNING)
                 self.report_loss(worker)
             self.report_change()
 
@@ -365,6 +339,13 @@ class WorkerPool(KnownWorkers):
             answers = unknown or error.code() is grpc.StatusCode.UNIMPLEMENTED
             return (answers, answers)
         return (True, reply.status == _SERVING)
+
+
+def _log(
+    info: WorkerInfo, text: str, *details: object, level: int = logging.INFO, exc_info: bool = False
+) -> None:
+    named, fields = (info.pool, info.address), log_fields(worker=info.address)
+    logger.log(level, f"%s worker %s {text}", *named, *details, exc_info=exc_info, extra=fields)
 
 
 class PDReadiness:
