@@ -27,21 +27,20 @@ from triptych.proxy.events import (
     RequestFailed,
 )
 from triptych.proxy.http.delivery import CURRENT_DELIVERY
+from triptych.proxy.http.refusals import CURRENT_ARRIVAL
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.media.ports import MediaSource
 from triptych.proxy.pd.router import PDRouter
 from triptych.proxy.ports import Link, Transport
 from triptych.proxy.quotas.quota import Hold
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
-from triptych.proxy.refusals.arrival import CURRENT_ARRIVAL
 from triptych.proxy.requests import instructions as do
-from triptych.proxy.requests.encoder_shortage import EncoderShortage
 from triptych.proxy.requests.instructions import Instruction
 from triptych.proxy.requests.item_supply import ItemSupply, StoreView
 from triptych.proxy.requests.recorder import CallObserver, Recorder
 from triptych.proxy.requests.reply_memory import ReplyMemory
 from triptych.proxy.requests.request import Choices, InFlightRequest, draw_request_id
-from triptych.proxy.requests.store_wait import StoreWait
+from triptych.proxy.requests.shortages import EncoderShortage, StoreWait
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.registry.matching import MISMATCHES
 

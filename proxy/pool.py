@@ -25,6 +25,7 @@ from triptych.base.rpc.channels import STORE_SERVICE
 from triptych.base.rpc.connection import WorkerConnection
 from triptych.base.rpc.internal_token import InternalToken
 from triptych.base.rpc.tls.certificates import Certificates
+from triptych.base.status.service_status import ServiceStatus
 from triptych.base.types import WorkerInfo
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.registry.registry import RegistrySnapshot
@@ -243,13 +244,7 @@ class WorkerPool(KnownWorkers):
         return False
 
     def _add(self, info: WorkerInfo) -> None:
-        logger.info(
-            "%s worker %s (%s) is here",
-            info.pool,
-            info.address,
-            info.model,
-            extra=log_fields(worker=info.address),
-        )
+        _log(info, "(%s) is here", info.model)
         watch = _Watch(Worker(info), WorkerConnection(info, self._token, self._certificates))
         self.workers[info.pool, info.address] = watch.worker
         self._watches[info.pool, info.address] = watch
@@ -258,24 +253,14 @@ class WorkerPool(KnownWorkers):
     def _renew(self, watch: _Watch, info: WorkerInfo) -> bool:
         worker = watch.worker
         if worker.info.incarnation != info.incarnation:
-            logger.info(
-                "%s worker %s was started again",
-                info.pool,
-                info.address,
-                extra=log_fields(worker=info.address),
-            )
+            _log(info, "was started again")
             worker.alive = worker.serving = watch.restarted = True
             watch.doubt.set()
         worker.info = info
         return True
 
     def _remove(self, worker: Worker) -> None:
-        logger.info(
-            "%s worker %s is gone",
-            worker.info.pool,
-            worker.info.address,
-            extra=log_fields(worker=worker.info.address),
-        )
+        _log(worker.info, "is gone")
         key = (worker.info.pool, worker.info.address)
         del self.workers[key]
         self._unregistered.pop(key, None)
@@ -291,12 +276,7 @@ class WorkerPool(KnownWorkers):
                 await self._check(watch)
             except Exception:
                 info = watch.worker.info
-                logger.exception(
-                    "%s worker %s could not be checked",
-                    info.pool,
-                    info.address,
-                    extra=log_fields(worker=info.address),
-                )
+                _log(info, "could not be checked", level=logging.ERROR, exc_info=True)
             await self._pause(watch)
 
     async def _check(self, watch: _Watch) -> None:
@@ -315,12 +295,7 @@ class WorkerPool(KnownWorkers):
             lost, worker.silent = worker.alive and not alive, False
             worker.alive, worker.serving, worker.reaches_store = alive, serving, reaches
             if lost:
-                logger.warning(
-                    "%s worker %s does not answer",
-                    worker.info.pool,
-                    worker.info.address,
-                    extra=log_fields(worker=worker.info.address),
-                )
+                _log(worker.info, "does not answer", level=logging.WARNING)
                 self.report_loss(worker)
             self.report_change()
 
@@ -364,3 +339,35 @@ class WorkerPool(KnownWorkers):
             answers = unknown or error.code() is grpc.StatusCode.UNIMPLEMENTED
             return (answers, answers)
         return (True, reply.status == _SERVING)
+
+
+def _log(
+    info: WorkerInfo, text: str, *details: object, level: int = logging.INFO, exc_info: bool = False
+) -> None:
+    named, fields = (info.pool, info.address), log_fields(worker=info.address)
+    logger.log(level, f"%s worker %s {text}", *named, *details, exc_info=exc_info, extra=fields)
+
+
+class PDReadiness:
+    """A listener that makes the proxy ready with the first live PD worker; it stays ready after the last one.
+
+    Requests wait for a PD worker that comes back. A Service without any endpoint would refuse them.
+    """
+
+    def __init__(self, pool: WorkerPool, status: ServiceStatus) -> None:
+        self._pool = pool
+        self._status = status
+        self._any_live = False
+
+    def degraded(self) -> tuple[str, ...]:
+        """What the proxy lacks. Any thread may ask."""
+        missing = (("store", self._pool.store_ok), ("PD workers", self._any_live))
+        return tuple(name for name, there in missing if not there)
+
+    def workers_changed(self) -> None:
+        self._any_live = bool(self._pool.serving("pd"))
+        if self._any_live:
+            self._status.ready()
+
+    def worker_lost(self, worker: Worker) -> None:
+        self.workers_changed()

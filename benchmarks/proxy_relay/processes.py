@@ -25,8 +25,7 @@ from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, Reque
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.http.listener import bind
-from triptych.proxy.http.server import HttpServer
+from triptych.proxy.http.server import HttpServer, bind
 from triptych.proxy.openai.app import ApiLimits, make_app
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.service import GrpcTransport

@@ -18,22 +18,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from triptych.base.types import ItemPlan
-from triptych.proxy.encoders.fair_turns import FairTurns
 from triptych.proxy.encoders.job import (
     AT_WORK,
     EncoderJob,
     EncoderSlot,
+    FairTurns,
+    JobFiles,
     JobState,
     PlanKey,
     RunKey,
     StartPlan,
     StartRun,
 )
-from triptych.proxy.encoders.job_queue import JobFiles
 from triptych.proxy.encoders.known_items import KnownItems
-from triptych.proxy.encoders.loads import EncoderLoads
-from triptych.proxy.encoders.outstanding import OutstandingItems
-from triptych.proxy.encoders.spread import sooner_elsewhere
+from triptych.proxy.encoders.loads import EncoderLoads, OutstandingItems, sooner_elsewhere
 from triptych.proxy.encoders.work_model import WorkModel
 from triptych.proxy.routing import MAX_LOSSES, EncoderLoad, PDLoad, Suspects, choose_encoder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import grpc
@@ -15,15 +15,52 @@ from triptych.base.errors import ContextTooLong, InternalError, Overloaded, Requ
 from triptych.base.log import log_fields
 from triptych.protos import pd_pb2
 from triptych.protos.convert import error_from_proto
+from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.events import Accepted, Lost, Refused, RequestFailed
-from triptych.proxy.pd.context_length import least_tokens, takes, too_long
-from triptych.proxy.pd.stall_watch import LOOK_SECONDS
+from triptych.proxy.pd.beats import LOOK_SECONDS
 from triptych.proxy.pd.wire import submit_message
 from triptych.proxy.ports import Link, ProcessEnd, RequestEvents, Transport
-from triptych.proxy.requests.instructions import EndAttempt, Submit
+from triptych.proxy.requests.instructions import EndAttempt, ResumeState, Submit
 from triptych.proxy.requests.request import InFlightRequest
 from triptych.proxy.routing import CLEARING_TOKENS, MAX_LOSSES, PDLoad, PrefixAffinity, Suspects, choose_pd
 from triptych.proxy.workers import KnownWorkers, Worker
+
+
+def least_tokens(call: ChatCall, item_tokens: Iterable[int], resume: ResumeState | None) -> int:
+    """The fewest tokens of prompt and output that a worker has to take.
+
+    Text counts nothing: only PD workers have the tokenizer. `item_tokens`: placeholders of each item.
+    """
+    output = max(call.sampling.max_tokens or 1, 1)
+    if resume is not None:
+        return len(resume.prompt_token_ids) + max(output, len(resume.output_token_ids))
+    if isinstance(call.prompt, tuple):
+        return len(call.prompt) + output
+    return sum(item_tokens) + output
+
+
+def takes(max_model_len: int, tokens: int) -> bool:
+    """Whether a worker with this limit (0: it names none) may take a request of at least `tokens`."""
+    return max_model_len == 0 or tokens <= max_model_len
+
+
+def too_long(call: ChatCall, tokens: int, longest: int) -> ContextTooLong:
+    """The error of a request of at least `tokens` that no worker takes; `longest` is the largest limit."""
+    asked = call.sampling.max_tokens
+    prompt = tokens - max(asked or 1, 1)
+    if asked is not None and prompt < longest:
+        return ContextTooLong(
+            f"max_tokens is {asked} and the prompt has at least {max(prompt, 1)} tokens, but the model takes "
+            f"{longest} with the output: ask for fewer",
+            param="max_tokens",
+        )
+    field = "messages" if call.prompt is None else call.prompt_param
+    return ContextTooLong(
+        f"the prompt has at least {prompt} tokens, but the model takes {longest} with the output: "
+        f"shorten {field}",
+        param=field,
+    )
+
 
 logger = logging.getLogger(__name__)
 

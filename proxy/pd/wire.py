@@ -17,8 +17,7 @@ from triptych.base.tracing.context import TRACEPARENT, TRACESTATE, metadata
 from triptych.base.types import PDTimings, PositionLogprobs, TimestampTokens, Usage
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.protos.convert import error_from_proto, logprobs_from_proto, plan_to_proto, sampling_to_proto
-from triptych.proxy.call.chat import RawPrompt, Started
-from triptych.proxy.call.encoder_prompt import EncoderPrompt, Transcription
+from triptych.proxy.call.chat import EncoderPrompt, RawPrompt, Started, Transcription
 from triptych.proxy.events import (
     Admitted,
     Finished,

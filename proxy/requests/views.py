@@ -17,7 +17,7 @@ from triptych.proxy.call.chat import Done, Started
 from triptych.proxy.events import CallEnded, RequestEvent
 from triptych.proxy.requests import instructions as do
 from triptych.proxy.requests.instructions import Instruction
-from triptych.proxy.requests.item import RequestItem
+from triptych.proxy.requests.lifecycle import RequestItem
 
 Event = Instruction | RequestEvent | events.Ended | events.CallEnded
 Items = Mapping[str, RequestItem]

@@ -14,9 +14,9 @@ from triptych.protos.convert import sampling_to_proto
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.call.model_kind import ModelKind, fit
 from triptych.proxy.call.validation import MAX_SALT
-from triptych.proxy.grpc.generate import generate_call
-from triptych.proxy.http.errors import error_json
+from triptych.proxy.grpc.server import generate_call
 from triptych.proxy.http.form_body import parse_form
+from triptych.proxy.http.json_body import error_json
 from triptych.proxy.openai.audio.request import parse_transcription
 from triptych.proxy.openai.completions.request import parse_completion
 from triptych.proxy.pd.wire import encoder_prompt_to_proto, prompt_to_proto, transcription_to_proto

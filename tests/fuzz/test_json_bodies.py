@@ -14,11 +14,11 @@ from triptych.protos import pd_pb2, proxy_pb2
 from triptych.protos.convert import sampling_from_proto, sampling_to_proto
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.grpc.request import call_of as grpc_call
-from triptych.proxy.http.errors import error_json
+from triptych.proxy.http.json_body import error_json
 from triptych.proxy.openai.chat.request import parse_body
 from triptych.proxy.openai.completions.request import parse_completion
 from triptych.proxy.openai.responses.request import parse_responses
-from triptych.proxy.openai.tokenize.endpoint import DetokenizeEndpoint, TokenizeEndpoint
+from triptych.proxy.openai.tokenize import DetokenizeEndpoint, TokenizeEndpoint
 from triptych.proxy.pd.wire import prompt_to_proto, template_to_proto
 from triptych.proxy.splitter import pd_messages
 

@@ -17,8 +17,7 @@ from triptych.base.rpc.channels import make_channel
 from triptych.base.tracing.context import hex_trace_id, metadata, parse_traceparent
 from triptych.base.tracing.tracer import SpanKind
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
-from triptych.proxy.auth.key_ring import KeyRing
-from triptych.proxy.auth.keys import KeyLimits
+from triptych.proxy.auth.keys import KeyLimits, KeyRing
 from triptych.store.embedding_store import EmbeddingStore
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"

@@ -14,9 +14,9 @@ from triptych.apps.client.fields import ChatFields, CompletionFields
 from triptych.apps.client.messages import conversation
 from triptych.apps.client.wire import audio_form, chat_body
 from triptych.base.errors import InvalidRequest
-from triptych.proxy.openai.chat.types import ChatBody
+from triptych.proxy.openai.chat.request import ChatBody
 from triptych.proxy.openai.completions.request import CompletionBody
-from triptych.proxy.openai.fields.unserved import UnservedBody
+from triptych.proxy.openai.fields.sampling import UnservedBody
 
 PNG = b"\x89PNG\r\n\x1a\nrest"
 

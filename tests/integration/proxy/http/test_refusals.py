@@ -68,12 +68,12 @@ async def test_refusals_are_in_the_log_and_on_the_page_and_hold_no_line_of_a_cli
     store: EmbeddingStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with FakeCluster(store, live=True) as cluster:
-        source = "triptych.proxy.refusals.refusals"
+        source = "triptych.proxy.http.refusals"
         with caplog.at_level(logging.INFO, logger=source):
             for _ in range(50):
                 assert await send(cluster, "POST", CHAT, json={**HELLO, "model": "renamed"}) == 404
         lines = [
-            record.message for record in caplog.records if record.name == "triptych.proxy.refusals.refusals"
+            record.message for record in caplog.records if record.name == "triptych.proxy.http.refusals"
         ]
         assert lines == [f"{CHAT} refused with 404: not_found"]
         reply = await cluster.client._client.get(f"http://127.0.0.1:{cluster.port}/cluster")

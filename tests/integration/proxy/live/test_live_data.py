@@ -18,8 +18,7 @@ from support.fakes.fake_workers import picture, user
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.base.errors import RequestError
-from triptych.proxy.auth.key_ring import KeyRing
-from triptych.proxy.auth.keys import KeyLimits
+from triptych.proxy.auth.keys import KeyLimits, KeyRing
 from triptych.store.embedding_store import EmbeddingStore
 
 ALICE, BOB, OPERATOR = "alices-key-0123456789", "bobs-key-0123456789ab", "operators-key-0123456789"

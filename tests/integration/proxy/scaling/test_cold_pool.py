@@ -12,8 +12,7 @@ from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until, within
 from triptych.base.config import ScalingConfig
 from triptych.base.scaling import ScalingDecision
-from triptych.proxy.scaling.autoscaler import Autoscaler
-from triptych.proxy.scaling.service import start_scaling
+from triptych.proxy.scaling.autoscaler import Autoscaler, start_scaling
 from triptych.registry.scaling import ScalingBoard
 from triptych.store.embedding_store import EmbeddingStore
 

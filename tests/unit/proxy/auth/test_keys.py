@@ -13,9 +13,9 @@ import pytest
 from triptych.base.errors import ConfigError, RateLimited
 from triptych.base.hashing import prefix_root
 from triptych.base.types import SamplingParams
-from triptych.proxy.auth.key_ring import KeyRing
 from triptych.proxy.auth.keys import (
     KeyLimits,
+    KeyRing,
     KeyTable,
     Principal,
     new_key,

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from triptych.proxy.encoders.job import EncoderJob, JobState
-from triptych.proxy.encoders.outstanding import (
+from triptych.proxy.encoders.loads import (
     FAST_SECONDS,
     SLOW_SECONDS,
     ArrivedItems,

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from triptych.proxy.grpc.connections import GrpcConnections
-from triptych.proxy.grpc.sockets import PortSocket, block, shut_down, sockets_of
+from triptych.proxy.grpc.connections import GrpcConnections, PortSocket, block, shut_down, sockets_of
 from triptych.proxy.http.peers import TrustedProxies
 from triptych.proxy.quotas.quota import Quota, QuotaSpec
 

@@ -9,7 +9,7 @@ import pytest
 
 from support.fakes.live_view import CountingView, places
 from triptych.base.errors import Unavailable
-from triptych.proxy.live.feed import MOST_MISSED, LiveFeed, event
+from triptych.proxy.live.service import MOST_MISSED, LiveFeed, event
 from triptych.proxy.quotas.quota import QuotaExceeded
 
 

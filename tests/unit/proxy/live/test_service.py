@@ -9,8 +9,7 @@ from starlette.types import Message
 
 from support.fakes.live_view import CountingView, places
 from support.waiting import until
-from triptych.proxy.live.feed import LiveFeed
-from triptych.proxy.live.service import EventsEndpoint
+from triptych.proxy.live.service import EventsEndpoint, LiveFeed
 
 
 class Client:

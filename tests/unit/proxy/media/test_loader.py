@@ -13,9 +13,8 @@ from yarl import URL
 from support.data.media import content, kept_bytes, media_loader
 from support.processes.web import PNG
 from triptych.base.errors import ConfigError, InvalidRequest, Overloaded, RequestError, TooLarge
-from triptych.proxy.media.fetcher import _redirected
+from triptych.proxy.media.fetcher import FetchFailed, _redirected
 from triptych.proxy.media.loader import MediaLoader
-from triptych.proxy.media.response import FetchFailed
 from triptych.proxy.media.source import ImagePart, image_format, parse_image_url
 from triptych.proxy.media.spool import MediaHold
 

@@ -8,8 +8,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import Message
 
-from triptych.proxy.page.endpoint import PageEndpoints
-from triptych.proxy.page.files import page_files
+from triptych.proxy.page.endpoint import PageEndpoints, page_files
 
 
 @pytest.fixture

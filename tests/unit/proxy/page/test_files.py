@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from triptych.proxy.page.files import DOCS, INDEX, STATIC, STYLE, page_files
+from triptych.proxy.page.endpoint import DOCS, INDEX, STATIC, STYLE, page_files
 
 FILES = page_files()
 SCRIPTS = sorted(name for name in FILES if name.endswith(".js"))

@@ -23,7 +23,7 @@ from triptych.proxy.events import (
     RequestFailed,
 )
 from triptych.proxy.requests.lifecycle import Lifecycle
-from triptych.proxy.requests.store_wait import StoreWait
+from triptych.proxy.requests.shortages import StoreWait
 
 PLAN = ItemPlan("a", "n", "image", 1, 1, "float32", 1)
 

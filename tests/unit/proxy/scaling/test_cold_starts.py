@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from triptych.proxy.scaling.cold_starts import ColdStarts
+from triptych.proxy.scaling.autoscaler import ColdStarts
 
 
 def test_the_time_from_the_decision_to_the_registration_is_learnt_for_each_kind() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.types import WorkerInfo
-from triptych.proxy.scaling.pool_metrics import PoolMetrics
+from triptych.proxy.scaling.upkeep import PoolMetrics
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.store.results import StoreMemory
 

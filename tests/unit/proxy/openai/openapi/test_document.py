@@ -11,7 +11,7 @@ from triptych.proxy.http.form_body import Form
 from triptych.proxy.openai.audio.request import parse_transcription
 from triptych.proxy.openai.chat.request import parse_body
 from triptych.proxy.openai.completions.request import parse_completion
-from triptych.proxy.openai.fields.unserved import UnservedBody
+from triptych.proxy.openai.fields.sampling import UnservedBody
 from triptych.proxy.openai.openapi.document import FORM_OPERATIONS, OPERATIONS, make_openapi
 from triptych.proxy.openai.responses.request import parse_responses
 

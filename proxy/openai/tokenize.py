@@ -1,4 +1,4 @@
-"""The bodies of POST /tokenize and /detokenize, in vLLM's shapes, turned into questions to a PD worker."""
+"""POST /tokenize and /detokenize, in vLLM's shapes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from msgspec import Meta
 from triptych.base.errors import InvalidRequest
 from triptych.base.request.limits import TokenId
 from triptych.protos import pd_pb2
+from triptych.proxy.admission import RequestAdmission
 from triptych.proxy.call.validation import MAX_TOKEN_IDS, check_text, check_token_count
-from triptych.proxy.http.json_body import decode_body
-from triptych.proxy.openai.chat.request import call_of
-from triptych.proxy.openai.chat.types import ChatBody
+from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.http.endpoint import HttpReply, PostEndpoint
+from triptych.proxy.http.json_body import decode_body, to_json
+from triptych.proxy.openai.chat.request import ChatBody, call_of
 from triptych.proxy.openai.fields import schemas
-from triptych.proxy.openai.fields.body_fields import (
+from triptych.proxy.openai.fields.sampling import (
     ChatTools,
     ContinueFinal,
     GenerationPrompt,
@@ -24,6 +26,7 @@ from triptych.proxy.openai.fields.body_fields import (
     SpecialTokens,
     TemplateVariables,
 )
+from triptych.proxy.pd.queries import PDQueries
 from triptych.proxy.pd.wire import prompt_to_proto, template_to_proto
 from triptych.proxy.splitter import pd_messages
 
@@ -101,3 +104,59 @@ def parse_detokenize(raw: bytes) -> DetokenizeBody:
     body = decode_body(_detokenize_decoder, raw)
     check_token_count(len(body.tokens), "tokens")
     return body
+
+
+class TokenizeEndpoint(PostEndpoint[TokenizeQuery]):
+    """The token ids of a prompt; an item is one placeholder token in it."""
+
+    known = TokenizeBody.__struct_fields__
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        queries: PDQueries,
+        admission: RequestAdmission,
+        *,
+        max_images: int,
+        max_body: int,
+    ) -> None:
+        super().__init__(dispatcher.quotas["parser"], max_body=max_body)
+        self._dispatcher = dispatcher
+        self._queries = queries
+        self._admission = admission
+        self._max_images = max_images
+
+    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> TokenizeQuery:
+        return parse_tokenize(raw, request_id, max_images=self._max_images)
+
+    async def answer(self, request: TokenizeQuery, reply: HttpReply) -> None:
+        model = self._dispatcher.resolve_model(request.model)
+        async with self._admission.query():
+            found = await self._queries.tokenize(model, request.message)
+        count = len(found.token_ids)
+        await reply.whole(
+            to_json({"count": count, "max_model_len": found.max_model_len, "tokens": found.token_ids})
+        )
+
+
+class DetokenizeEndpoint(PostEndpoint[DetokenizeBody]):
+    """The text of token ids, special tokens included."""
+
+    known = DetokenizeBody.__struct_fields__
+
+    def __init__(
+        self, dispatcher: Dispatcher, queries: PDQueries, admission: RequestAdmission, *, max_body: int
+    ) -> None:
+        super().__init__(dispatcher.quotas["parser"], max_body=max_body)
+        self._dispatcher = dispatcher
+        self._queries = queries
+        self._admission = admission
+
+    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> DetokenizeBody:
+        return parse_detokenize(raw)
+
+    async def answer(self, request: DetokenizeBody, reply: HttpReply) -> None:
+        model = self._dispatcher.resolve_model(request.model or "")
+        async with self._admission.query():
+            text = await self._queries.detokenize(model, request.tokens)
+        await reply.whole(to_json({"prompt": text}))

@@ -2,16 +2,70 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.http.connections import OPEN_PATHS
-from triptych.proxy.refusals.arrival import CURRENT_ARRIVAL, Arrival
-from triptych.proxy.refusals.periodic_log import PeriodicLog
+
+
+@dataclass(slots=True)
+class Arrival:
+    """`route` labels metrics; `counted`: a call that came of the request counts it at its end."""
+
+    route: str
+    counted: bool = False
+
+
+#: The request that is being served; None outside of any.
+CURRENT_ARRIVAL: ContextVar[Arrival | None] = ContextVar("arrival", default=None)
+
+
+SECONDS = 60.0
+#: Characters of an event's text in the log.
+_SHOWN = 300
+
+
+class PeriodicLog:
+    """The lines of one logger. The caller bounds the number of kinds, and an event costs no line of its own.
+
+    `later` calls a function after so many seconds, as an event loop does.
+    """
+
+    def __init__(
+        self, logger: logging.Logger, later: Callable[[float, Callable[[], None]], object] | None = None
+    ) -> None:
+        self._logger = logger
+        self._later = later
+        #: Of each kind that was logged in the last minute, the events since, and the last one's text.
+        self._since: dict[str, tuple[int, str]] = {}
+
+    def add(self, kind: str, text: str, level: int = logging.INFO) -> None:
+        """An event; `text` may hold a client's words."""
+        if kind in self._since:
+            self._since[kind] = self._since[kind][0] + 1, text
+        else:
+            self._tell(level, kind, text)
+
+    def _tell(self, level: int, kind: str, text: str) -> None:
+        shown = "".join(character if character.isprintable() else "?" for character in text[:_SHOWN])
+        self._logger.log(level, "%s: %s", kind, shown)
+        self._since[kind] = 0, ""
+        (self._later or asyncio.get_running_loop().call_later)(
+            SECONDS, lambda: self._minute_over(level, kind)
+        )
+
+    def _minute_over(self, level: int, kind: str) -> None:
+        count, text = self._since.pop(kind)
+        if count:
+            self._tell(level, kind, f"{count} more in {SECONDS:.0f} s, the last: {text}")
+
 
 logger = logging.getLogger(__name__)
 
