@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Where decisions are made.
 DECIDES = re.compile(
     r"(proxy/(dispatcher|admission|splitter)\.py|proxy/(requests|encoders|pd|scaling)/|pd_worker/core/"
-    r"|encoder_worker/(scheduler\.py|jobs/)|ec_connector/).*"
+    r"|encoder_worker/(scheduler\.py|jobs/)|ec_connector/|triptych/(store|registry|apps/access)/).*"
 )
 COMPARED = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -70,7 +70,7 @@ def sites(root: Path) -> list[dict[str, Any]]:
 
 def selection(tree: Path, path: str, limit: int) -> list[str]:
     """Test files that name the mutated module, then those that name its package: the fewest imports first."""
-    dotted = "triptych." + path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    dotted = "triptych." + path.removeprefix("triptych/").removesuffix(".py").replace("/", ".")
     package, _, name = dotted.rpartition(".")
     files = {file: file.read_text() for file in sorted((tree / "tests").rglob("test_*.py"))}
 
