@@ -6,8 +6,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from support.page.made_up import MadeUp
-from support.page.prefix import serving
 from support.page.server import make_page_app, page_server
+from support.page.serving import serving
 from support.processes.cluster import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

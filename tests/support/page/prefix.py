@@ -1,3 +1,0 @@
-"""A small reverse proxy that serves a server below a path prefix, as a gateway does."""
-
-from __future__ import annotations
