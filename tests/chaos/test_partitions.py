@@ -65,6 +65,7 @@ async def test_a_proxy_without_the_store_serves_all_that_its_workers_can(cluster
     await _answered(cluster, *_next_fresh(6), *REPEATED, *TEXTS, proxies=("proxy-0",))
 
 
+@pytest.mark.slow
 async def test_a_proxy_without_the_store_leaves_readiness_while_another_one_is_ready(cluster):
     def status(proxy: str) -> int:
         return cluster.ready(proxy)[0]
