@@ -13,7 +13,7 @@ from support.data.oracle import assert_exact
 from support.data.traffic import Case, ask, client_of, expected, mixed_cases
 from support.fakes.poisoned_fleet import Fleet, poisoned_fleet
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 GOOD, TOKENS = 30, 100
 
@@ -68,7 +68,6 @@ async def test_one_poison_among_thirty_requests_ends_with_an_error_id_and_all_ot
         assert fleet.ends == 3
 
 
-@pytest.mark.slow
 async def test_a_poison_of_one_proxy_harms_no_request_of_another(
     checkpoint, store_url, good, answers
 ) -> None:

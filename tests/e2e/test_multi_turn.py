@@ -18,6 +18,7 @@ from support.data.traffic import Answer, picture
 from support.encdec import traffic as encdec_traffic
 from support.encdec.oracle import tokenizer_of
 from support.encdec.traffic import EncDecCase
+from support.matrix import matrix
 from support.processes.cluster import Cluster, running_cluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -51,7 +52,7 @@ def caches(answer: Answer) -> list[str]:
     return [item["cache"] for item in answer.timings["items"]]
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "llava"])
+@pytest.mark.parametrize("family", matrix(["qwen3_vl", "llava", "qwen2_5_vl"]))
 async def test_every_picture_of_a_growing_chat_is_encoded_once(families, family):
     cluster, path, chat = families.cluster, families.checkpoints[family], Conversation()
     first, second = (picture(4000 + seed, 96, 64) for seed in range(2))

@@ -13,6 +13,7 @@ from openai import OpenAI
 from PIL import Image
 
 from support.hostile.malformed import tool
+from support.matrix import matrix
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -46,7 +47,7 @@ def ask(client: OpenAI, model: str, **extra: Any) -> Any:
     return client.chat.completions.create(model=model, **options)
 
 
-@pytest.mark.parametrize("model", [*QWEN, "llava"])
+@pytest.mark.parametrize("model", matrix([*QWEN, "llava"]))
 def test_a_seed_decides_every_choice(client: OpenAI, model: str) -> None:
     asked: dict[str, Any] = {"temperature": 1.0, "seed": 11, "extra_body": {"return_token_ids": True}}
     first, again = (ask(client, model, n=3, **asked) for _ in range(2))
@@ -59,7 +60,7 @@ def test_a_seed_decides_every_choice(client: OpenAI, model: str) -> None:
     assert first.usage.completion_tokens == sum(map(len, ids))
 
 
-@pytest.mark.parametrize("model", QWEN)
+@pytest.mark.parametrize("model", matrix(QWEN))
 def test_a_tools_answer_may_hold_a_picture(client: OpenAI, model: str) -> None:
     picture = question()[0]["content"][1]
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
@@ -74,7 +75,7 @@ def test_a_tools_answer_may_hold_a_picture(client: OpenAI, model: str) -> None:
     assert reply.usage.prompt_tokens > one.usage.prompt_tokens
 
 
-@pytest.mark.parametrize("model", QWEN)
+@pytest.mark.parametrize("model", matrix(QWEN))
 def test_a_call_in_the_familys_own_form_is_found(client: OpenAI, model: str) -> None:
     pattern = (
         r'I (look|see)\.\n<tool_call>\n\{"name": "look", "arguments": \{"at": "(sky|sea)"\}\}\n</tool_call>'
@@ -91,7 +92,7 @@ def test_a_call_in_the_familys_own_form_is_found(client: OpenAI, model: str) -> 
     assert ask(client, model, messages=history, tools=[tool("look", at=str)]).choices[0].finish_reason
 
 
-@pytest.mark.parametrize("model", [*QWEN, "llava"])
+@pytest.mark.parametrize("model", matrix([*QWEN, "llava"]))
 def test_a_last_message_can_be_continued(client: OpenAI, model: str) -> None:
     messages = [*question(), {"role": "assistant", "content": "It is"}]
     extra = {"continue_final_message": True, "add_generation_prompt": False, "return_token_ids": True}

@@ -117,7 +117,7 @@ def test_two_prompts_and_media_are_calls_or_errors_of_ours(fuzzer: Fuzzer) -> No
         for call in request.calls:
             as_sent(call)
 
-    fuzzer.run("completions with two prompts and media", randoms().map(completion_of), check, 500)
+    fuzzer.run("completions with two prompts and media", randoms().map(completion_of), check, 200)
 
 
 VALUES: dict[str, list[str]] = {
@@ -176,7 +176,7 @@ def test_a_form_with_a_sound_is_a_call_or_an_error_of_ours(fuzzer: Fuzzer) -> No
         else:
             as_sent(request.call)
 
-    fuzzer.run("audio forms", randoms().map(form_of), check, 500)
+    fuzzer.run("audio forms", randoms().map(form_of), check, 200)
 
 
 def test_a_grpc_generate_request_is_a_call_or_an_error_of_ours(fuzzer: Fuzzer) -> None:
@@ -193,4 +193,4 @@ def test_a_grpc_generate_request_is_a_call_or_an_error_of_ours(fuzzer: Fuzzer) -
         except RequestError as error:
             refused_well(error)
 
-    fuzzer.run("gRPC generate requests", messages(proxy_pb2.GenerateRequest, known), check, 250)
+    fuzzer.run("gRPC generate requests", messages(proxy_pb2.GenerateRequest, known), check, 100)

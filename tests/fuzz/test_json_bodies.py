@@ -201,7 +201,7 @@ def chat(raw: bytes) -> None:
 
 
 def test_a_chat_body_is_a_call_or_an_error_of_ours(fuzzer: Fuzzer) -> None:
-    fuzzer.run("chat bodies", randoms().map(raw_of), chat, 900)
+    fuzzer.run("chat bodies", randoms().map(raw_of), chat, 300)
 
 
 def test_a_body_of_another_endpoint_is_taken_or_an_error_of_ours(fuzzer: Fuzzer) -> None:
@@ -227,7 +227,7 @@ def test_a_body_of_another_endpoint_is_taken_or_an_error_of_ours(fuzzer: Fuzzer)
         except RequestError as error:
             refused_well(error)
 
-    fuzzer.run("completions, responses, tokenize bodies", randoms().map(other_body), check, 400)
+    fuzzer.run("completions, responses, tokenize bodies", randoms().map(other_body), check, 150)
 
 
 def test_a_grpc_request_is_a_call_or_an_error_of_ours(fuzzer: Fuzzer) -> None:
@@ -249,4 +249,4 @@ def test_a_grpc_request_is_a_call_or_an_error_of_ours(fuzzer: Fuzzer) -> None:
         except RequestError as error:
             refused_well(error)
 
-    fuzzer.run("gRPC chat requests", messages(proxy_pb2.ChatRequest, known), check, 250)
+    fuzzer.run("gRPC chat requests", messages(proxy_pb2.ChatRequest, known), check, 100)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import os
 import random
 import re
 import subprocess
@@ -27,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Where decisions are made.
 DECIDES = re.compile(
     r"(proxy/(dispatcher|admission|splitter)\.py|proxy/(requests|encoders|pd|scaling)/|pd_worker/core/"
-    r"|encoder_worker/(scheduler\.py|jobs/)|ec_connector/).*"
+    r"|encoder_worker/(scheduler\.py|jobs/)|ec_connector/|triptych/(store|registry|apps/access)/).*"
 )
 COMPARED = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -70,7 +71,7 @@ def sites(root: Path) -> list[dict[str, Any]]:
 
 def selection(tree: Path, path: str, limit: int) -> list[str]:
     """Test files that name the mutated module, then those that name its package: the fewest imports first."""
-    dotted = "triptych." + path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    dotted = "triptych." + path.removeprefix("triptych/").removesuffix(".py").replace("/", ".")
     package, _, name = dotted.rpartition(".")
     files = {file: file.read_text() for file in sorted((tree / "tests").rglob("test_*.py"))}
 
@@ -86,14 +87,26 @@ def selection(tree: Path, path: str, limit: int) -> list[str]:
 
 
 def verdict(tree: Path, site: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Puts the fault in, runs the tests, takes it out again."""
+    """Puts the fault in, runs the tests, those that killed it before alone and first, takes it out again."""
     file = tree / site["path"]
     text = file.read_text()
     module = ast.parse(text)
     list(faults(module))[site["number"]][2]()
-    tests = selection(tree, site["path"], options.files)
-    first = [name for name in [site.get("killer", "").partition("::")[0]] if name and (tree / name).exists()]
-    tests = list(dict.fromkeys([*first, *tests, *options.always]))
+    before = site.get("killer", "").partition("::")[0]
+    tests = [*selection(tree, site["path"], options.files), *options.always]
+    started, outcome = time.monotonic(), {"killed": False, "killer": ""}
+    file.write_text(ast.unparse(ast.fix_missing_locations(module)))
+    try:
+        for batch in ([before] if before and (tree / before).exists() else [], tests):
+            if batch and not outcome["killed"]:
+                outcome = _run(tree, batch, options)
+    finally:
+        file.write_text(text)
+    return {**site, **outcome, "seconds": round(time.monotonic() - started), "tests": len(tests)}
+
+
+def _run(tree: Path, tests: list[str], options: argparse.Namespace) -> dict[str, Any]:
+    """Whether one of the test files fails, and which test did."""
     command = [
         sys.executable,
         "-m",
@@ -105,39 +118,34 @@ def verdict(tree: Path, site: dict[str, Any], options: argparse.Namespace) -> di
         "-m",
         "not slow and not gpu",
     ]
-    started = time.monotonic()
-    file.write_text(ast.unparse(ast.fix_missing_locations(module)))
     try:
         done = subprocess.run(
-            [*command, "-o", "timeout=40", *tests],
-            cwd=tree, env={**options.environ, "PYTHONPATH": str(tree)},
+            [*command, "-o", "timeout=90", *tests],
+            cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)},
             capture_output=True, text=True, timeout=options.seconds,
         )  # fmt: skip
-        code, output = done.returncode, done.stdout
     except subprocess.TimeoutExpired:
-        code, output = 1, "FAILED timeout - "
-    finally:
-        file.write_text(text)
-    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", output, re.MULTILINE)
-    outcome = {"killed": code in (1, 2, 3, 4), "killer": failed[1] if failed else "", "code": code}
-    return {**site, **outcome, "seconds": round(time.monotonic() - started), "tests": len(tests)}
+        return {"killed": True, "killer": "", "code": -1}
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
+    return {
+        "killed": done.returncode in (1, 2, 3, 4),
+        "killer": failed[1] if failed else "",
+        "code": done.returncode,
+    }
 
 
 def main() -> None:
-    import os
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--seed", type=int, default=32)
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--files", type=int, default=24, help="test files per fault, at most")
     parser.add_argument(
-        "--seconds", type=float, default=240, help="time for one fault; running out of it is a kill"
+        "--seconds", type=float, default=400, help="time for one run; running out of it is a kill"
     )
     parser.add_argument("--like", type=Path, help="a result whose faults are put in again")
     parser.add_argument("--always", nargs="*", default=[], help="test files that run for every fault, last")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    options.environ = dict(os.environ)
     if options.like:
         drawn = json.loads(options.like.read_text())
     else:

@@ -84,13 +84,6 @@ def test_heads_that_cannot_be_divided_among_the_ranks_are_an_error_that_names_wh
     assert_refused(refused, "attention heads", "7 ranks", "give --tensor-parallel one of 1")
 
 
-def test_an_unreachable_url_is_a_clear_error():
-    result = triptych("ask", "What?", "--url", "http://127.0.0.1:9")
-    assert result.returncode == 1
-    assert "triptych serve" in result.stderr
-    assert "Traceback" not in result.stderr
-
-
 def test_services_open_to_the_network_need_tls_or_a_flag_that_allows_clear_text(tmp_path):
     open_to_all = ("--store", "redis://127.0.0.1:1/0", "--host", "0.0.0.0")
     proxy = triptych("proxy", *open_to_all, "--no-auth")

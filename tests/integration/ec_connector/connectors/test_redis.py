@@ -11,6 +11,7 @@ import torch
 
 from support.data.items import make_body, make_plan
 from support.engine.transfers import mute_server, wait_for
+from support.matrix import matrix
 from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import ECTransferConfig, EncoderOutput
 from triptych.ec_connector.connectors.device_copy import DeviceCopier
@@ -46,7 +47,7 @@ def fetch_and_move(worker: RedisConnectorWorker, plan: ItemPlan, generation: int
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
-@pytest.mark.parametrize("rows,width", [(5, 64), (0, 64), (3, 4 * 64), (700, 1024)])
+@pytest.mark.parametrize("rows,width", matrix([(700, 1024), (0, 64), (5, 64), (3, 4 * 64)], quick=2))
 def test_tensors_survive_the_round_trip(
     worker: RedisConnectorWorker, dtype: str, rows: int, width: int
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 from support.engine.engine_requests import make_request
 from support.fakes.pd_client import PDClient
 from support.waiting import until
-from triptych.base.errors import InvalidRequest, Unavailable
+from triptych.base.errors import InvalidRequest
 from triptych.base.rpc.channels import make_channel, make_server
 from triptych.base.types import FinishReason, PDTimings, Usage
 from triptych.pd_worker import server as pd_server
@@ -212,22 +212,6 @@ async def test_a_fault_at_the_door_is_answered_and_leaves_nothing(where, fault, 
         assert (reply.status, reply.error.code) == (REFUSED, code)
         assert "boom" not in reply.error.message
         assert s.streams.unfinished == 0
-
-
-async def test_notices_reach_the_engine_without_what_is_no_key():
-    async with service() as s:
-        await s.client.stub.NotifyItems(
-            pd_pb2.ItemsNotice(proxy_id="proxy", mm_hashes=["a" * 64, "../../x", "B" * 64, ""])
-        )
-        assert s.engine.ready == ["a" * 64]
-
-
-async def test_a_notice_to_a_stopping_engine_is_an_error_of_the_call():
-    async with service() as s:
-        s.engine.fault = Unavailable("stopping")
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await s.client.stub.NotifyItems(pd_pb2.ItemsNotice(proxy_id="proxy", mm_hashes=["a" * 64]))
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_worker_that_demands_the_token_refuses_others():

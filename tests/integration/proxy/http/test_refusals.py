@@ -72,9 +72,7 @@ async def test_refusals_are_in_the_log_and_on_the_page_and_hold_no_line_of_a_cli
         with caplog.at_level(logging.INFO, logger=source):
             for _ in range(50):
                 assert await send(cluster, "POST", CHAT, json={**HELLO, "model": "renamed"}) == 404
-        lines = [
-            record.message for record in caplog.records if record.name == "triptych.proxy.http.refusals"
-        ]
+        lines = [record.message for record in caplog.records if record.name == "triptych.proxy.http.refusals"]
         assert lines == [f"{CHAT} refused with 404: not_found"]
         reply = await cluster.client._client.get(f"http://127.0.0.1:{cluster.port}/cluster")
         [row] = reply.json()["failures"]

@@ -41,8 +41,7 @@ async def poisoned(cluster: FakeCluster, tokens: int | str, **extra: object) -> 
     return found[1]
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("tokens", [0, 5, 20])
+@pytest.mark.parametrize(("workers", "tokens"), [(1, 0), (3, 5), (3, 20)])
 async def test_a_poison_ends_three_workers_and_the_requests_beside_it_are_answered(
     store: EmbeddingStore, caplog: pytest.LogCaptureFixture, workers: int, tokens: int
 ) -> None:

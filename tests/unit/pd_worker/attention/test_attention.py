@@ -147,10 +147,6 @@ def test_a_ragged_batch_equals_dense_attention(kv_heads: int, options: dict[str,
         check(sequences, kv_heads, seed, **options)
 
 
-def test_decodes_that_fill_their_blocks_need_no_mask() -> None:
-    check(make_sequences(torch.Generator().manual_seed(1), [(8, 1), (8, 1)], 2), 2, 1)
-
-
 @pytest.mark.parametrize(("length", "count"), [(12, 12), (12, 9)])
 def test_an_atomic_span_attends_both_ways(length: int, count: int) -> None:
     sequences = make_sequences(torch.Generator().manual_seed(2), [(length, count)], 2)

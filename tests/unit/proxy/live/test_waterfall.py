@@ -19,7 +19,6 @@ from triptych.proxy.events import (
     ItemPlanned,
     ItemReady,
     JobReady,
-    JobRetried,
     JobsStarted,
     LoadReported,
     LookedUp,
@@ -28,8 +27,8 @@ from triptych.proxy.events import (
 from triptych.proxy.live.calls import CallRecord
 from triptych.proxy.live.objects import StageSpan, Waterfall
 from triptych.proxy.live.waterfall import waterfall
-from triptych.proxy.requests.instructions import EndAttempt, SkipJob, StartJobs, Submit
-from triptych.proxy.requests.views import MOST_MOMENTS, TIMED_ITEMS, Event, RequestTimeline
+from triptych.proxy.requests.instructions import EndAttempt, StartJobs, Submit
+from triptych.proxy.requests.views import TIMED_ITEMS, Event, RequestTimeline
 
 START, PD, PD2, ENCODER = 100.0, "pd:1", "pd:2", "encoder:1"
 PLAN = make_plan(rows=4, width=8)
@@ -151,44 +150,6 @@ def test_every_stage_of_a_request_with_an_item_has_its_span() -> None:
     assert (found.id, found.seconds, found.status, found.attempts, found.items) == ("mine", 15.5, 200, 1, 1)
 
 
-def test_text_has_no_item_spans() -> None:
-    script = Script()
-    script.at(0.5, fetched(seconds=0.0))
-    answered(script)
-    script.at(9.0, FirstToken())
-    script.at(10.0, finished(1, 2.0, 1.0))
-    found = script.shown(10.0)
-    assert {span.item for span in found.spans} == {None}
-    assert ("prefill", PD, 7.0, 9.0) in tiles(found)
-
-
-def test_hits_are_named() -> None:
-    script = Script()
-    script.at(1.0, fetched("stored", "held", "joined", seconds=0.5))
-    script.at(2.0, LookedUp({"stored": PLAN}), JobsStarted({"joined": "joined"}))
-    answered(script)
-    script.at(7.0, SkipJob("held"))
-    script.at(8.0, ready("joined", 9.0, 9.0, 9.0))
-    found = script.shown(9.0)
-    assert of_item(found, 0) == [("encode", "store", 2.0, 2.0)]
-    assert "in the store" in notes(found, 0)
-    assert of_item(found, 1) == [("encode", PD, 7.0, 7.0)]
-    assert "held by the KV cache" in notes(found, 1)
-    assert of_item(found, 2) == [("wait", ENCODER, 2.0, 8.0)]
-    assert "encoded for another request" in notes(found, 2)
-
-
-def test_a_try_that_failed_is_a_span_of_its_own() -> None:
-    script = Script()
-    planned(script, "a")
-    script.at(3.0, JobRetried("a", ENCODER, "the encoder worker does not answer"))
-    script.at(8.0, ready("a", 0.5, 1.0, 0.5, "encoder:2"))
-    found = script.shown(9.0)
-    assert of_item(found)[0] == ("encode", ENCODER, 2.0, 3.0)
-    assert ("encode", "encoder:2", 6.5, 7.5) in of_item(found)
-    assert "does not answer" in notes(found) and "another try" in notes(found)
-
-
 def test_an_embedding_that_the_store_has_lost_is_encoded_again() -> None:
     script = Script()
     script.at(1.0, fetched("a", seconds=0.0))
@@ -226,19 +187,6 @@ def test_a_second_attempt_is_seen_and_late_moments_of_the_first_are_not() -> Non
     assert found.attempts == 2
 
 
-def test_a_request_in_flight_lasts_until_now() -> None:
-    script = Script()
-    planned(script, "a")
-    found = script.shown(None, now=3.0)
-    assert (found.seconds, found.status) == (None, None)
-    assert of_item(found) == [("queue", "proxy", 2.0, 3.0)]
-
-
-def test_a_request_that_is_still_fetched_is_one_span() -> None:
-    found = Script().shown(None, now=2.0)
-    assert tiles(found) == [("fetch", "proxy", 0.0, 2.0)]
-
-
 def test_a_request_that_ends_before_its_look_up_adds_up() -> None:
     script = Script()
     script.at(1.0, fetched("a", seconds=5.0))
@@ -270,13 +218,3 @@ def test_items_beyond_the_first_are_one_span() -> None:
     assert summed == [("encode", "", 2.0, 5.0)]
     assert "3 further items" in notes(found, TIMED_ITEMS)
     assert max(span.item or 0 for span in found.spans) == TIMED_ITEMS
-
-
-def test_a_trace_holds_a_bounded_number_of_moments() -> None:
-    script = Script()
-    planned(script, "a")
-    for index in range(10_000):
-        script.at(3.0 + index / 1000, JobRetried("a", ENCODER, "x" * 10_000))
-    assert len(script.timeline.moments) == MOST_MOMENTS
-    assert max(len(moment.note) for moment in script.timeline.moments) <= 120
-    script.shown(20.0)
