@@ -56,7 +56,7 @@ class _Features:
     """A getter's output; ConfigError, by name, where the class reads a field that is not known."""
 
     # Only handed on in an output.
-    hidden_states = attentions = vision_outputs = qformer_outputs = None
+    hidden_states = attentions = vision_outputs = qformer_outputs = router_logits = None
 
     def __init__(self, owner: str, **fields: Any) -> None:
         self._owner = owner
