@@ -15,7 +15,7 @@ STAMP  := $(VENV)/.installed
 TOOLS  := .tools
 PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
-.PHONY: serve test test-unit test-slow test-vllm tools images lint proto bench install clean
+.PHONY: serve test test-unit test-slow test-vllm tools images lint proto client bench install clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
@@ -74,9 +74,14 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	BIN=$(BIN) sh protos/check.sh
+	$(BIN)/python tests/tools/sync_client.py --check
 
 proto: $(STAMP)
 	BIN=$(BIN) sh protos/generate.sh
+
+# The blocking client, from the one for asyncio.
+client: $(STAMP)
+	$(BIN)/python tests/tools/sync_client.py
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)

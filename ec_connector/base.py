@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, Self
 
-from triptych.base.tracing.producers import Producers
+from triptych.base.tracing.context import Producers
 from triptych.base.types import ItemPlan, MMFeature
 
 if TYPE_CHECKING:

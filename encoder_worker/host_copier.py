@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from triptych.ec_connector.connectors.pinned_memory import PinnedMemory
+from triptych.base.machine.device_memory import host_empty
+from triptych.ec_connector.connectors.host_buffers import PinnedMemory
 
 #: Bytes of page-locked memory that outputs pass through.
 _STAGING_BYTES = 32 << 20
@@ -42,7 +43,7 @@ def staged(
     outputs: Sequence[torch.Tensor], staging: torch.Tensor, wait: Callable[[], None]
 ) -> list[torch.Tensor]:
     """Contiguous host copies of `outputs`, through `staging` (uint8); `wait` ends the copies so far."""
-    hosts = [torch.empty(output.shape, dtype=output.dtype) for output in outputs]
+    hosts = [host_empty(output.shape, output.dtype) for output in outputs]
     filled, batch = 0, list[tuple[torch.Tensor, torch.Tensor]]()
 
     def empty() -> None:

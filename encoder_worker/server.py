@@ -14,8 +14,7 @@ from triptych.base.rpc.channels import MEDIA_FRAME_BYTES
 from triptych.base.tracing.context import context_of
 from triptych.base.tracing.tracer import Tracer
 from triptych.encoder_worker.job_spec import ItemFormat, JobSpec
-from triptych.encoder_worker.jobs.job import Failed, JobEvent, Ready, Waiter
-from triptych.encoder_worker.jobs.job_trace import StreamTrace
+from triptych.encoder_worker.jobs.job import Failed, JobEvent, Ready, StreamTrace, Waiter
 from triptych.encoder_worker.jobs.streams import JobStreams
 from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.encoder_worker.messages import event_message, parse_job

@@ -20,26 +20,22 @@ from triptych.base.tracing.tracer import Tracer
 from triptych.base.types import WorkerInfo
 from triptych.base.worker_process import ProcessWatch
 from triptych.ec_connector.base import ECTransferConfig
-from triptych.ec_connector.connectors.memory_store import MemoryStore
-from triptych.ec_connector.connectors.output_cache import OutputCache
+from triptych.ec_connector.connectors.memory_store import MemoryStore, OutputCache
 from triptych.encoder_worker.engine import EncoderEngine, EngineEvent
-from triptych.encoder_worker.graphs.metrics import count_graphs
+from triptych.encoder_worker.graphs.graph_encoder import count_graphs
 from triptych.encoder_worker.job_spec import ItemFormat
 from triptych.encoder_worker.jobs.job import EncodeJob
 from triptych.encoder_worker.jobs.lease_keeper import LeaseKeeper
 from triptych.encoder_worker.jobs.loop import JobLoop
-from triptych.encoder_worker.jobs.metrics import JobMetrics
 from triptych.encoder_worker.jobs.saves import JobSaves
 from triptych.encoder_worker.jobs.single_flight import SingleFlight
 from triptych.encoder_worker.jobs.streams import JobStreams
-from triptych.encoder_worker.jobs.table import EncodeJobs, JobBounds
+from triptych.encoder_worker.jobs.table import EncodeJobs, JobBounds, JobMetrics
 from triptych.encoder_worker.loading import parameter_bytes
 from triptych.encoder_worker.media.audio import AudioLimits
 from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.encoder_worker.media.preparer import Preparer
-from triptych.encoder_worker.ranks.metrics import RankMetrics
-from triptych.encoder_worker.ranks.starting import load_ranks
-from triptych.encoder_worker.ranks.tower import DataParallelTower
+from triptych.encoder_worker.ranks.tower import DataParallelTower, RankMetrics, load_ranks
 from triptych.encoder_worker.scheduler import EncoderScheduler
 from triptych.encoder_worker.server import EncoderServicer
 from triptych.models.base import EncoderSide

@@ -34,7 +34,7 @@ from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.pd_worker.engine import Engine
 from triptych.pd_worker.events.attempt_trace import PDTraces
-from triptych.pd_worker.events.load_report import load_report
+from triptych.pd_worker.events.upkeep import load_report
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import GrammarCompiler
 from triptych.pd_worker.ranks.decoder_ranks import DecoderRanks

@@ -16,8 +16,7 @@ from triptych.base.worker_process import ProcessWatch
 from triptych.models.layers import before_each_layer
 from triptych.pd_worker.native import LoadedModel, NativeWorker, load_model
 from triptych.pd_worker.ranks.share import decoder_threads_of_rank, share_of_rank
-from triptych.pd_worker.vllm.connection import connected
-from triptych.pd_worker.vllm.settings import check_engine
+from triptych.pd_worker.vllm.connection import check_engine, connected
 from triptych.pd_worker.vllm.worker import VLLMWorker, load_front_model
 from triptych.pd_worker.worker import PDWorker
 from triptych.protos import pd_pb2_grpc

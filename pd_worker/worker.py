@@ -20,8 +20,8 @@ from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.identity import ModelIdentity, model_identity
 from triptych.models.registry import generation_defaults
 from triptych.pd_worker.events.attempt_trace import PDTraces
+from triptych.pd_worker.events.request_log import TokenTexts
 from triptych.pd_worker.events.streams import EventStreams
-from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.pd_worker.events.upkeep import StreamUpkeep
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.input_processor import Formats, InputProcessor

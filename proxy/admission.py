@@ -11,10 +11,10 @@ from dataclasses import replace
 from triptych.base.errors import RETRY_AFTER, DeadlineExceeded, Overloaded, Unavailable
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.call.model_kind import fit
+from triptych.proxy.events import Fetched
 from triptych.proxy.media.ports import MediaSource
 from triptych.proxy.quotas.quota import HOLDER, Hold
 from triptych.proxy.quotas.table import QuotaTable
-from triptych.proxy.requests.lifecycle import Lifecycle
 from triptych.proxy.requests.reply_memory import ReplyMemory
 from triptych.proxy.requests.request import (
     ChoiceQueue,
@@ -116,7 +116,7 @@ class RequestAdmission:
                     "the media of the requests in flight fill the memory", retry_after=RETRY_AFTER
                 )
 
-    async def prepare(self, choices: Choices) -> None:
+    async def prepare(self, choices: Choices) -> Fetched:
         """Binds the call to a model, then fetches, splits and hashes it: once for all its choices."""
         first = choices.first
         try:
@@ -132,10 +132,9 @@ class RequestAdmission:
         params: dict[str, str] = {}
         for item in first.split.items:
             params.setdefault(item.mm_hash, item.param)
-        fetch_seconds = self._clock() - started
         for request in choices.requests:
             request.binding, request.split = first.binding, first.split
-            request.lifecycle = Lifecycle(params, fetch_seconds)
+        return Fetched(params, self._clock() - started)
 
     @asynccontextmanager
     async def query(self) -> AsyncIterator[None]:

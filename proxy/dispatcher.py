@@ -13,28 +13,34 @@ from triptych.base.config import ProxyConfig
 from triptych.base.errors import InternalError, RequestError, Unavailable
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.tracing.server_span import CURRENT_SPAN
-from triptych.base.types import ItemPlan, PDTimings, PositionLogprobs, Usage
+from triptych.base.types import PositionLogprobs
 from triptych.proxy.admission import Backpressure, RequestAdmission, make_choices
 from triptych.proxy.auth.limits import CURRENT, Session
-from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started
+from triptych.proxy.call.chat import ChatCall, Delta, Done, Output
 from triptych.proxy.encoders.job_runner import JobRunner
+from triptych.proxy.events import (
+    ClientLeft,
+    DeadlinePassed,
+    FirstToken,
+    JobsStarted,
+    RequestEvent,
+    RequestFailed,
+)
 from triptych.proxy.http.delivery import CURRENT_DELIVERY
+from triptych.proxy.http.refusals import CURRENT_ARRIVAL
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.media.ports import MediaSource
 from triptych.proxy.pd.router import PDRouter
-from triptych.proxy.ports import JobReady, Link, Transport
+from triptych.proxy.ports import Link, Transport
 from triptych.proxy.quotas.quota import Hold
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
-from triptych.proxy.refusals.arrival import CURRENT_ARRIVAL
-from triptych.proxy.requests import events
 from triptych.proxy.requests import instructions as do
-from triptych.proxy.requests.encoder_shortage import EncoderShortage
 from triptych.proxy.requests.instructions import Instruction
 from triptych.proxy.requests.item_supply import ItemSupply, StoreView
 from triptych.proxy.requests.recorder import CallObserver, Recorder
 from triptych.proxy.requests.reply_memory import ReplyMemory
 from triptych.proxy.requests.request import Choices, InFlightRequest, draw_request_id
-from triptych.proxy.requests.store_wait import StoreWait
+from triptych.proxy.requests.shortages import EncoderShortage, StoreWait
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.registry.matching import MISMATCHES
 
@@ -72,14 +78,22 @@ class Dispatcher:
         self._clock = clock
         self._draw_id = draw_id
         self._requests: dict[str, InFlightRequest] = {}
-        self._recorder = Recorder(self._requests, metrics, clock, pool.resolve_model, observer)
-        self._record = self._recorder.record
+        self._recorder = Recorder(metrics, clock, pool.resolve_model, observer)
         self.with_logprobs: set[str] = set()
         self._counter = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._media: MediaSource = media or make_loader(ProxyConfig(), metrics, self.quotas)
-        self.jobs = JobRunner(pool, metrics, transport, self, clock, share=share, flow_control=flow_control)
-        self.jobs.record = self._recorder.record_job
+        self.jobs = JobRunner(
+            pool,
+            metrics,
+            transport,
+            self,
+            clock,
+            share=share,
+            flow_control=flow_control,
+            epoch=lambda: (pool.epoch, store.clock_jumps),
+            on_ready=self._recorder.encoded,
+        )
         self.backpressure = Backpressure(flow_control=flow_control)
         self._items = ItemSupply(
             store, self.jobs, self.backpressure, metrics, clock, skip_held_items, lambda: pool.store_ok
@@ -131,7 +145,7 @@ class Dispatcher:
 
     async def close(self) -> None:
         for request in list(self._requests.values()):
-            self._carry_out(request, request.lifecycle.fail(Unavailable("the proxy is stopping")))
+            self._step(request, RequestFailed(Unavailable("the proxy is stopping")))
         self._shortage.close()
         for task in list(self._tasks):
             task.cancel()
@@ -157,12 +171,9 @@ class Dispatcher:
         timer = asyncio.get_running_loop().call_later(call.timeout, self._expire, choices)
         failure: RequestError | None = None
         try:
-            await self.admission.prepare(choices)
-            first = choices.first
-            items = tuple(item.mm_hash for item in first.content.items)
-            self._record(first, events.Fetched(items, first.lifecycle.timings.fetch))
+            fetched = await self.admission.prepare(choices)
             for request in choices.requests:
-                self._carry_out(request, request.lifecycle.begin())
+                self._step(request, fetched)
             while True:
                 outputs = await choices.output.drain()
                 last = outputs[-1]
@@ -177,7 +188,7 @@ class Dispatcher:
         finally:
             timer.cancel()
             for request in choices.requests:
-                self._carry_out(request, request.lifecycle.client_gone())
+                self._step(request, ClientLeft())
             self._close(choices, failure)
             memory.forget()
             until = CURRENT_DELIVERY.get()
@@ -226,7 +237,7 @@ class Dispatcher:
 
     def _end(self, choices: Choices, error: RequestError) -> None:
         for request in choices.requests:
-            self._carry_out(request, request.lifecycle.fail(error))
+            self._step(request, RequestFailed(error))
 
     def _close(self, choices: Choices, failure: RequestError | None) -> None:
         for request in choices.requests:
@@ -239,19 +250,23 @@ class Dispatcher:
     def _expire(self, choices: Choices) -> None:
         encoders = bool(self._pool.serving("encoder"))
         for request in choices.requests:
-            queued = self._router.waits(request)
-            self._carry_out(request, request.lifecycle.deadline(queued=queued, encoders=encoders))
+            self._step(request, DeadlinePassed(self._router.waits(request), encoders))
+
+    def _step(self, request: InFlightRequest, event: RequestEvent) -> None:
+        """One event of a request: its state machine decides what follows."""
+        self._recorder.record(request, event)
+        self._carry_out(request, request.lifecycle.deliver(event))
 
     def _carry_out(self, request: InFlightRequest, instructions: Iterable[Instruction]) -> None:
         for order in instructions:
-            self._record(request, order)
+            self._recorder.record(request, order)
             match order:
                 case do.Submit():
                     self._router.submit(request, order)
                 case do.NotifyItems():
                     self._router.notify(request, order.mm_hashes)
                 case do.EndAttempt():
-                    self._router.release(request, cancel=order.cancel, now=order.now)
+                    self._router.release(request, order)
                     self.jobs.end_attempt(request.request_id)
                 case do.Emit():
                     request.emit(order.output)
@@ -272,8 +287,8 @@ class Dispatcher:
                 self._spawn(request, again)
                 self._shortage.lacking(request)
             case do.StartJobs():
-                self._items.encode(request, order.mm_hashes, expected=order.expected)
-                self._record(request, events.JobsStarted(order.mm_hashes))
+                origins = self._items.encode(request, order.mm_hashes, expected=order.expected)
+                self._step(request, JobsStarted(origins))
                 self._shortage.lacking(request)
             case do.AdmitJobs():
                 self.jobs.admit(request.request_id)
@@ -284,15 +299,9 @@ class Dispatcher:
                 self.jobs.loaded(request.request_id, order.mm_hash)
 
     async def _look_up(self, request: InFlightRequest, mm_hashes: Sequence[str]) -> None:
-        plans = await self._items.look_up(request, mm_hashes)
-        if plans is None:
-            plans, expected = {}, self._items.expect_known(request)
-        else:
-            prefixes = self._router.known_prefixes(request) if len(plans) < len(mm_hashes) else 0
-            expected = self._items.expect(request, plans, prefixes)
+        answer = await self._items.look_up(request, mm_hashes, self._router.known_prefixes)
         self._store_wait.watch(request)
-        self._record(request, events.LookedUp(tuple(plans)))
-        self._carry_out(request, request.lifecycle.looked_up(plans, expected))
+        self._step(request, answer)
 
     def _spawn(self, request: InFlightRequest, work: Coroutine[object, object, None]) -> None:
         """Runs beside the request; an unexpected error ends the request."""
@@ -305,72 +314,14 @@ class Dispatcher:
             await work
         except Exception:
             logger.exception("request %s", request.name, extra=request.log_extra)
-            self.failed(request.request_id, InternalError("an unexpected error in the proxy"))
+            self.deliver(request.request_id, RequestFailed(InternalError("an unexpected error in the proxy")))
 
     # RequestEvents
 
-    def planned(self, request_id: str, mm_hash: str, plan: ItemPlan) -> None:
-        self._items.known.add(plan)
+    def deliver(self, request_id: str, event: RequestEvent) -> None:
+        """One event of a request, unless it has ended."""
         if request := self._requests.get(request_id):
-            self._record(request, events.PlanReported(mm_hash))
-            self._carry_out(request, request.lifecycle.planned(mm_hash, plan))
-
-    def ready(self, request_id: str, mm_hash: str, end: JobReady) -> None:
-        if request := self._requests.get(request_id):
-            if end.already_stored:
-                request.origins[mm_hash] = "store"
-            self._items.note(request, mm_hash, self._pool.epoch)
-            self._items.known.add(end.plan)
-            self._record(request, events.ItemReady(mm_hash, end))
-            instructions = request.lifecycle.item_ready(
-                mm_hash, end.plan, encode_seconds=end.encode_seconds, save_seconds=end.save_seconds
-            )
-            self._carry_out(request, instructions)
-
-    def encoders_changed(self, request_id: str, *, serving: bool) -> None:
-        if request := self._requests.get(request_id):
-            machine = request.lifecycle
-            self._carry_out(request, machine.encoders_back() if serving else machine.encoders_gone())
-
-    def accepted(self, request_id: str, attempt: int) -> None:
-        if request := self._requests.get(request_id):
-            self._record(request, events.Accepted(attempt))
-            self._carry_out(request, request.lifecycle.accepted(attempt))
-            if request.output.paused:
-                self._router.pause(request, True)
-
-    def refused(self, request_id: str, attempt: int, error: RequestError) -> None:
-        if request := self._requests.get(request_id):
-            self._carry_out(request, request.lifecycle.refused(attempt, error))
-
-    def lost(self, request_id: str, attempt: int, *, back_off: bool = False) -> None:
-        if request := self._requests.get(request_id):
-            if back_off:
-                self._router.back_off(request)
-            self._carry_out(request, request.lifecycle.worker_lost(attempt))
-
-    def failed(self, request_id: str, error: RequestError, mm_hash: str = "") -> None:
-        if request := self._requests.get(request_id):
-            machine = request.lifecycle
-            self._carry_out(request, machine.job_failed(mm_hash, error) if mm_hash else machine.fail(error))
-
-    def admitted(
-        self, request_id: str, attempt: int, started: Started, placements: Sequence[tuple[int, int]]
-    ) -> None:
-        if request := self._requests.get(request_id):
-            self._record(request, events.Admitted(attempt))
-            self._carry_out(request, request.lifecycle.admitted(attempt, started, placements))
-
-    def item_loaded(self, request_id: str, attempt: int, mm_hash: str, seconds: float = 0.0) -> None:
-        if request := self._requests.get(request_id):
-            if mm_hash not in request.lifecycle.unencoded:
-                self._record(request, events.LoadReported(attempt, mm_hash, seconds))
-            self._carry_out(request, request.lifecycle.item_loaded(attempt, mm_hash))
-
-    def item_missing(self, request_id: str, attempt: int, mm_hash: str, damaged_digest: str) -> None:
-        if request := self._requests.get(request_id):
-            self._record(request, events.MissReported(attempt, mm_hash))
-            self._carry_out(request, request.lifecycle.item_missing(attempt, mm_hash, damaged_digest))
+            self._step(request, event)
 
     def tokens(
         self,
@@ -393,13 +344,8 @@ class Dispatcher:
             delta = Delta(text, token_ids, logprobs)
         if request.first_token is None and token_ids:
             request.first_token = self._clock()
-            self._record(request, events.FirstToken())
+            self._step(request, FirstToken())
         request.output.put(delta)
-
-    def finished(self, request_id: str, attempt: int, reason: str, usage: Usage, spent: PDTimings) -> None:
-        if request := self._requests.get(request_id):
-            self._record(request, events.Finished(attempt, usage, spent))
-            self._carry_out(request, request.lifecycle.finished(attempt, reason, usage, spent))
 
     # WorkersListener
 

@@ -18,12 +18,14 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from triptych.base.config import is_on_this_machine
 from triptych.base.errors import TriptychError
 from triptych.base.log import log_fields
 from triptych.base.rpc.channels import STORE_SERVICE
 from triptych.base.rpc.connection import WorkerConnection
-from triptych.base.rpc.proofs import InternalKeys
+from triptych.base.rpc.internal_token import InternalToken
 from triptych.base.rpc.tls.certificates import Certificates
+from triptych.base.status.service_status import ServiceStatus
 from triptych.base.types import WorkerInfo
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.registry.registry import RegistrySnapshot
@@ -40,8 +42,8 @@ CHECKS_PER_SECOND = 16.0
 PROXY_TERM = 5.0
 #: How long one poll waits for the store's answer.
 STORE_TIMEOUT = 2.0
-#: Forged registrations that are remembered, so that each is warned of once.
-MAX_FORGED = 256
+#: Ignored registrations that are remembered, so that each is warned of once.
+MAX_IGNORED = 256
 #: Silence of the store after which a proxy leaves readiness: by then workers have said whether they reach it.
 LEAVE_SECONDS = 4.0
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -95,6 +97,7 @@ class WorkerPool(KnownWorkers):
         token: str = "",
         *,
         certificates: Certificates | None = None,
+        insecure: bool = False,
         health_timeout: float = HEALTH_TIMEOUT,
     ) -> None:
         super().__init__()
@@ -103,10 +106,12 @@ class WorkerPool(KnownWorkers):
         self._mark = ""
         self._proxy_id = proxy_id
         self._token = token
-        self._keys = InternalKeys(token) if token else None
+        self._signatures = InternalToken(token) if token else None
         self._certificates = certificates
-        #: Registrations without a right proof, each warned of once.
-        self._forged: set[tuple[str, str, str]] = set()
+        #: Whether calls may go to other machines in clear text.
+        self._clear_text = insecure
+        #: Registrations that are not followed, each warned of once.
+        self._ignored: set[tuple[str, str, str]] = set()
         self._health_timeout = health_timeout
         self._task: asyncio.Task[None] | None = None
         self._watches: dict[tuple[str, str], _Watch] = {}
@@ -213,31 +218,33 @@ class WorkerPool(KnownWorkers):
         return changed
 
     def _is_ours(self, info: WorkerInfo) -> bool:
-        """Whether a process that knows the internal token wrote this registration; others are ignored."""
+        """Whether the worker may be called; else the registration is ignored, with one warning."""
         known = self.workers.get((info.pool, info.address))
-        if self._keys is None or (known is not None and known.info == info) or self._keys.has_signed(info):
+        if known is not None and known.info == info:
             return True
-        forged = (info.pool[:64], info.address[:64], info.incarnation[:64])
-        if forged not in self._forged:
-            if len(self._forged) >= MAX_FORGED:
-                self._forged.clear()
-            self._forged.add(forged)
+        if self._signatures is not None and not self._signatures.has_signed(info):
+            return self._ignore(info, "it is not signed with our --internal-token")
+        if self._certificates is None and not self._clear_text and not is_on_this_machine(info.address):
+            return self._ignore(
+                info,
+                "the token and prompts would go to another machine in clear text: give --tls-cert-file, "
+                "--tls-key-file and --tls-ca-file, or say --insecure where the network itself encrypts",
+            )
+        return True
+
+    def _ignore(self, info: WorkerInfo, why: str) -> bool:
+        ignored = (info.pool[:64], info.address[:64], info.incarnation[:64])
+        if ignored not in self._ignored:
+            if len(self._ignored) >= MAX_IGNORED:
+                self._ignored.clear()
+            self._ignored.add(ignored)
             logger.warning(
-                "a registration of %.32r worker %.64r is ignored: its proof is not made with our "
-                "--internal-token",
-                info.pool,
-                info.address,
+                "a registration of %.32r worker %.64r is ignored: %s", info.pool, info.address, why
             )
         return False
 
     def _add(self, info: WorkerInfo) -> None:
-        logger.info(
-            "%s worker %s (%s) is here",
-            info.pool,
-            info.address,
-            info.model,
-            extra=log_fields(worker=info.address),
-        )
+        _log(info, "(%s) is here", info.model)
         watch = _Watch(Worker(info), WorkerConnection(info, self._token, self._certificates))
         self.workers[info.pool, info.address] = watch.worker
         self._watches[info.pool, info.address] = watch
@@ -246,25 +253,14 @@ class WorkerPool(KnownWorkers):
     def _renew(self, watch: _Watch, info: WorkerInfo) -> bool:
         worker = watch.worker
         if worker.info.incarnation != info.incarnation:
-            logger.info(
-                "%s worker %s was started again",
-                info.pool,
-                info.address,
-                extra=log_fields(worker=info.address),
-            )
+            _log(info, "was started again")
             worker.alive = worker.serving = watch.restarted = True
             watch.doubt.set()
-            watch.connection.expect(info)
         worker.info = info
         return True
 
     def _remove(self, worker: Worker) -> None:
-        logger.info(
-            "%s worker %s is gone",
-            worker.info.pool,
-            worker.info.address,
-            extra=log_fields(worker=worker.info.address),
-        )
+        _log(worker.info, "is gone")
         key = (worker.info.pool, worker.info.address)
         del self.workers[key]
         self._unregistered.pop(key, None)
@@ -280,24 +276,17 @@ class WorkerPool(KnownWorkers):
                 await self._check(watch)
             except Exception:
                 info = watch.worker.info
-                logger.exception(
-                    "%s worker %s could not be checked",
-                    info.pool,
-                    info.address,
-                    extra=log_fields(worker=info.address),
-                )
+                _log(info, "could not be checked", level=logging.ERROR, exc_info=True)
             await self._pause(watch)
 
     async def _check(self, watch: _Watch) -> None:
-        """One health check, with a proof of the internal token; a change is reported."""
+        """One health check of the registered process; a change is reported."""
         worker = watch.worker
         incarnation = worker.info.incarnation
         watch.doubt.clear()
         # The channel to the process before may still be pausing between two tries to connect.
         restarted, watch.restarted = watch.restarted, False
         (alive, serving), (told, reaches) = await self._answers(watch, restarted=restarted)
-        if alive and not await watch.connection.prove():
-            alive = serving = False
         if worker.info.incarnation != incarnation:
             return  # another process has answered; `doubt` is set for the one that is registered now
         reaches = reaches if told else worker.reaches_store
@@ -306,19 +295,15 @@ class WorkerPool(KnownWorkers):
             lost, worker.silent = worker.alive and not alive, False
             worker.alive, worker.serving, worker.reaches_store = alive, serving, reaches
             if lost:
-                logger.warning(
-                    "%s worker %s does not answer",
-                    worker.info.pool,
-                    worker.info.address,
-                    extra=log_fields(worker=worker.info.address),
-                )
+                _log(worker.info, "does not answer", level=logging.WARNING)
                 self.report_loss(worker)
             self.report_change()
 
     async def _answers(self, watch: _Watch, *, restarted: bool) -> tuple[tuple[bool, bool], ...]:
         """What it says of itself, and of the store. Meanwhile it may become silent."""
         channel = watch.connection.channel
-        checks = self._ask(channel, wait_for_ready=restarted), self._ask(channel, STORE_SERVICE)
+        process = self._ask(channel, watch.worker.info.incarnation, wait_for_ready=restarted)
+        checks = process, self._ask(channel, STORE_SERVICE)
         asked = asyncio.gather(*checks)
         try:
             for _ in range(2):  # a busy process looks late, and reads the answer only after that
@@ -339,14 +324,50 @@ class WorkerPool(KnownWorkers):
                 await watch.doubt.wait()
 
     async def _ask(
-        self, channel: aio.Channel, service: str = "", *, wait_for_ready: bool = False
+        self, channel: aio.Channel, service: str, *, wait_for_ready: bool = False
     ) -> tuple[bool, bool]:
-        """Whether the worker answers, and whether the service does. A service that it does not know does."""
+        """Whether the worker answers, and whether the service does.
+
+        One that does not know the registered incarnation is another process; it need not know of a store.
+        """
         stub = health_pb2_grpc.HealthStub(channel)
         request = health_pb2.HealthCheckRequest(service=service)
         try:
             reply = await stub.Check(request, timeout=self._health_timeout, wait_for_ready=wait_for_ready)
         except aio.AioRpcError as error:
-            unknown = error.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND)
-            return (unknown, unknown)
+            unknown = error.code() is grpc.StatusCode.NOT_FOUND and service == STORE_SERVICE
+            answers = unknown or error.code() is grpc.StatusCode.UNIMPLEMENTED
+            return (answers, answers)
         return (True, reply.status == _SERVING)
+
+
+def _log(
+    info: WorkerInfo, text: str, *details: object, level: int = logging.INFO, exc_info: bool = False
+) -> None:
+    named, fields = (info.pool, info.address), log_fields(worker=info.address)
+    logger.log(level, f"%s worker %s {text}", *named, *details, exc_info=exc_info, extra=fields)
+
+
+class PDReadiness:
+    """A listener that makes the proxy ready with the first live PD worker; it stays ready after the last one.
+
+    Requests wait for a PD worker that comes back. A Service without any endpoint would refuse them.
+    """
+
+    def __init__(self, pool: WorkerPool, status: ServiceStatus) -> None:
+        self._pool = pool
+        self._status = status
+        self._any_live = False
+
+    def degraded(self) -> tuple[str, ...]:
+        """What the proxy lacks. Any thread may ask."""
+        missing = (("store", self._pool.store_ok), ("PD workers", self._any_live))
+        return tuple(name for name, there in missing if not there)
+
+    def workers_changed(self) -> None:
+        self._any_live = bool(self._pool.serving("pd"))
+        if self._any_live:
+            self._status.ready()
+
+    def worker_lost(self, worker: Worker) -> None:
+        self.workers_changed()

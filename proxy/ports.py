@@ -1,7 +1,7 @@
 """Ports of the proxy's core: what its parts report to each other, and how it reaches the workers.
 
 The dispatcher implements `RequestEvents`. `Transport` opens everything that goes to a worker: over gRPC in
-the product (`triptych.proxy.transport`), in virtual time in the simulator.
+the product (`triptych.proxy.service`), in virtual time in the simulator.
 """
 
 from __future__ import annotations
@@ -10,27 +10,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from triptych.base.errors import RequestError
 from triptych.base.tracing.context import SpanContext
-from triptych.base.types import ItemPlan, PDTimings, PositionLogprobs, Usage
+from triptych.base.types import ItemPlan, PositionLogprobs
 from triptych.protos import encoder_pb2, pd_pb2
-from triptych.proxy.call.chat import Started
+from triptych.proxy.events import JobReady, RequestEvent
 from triptych.proxy.media.ports import ItemMedia
-
-
-@dataclass(frozen=True, slots=True)
-class JobReady:
-    """The success of an encoder job: the embedding is in the store."""
-
-    plan: ItemPlan
-    already_stored: bool
-    encode_seconds: float
-    save_seconds: float
-    #: The item's part of `encode_seconds`, which are those of its batch; 0 where the worker does not tell.
-    work_seconds: float = 0.0
-    preprocess_seconds: float = 0.0
-    #: The encoder worker's.
-    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,32 +57,15 @@ class PDLoadReport:
 
 
 class RequestEvents(Protocol):
-    """Events of requests in flight, by request id. Those of a request that has ended, or of an attempt that
-    is over, are ignored."""
+    """Receiver of events of requests in flight, by request id. Those of a request that has ended, or of an
+    attempt that is over, are ignored."""
 
     @property
     def with_logprobs(self) -> Collection[str]:
         """Requests whose log-probabilities are read from the stream."""
 
-    # Encoder jobs.
-    def planned(self, request_id: str, mm_hash: str, plan: ItemPlan) -> None: ...
-    def ready(self, request_id: str, mm_hash: str, end: JobReady) -> None: ...
-    def encoders_changed(self, request_id: str, *, serving: bool) -> None: ...
+    def deliver(self, request_id: str, event: RequestEvent) -> None: ...
 
-    # The router: a Submit's reply, a lost worker, a request that is not tried again.
-    def accepted(self, request_id: str, attempt: int) -> None: ...
-    def refused(self, request_id: str, attempt: int, error: RequestError) -> None: ...
-    def lost(self, request_id: str, attempt: int, *, back_off: bool = False) -> None: ...
-
-    # The end of a request, of one item's or of the proxy's own.
-    def failed(self, request_id: str, error: RequestError, mm_hash: str = "") -> None: ...
-
-    # The PD worker's stream.
-    def admitted(
-        self, request_id: str, attempt: int, started: Started, placements: Sequence[tuple[int, int]]
-    ) -> None: ...
-    def item_loaded(self, request_id: str, attempt: int, mm_hash: str, seconds: float = 0.0) -> None: ...
-    def item_missing(self, request_id: str, attempt: int, mm_hash: str, damaged_digest: str) -> None: ...
     def tokens(
         self,
         request_id: str,
@@ -107,10 +74,8 @@ class RequestEvents(Protocol):
         token_ids: list[int],
         text: str,
         logprobs: Sequence[PositionLogprobs] = (),
-    ) -> None: ...
-    def finished(
-        self, request_id: str, attempt: int, reason: str, usage: Usage, spent: PDTimings
-    ) -> None: ...
+    ) -> None:
+        """The one event that is no object: it comes for every token of every request."""
 
 
 class JobStream(Protocol):

@@ -1,10 +1,11 @@
-"""Routing: pure functions that choose a worker from a snapshot, and the rule of lost workers."""
+"""Routing: which worker gets what, as pure functions, and the rule of work that may have ended workers."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from xxhash import xxh3_64_intdigest
 
@@ -12,6 +13,9 @@ from triptych.base.hashing import rendezvous
 
 #: Workers that may be lost with the same work present; at the last of them it is alone.
 MAX_LOSSES = 3
+#: Output tokens of its own, alone, after which a suspect request is cleared.
+CLEARING_TOKENS = 8
+K = TypeVar("K", bound=Hashable)
 
 #: Share of a worker's sequences by which a prefix match may outweigh load.
 PREFIX_SLACK = 0.25
@@ -139,3 +143,119 @@ class LossRecord:
     def withdraw(self, incarnation: str) -> None:
         """The process never ended, only its connection was lost: the work is not suspected for that."""
         self._losses = tuple(loss for loss in self._losses if loss.final or loss.incarnation != incarnation)
+
+
+@dataclass(slots=True)
+class _Trial(Generic[K]):
+    work: K
+    group: Hashable
+    #: Whether the worker holds nothing else.
+    alone: bool = False
+    #: Output tokens that clear the work.
+    clearing_at: int = 0
+
+
+class Suspects(Generic[K]):
+    """The work of one pool that was on workers when they ended, and the workers that suspects have to
+    themselves.
+
+    A suspect runs alone on its worker; there it is cleared, or is the reason for the loss. Those of one
+    `group`, as requests for one model, take turns; without a group they need not.
+    """
+
+    def __init__(self) -> None:
+        self._losses: dict[K, LossRecord] = {}
+        #: By the worker's address.
+        self._trials: dict[str, _Trial[K]] = {}
+        #: Where the last suspect of each group ran.
+        self._last: dict[Hashable, str] = {}
+
+    @property
+    def apart(self) -> frozenset[str]:
+        """Addresses of workers that take no other work."""
+        return frozenset(self._trials)
+
+    @property
+    def on_trial(self) -> list[K]:
+        """What has, or is being given, a worker of its own."""
+        return [trial.work for trial in self._trials.values()]
+
+    def admits(self, address: str, work: K) -> bool:
+        """Whether the worker is not kept for other work."""
+        trial = self._trials.get(address)
+        return trial is None or trial.work == work
+
+    def losses(self, work: K) -> int:
+        """Workers that ended with the work in them."""
+        return len(self._losses.get(work, ()))
+
+    def suspect(self, work: K) -> bool:
+        """Whether the work may only run alone."""
+        record = self._losses.get(work)
+        return record is not None and record.suspect
+
+    def lost(self, address: str, incarnation: str, works: Iterable[K], *, final: bool) -> list[K]:
+        """A worker is lost with this work. Returns what ended it: it was alone there."""
+        guilty = []
+        for work in works:
+            trial = self._trial(work)
+            record = self._losses.setdefault(work, LossRecord())
+            if record.add(address, incarnation, alone=trial is not None and trial.alone, final=final):
+                guilty.append(work)
+        for work in guilty:
+            self.forget(work)
+        return guilty
+
+    def returned(self, incarnation: str) -> None:
+        """The process never ended, only its connection was lost: nothing is suspected for that."""
+        for work, record in list(self._losses.items()):
+            record.withdraw(incarnation)
+            if not record:
+                del self._losses[work]
+
+    def place(self, work: K, group: Hashable, workers: Sequence[PDLoad]) -> str | None:
+        """The worker to keep for a suspect; None while another of its group is tried, or none can take it."""
+        free = [worker for worker in workers if worker.address not in self._trials]
+        if not free or (group and any(trial.group == group for trial in self._trials.values())):
+            return None
+        record, last = self._losses.get(work), self._last.get(group)
+        known = set() if record is None else record.addresses
+        best = min(free, key=lambda w: (w.address in known, w.address != last, w.in_flight, w.address))
+        self._trials[best.address] = _Trial(work, group)
+        if group:
+            self._last[group] = best.address
+        return best.address
+
+    def begin(self, work: K, address: str) -> None:
+        """The suspect begins at a worker that holds nothing else."""
+        self.retreat(work)
+        self._trials[address] = _Trial(work, None, alone=True)
+
+    def alone(self, work: K, tokens: int) -> None:
+        """Its worker holds nothing else; `tokens`: output tokens that it has already."""
+        if trial := self._trial(work):
+            trial.alone, trial.clearing_at = True, tokens + CLEARING_TOKENS
+
+    def progress(self, work: K, tokens: int) -> bool:
+        """It has so many output tokens. Whether that cleared it: its losses count no more."""
+        trial = self._trial(work)
+        if trial is None or not trial.alone or tokens < trial.clearing_at:
+            return False
+        self.forget(work)
+        return True
+
+    def retreat(self, work: K) -> bool:
+        """Its try is over without a loss: it stays a suspect. Whether it had a worker of its own."""
+        for address, trial in list(self._trials.items()):
+            if trial.work == work:
+                del self._trials[address]
+                return True
+        return False
+
+    def forget(self, work: K) -> bool:
+        """It has ended, or is cleared. Whether it had a worker of its own."""
+        self._losses.pop(work, None)
+        return self.retreat(work)
+
+    def _trial(self, work: K) -> _Trial[K] | None:
+        return next((trial for trial in self._trials.values() if trial.work == work), None)

@@ -10,8 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from triptych.base.hashing import framed_digest, mm_hash
-from triptych.proxy.call.chat import ChatCall, ChatMessage, RawPrompt
-from triptych.proxy.call.encoder_prompt import EncoderPrompt
+from triptych.proxy.call.chat import ChatCall, ChatMessage, EncoderPrompt, RawPrompt
 from triptych.proxy.call.validation import check_text
 from triptych.proxy.media.ports import ItemMedia, MediaSource
 from triptych.proxy.media.source import AudioPart, ImagePart

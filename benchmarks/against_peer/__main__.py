@@ -11,14 +11,147 @@ made of it.
 from __future__ import annotations
 
 import argparse
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.against_peer.loads import LOADS, WORKLOADS
-from benchmarks.against_peer.page import page, reached
-from benchmarks.against_peer.rounds import measure_turns, run_turns, turns_parser
-from benchmarks.against_peer.systems import matrix_of, systems_of
-from benchmarks.result_page import RESULTS, add_write_flag
+from benchmarks.against_peer.loads import FIGURES, LOADS, OTHERS_LIMIT, WORKLOADS, Load, Turn, quiet, ratios
+from benchmarks.against_peer.rounds import (
+    MODELS,
+    matrix_of,
+    measure_turns,
+    run_turns,
+    systems_of,
+    turns_parser,
+)
+from benchmarks.baselines.tables import number, spread, table
+from benchmarks.result_page import RESULTS, add_write_flag, fill
 from triptych.goodput.report.display import Display
+
+_COMMAND = "python -m benchmarks against_peer PEER --results DIR"
+_PAIRS = (
+    ("triptych", "vllm"),
+    ("triptych", "vllm-epd"),
+    ("triptych", "colocated"),
+    ("triptych", "before"),
+    ("before", "vllm"),
+    ("vllm-epd", "vllm"),
+)
+
+
+def page(turns: Sequence[Turn]) -> str:
+    kept = quiet(turns)
+    lines = ["# Against vLLM on the same cores", "", *machine_lines(_COMMAND, kept, len(turns))]
+    lines += ["", fill("against_peer")]
+    return "\n".join([*lines, *model_tables(kept, LOADS, _PAIRS), ""])
+
+
+def reached(turns: Sequence[Turn]) -> dict[str, dict[str, float]]:
+    """The figures of the targets that these turns answer, by the target's name."""
+    kept = quiet(turns)
+    found: dict[str, dict[str, float]] = {}
+    for model in MODELS:
+        of_model = [turn for turn in kept if turn.model == model]
+        for load in loads_of(of_model, LOADS):
+            ours = of(of_model, "triptych", load)
+            vllm = _medians(ours, of(of_model, "vllm", load))
+            epd = _medians(ours, of(of_model, "vllm-epd", load))
+            found[f"vLLM, {model}, {load}"] = _named(vllm, ("req/s", "TTFT", "TPOT"))
+            found[f"vLLM's EPD, {model}, {load}"] = _named(epd, ("req/s",))
+            if model == "small":
+                if load == "image@1":
+                    alone = _medians(ours, of(of_model, "colocated", load))
+                    found["EPD by one replica, a request alone"] = _named(alone, ("TTFT",))
+                found[f"engine alone, small, {load}"] = _named(vllm, ("req/s", "TPOT"))
+                if load == "text-450@16":
+                    found["decode step of 16 at context 480, by vLLM's"] = _named(vllm, ("step",))
+    return {name: figures for name, figures in found.items() if figures}
+
+
+_COLUMNS = dict(zip(("req/s", "TTFT", "TPOT", "step", "CPU"), FIGURES, strict=True))
+
+
+def _medians(ours: Sequence[Turn], theirs: Sequence[Turn]) -> dict[str, float]:
+    found = {name: ratios(ours, theirs, figure) for name, figure in _COLUMNS.items()}
+    return {name: statistics.median(values) for name, values in found.items() if values}
+
+
+def _named(figures: dict[str, float], names: Sequence[str]) -> dict[str, float]:
+    return {name: figures[name] for name in names if name in figures}
+
+
+def machine_lines(command: str, turns: Sequence[Turn], total: int) -> list[str]:
+    """How the turns were made, where and when; `total` with those that count for nothing."""
+    if not turns:
+        return [f"None of {total} turns was measured on a quiet machine."]
+    dates, chips = sorted(turn.date for turn in turns), sorted({turn.chip for turn in turns})
+    commits = {
+        name: ", ".join(sorted({turn.commit for turn in turns if turn.system == name}))
+        for name in sorted({turn.system for turn in turns if turn.commit})
+    }
+    return [
+        f"Command: `{command}`; the page: without PEER, `--write`.",
+        f"{', '.join(chips)}, {dates[0]} to {dates[-1]} UTC. Commits: "
+        + "; ".join(f"{name} {commit}" for name, commit in commits.items())
+        + ".",
+        f"{len(turns)} of {total} turns; where others used more than {OTHERS_LIMIT:g} cores, "
+        "they are left out.",
+    ]
+
+
+def model_tables(turns: Sequence[Turn], loads: Sequence[Load], pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """A section for each model that was measured: its figures, and the ratios of every pair of systems."""
+    lines: list[str] = []
+    for model in MODELS:
+        of_model = [turn for turn in turns if turn.model == model]
+        if of_model:
+            lines += ["", f"## {model}", "", *figure_table(of_model, loads)]
+            for ours, theirs in pairs:
+                lines += ratio_table(of_model, loads, ours, theirs)
+    return lines
+
+
+def figure_table(turns: Sequence[Turn], loads: Sequence[Load]) -> list[str]:
+    """Medians of every system: requests/s, TTFT, TPOT and step in ms, CPU seconds of a request."""
+    systems = list(dict.fromkeys(turn.system for turn in turns))
+    rows = []
+    for load in loads_of(turns, loads):
+        row = [load]
+        for system in systems:
+            mine = of(turns, system, load)
+            row.append(", ".join(_middle(mine, figure) for figure in FIGURES) if mine else "–")
+        rows.append(row)
+    heads = [f"{system}: req/s, TTFT, TPOT, step, CPU s" for system in systems]
+    return table(["load", *heads], rows)
+
+
+def _middle(turns: Sequence[Turn], figure: str) -> str:
+    found = [value for turn in turns if (value := turn.figure(figure)) is not None]
+    return number(statistics.median(found)) if found else "–"
+
+
+def ratio_table(turns: Sequence[Turn], loads: Sequence[Load], ours: str, theirs: str) -> list[str]:
+    """Ours by theirs for every load that both have; nothing where there is none."""
+    rows = []
+    for load in loads_of(turns, loads):
+        mine, other = of(turns, ours, load), of(turns, theirs, load)
+        cells = [spread(ratios(mine, other, figure)) for figure in FIGURES]
+        if cells[0] != "–":
+            rows.append([load, *cells, str(len(ratios(mine, other, FIGURES[0])))])
+    heads = ["load", "requests/s", *list(_COLUMNS)[1:], "rounds"]
+    return ["", f"**{ours} / {theirs}**", "", *table(heads, rows)] if rows else []
+
+
+def loads_of(turns: Sequence[Turn], loads: Sequence[Load]) -> list[str]:
+    """The names of the loads that the turns are of."""
+    there = {turn.load for turn in turns}
+    return [load.name for load in loads if load.name in there]
+
+
+def of(turns: Sequence[Turn], system: str, load: str) -> list[Turn]:
+    """One system's turns of one load."""
+    return [turn for turn in turns if turn.system == system and turn.load == load]
+
 
 RESULT = RESULTS / "against_peer.md"
 

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.autoscale.policies import Concurrency, CpuPercent, QueueLength
+from benchmarks.autoscale.policies import Concurrency, CpuPercent, FixedSize, QueueLength, Scaler, WorkSeconds
+from benchmarks.autoscale.pool import TrialResult, TrialSetup, run_trial
+from benchmarks.autoscale.traces import PEAK_WORKERS, TRACES, Trace, requests_of
 from triptych.base.config import GIB, EncoderConfig, PDConfig, ProxyConfig
 from triptych.base.errors import ConfigError
 from triptych.goodput.measure.slo import Slo
-from triptych.simulator.autoscale.pool import TrialResult, TrialSetup, run_trial
-from triptych.simulator.autoscale.scaler import FixedSize, Scaler, WorkSeconds
-from triptych.simulator.autoscale.traces import PEAK_WORKERS, TRACES, Trace, requests_of
 from triptych.simulator.cluster.shape import Limits
-from triptych.simulator.costs.published import QWEN3_VL_4B, QWEN3_VL_4B_SHAPE, Chip, encoder_costs, published
+from triptych.simulator.costs.costs import QWEN3_VL_4B, QWEN3_VL_4B_SHAPE, Chip, encoder_costs, published
 
 STATIC = "static peak"
 OURS = "work-seconds (ours)"

@@ -9,15 +9,14 @@ from dataclasses import dataclass, field, replace
 
 from benchmarks.baselines.cell import Cell, seed_of
 from benchmarks.baselines.matrix import Matrix
-from benchmarks.baselines.processes import cpu_shares, machine_time, others_share, usages
-from benchmarks.baselines.servers import Server
+from benchmarks.baselines.servers import Server, cpu_shares, machine_time, others_share, usages
 from triptych.base.errors import TriptychError
 from triptych.base.types import JsonObject
-from triptych.goodput.load.arrivals import Arrivals
 from triptych.goodput.load.job import Target
+from triptych.goodput.load.workload import Arrivals
 from triptych.goodput.measure.search import SearchLimits
-from triptych.goodput.measure.settings import RunSettings
 from triptych.goodput.measure.slo import preset
+from triptych.goodput.measure.window import RunSettings
 from triptych.goodput.report.display import Display
 from triptych.goodput.report.result import search_fields, window_fields
 from triptych.goodput.run import Bench, ready

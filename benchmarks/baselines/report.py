@@ -1,8 +1,6 @@
 """The report on the baselines, made of the cells that `python -m benchmarks baselines` has measured.
 
-    python -m benchmarks.baselines.report DIR [DIR …] [--write]
-
-Without --write it goes to standard output; with it, to baselines.md in benchmarks/results.
+python -m benchmarks.baselines.report DIR [DIR …] [--write]
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from pathlib import Path
 from benchmarks.baselines.cell import read_folder
 from benchmarks.baselines.cell_results import CellResults
 from benchmarks.baselines.tables import report
-from benchmarks.result_page import RESULTS
+from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.base.errors import ConfigError
 
 
@@ -22,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     """2 when a folder holds no cells."""
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("folders", type=Path, nargs="+", help="what --results was")
-    found.add_argument("--write", action="store_true", help="write baselines.md")
+    add_write_flag(found, RESULTS / "baselines.md")
     found.add_argument("--to", type=Path, default=RESULTS, help="folder to write to: benchmarks/results")
     options = found.parse_args(arguments)
     try:
@@ -32,12 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    if not options.write:
-        sys.stdout.write(report(matrices))
-        return 0
-    target = options.to / "baselines.md"
-    target.write_text(report(matrices, "python -m benchmarks.baselines.report DIR --write"))
-    sys.stdout.write(f"wrote {target}\n")
+    text = report(matrices, "python -m benchmarks.baselines.report DIR --write")
+    publish(text, options.to / "baselines.md", write=options.write)
     return 0
 
 

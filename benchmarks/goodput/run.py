@@ -9,10 +9,9 @@ from typing import Any
 
 from triptych.base.errors import ConfigError
 from triptych.base.types import JsonObject
+from triptych.goodput.launch import calibrate, find_model
 from triptych.goodput.measure.search import SearchLimits, SearchResult, Verdict, search
-from triptych.goodput.measure.settings import RunSettings
-from triptych.goodput.measure.window import MeasuredWindow, measure
-from triptych.goodput.probe import calibrate, find_model
+from triptych.goodput.measure.window import MeasuredWindow, RunSettings, measure
 from triptych.goodput.report.comparison import compare_results, compare_searches, compare_windows, differences
 from triptych.goodput.report.display import Display, summary_of
 from triptych.goodput.report.machine import describe, load_average

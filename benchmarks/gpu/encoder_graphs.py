@@ -27,9 +27,8 @@ from benchmarks.micro.engine_decode import synchronize
 from benchmarks.result_page import RESULTS, publish
 from triptych.base.config import format_size
 from triptych.base.machine.graphs import CapturedGraph, GraphBackend, graph_backend
-from triptych.encoder_worker.graphs.budgets import parse_budgets, token_budgets
 from triptych.encoder_worker.graphs.manager import EncoderCudaGraphManager, GraphTower
-from triptych.encoder_worker.graphs.packing import GraphLimits
+from triptych.encoder_worker.graphs.packing import GraphLimits, parse_budgets, token_budgets
 from triptych.models.base import EncoderSide, Media, PreparedItem
 from triptych.models.encoder_graph import SupportsEncoderCudaGraph
 from triptych.models.registry import load_encoder

@@ -1,11 +1,11 @@
 """Encode, prefill and decode of one checkpoint in absolute time, with the chip and the versions.
 
     python -m benchmarks.gpu.engine MODEL [--device cuda] [--dtype bfloat16] [--side 640]
-        [--attention-backend blockwise] [--peak-tflops 989 --bandwidth-gbs 4800] [--write]
+        [--attention-backend blockwise] [--peak-tflops 989 --bandwidth-gbs 4800] [--chunk 512] [--write]
     python -m benchmarks.gpu.engine MODEL --device cpu --dtype float32 --side 64 --prompt 64 --tokens 8
 
-Encode: seconds of the tower over 1 and 8 pictures of `side` pixels. Prefill: seconds from submission to
-the first token of one prompt. Decode: tokens per second and milliseconds per step by batch. Each with its
+Encode: seconds of the tower over 1 and 8 pictures of `side` pixels. Prefill: seconds of each step of
+one prompt, `chunk` tokens each. Decode: tokens per second and milliseconds per step by batch. Each with its
 share of the device's limit, of bandwidth or arithmetic, as `roofline.py` counts it.
 """
 
@@ -15,7 +15,7 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,13 @@ from benchmarks.gpu.device_limits import (
     table,
     tower_work,
 )
-from benchmarks.micro.engine_decode import engine_round, make_engine, make_requests, synchronize
+from benchmarks.micro.engine_decode import (
+    engine_round,
+    engine_step,
+    make_engine,
+    make_requests,
+    synchronize,
+)
 from benchmarks.result_page import RESULTS, publish
 from triptych.base.config import GIB, MIB
 from triptych.models.registry import load_decoder, load_encoder
@@ -80,19 +86,38 @@ def prompts_of(count: int, length: int, vocabulary: int) -> list[list[int]]:
     return [[rng.randrange(vocabulary // 2) for _ in range(length)] for _ in range(count)]
 
 
-def prefill_row(
-    engine: Engine, size: DecoderSize, length: int, device: str, repeats: int, limits: DeviceLimits
-) -> str:
-    rows, vocabulary = engine.runner.position_rows, engine.runner.vocab_size
-
-    def run() -> None:
-        engine_round(engine, make_requests(engine, prompts_of(1, length, vocabulary), 1, rows), device)
-
-    seconds = median_seconds(run, device, repeats)
-    return (
-        f"| prefill {length} tokens | {seconds * 1e3:.2f} ms | {length / seconds:.0f} tokens/s "
-        f"| {size.prefill(length).ratio(seconds, limits)} |"
-    )
+def prefill_rows(
+    engine: Engine,
+    size: DecoderSize,
+    length: int,
+    chunk: int,
+    device: str,
+    repeats: int,
+    limits: DeviceLimits,
+) -> list[str]:
+    """A row for each step of one prompt, of `chunk` tokens."""
+    times: list[list[float]] = []
+    for _ in range(repeats + 1):
+        prompts = prompts_of(1, length, engine.runner.vocab_size)
+        (request,) = make_requests(engine, prompts, 1, engine.runner.position_rows)
+        engine.scheduler.check(request)
+        engine.scheduler.add(request, 0.0)
+        times.append([])
+        while not request.output_token_ids:
+            synchronize(device)
+            start = time.perf_counter()
+            engine_step(engine)
+            synchronize(device)
+            times[-1].append(time.perf_counter() - start)
+    lines = []
+    for index, taken in enumerate(zip(*times[1:], strict=True)):
+        seconds, context = statistics.median(taken), index * chunk
+        count = min(chunk, length - context)
+        lines.append(
+            f"| prefill {count} tokens behind {context} | {seconds * 1e3:.2f} ms "
+            f"| {count / seconds:.0f} tokens/s | {size.prefill(count, context).ratio(seconds, limits)} |"
+        )
+    return lines
 
 
 def decode_rows(
@@ -100,12 +125,13 @@ def decode_rows(
     size: DecoderSize,
     length: int,
     tokens: int,
+    batches: Sequence[int],
     device: str,
     repeats: int,
     limits: DeviceLimits,
 ) -> list[str]:
     lines = []
-    for batch in BATCHES:
+    for batch in batches:
         speeds = []
         for _ in range(repeats + 1):
             prompts = prompts_of(batch, length, engine.runner.vocab_size)
@@ -130,17 +156,21 @@ def measure(arguments: argparse.Namespace, limits: DeviceLimits) -> list[str]:
     decoder = load_decoder(path, device=torch.device(device), dtype=dtype, attn_implementation=ATTENTION_NAME)
     engine = make_engine(
         path, device, dtype, decoder, max_model_len=longest, kv_memory=memory,
-        max_num_batched_tokens=max(4096, arguments.prompt), max_num_seqs=max(BATCHES),
+        max_num_batched_tokens=arguments.chunk, max_num_seqs=max(arguments.batches),
         attention_backend=arguments.attention_backend,
     )  # fmt: skip
     size = decoder_size(decoder)
-    rows.append(prefill_row(engine, size, arguments.prompt, device, arguments.repeats, limits))
-    rows += decode_rows(engine, size, arguments.prompt, arguments.tokens, device, arguments.repeats, limits)
+    rows += prefill_rows(engine, size, arguments.prompt, arguments.chunk, device, arguments.repeats, limits)
+    rows += decode_rows(
+        engine, size, arguments.prompt, arguments.tokens, arguments.batches, device, arguments.repeats, limits
+    )
     return rows
 
 
 def report(rows: list[str], arguments: argparse.Namespace, limits: DeviceLimits) -> str:
-    command = command_of("engine", arguments, "side", "prompt", "tokens", "repeats", "attention_backend")
+    command = command_of(
+        "engine", arguments, "side", "prompt", "chunk", "tokens", "repeats", "attention_backend"
+    )
     body = [
         limits.said(),
         "",
@@ -152,6 +182,8 @@ def report(rows: list[str], arguments: argparse.Namespace, limits: DeviceLimits)
 
 def main(argv: list[str] | None = None) -> None:
     parser = gpu_parser(__doc__, RESULT)
+    parser.add_argument("--chunk", type=int, default=4096, help="tokens of a step (--max-num-batched-tokens)")
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="sequences that decode")
     parser.add_argument("--attention-backend", default="sdpa", choices=BACKENDS)
     arguments = parser.parse_args(argv)
     limits = limits_of(arguments)

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from benchmarks.baselines.processes import usages
+from benchmarks.baselines.servers import usages
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.base import hashing

@@ -10,7 +10,6 @@ other processes may share the cores. Needs the `worker` extra and `triptych` ins
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import random
 import statistics
@@ -98,7 +97,7 @@ def engine_round(engine: Engine, requests: list[EngineRequest], device: str = "c
     """Prefills all, then times the steps in which all decode: up to the first that ends a request.
 
     Where the prefills take several steps, the first request decodes during the others' and ends before them:
-    each needs more tokens than `prefill_steps`.
+    each needs more tokens than there are such steps.
     """
     scheduler, now = engine.scheduler, 0.0
     for request in requests:
@@ -116,11 +115,6 @@ def engine_round(engine: Engine, requests: list[EngineRequest], device: str = "c
     while scheduler.num_running or scheduler.num_waiting:
         engine_step(engine)
     return speed
-
-
-def prefill_steps(count: int, length: int, budget: int) -> int:
-    """Steps, at most, between the first tokens of the first and the last of `count` prompts."""
-    return math.ceil(count * length / max(1, budget - count))
 
 
 def _generated(requests: Sequence[EngineRequest]) -> int:

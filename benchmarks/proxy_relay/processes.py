@@ -25,11 +25,10 @@ from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, Reque
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.http.listener import bind
-from triptych.proxy.http.server import HttpServer
+from triptych.proxy.http.server import HttpServer, bind
 from triptych.proxy.openai.app import ApiLimits, make_app
 from triptych.proxy.pool import WorkerPool
-from triptych.proxy.transport import GrpcTransport
+from triptych.proxy.service import GrpcTransport
 from triptych.registry.registry import RegistrySnapshot
 
 MODEL = "bench"
@@ -129,7 +128,7 @@ async def serve(worker: pd_pb2_grpc.PDServiceServicer) -> tuple[Any, int]:
     server, state = make_server(), health.aio.HealthServicer()
     pd_pb2_grpc.add_PDServiceServicer_to_server(worker, server)
     health_pb2_grpc.add_HealthServicer_to_server(state, server)
-    await state.set("", health_pb2.HealthCheckResponse.SERVING)
+    await state.set("i", health_pb2.HealthCheckResponse.SERVING)  # the incarnation that it is registered with
     port = listen(server, "127.0.0.1:0", mutual=True)
     await server.start()
     return server, port

@@ -13,14 +13,11 @@ from pathlib import Path
 
 from msgspec import structs
 
-from benchmarks.against_peer.systems import PEER_SYSTEMS, ROOT
+from benchmarks.against_peer.rounds import PEER_SYSTEMS, ROOT
 from benchmarks.baselines.matrix import Matrix, System
 from triptych.apps.launch.embedded_store import find_server_binary
 from triptych.base.errors import ConfigError
 
-#: One server on all cores, or two of a core each.
-ONE = ("triptych", "triptych-pinned", "vllm-epd", "vllm")
-REPLICAS = ("replicas-triptych", "replicas-store", "replicas")
 _START_SECONDS = 600.0
 _DTYPES = {"tiny": "float32", "small": "bfloat16"}
 _STORE = "unix://${SCRATCH}/store.sock"

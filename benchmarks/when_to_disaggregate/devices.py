@@ -19,7 +19,7 @@ from triptych.base.progress.progress import each
 from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import Slo, preset
 from triptych.simulator.cluster.shape import in_step
-from triptych.simulator.plan.answer import CapacityPlan, Wanted, answer
+from triptych.simulator.plan.answer import CapacityPlan, answer
 from triptych.simulator.plan.estimate import estimate
 from triptych.simulator.plan.question import Question, read_device
 from triptych.simulator.plan.ratios import ALIKE
@@ -144,7 +144,7 @@ def plans() -> Iterator[tuple[Case, CapacityPlan]]:
     for case in each("cases", CASES):
         slo = Slo((("ttft", case.ttft), ("tpot", case.tpot)))
         asked = Question(case.workload, case.name, slo, read_device(GPU), DEVICES, repeats=1)
-        plan = answer(asked, Wanted(sensitivity=False))
+        plan = answer(asked, sensitivity=False)
         rates = ", ".join(f"{one.name} {one.rate:.2f}" for one in plan.ratios.all)
         print(f"{case.name}, TPOT {case.tpot:g}: {rates}", file=sys.stderr, flush=True)
         yield case, plan

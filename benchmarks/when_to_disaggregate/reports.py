@@ -20,23 +20,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from triptych.base.config import GIB, PDConfig, ProxyConfig
-from triptych.goodput.load.arrivals import Arrivals, arrival_times
 from triptych.goodput.load.job import RequestRecord
-from triptych.goodput.load.workload import Workload, plan_requests
+from triptych.goodput.load.workload import Arrivals, Workload, arrival_times, plan_requests
 from triptych.simulator.cluster.shape import ClusterShape, Limits, WorkerRole, in_step, on_devices
-from triptych.simulator.costs.costs import CostModel, EncoderCosts, ModelShape, PDCosts, ProxyCosts
-from triptych.simulator.costs.published import (
+from triptych.simulator.costs.costs import (
     CHIPS,
     MEMORY,
     QWEN3_VL_4B,
-    QWEN3_VL_8B,
+    QWEN3_VL_4B_SHAPE,
     RPC,
     SEQUENCE_OVERHEAD,
     STEP_OVERHEAD,
+    CostModel,
+    EncoderCosts,
     Geometry,
+    ModelShape,
+    PDCosts,
+    ProxyCosts,
     encoder_costs,
     published,
-    shape_of,
 )
 from triptych.simulator.run import simulate
 
@@ -197,11 +199,15 @@ def kimi() -> dict[str, Found]:
     }
 
 
+#: huggingface.co/Qwen/Qwen3-VL-8B-Instruct, config.json; processor and chat template are the 4B's.
+QWEN3_VL_8B = replace(
+    QWEN3_VL_4B, hidden=4096, intermediate=12288, vit_layers=27, vit_hidden=1152, vit_intermediate=4304
+)
 # LMSYS' Qwen3-VL-8B on L40S, by roofline alone; the CPU node's share of its peak is theirs.
 LMSYS = Report(
     Workload(64, 128, ((8, 1.0),), _HD, text_spread=1.0, output_spread=1.0),
     32,
-    shape_of(QWEN3_VL_8B),
+    replace(QWEN3_VL_4B_SHAPE, row_bytes=QWEN3_VL_8B.row_bytes, kv_token_bytes=QWEN3_VL_8B.kv_token_bytes),
     _limits(20 * GIB, 8192),
 )
 LMSYS_RATES = (1.0, 1.2, 1.5, 2.0)

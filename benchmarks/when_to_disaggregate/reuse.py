@@ -12,16 +12,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from benchmarks.when_to_disaggregate.devices import GPU, SLO
 from triptych.goodput.load.workload import Workload
-from triptych.goodput.measure.slo import Slo
 from triptych.simulator.cluster.shape import ClusterShape, colocated, in_step, on_devices
 from triptych.simulator.plan.estimate import best_counts, estimate
 from triptych.simulator.plan.question import Question, read_device
 from triptych.simulator.plan.trials import COARSE, Trials
 
 LOAD = Workload(64, 32, ((1, 1.0),), ((1920, 1080, 1.0),))
-SLO = Slo((("ttft", 2000.0), ("tpot", 50.0)))
-GPU = "a100"
 DEVICES = (2, 8)
 REUSES = (0.0, 0.5, 0.9)
 SYSTEMS = (

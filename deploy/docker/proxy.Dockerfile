@@ -9,7 +9,7 @@ WORKDIR /build
 # get, which layers round: in a read-only image it could not be made again.
 RUN python3 -m venv pip && python3 -m venv --without-pip /opt/triptych
 COPY pyproject.toml constraints.txt deploy/docker/requirements.py ./
-RUN python3 requirements.py otel > requirements.txt \
+RUN python3 requirements.py otel cert > requirements.txt \
   && pip/bin/pip --python /opt/triptych/bin/python install --no-cache-dir --no-compile -c constraints.txt -r requirements.txt \
   && /opt/triptych/bin/python -m compileall -q -f -j 0 --invalidation-mode unchecked-hash /opt/triptych/lib
 COPY . .
@@ -17,7 +17,8 @@ RUN pip/bin/pip --python /opt/triptych/bin/python install --no-cache-dir --no-co
   && /opt/triptych/bin/python -m compileall -q -f -j 0 --invalidation-mode unchecked-hash /opt/triptych/lib/python3*/site-packages/triptych \
   && cp deploy/docker/healthcheck.py /opt/triptych/ \
   && echo 'triptych:x:65532:65532:triptych:/tmp:/usr/sbin/nologin' >> /etc/passwd \
-  && echo 'triptych:x:65532:' >> /etc/group
+  && echo 'triptych:x:65532:' >> /etc/group \
+  && mkdir /certificates
 
 FROM ${BASE}
 ARG VERSION=unknown
@@ -29,6 +30,8 @@ LABEL org.opencontainers.image.title="triptych-proxy" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /etc/passwd /etc/group /etc/
 COPY --from=build /opt/triptych /opt/triptych
+# Where `triptych cert` may write: a volume that is mounted here first gets this folder's owner.
+COPY --from=build --chown=65532:65532 /certificates /certificates
 # The root file system may be read-only: what is written goes to /tmp.
 ENV PATH=/opt/triptych/bin:/usr/local/bin:/usr/bin:/bin \
     HOME=/tmp \

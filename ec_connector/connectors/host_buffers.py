@@ -7,12 +7,115 @@ no rounding, so that items that add up to the limit fit together.
 from __future__ import annotations
 
 import asyncio
+import bisect
+import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import ModuleType
 
 import torch
 
-from triptych.ec_connector.connectors.pinned_memory import PinnedPool
+#: cudaHostRegisterPortable: locked for all devices.
+_PORTABLE = 1
+
+
+class PinnedMemory:
+    """`nbytes` of host memory, page-locked for CUDA until `close`; ordinary memory where `lock` is False.
+
+    Locking pages stalls the whole device for milliseconds, and torch's pinned allocator does so for every new
+    size: this memory is locked once, at start.
+    """
+
+    def __init__(self, nbytes: int, *, lock: bool) -> None:
+        self.bytes = torch.empty(nbytes, dtype=torch.uint8)
+        self._unlock: Callable[[], object] = _nothing
+        if lock and nbytes:
+            status = int(_driver().cudaHostRegister(self.bytes.data_ptr(), nbytes, _PORTABLE))
+            if status:
+                raise RuntimeError(
+                    f"{nbytes} bytes of host memory cannot be page-locked (CUDA error {status}): lower "
+                    "--encoder-cache-memory or --swap-memory"
+                )
+            # Unlocked before it is freed, even without `close`; not needed when the process exits.
+            unlock = weakref.finalize(self, _unlock, self.bytes)
+            unlock.atexit = False
+            self._unlock = unlock
+
+    def close(self) -> None:
+        """Unlocks the pages; no copy may be running. Idempotent."""
+        self._unlock()
+
+
+def _nothing() -> None:
+    """Does nothing: ordinary memory is not locked."""
+
+
+def _unlock(memory: torch.Tensor) -> None:
+    status = int(_driver().cudaHostUnregister(memory.data_ptr()))
+    if status:
+        raise RuntimeError(f"host memory cannot be unlocked (CUDA error {status})")
+
+
+def _driver() -> ModuleType:
+    driver: ModuleType = torch.cuda.cudart()
+    return driver
+
+
+class PinnedPool:
+    """An allocator over one memory. Allocations may be in several pieces, so that all free bytes serve."""
+
+    def __init__(self, memory: PinnedMemory) -> None:
+        self._memory = memory
+        #: (start, stop) of the free ranges, in order; adjacent ones are merged.
+        self._free = [(0, memory.bytes.numel())] if memory.bytes.numel() else []
+
+    @property
+    def num_free(self) -> int:
+        """Free bytes."""
+        return sum(stop - start for start, stop in self._free)
+
+    def allocate(self, nbytes: int) -> list[torch.Tensor]:
+        """`nbytes`, in one piece if a free range is long enough, else in several. MemoryError if too few."""
+        if nbytes > self.num_free:
+            raise MemoryError(f"{nbytes} bytes of pinned memory were asked for, {self.num_free} are free")
+        fitting = [stretch for stretch in self._free if stretch[1] - stretch[0] >= nbytes]
+        if fitting:
+            return [self._cut(min(fitting, key=_length), nbytes)] if nbytes else []
+        pieces = []
+        while nbytes:
+            longest = max(self._free, key=_length)
+            pieces.append(self._cut(longest, min(nbytes, _length(longest))))
+            nbytes -= pieces[-1].numel()
+        return pieces
+
+    def _cut(self, stretch: tuple[int, int], nbytes: int) -> torch.Tensor:
+        index = self._free.index(stretch)
+        start, stop = stretch
+        self._free[index : index + 1] = [(start + nbytes, stop)] if start + nbytes < stop else []
+        return self._memory.bytes[start : start + nbytes]
+
+    def free(self, pieces: Sequence[torch.Tensor]) -> None:
+        """Frees pieces from `allocate`."""
+        for piece in pieces:
+            start = piece.data_ptr() - self._memory.bytes.data_ptr()
+            self._join(start, start + piece.numel())
+
+    def _join(self, start: int, stop: int) -> None:
+        index = bisect.bisect(self._free, (start, stop))
+        if index < len(self._free) and self._free[index][0] == stop:
+            stop = self._free.pop(index)[1]
+        if index and self._free[index - 1][1] == start:
+            index -= 1
+            start = self._free.pop(index)[0]
+        self._free.insert(index, (start, stop))
+
+    def close(self) -> None:
+        """Closes the memory; no copy may be running. Idempotent."""
+        self._memory.close()
+
+
+def _length(stretch: tuple[int, int]) -> int:
+    return stretch[1] - stretch[0]
 
 
 class HostBudget:

@@ -18,9 +18,8 @@ from triptych.ec_connector.base import (
 )
 from triptych.ec_connector.connectors.device_copy import DeviceCopier
 from triptych.ec_connector.connectors.memory_store import MemoryStore
-from triptych.ec_connector.connectors.reports import Reports
 from triptych.ec_connector.connectors.scheduler_role import TableScheduler
-from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
+from triptych.ec_connector.metadata import Fetch, LoadId, Reports, TransferMetadata
 
 logger = logging.getLogger(__name__)
 

@@ -16,11 +16,9 @@ from triptych.base.log import log_fields, short
 from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import ECTransferConfig, EncoderCacheMap, EncoderOutput
 from triptych.ec_connector.connectors.device_copy import DeviceCopier
-from triptych.ec_connector.connectors.host_buffers import HostBuffer, HostMemory
-from triptych.ec_connector.connectors.pinned_memory import PinnedMemory, PinnedPool
-from triptych.ec_connector.connectors.reports import Reports
+from triptych.ec_connector.connectors.host_buffers import HostBuffer, HostMemory, PinnedMemory, PinnedPool
 from triptych.ec_connector.connectors.store_client import StoreClient
-from triptych.ec_connector.metadata import Fetch, LoadId
+from triptych.ec_connector.metadata import Fetch, LoadId, Reports
 from triptych.store.control import StoreRefused, StoreUnavailable
 from triptych.store.results import Missing
 from triptych.store.scatter import ScatterBuffer

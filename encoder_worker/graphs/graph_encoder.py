@@ -12,10 +12,10 @@ from triptych.base.config import EncoderConfig
 from triptych.base.errors import ConfigError
 from triptych.base.machine.device_fault import check_device
 from triptych.base.machine.graphs import graph_backend
+from triptych.base.metrics import EncoderMetrics
 from triptych.base.types import Options
-from triptych.encoder_worker.graphs.budgets import parse_budgets, token_budgets
 from triptych.encoder_worker.graphs.manager import EncoderCudaGraphManager, GraphTower
-from triptych.encoder_worker.graphs.packing import GraphLimits
+from triptych.encoder_worker.graphs.packing import GraphLimits, parse_budgets, token_budgets
 from triptych.models.base import EncoderSide, Media, PreparedItem
 from triptych.models.encoder_graph import EncoderCudaGraphConfig, SupportsEncoderCudaGraph
 
@@ -104,3 +104,28 @@ def graph_limits(config: EncoderConfig, encoder: EncoderSide, graph: EncoderCuda
     items = config.encoder_graph_max_items or max(1, budgets[-1] // least)
     # Of pictures each is one frame.
     return GraphLimits(budgets, items, items)
+
+
+class GraphMetrics:
+    """Counts replays and eager items in the worker's metrics."""
+
+    def __init__(self, metrics: EncoderMetrics, model_name: str) -> None:
+        self._metrics = metrics
+        self._model_name = model_name
+
+    def hit(self, budget: int, items: int, rows: int) -> None:
+        """One replay of this budget encoded so many items of so many rows together."""
+        self._metrics.graph_hits.inc(items)
+        self._metrics.graph_padding_rows.inc(budget - rows)
+        self._metrics.graph_replays.labels(self._model_name, str(budget)).inc()
+
+    def miss(self, items: int) -> None:
+        """So many items were encoded eagerly."""
+        self._metrics.graph_misses.inc(items)
+
+
+def count_graphs(encoder: EncoderSide, metrics: EncoderMetrics, model_name: str) -> None:
+    """From now on counts here what becomes of items, where the encoder side has graphs."""
+    if isinstance(encoder, GraphEncoder):
+        encoder.graphs.counts = GraphMetrics(metrics, model_name)
+        metrics.graph_buffer_bytes.set(encoder.graphs.nbytes)

@@ -5,23 +5,42 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 
 from triptych.base.errors import InternalError, RequestError
 from triptych.base.log import short
-from triptych.base.tracing.producers import Producers
-from triptych.ec_connector.connectors.output_cache import OutputCache
+from triptych.base.tracing.context import Producers
+from triptych.ec_connector.connectors.memory_store import OutputCache
 from triptych.encoder_worker.engine import EncoderEngine
 from triptych.encoder_worker.job_spec import ItemFormat
 from triptych.encoder_worker.jobs.job import EncodeJob, Failed
-from triptych.encoder_worker.jobs.metrics import JobMetrics
 from triptych.encoder_worker.jobs.saves import JobSaves
 from triptych.encoder_worker.jobs.single_flight import SingleFlight
 from triptych.encoder_worker.jobs.streams import JobStreams
-from triptych.encoder_worker.jobs.table import EncodeJobs
-from triptych.encoder_worker.jobs.tasks import BackgroundTasks
+from triptych.encoder_worker.jobs.table import EncodeJobs, JobMetrics
 from triptych.encoder_worker.media.preparer import Preparer
 from triptych.encoder_worker.scheduler import EncoderScheduler
+
+
+class BackgroundTasks:
+    """A set of running tasks, which keeps references to them and can cancel them all."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[None, None, None]) -> None:
+        """Starts a task."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def cancel(self) -> None:
+        """Cancels all tasks and waits for their ends."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,7 @@ from triptych.base.log import short
 from triptych.base.types import ItemPlan
 from triptych.encoder_worker.engine import Encoded, EncoderEngine, EngineEvent, Saved
 from triptych.encoder_worker.jobs.job import EncodeJob, Failed, Ready
-from triptych.encoder_worker.jobs.metrics import JobMetrics
-from triptych.encoder_worker.jobs.table import EncodeJobs
+from triptych.encoder_worker.jobs.table import EncodeJobs, JobMetrics
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,8 @@ from collections.abc import Callable, Sequence
 
 from triptych.base.errors import DeadlineExceeded, InvalidRequest, RequestError, Unavailable
 from triptych.encoder_worker.job_spec import JobSpec
-from triptych.encoder_worker.jobs.job import EncodeJob, Failed, JobEvent, Waiter
-from triptych.encoder_worker.jobs.job_trace import JobTrace, StreamTrace
-from triptych.encoder_worker.jobs.metrics import JobMetrics
-from triptych.encoder_worker.jobs.table import EncodeJobs
+from triptych.encoder_worker.jobs.job import EncodeJob, Failed, JobEvent, JobTrace, StreamTrace, Waiter
+from triptych.encoder_worker.jobs.table import EncodeJobs, JobMetrics
 from triptych.encoder_worker.media.budget import MediaRoom
 from triptych.encoder_worker.media.preparer import Preparer
 from triptych.encoder_worker.scheduler import EncoderScheduler, Stage

@@ -4,11 +4,59 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from triptych.base.errors import InvalidRequest, TooLarge
-from triptych.encoder_worker.media.image_headers import check_jpeg, webp_canvas
+
+#: Each scan of a progressive JPEG costs a pass over all pixels but only a few bytes of file.
+MAX_JPEG_SCANS = 64
+#: Pillow joins segments of one kind one by one, which is quadratic.
+MAX_JPEG_SEGMENTS = 512
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+
+
+def check_jpeg(data: bytes) -> None:
+    """InvalidRequest(param "image") for a JPEG that would cost its decoder far more than its pixels.
+
+    Counts segments and scans up to the end of the first picture.
+    """
+    if not data.startswith(b"\xff\xd8"):
+        return
+    at, segments, scans = 2, 0, 0
+    while match := _MARKER.search(data, at):
+        marker, at = data[match.start() + 1], match.end()
+        if marker == 0xD9:
+            return
+        segments += 1
+        scans += marker == 0xDA
+        if scans > MAX_JPEG_SCANS or segments > MAX_JPEG_SEGMENTS:
+            raise _refused(f"more than {MAX_JPEG_SCANS} scans or {MAX_JPEG_SEGMENTS} segments")
+        if marker not in (0x01, 0xD8):
+            at += int.from_bytes(data[at : at + 2], "big")
+
+
+def webp_canvas(data: bytes) -> tuple[int, int] | None:
+    """Width and height that a WebP decoder allocates when it is opened; None for other files."""
+    if data[:4] != b"RIFF" or data[8:12] != b"WEBP" or len(data) < 30:
+        return None
+    kind = data[12:16]
+    if kind == b"VP8X":
+        return 1 + _little(data[24:27]), 1 + _little(data[27:30])
+    if kind == b"VP8L":
+        bits = _little(data[21:25])
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    return _little(data[26:28]) & 0x3FFF, _little(data[28:30]) & 0x3FFF
+
+
+def _little(data: bytes) -> int:
+    return int.from_bytes(data, "little")
+
+
+def _refused(what: str) -> InvalidRequest:
+    return InvalidRequest(f"image: it has {what}; save it again without them", param="image")
+
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +94,11 @@ def decode_image(data: bytes, *, max_pixels: int) -> Image.Image:
         try:
             picture.load()
             _check_size(picture.size, max_pixels)
-            return ImageOps.exif_transpose(picture).convert("RGB")
+            # Each of the two makes a copy even where there is nothing to do.
+            turned = picture.getexif().get(ExifTags.Base.Orientation, 1) != 1
+            upright = ImageOps.exif_transpose(picture) if turned else picture
+            plain = upright.mode == "RGB" and "transparency" not in upright.info
+            return upright if plain else upright.convert("RGB")
         except InvalidRequest:
             raise
         except Exception as error:

@@ -16,8 +16,8 @@ from triptych.base.ranks.devices import device_of
 from triptych.base.ranks.rank import Handler, Rank
 from triptych.encoder_worker.host_copier import HostCopier
 from triptych.encoder_worker.loading import activation_bytes, load_tower
-from triptych.encoder_worker.ranks.share_encoder import ShareEncoder
 from triptych.encoder_worker.ranks.shared_items import shared
+from triptych.encoder_worker.ranks.tower import ShareEncoder
 from triptych.models.defaults import resolve_device
 from triptych.models.layers import before_each_layer
 from triptych.models.preload import preload, quick_imports

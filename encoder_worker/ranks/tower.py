@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,15 +10,87 @@ from pathlib import Path
 
 import torch
 
+from triptych.base.config import EncoderConfig
 from triptych.base.engine_beat import EngineBeat
-from triptych.base.ranks.errors import RankFailed
+from triptych.base.errors import InternalError
+from triptych.base.metrics import EncoderMetrics
+from triptych.base.ranks.devices import check_ranks
+from triptych.base.ranks.errors import RankFailed, RankStartError
 from triptych.base.ranks.group import RankGroup
 from triptych.base.types import Options
-from triptych.encoder_worker.ranks.balance import divide
-from triptych.encoder_worker.ranks.metrics import RankMetrics
-from triptych.encoder_worker.ranks.share_encoder import ShareEncoder
+from triptych.encoder_worker.loading import activation_bytes, load
 from triptych.encoder_worker.ranks.shared_items import share
 from triptych.models.base import EncoderSide, Media, PreparedItem
+from triptych.models.defaults import resolve_device
+from triptych.models.identity import ModelIdentity
+
+
+def divide(costs: Sequence[int], ranks: int) -> list[list[int]]:
+    """For each rank its items' indices, ascending: largest items first, each to the rank with the least cost.
+
+    No rank has more than an equal share of the sum plus one item, nor more than 4/3 of what the best division
+    gives the busiest. Ranks come in order: with fewer items than ranks, the last ones have none.
+    """
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for index in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+        rank = loads.index(min(loads))
+        shares[rank].append(index)
+        loads[rank] += max(costs[index], 1)
+    return [sorted(share) for share in shares]
+
+
+def calls(costs: Sequence[int], limit: int) -> list[range]:
+    """The calls of the tower for a share of these costs: neighbours up to `limit`, a larger item alone.
+
+    Memory is measured for one such call (`--encoder-batch-patches`).
+    """
+    found: list[range] = []
+    begin, cost = 0, 0
+    for index, each in enumerate(costs):
+        if index > begin and cost + each > limit:
+            found.append(range(begin, index))
+            begin, cost = index, 0
+        cost += each
+    return [*found, range(begin, len(costs))] if costs else found
+
+
+class ShareEncoder:
+    """A tower and the most patches of one call of it."""
+
+    def __init__(self, encoder: EncoderSide, batch_patches: int) -> None:
+        self._encoder = encoder
+        self._batch_patches = batch_patches
+
+    def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+        """One [rows, width] tensor per item, on the tower's device."""
+        outputs: list[torch.Tensor] = []
+        for call in calls([item.cost for item in items], self._batch_patches):
+            outputs += self._encoder.encode([items[index] for index in call])
+        for item, output in zip(items, outputs, strict=True):
+            if tuple(output.shape) != (item.rows, self._encoder.width):
+                raise InternalError(
+                    f"the tower gave {tuple(output.shape)} for {item.rows}x{self._encoder.width} planned"
+                )
+        return outputs
+
+
+class RankMetrics:
+    """Counters of what each rank was given, and of the shares that it failed on."""
+
+    def __init__(self, metrics: EncoderMetrics, model_name: str, ranks: int) -> None:
+        self._metrics = metrics
+        self._model_name = model_name
+        metrics.ranks.set(ranks)
+
+    def share(self, rank: int, items: int, patches: int) -> None:
+        """Counts one rank's share of a batch."""
+        self._metrics.rank_items.labels(self._model_name, rank).inc(items)
+        self._metrics.rank_patches.labels(self._model_name, rank).inc(patches)
+
+    def failed(self, rank: int) -> None:
+        """Counts a share that raised an exception; its items are encoded again, one by one, by rank 0."""
+        self._metrics.rank_failures.labels(self._model_name, rank).inc()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +189,37 @@ class DataParallelTower(EncoderSide):
     def close(self) -> None:
         """Ends the other ranks."""
         self._group.close()
+
+
+logger = logging.getLogger(__name__)
+
+OPTION = "--encoder-data-parallel"
+
+
+def load_ranks(config: EncoderConfig) -> tuple[EncoderSide, ModelIdentity]:
+    """The tower, with its other ranks if it has any, and its model's identity.
+
+    ConfigError for what cannot work as configured, RankStartError for a rank that does not start.
+    """
+    size = config.encoder_data_parallel
+    check_ranks(OPTION, size, resolve_device(config.device))
+    if size == 1:
+        return _loaded(config)
+    group = RankGroup("encoder", size, config)
+    group.start()
+    try:
+        encoder, model = _loaded(config)
+        for rank, ready in enumerate(group.wait_ready(), 1):
+            if ready != {"width": encoder.width, "dtype": str(encoder.dtype)}:
+                raise RankStartError(f"rank {rank} has another tower than rank 0: {ready}")
+    except BaseException:
+        group.close(seconds=0)
+        raise
+    logger.info("%d ranks share each batch; processes %s", size, group.pids)
+    return DataParallelTower(encoder, group, config.batch_patches), model
+
+
+def _loaded(config: EncoderConfig) -> tuple[EncoderSide, ModelIdentity]:
+    encoder, model = load(config)
+    activation_bytes(config, encoder)
+    return encoder, model

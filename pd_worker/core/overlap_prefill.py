@@ -147,6 +147,7 @@ class OverlapPrefill:
         That is the end of a block, unless a span that attends both ways lies across it. `start` where no
         block would be filled.
         """
+        end = state.before_span(end)
         full = end // self._kv.block_size * self._kv.block_size
         if full <= start:
             return start

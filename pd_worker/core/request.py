@@ -211,6 +211,10 @@ class RequestState:
             uses[key].unconsumed.add(index)
         self.items = tuple(uses[feature.mm_hash] for feature in self.features)
 
+    def before_span(self, end: int) -> int:
+        """The end of a chunk that would end at `end`: the start of the span that it would cut."""
+        return min((first for first, last in self.spans if first < end < last), default=end)
+
     @property
     def num_tokens(self) -> int:
         return self.num_prompt_tokens + len(self.output_token_ids)

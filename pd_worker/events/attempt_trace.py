@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from triptych.base.tracing import attributes as names
-from triptych.base.tracing.context import hex_trace_id, parse_traceparent
-from triptych.base.tracing.producers import Producers
+from triptych.base.tracing.context import Producers, hex_trace_id, parse_traceparent
 from triptych.base.tracing.tracer import Span, SpanKind, Tracer
 from triptych.base.types import PDTimings
 from triptych.pd_worker.core.request_events import ItemLoaded, ItemMissing, RequestFinished

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import re
 from array import array
+
+from tokenizers import Tokenizer
 
 from triptych.base.errors import RequestError
 from triptych.base.log import log_fields
@@ -18,9 +21,56 @@ from triptych.pd_worker.core.request_events import (
     RequestFinished,
 )
 from triptych.pd_worker.events.attempt_trace import AttemptTrace
-from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.protos import common_pb2, pd_pb2
 from triptych.protos.convert import error_to_proto
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_WORD_START = "\u2581"
+
+
+class TokenTexts:
+    """`texts[token_id]` is (text, bytes); half characters are U+FFFD in the text. Thread-safe.
+
+    Bytes are those that the token adds inside of an output: a token that starts a word has its blank.
+    Special tokens stand for their own names; an id beyond the vocabulary for nothing.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        forms = f"{tokenizer.decoder} {tokenizer.pre_tokenizer}"
+        self._byte_level = _byte_level() if "ByteLevel" in forms else None
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self._added: dict[int, str] = {token_id: token.content for token_id, token in added.items()}
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.size: int = tokenizer.get_vocab_size(with_added_tokens=True)
+        self._known: dict[int, tuple[str, bytes]] = {}
+
+    def __getitem__(self, token_id: int) -> tuple[str, bytes]:
+        if (known := self._known.get(token_id)) is None:
+            utf8 = self._bytes(token_id)
+            known = self._known[token_id] = (utf8.decode("utf-8", "replace"), utf8)
+        return known
+
+    def _bytes(self, token_id: int) -> bytes:
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        piece: str | None = self._tokenizer.id_to_token(token_id)
+        if piece is None:
+            return b""
+        if self._byte_level is not None:
+            return b"".join(self._byte_level.get(char, char.encode()) for char in piece)
+        if match := _BYTE.fullmatch(piece):
+            return bytes([int(match[1], 16)])
+        return piece.replace(_WORD_START, " ").encode()
+
+
+def _byte_level() -> dict[str, bytes]:
+    """The characters that byte-level vocabularies write bytes with: printable ones stand for themselves."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): bytes([byte]) for byte in printable}
+    return table | {chr(256 + index): bytes([byte]) for index, byte in enumerate(others)}
+
 
 #: Events with tokens that are merged into one: a long backlog is sent in parts.
 _MOST_TEXTS = 4096

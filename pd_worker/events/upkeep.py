@@ -6,7 +6,10 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from prometheus_client import Counter, Gauge
+
 from triptych.base.engine_beat import EngineBeat
+from triptych.base.metrics import PDMetrics
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.protos import pd_pb2
 
@@ -53,3 +56,19 @@ class StreamUpkeep:
             # The count of a dead engine does not advance.
             self._streams.beat(self._beat.count, self._beat.patience, self._load())
             await asyncio.sleep(BEAT_SECONDS)
+
+
+def load_report(metrics: PDMetrics, encoder_cache_bytes: int) -> pd_pb2.PDLoad:
+    """The load now; `encoder_cache_bytes` is the encoder cache's size."""
+    return pd_pb2.PDLoad(
+        running=int(_value(metrics.requests_running)),
+        waiting=int(_value(metrics.requests_waiting)),
+        kv_usage=_value(metrics.kv_cache_usage),
+        cache_usage=_value(metrics.encoder_cache_bytes) / max(encoder_cache_bytes, 1),
+        generated_tokens=int(_value(metrics.generation_tokens)),
+    )
+
+
+def _value(metric: Counter | Gauge) -> float:
+    """The value of a metric without labels of its own. Once a second: nothing is added to a step."""
+    return next(sample.value for family in metric.collect() for sample in family.samples)

@@ -15,14 +15,15 @@ from triptych.base.errors import ConfigError, ContextTooLong, InvalidRequest
 from triptych.base.request.chat import Message, TemplateOptions, TextPart
 from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.models.base import DecoderSide
-from triptych.pd_worker.frontend.chat_template import ChatTemplate, read_template
-from triptych.pd_worker.frontend.messages import (
+from triptych.pd_worker.frontend.chat_template import (
+    ChatTemplate,
     TemplateMessage,
     for_template,
     parse_messages,
     parse_tools,
     parse_variables,
     protect_object,
+    read_template,
 )
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer, load_tokenizer
 

@@ -17,10 +17,10 @@ from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig
 from triptych.models.base import DecoderSide
 from triptych.models.layers import before_each_layer
 from triptych.models.parallel.tensor_parallel import TensorParallel
-from triptych.pd_worker.ranks.progress import ProgressWriter
+from triptych.pd_worker.ranks.decoder_ranks import ProgressWriter
 from triptych.pd_worker.ranks.request_mirror import RequestMirror
 from triptych.pd_worker.ranks.share import load_share, sized
-from triptych.pd_worker.ranks.step_report import report_of
+from triptych.pd_worker.ranks.step_message import report_of
 from triptych.pd_worker.runner.capacity import runner_options, uses_graphs
 from triptych.pd_worker.runner.graph_start import capture_decode_graphs
 from triptych.pd_worker.runner.model_runner import ModelRunner

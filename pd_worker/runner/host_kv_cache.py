@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from triptych.ec_connector.connectors.pinned_memory import PinnedMemory
+from triptych.ec_connector.connectors.host_buffers import PinnedMemory
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.core.kv_cache.swap import BlockCopy
 

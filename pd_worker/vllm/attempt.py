@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from triptych.base.errors import RequestError
@@ -15,10 +15,31 @@ from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.request import RequestState
 from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.vllm.calls import call_of
-from triptych.pd_worker.vllm.http.chunks import StreamChoice, StreamChunk, check_tokens
 from triptych.pd_worker.vllm.http.client import VLLMClient
 from triptych.pd_worker.vllm.http.errors import EngineError, EngineGarbage, EngineUnreachable
-from triptych.pd_worker.vllm.replay import Replay
+from triptych.pd_worker.vllm.http.replies import StreamChoice, StreamChunk, check_tokens
+
+
+class Diverged(Exception):
+    """A token that came again is another one than before."""
+
+
+class Replay:
+    """The tokens that are known already, and are to come first."""
+
+    def __init__(self, known: Sequence[int]) -> None:
+        self._known = tuple(known)
+        self._seen = 0
+
+    def is_new(self, token_id: int) -> bool:
+        """Whether the next token of the stream is a new one. Diverged where it is not the one expected."""
+        if self._seen >= len(self._known):
+            return True
+        if token_id != self._known[self._seen]:
+            raise Diverged(f"output token {self._seen} is {token_id}, and was {self._known[self._seen]}")
+        self._seen += 1
+        return False
+
 
 #: How long the usage is waited for, after the last token.
 _USAGE_SECONDS = 1.0

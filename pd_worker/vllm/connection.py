@@ -7,12 +7,83 @@ import contextlib
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from yarl import URL
+
 from triptych.base.config import PDConfig
+from triptych.base.errors import ConfigError
 from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import EngineInfo, VLLMClient
-from triptych.pd_worker.vllm.settings import read_key
+
+#: Flags of the native engine, and what is to be given to vLLM instead.
+_NATIVE = {
+    "quantization": "the weights are vLLM's",
+    "device_memory": "give vLLM's --gpu-memory-utilization",
+    "attention_backend": "give vLLM's --attention-backend",
+    "decode_graphs": "give vLLM's --enforce-eager or nothing",
+    "preemption": "vLLM computes again",
+    "tensor_parallel": "give vLLM's --tensor-parallel-size",
+    "kv_memory": "give vLLM's --kv-cache-memory-bytes",
+    "max_num_batched_tokens": "give vLLM's --max-num-batched-tokens",
+    "block_size": "give vLLM's --block-size",
+    "prefix_caching": "give vLLM's --no-enable-prefix-caching",
+}
+
+
+def check_engine(config: PDConfig) -> None:
+    """ConfigError, naming flag and remedy, for what --engine vllm cannot work with."""
+    if not config.engine_url:
+        raise ConfigError(
+            "--engine vllm needs --engine-url: start `vllm serve` and give its address, like http://10.0.0.7:8000"
+        )
+    _check_url(config.engine_url)
+    if config.dtype == "auto":
+        raise ConfigError(
+            "--engine vllm needs --dtype: the one that vLLM computes in, such as bfloat16, which "
+            "encoders and other PD workers of the model are given, too"
+        )
+    for name, remedy in _NATIVE.items():
+        if _given(config, name):
+            raise ConfigError(
+                f"{_option(name)} is for --engine native: {remedy}, and leave {_option(name)} out here"
+            )
+
+
+def _given(config: PDConfig, name: str) -> bool:
+    return bool(getattr(config, name) != getattr(PDConfig(), name))
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _check_url(text: str) -> None:
+    try:
+        url = URL(text)
+        port = url.port
+    except ValueError as error:
+        raise ConfigError(f"--engine-url {text[:200]!r} is no URL: {error}") from error
+    if url.scheme not in ("http", "https") or not url.host or not port:
+        raise ConfigError(f"--engine-url {text[:200]!r}: give http://host:port or https://host:port")
+    if url.user or url.password:
+        raise ConfigError("--engine-url holds credentials: give vLLM's key by --engine-key-file")
+    if url.query or url.fragment:
+        raise ConfigError(f"--engine-url {text[:200]!r}: leave out what comes after the path")
+
+
+def read_key(file: str) -> str:
+    """The key in --engine-key-file; "" without a file."""
+    if not file:
+        return ""
+    try:
+        key = Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"--engine-key-file {file} cannot be read: {error}") from error
+    if not key or not key.isascii() or not key.isprintable():
+        raise ConfigError(f"--engine-key-file {file} holds no key of printable characters")
+    return key
 
 
 @dataclass(frozen=True, slots=True)

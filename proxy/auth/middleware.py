@@ -15,7 +15,7 @@ from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.auth.keys import Principal
 from triptych.proxy.auth.limits import PrincipalLimits
 from triptych.proxy.http.connections import needs_key
-from triptych.proxy.http.errors import error_body, retry_after
+from triptych.proxy.http.json_body import error_body, retry_after
 
 logger = logging.getLogger(__name__)
 

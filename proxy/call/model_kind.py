@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from triptych.base.errors import InvalidRequest, RequestError
-from triptych.proxy.call.chat import ChatCall
-from triptych.proxy.call.encoder_prompt import EncoderPrompt
+from triptych.proxy.call.chat import ChatCall, EncoderPrompt
 
 _READS = {"image": "pictures", "audio": "sound", "text": "text"}
 

@@ -13,9 +13,10 @@ from triptych.base.rpc.channels import MEDIA_FRAME_BYTES
 from triptych.base.tracing.context import SpanContext, metadata
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
 from triptych.protos.convert import plan_from_proto
+from triptych.proxy.events import JobReady
 from triptych.proxy.media.ports import ItemMedia
 from triptych.proxy.pool import WorkerPool
-from triptych.proxy.ports import JobFailure, JobOwner, JobReady
+from triptych.proxy.ports import JobFailure, JobOwner
 
 #: How long a worker may take to close the stream of a job that has ended.
 CLOSING_SECONDS = 1.0

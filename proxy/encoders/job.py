@@ -1,16 +1,17 @@
-"""Encoder job: one item on its way into the store, as the proxy keeps it."""
+"""Encoder jobs: one item each on its way into the store, their order and their turns."""
 
 from __future__ import annotations
 
 import enum
 import heapq
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from triptych.base.tracing.context import SpanContext
 from triptych.base.types import ItemPlan
 from triptych.proxy.media.ports import ItemMedia
-from triptych.proxy.routing import LossRecord
+from triptych.proxy.routing import MAX_LOSSES
 
 #: Seconds that a job keeps away from an encoder that failed it, doubled with every failure up to the limit.
 FIRST_BACKOFF = 0.1
@@ -127,6 +128,8 @@ class EncoderJob:
     mm_hash: str
     namespace: str
     order: int
+    #: What its encoder needs of the item; of the waiter that waits longest.
+    source: ItemSource | None = None
     #: Its turn among those that arrive, by tenant.
     turn: int = 0
     re_encode: bool = False
@@ -138,7 +141,8 @@ class EncoderJob:
     tries: int = 0
     #: Times that it was queued again, without a failure, for an encoder with less work.
     moves: int = 0
-    record: LossRecord = field(default_factory=LossRecord)
+    #: Encoders that ended while they worked on the item, as far as they count.
+    losses: int = 0
     plan: ItemPlan | None = None
     #: Requests that wait for the item.
     waiters: dict[str, None] = field(default_factory=dict)
@@ -158,14 +162,9 @@ class EncoderJob:
         return f"{self.mm_hash[:12]}-{self.order}.{self.tries + self.moves}"
 
     @property
-    def losses(self) -> int:
-        """Encoders that ended while they worked on the item."""
-        return len(self.record)
-
-    @property
     def suspect(self) -> bool:
         """Whether one encoder more may be lost to the item, and none after that."""
-        return self.record.suspect
+        return self.losses >= MAX_LOSSES - 1
 
     @property
     def rank(self) -> Rank:
@@ -207,16 +206,6 @@ class EncoderJob:
 
 
 @dataclass(frozen=True, slots=True)
-class JobRetried:
-    """A try of an item's job at the worker has failed. `waiters` are the requests that wait for it."""
-
-    mm_hash: str
-    waiters: tuple[str, ...]
-    address: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class StartPlan:
     """Open a stream for the job's current try, and have the item preprocessed."""
 
@@ -228,3 +217,144 @@ class StartRun:
     """Permit the tower."""
 
     job: EncoderJob
+
+
+K = TypeVar("K", bound=Hashable)
+
+#: Entries that are out of date may make up this many, and as many as the others, before they are swept out.
+_STALE_ENTRIES = 64
+
+
+class JobQueue:
+    """Jobs by rank, the best first. A job that is pushed again moves to its new rank."""
+
+    __slots__ = ("_heap", "_tickets", "_turn")
+
+    def __init__(self) -> None:
+        #: (rank, ticket, job): out of date unless the ticket is the job's latest.
+        self._heap: list[tuple[Rank, int, EncoderJob]] = []
+        self._tickets: dict[EncoderJob, int] = {}
+        self._turn = 0
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def push(self, job: EncoderJob, rank: Rank) -> None:
+        self._turn += 1
+        self._tickets[job] = self._turn
+        heapq.heappush(self._heap, (rank, self._turn, job))
+        if len(self._heap) > _STALE_ENTRIES + 2 * len(self._tickets):
+            self._heap = [entry for entry in self._heap if self._tickets.get(entry[2]) == entry[1]]
+            heapq.heapify(self._heap)
+
+    def discard(self, job: EncoderJob) -> None:
+        self._tickets.pop(job, None)
+
+    def first(self) -> tuple[Rank, EncoderJob] | None:
+        """The best job with its rank; it stays."""
+        heap = self._heap
+        while heap and self._tickets.get(heap[0][2]) != heap[0][1]:
+            heapq.heappop(heap)
+        return (heap[0][0], heap[0][2]) if heap else None
+
+    def jobs(self) -> list[EncoderJob]:
+        return list(self._tickets)
+
+
+class JobFiles(Generic[K]):
+    """Queues of jobs by a key that says what they wait for; a job is in one of them at most."""
+
+    def __init__(self) -> None:
+        self._queues: dict[K, JobQueue] = {}
+        self._keys: dict[EncoderJob, K] = {}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def file(self, job: EncoderJob, key: K, rank: Rank) -> None:
+        """Puts the job under `key`, at this rank."""
+        if self._keys.get(job, key) != key:
+            self.discard(job)
+        self._keys[job] = key
+        self._queues.setdefault(key, JobQueue()).push(job, rank)
+
+    def renew(self, job: EncoderJob, rank: Rank) -> None:
+        """Moves the job to this rank; nothing where it is not filed."""
+        if job in self._keys:
+            self._queues[self._keys[job]].push(job, rank)
+
+    def discard(self, job: EncoderJob) -> None:
+        """Idempotent."""
+        if job in self._keys:
+            key = self._keys.pop(job)
+            queue = self._queues[key]
+            queue.discard(job)
+            if not queue:
+                del self._queues[key]
+
+    def all_keys(self) -> list[K]:
+        """Those that some job is filed under."""
+        return list(self._queues)
+
+    def jobs(self, key: K) -> list[EncoderJob]:
+        queue = self._queues.get(key)
+        return [] if queue is None else queue.jobs()
+
+    def walk(self, keys: Iterable[K]) -> Walk:
+        """The jobs under `keys`, best first."""
+        return Walk(self._queues[key] for key in keys)
+
+
+class Walk:
+    """Several queues as one. What keeps the first job of a queue back keeps all behind it back.
+
+    Between two questions jobs may leave the queues, but none may enter.
+    """
+
+    def __init__(self, queues: Iterable[JobQueue]) -> None:
+        self._heads: list[tuple[Rank, int, JobQueue]] = []
+        for index, queue in enumerate(queues):
+            if (first := queue.first()) is not None:
+                self._heads.append((first[0], index, queue))
+        heapq.heapify(self._heads)
+
+    def first(self) -> EncoderJob | None:
+        """The best job of all."""
+        while self._heads:
+            rank, index, queue = self._heads[0]
+            found = queue.first()
+            if found is None:
+                heapq.heappop(self._heads)
+            elif found[0] != rank:
+                heapq.heapreplace(self._heads, (found[0], index, queue))
+            else:
+                return found[1]
+        return None
+
+    def skip(self) -> None:
+        """Leaves the queue of the best job out from now on."""
+        heapq.heappop(self._heads)
+
+
+class FairTurns:
+    """Turns by tenant: whoever comes is next but for the others' next ones, however much they have queued.
+
+    Work of one tenant, or of none, keeps its order.
+    """
+
+    def __init__(self) -> None:
+        #: The last turn that each tenant has drawn, where it is not over.
+        self._drawn: dict[str, int] = {}
+        self._now = 0
+
+    def draw(self, tenant: str) -> int:
+        turn = max(self._drawn.get(tenant, 0), self._now) + 1
+        self._drawn[tenant] = turn
+        return turn
+
+    def begin(self, turn: int) -> None:
+        """Work of this turn begins."""
+        if turn > self._now:
+            self._now = turn
+            if len(self._drawn) > 64:
+                self._drawn = {tenant: drawn for tenant, drawn in self._drawn.items() if drawn > turn}

@@ -15,20 +15,12 @@ from triptych.base.log import log_fields, short
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.types import ItemPlan
 from triptych.protos import encoder_pb2
-from triptych.proxy.encoders.job import (
-    EncoderJob,
-    EncoderSlot,
-    ItemSource,
-    JobRetried,
-    StartPlan,
-    StartRun,
-)
+from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, ItemSource, StartPlan, StartRun
 from triptych.proxy.encoders.job_table import EncoderJobTable
-from triptych.proxy.encoders.loads import tower_patches
-from triptych.proxy.encoders.outstanding import ArrivedItems
-from triptych.proxy.encoders.recent_items import RecentItems
+from triptych.proxy.encoders.loads import ArrivedItems, tower_patches
 from triptych.proxy.encoders.work_model import WorkModel
-from triptych.proxy.ports import JobFailure, JobReady, JobStream, RequestEvents, Transport
+from triptych.proxy.events import ItemPlanned, ItemReady, JobFailed, JobReady, JobRetried, StoreEpoch
+from triptych.proxy.ports import JobFailure, JobStream, RequestEvents, Transport
 from triptych.proxy.routing import MAX_LOSSES
 from triptych.proxy.workers import KnownWorkers
 
@@ -54,8 +46,8 @@ class _Try:
 class JobRunner:
     """The encoder jobs of one proxy.
 
-    `on_arrival` is called for every new item that no cache has, `record` for every job that is ready and
-    every try that has failed.
+    `on_arrival` is called for every new item that no cache has, `on_ready` for every job that has ended with
+    its item in the store, whose epoch is `epoch()` then.
     """
 
     def __init__(
@@ -68,22 +60,23 @@ class JobRunner:
         *,
         share: int = 1 << 30,
         flow_control: bool = True,
+        epoch: Callable[[], StoreEpoch] = lambda: ("", 0),
+        on_ready: Callable[[JobReady], None] = lambda end: None,
     ) -> None:
         self.model = WorkModel()
         self.arrived = ArrivedItems()
         self.on_arrival: Callable[[], None] = lambda: None
-        self.record: Callable[[JobReady | JobRetried], None] = lambda event: None
+        self._epoch, self._on_ready = epoch, on_ready
         self.table = EncoderJobTable(share, tower_patches, self.model, flow_control=flow_control)
         self._pool = pool
         self._metrics = metrics
         self._transport = transport
         self._events = events
         self._clock = clock
-        self._sources: dict[str, ItemSource] = {}
+        self.items = self.table.items
         self._tries: dict[str, _Try] = {}
         #: Of the tries, and of those that have ended and close their streams.
         self._tasks: set[asyncio.Task[None]] = set()
-        self._recent = RecentItems()
         self._ticker: asyncio.TimerHandle | None = None
         #: Items that left an encoder, by its address and the reason, and are not in the log yet.
         self._unlogged: Counter[tuple[str, str]] = Counter()
@@ -99,8 +92,8 @@ class JobRunner:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for mm_hash in list(self._sources):
-            self._unpin(mm_hash)
+        for job in self.table.jobs():
+            _unpin(job)
 
     def start(self, source: ItemSource, *, re_encode: bool = False, damaged_digest: str = "") -> float | None:
         """Has the item encoded for the request: seconds of tower time expected of the new job; None when the
@@ -115,11 +108,10 @@ class JobRunner:
             re_encode=re_encode,
             damaged_digest=damaged_digest,
         )
-        known = self._sources.get(source.mm_hash)
-        if known is None or known.deadline < source.deadline:
+        if job.source is None or job.source.deadline < source.deadline:
             source.media.retain()  # the job may outlive the request that brought its media
-            self._unpin(source.mm_hash)
-            self._sources[source.mm_hash] = source
+            _unpin(job)
+            job.source = source
         work = None
         if not joined:
             self._metrics.encoder_jobs.labels("re_encode" if re_encode else "first").inc()
@@ -128,8 +120,7 @@ class JobRunner:
                 self.arrived.add(job, self._clock())
                 self.on_arrival()
         if job.plan is not None:
-            loop = asyncio.get_running_loop()
-            loop.call_soon(self._events.planned, source.request_id, source.mm_hash, job.plan)
+            self._deliver_soon(source, ItemPlanned(source.mm_hash, job.plan))
         if self._ticker is None:
             self._start_ticker()
         self._begin(self.table.pump(self._clock()))
@@ -137,11 +128,14 @@ class JobRunner:
 
     def _published_since(self, source: ItemSource) -> bool:
         """Whether the item has landed after the request's look-up began; then it is ready now."""
-        end = self._recent.published_since(source.mm_hash, source.looked_up)
+        end = self.items.stored_since(source.mm_hash, source.looked_up)
         if end is None:
             return False
-        asyncio.get_running_loop().call_soon(self._events.ready, source.request_id, source.mm_hash, end)
+        self._deliver_soon(source, ItemReady(source.mm_hash, end))
         return True
+
+    def _deliver_soon(self, source: ItemSource, event: ItemPlanned | ItemReady) -> None:
+        asyncio.get_running_loop().call_soon(self._events.deliver, source.request_id, event)
 
     def admit(self, request_id: str) -> None:
         """A PD worker has reserved room for all items of the request: its jobs may run."""
@@ -225,7 +219,8 @@ class JobRunner:
         ]
 
     def _open(self, job: EncoderJob) -> None:
-        source = self._sources[job.mm_hash]
+        source = job.source
+        assert source is not None
         remaining = max(source.deadline - self._clock(), 1.0)
         message = encoder_pb2.EncodeJob(
             job_id=job.try_id,
@@ -275,25 +270,27 @@ class JobRunner:
     def planned(self, job_id: str, plan: ItemPlan) -> None:
         job = self.table.planned(job_id, plan)
         if job is not None:
-            self.arrived.planned(job, tower_patches(plan), self._clock())
-            for request_id in list(job.waiters):
-                self._events.planned(request_id, job.mm_hash, plan)
+            self.arrived.resize(job, tower_patches(plan), self._clock())
+            self._tell(job, ItemPlanned(job.mm_hash, plan))
             self._begin(self.table.pump(self._clock()))
 
     def _ready(self, try_id: str, end: JobReady) -> None:
         job = self.table.ready(try_id, end.plan)
         if job is None:
             return
-        self._unpin(job.mm_hash)
-        end = replace(end, address=job.address)
-        self._recent.add(job.mm_hash, end, self._clock())
-        self.record(end)
+        _unpin(job)
+        end = replace(end, address=job.address, epoch=self._epoch())
+        self.items.store(end, self._clock())
+        self._on_ready(end)
         if not end.already_stored:
             self.model.learn(tower_patches(end.plan), end.work_seconds or end.encode_seconds, job.kind)
             cost = self._metrics.encode_cost.labels(self._metrics.kind(job.kind))
             cost.set(self.model.work(None, job.kind))
+        self._tell(job, ItemReady(job.mm_hash, end))
+
+    def _tell(self, job: EncoderJob, event: ItemPlanned | ItemReady | JobRetried) -> None:
         for request_id in list(job.waiters):
-            self._events.ready(request_id, job.mm_hash, end)
+            self._events.deliver(request_id, event)
 
     def _failed(self, try_id: str, job: EncoderJob, end: JobFailure) -> None:
         hopeless = end.code == InternalError.code and job.tries + 1 >= MAX_INTERNAL_ERRORS
@@ -305,9 +302,9 @@ class JobRunner:
 
     def _give_up(self, job: EncoderJob, error: Callable[[], RequestError]) -> None:
         """The table has let the job go: each of its requests gets an error of its own."""
-        self._unpin(job.mm_hash)
+        _unpin(job)
         for request_id in list(job.waiters):
-            self._events.failed(request_id, error(), job.mm_hash)
+            self._events.deliver(request_id, JobFailed(job.mm_hash, error()))
 
     def _broken(self, try_id: str, job: EncoderJob, stream: JobStream, why: str) -> None:
         """The stream ended without an answer; with the item whole at the worker, the item may be why."""
@@ -317,7 +314,7 @@ class JobRunner:
         address = job.address
         if self.table.lost(try_id, job.mm_hash, self._clock()) is None:
             return
-        self.record(JobRetried(job.mm_hash, tuple(job.waiters), address, why))
+        self._tell(job, JobRetried(job.mm_hash, address, why))
         if job.losses < MAX_LOSSES:
             self._log_later(address, why)
             return
@@ -336,7 +333,7 @@ class JobRunner:
             try_id, job.mm_hash, self._clock(), retryable=True, owner_address=owner, owner_token=token
         )
         if queued is not None:
-            self.record(JobRetried(job.mm_hash, tuple(job.waiters), address, why))
+            self._tell(job, JobRetried(job.mm_hash, address, why))
             self._log_later(address, why)
 
     def _log_later(self, address: str, why: str) -> None:
@@ -356,18 +353,21 @@ class JobRunner:
             )
         self._unlogged.clear()
 
-    def _unpin(self, mm_hash: str) -> None:
-        if source := self._sources.pop(mm_hash, None):
-            source.media.release()
-
     def _drop(self, job: EncoderJob) -> None:
-        self._unpin(job.mm_hash)
+        _unpin(job)
         if entry := self._tries.get(job.try_id):
             self._forget(job.try_id, entry)
 
     def _forget(self, try_id: str, entry: _Try) -> None:
         self._tries.pop(try_id, None)
         entry.task.cancel()
+
+
+def _unpin(job: EncoderJob) -> None:
+    """The job needs its media no more."""
+    if job.source is not None:
+        job.source.media.release()
+        job.source = None
 
 
 def _poison() -> RequestError:

@@ -15,27 +15,36 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from triptych.base.types import ItemPlan
-from triptych.proxy.encoders.fair_turns import FairTurns
 from triptych.proxy.encoders.job import (
     AT_WORK,
     EncoderJob,
     EncoderSlot,
+    FairTurns,
+    JobFiles,
     JobState,
     PlanKey,
     RunKey,
     StartPlan,
     StartRun,
 )
-from triptych.proxy.encoders.job_queue import JobFiles
-from triptych.proxy.encoders.loads import EncoderLoads
-from triptych.proxy.encoders.outstanding import OutstandingItems
-from triptych.proxy.encoders.published import Published
-from triptych.proxy.encoders.spread import sooner_elsewhere
+from triptych.proxy.encoders.known_items import KnownItems
+from triptych.proxy.encoders.loads import EncoderLoads, OutstandingItems, sooner_elsewhere
 from triptych.proxy.encoders.work_model import WorkModel
-from triptych.proxy.routing import EncoderLoad, choose_encoder
+from triptych.proxy.routing import MAX_LOSSES, EncoderLoad, PDLoad, Suspects, choose_encoder
+
+
+@dataclass(slots=True)
+class _Requester:
+    """A request that waits for items."""
+
+    tenant: str = ""
+    #: The jobs that it waits for.
+    jobs: dict[EncoderJob, None] = field(default_factory=dict)
+    #: Its turn among the admitted requests, while a PD worker has room for its items.
+    admission: int | None = None
 
 
 class EncoderJobTable:
@@ -56,11 +65,9 @@ class EncoderJobTable:
     ) -> None:
         self.share = share
         self._flow_control = flow_control
-        self._jobs: dict[str, EncoderJob] = {}
-        #: Keys of the jobs that each request waits for.
-        self._wanted: dict[str, dict[str, None]] = {}
-        self._admissions: dict[str, int] = {}
-        self._tenants: dict[str, str] = {}
+        self.items = KnownItems()
+        self._jobs: dict[EncoderJob, None] = {}
+        self._requesters: dict[str, _Requester] = {}
         self._plan_turns, self._run_turns = FairTurns(), FairTurns()
         self._counter = 0
         self._encoders: dict[str, EncoderSlot] = {}
@@ -68,10 +75,10 @@ class EncoderJobTable:
         #: Encoders have come since the last `spread`.
         self._grown = False
         self._loads = EncoderLoads(patches)
+        self.suspects: Suspects[EncoderJob] = Suspects()
         self._model = model or WorkModel()
         #: What encoders could work on now. A job whose requests have no room at a PD worker yet is not of it.
         self.outstanding = OutstandingItems()
-        self._published = Published()
         self._queued: JobFiles[PlanKey] = JobFiles()
         self._planned: JobFiles[RunKey] = JobFiles()
         #: (when, order, tries, job): a queued job whose try is still this one is then filed anew.
@@ -83,15 +90,15 @@ class EncoderJobTable:
     @property
     def published_bytes(self) -> int:
         """Bytes in a tower or in the store that no PD worker has loaded yet."""
-        return self._published.nbytes
+        return self.items.published_bytes
 
     @property
     def waiting(self) -> int:
         """Jobs that no tower works on."""
         return len(self._jobs) - self._loads.running_jobs
 
-    def get(self, mm_hash: str) -> EncoderJob | None:
-        return self._jobs.get(mm_hash)
+    def jobs(self) -> list[EncoderJob]:
+        return list(self._jobs)
 
     def owed(self, address: str) -> tuple[int, int, int]:
         """What an encoder owes this proxy, as `EncoderLoads.owed`."""
@@ -119,7 +126,7 @@ class EncoderJobTable:
             return []
         self._grown = False
         moved = []
-        waiting = sorted(self._jobs.values(), key=lambda job: job.rank, reverse=True)
+        waiting = sorted(self._jobs, key=lambda job: job.rank, reverse=True)
         for namespace, able in self._by_namespace.items():
             jobs = [job for job in waiting if job.namespace == namespace and not job.suspect]
             for job in sooner_elsewhere(able, jobs, self._work, self._cost):
@@ -139,20 +146,22 @@ class EncoderJobTable:
         damaged_digest: str = "",
     ) -> tuple[EncoderJob, bool]:
         """The item's job with this request among its waiters, and whether it was there before."""
-        job = self._jobs.get(mm_hash)
+        job = self.items.job(mm_hash)
         joined = job is not None
         if job is None:
             self._counter += 1
-            turn = self._plan_turns.draw(tenant)
-            job = self._jobs[mm_hash] = EncoderJob(mm_hash, namespace, self._counter, turn)
-        self._tenants[request_id] = tenant
+            job = EncoderJob(mm_hash, namespace, self._counter, turn=self._plan_turns.draw(tenant))
+            self.items.add_job(job)
+            self._jobs[job] = None
+        requester = self._requesters.setdefault(request_id, _Requester())
+        requester.tenant = tenant
+        requester.jobs[job] = None
         job.waiters[request_id] = None
-        self._wanted.setdefault(request_id, {})[mm_hash] = None
         if re_encode and job.state is not JobState.RUNNING:
             job.re_encode = self._flow_control
             job.damaged_digest = damaged_digest or job.damaged_digest
-        if request_id in self._admissions:
-            job.admitted.add(request_id, self._admissions[request_id])
+        if requester.admission is not None:
+            job.admitted.add(request_id, requester.admission)
         if joined:
             self._rank_changed(job)
         else:
@@ -161,47 +170,45 @@ class EncoderJobTable:
 
     def admit(self, request_id: str) -> None:
         """A PD worker has reserved room for all items of the request."""
-        if request_id not in self._admissions:
-            self._admissions[request_id] = self._run_turns.draw(self._tenants.get(request_id, ""))
-        order = self._admissions[request_id]
-        for mm_hash in self._wanted.get(request_id, ()):
-            job = self._jobs[mm_hash]
-            job.admitted.add(request_id, order)
+        requester = self._requesters.setdefault(request_id, _Requester())
+        if requester.admission is None:
+            requester.admission = self._run_turns.draw(requester.tenant)
+        for job in requester.jobs:
+            job.admitted.add(request_id, requester.admission)
             if job.state is JobState.RUNNING:
-                self._hold(job)
-                self._published.join(mm_hash, request_id)
+                self._publish(job)
+                self.items.join(job.mm_hash, request_id)
             self._rank_changed(job)
 
     def loaded(self, request_id: str, mm_hash: str) -> None:
         """An admitted waiter has loaded the item, or found it missing: its bytes count no longer."""
-        if not self._published.holds(mm_hash, request_id):
+        if not self.items.loads(mm_hash, request_id):
             return
-        job = self._jobs.get(mm_hash)
+        job = self.items.job(mm_hash)
         if job is not None and job.state is JobState.RUNNING:
-            self._published.leave(mm_hash, request_id)
+            self.items.leave(mm_hash, request_id)
         else:
-            self._published.free(mm_hash)
+            self.items.free(mm_hash)
 
     def end_attempt(self, request_id: str) -> None:
         """The request's reservations are gone; its jobs stay."""
-        self._admissions.pop(request_id, None)
-        for mm_hash in self._wanted.get(request_id, ()):
-            job = self._jobs[mm_hash]
-            if job.admitted.discard(request_id):
-                self._rank_changed(job)
-        self._published.end(request_id)
+        if requester := self._requesters.get(request_id):
+            requester.admission = None
+            for job in requester.jobs:
+                if job.admitted.discard(request_id):
+                    self._rank_changed(job)
+        self.items.end(request_id)
 
     def leave(self, request_id: str) -> list[EncoderJob]:
         """The request has ended. Removes and returns the jobs that no other request waits for."""
         self.end_attempt(request_id)
-        self._tenants.pop(request_id, None)
+        requester = self._requesters.pop(request_id, _Requester())
         dropped = []
-        for mm_hash in self._wanted.pop(request_id, ()):
-            job = self._jobs[mm_hash]
+        for job in requester.jobs:
             job.waiters.pop(request_id, None)
             if not job.waiters:
                 self._remove(job)
-                self._published.free_unheld(mm_hash)
+                self.items.free_unheld(job.mm_hash)
                 dropped.append(job)
         return sorted(dropped, key=lambda job: job.order)
 
@@ -211,6 +218,7 @@ class EncoderJobTable:
         if job is None or job.state is not JobState.PLANNING:
             return None
         job.plan = plan
+        self.items.learn(plan)
         job.state = JobState.PLANNED
         self._settle(job, 0.0)
         return job
@@ -222,7 +230,7 @@ class EncoderJobTable:
             return None
         job.plan = plan
         self._remove(job)
-        self._published.free_unheld(job.mm_hash)
+        self.items.free_unheld(job.mm_hash)
         return job
 
     def failed(
@@ -239,7 +247,7 @@ class EncoderJobTable:
         job = self._current(try_id, mm_hash)
         if job is None:
             return None
-        self._published.free(mm_hash)
+        self.items.free(mm_hash)
         if not retryable:
             self._remove(job)
             return job
@@ -257,40 +265,44 @@ class EncoderJobTable:
         job = self._current(try_id, mm_hash)
         if job is None:
             return None
-        # A suspect at work is alone there.
-        at_fault = job.state in AT_WORK and job.record.add(job.address, alone=job.suspect)
+        at_fault = False
+        if job.state in AT_WORK:
+            at_fault = bool(self.suspects.lost(job.address, "", [job], final=True))
+            job.losses = MAX_LOSSES if at_fault else self.suspects.losses(job)
         return self.failed(try_id, mm_hash, now, retryable=not at_fault)
 
     def pump(self, now: float) -> list[StartPlan | StartRun]:
         """Everything that may start now, in order; the table counts it as started."""
         while self._timers and self._timers[0][0] <= now:
             _, _, tries, job = heapq.heappop(self._timers)
-            if job.state is JobState.QUEUED and job.tries == tries and self._jobs.get(job.mm_hash) is job:
+            if job.state is JobState.QUEUED and job.tries == tries and job in self._jobs:
                 self._settle(job, now)
         if not self._planned and not self._queued:
             return []
-        self._loads.isolation.begin()
+        for job in self.suspects.on_trial:
+            if job.state not in AT_WORK:
+                self.suspects.retreat(job)  # its worker is chosen again, if it still needs one
         return [*self._runs(), *self._starts(now)]
 
     def _runs(self) -> list[StartPlan | StartRun]:
         runs: list[StartPlan | StartRun] = []
-        isolation, published = self._loads.isolation, self._published
+        items = self.items
         walk = self._planned.walk([key for key in self._planned.all_keys() if self._tower_free(key.address)])
         while (job := walk.first()) is not None:
             if not self._tower_free(job.address):
                 walk.skip()
                 continue
-            if not isolation.admits(job.address, suspect=job.suspect):
-                if job.suspect:
-                    isolation.keep([job.address])
+            if not self._admits(job.address, job):
+                self._drain_for(job, [job.address])
                 walk.skip()
                 continue
             assert job.plan is not None
-            if self._flow_control and published.nbytes and published.nbytes + job.plan.nbytes > self.share:
+            published = items.published_bytes
+            if self._flow_control and published and published + job.plan.nbytes > self.share:
                 break  # strict order: smaller items behind must not starve this one
             job.state = JobState.RUNNING
             self._run_turns.begin(job.rank[2])
-            self._hold(job)
+            self._publish(job)
             self._settle(job, 0.0)
             runs.append(StartRun(job))
         return runs
@@ -316,10 +328,9 @@ class EncoderJobTable:
         able = self._able(job.namespace)
         # Encoders that failed the job only when there is no other.
         able = [slot for slot in able if job.avoid.get(slot.address, 0.0) <= now] or able
-        isolation = self._loads.isolation
-        admitting = [slot for slot in able if isolation.admits(slot.address, suspect=job.suspect)]
-        if job.suspect and not admitting:
-            isolation.keep(slot.address for slot in able)
+        admitting = [slot for slot in able if self._admits(slot.address, job)]
+        if not admitting:
+            self._drain_for(job, [slot.address for slot in able])
         free = [slot for slot in admitting if self._plan_free(slot)]
         if job.owner_address:
             return job.owner_address if any(slot.address == job.owner_address for slot in free) else None
@@ -330,6 +341,16 @@ class EncoderJobTable:
             EncoderLoad(slot.address, self._work(slot.address, slot.kind) + costs[slot.kind]) for slot in free
         ]
         return choose_encoder(loads, job.mm_hash, min(costs.values()))
+
+    def _admits(self, address: str, job: EncoderJob) -> bool:
+        """Whether the job may begin there: a suspect alone, and nothing beside a suspect."""
+        return self.suspects.admits(address, job) and not (job.suspect and self._loads.busy(address))
+
+    def _drain_for(self, job: EncoderJob, addresses: Iterable[str]) -> None:
+        """Nothing begins at one of these encoders before the suspect."""
+        if job.suspect:
+            loads = [PDLoad(address, self._loads.busy(address), 1) for address in addresses]
+            self.suspects.place(job, None, loads)
 
     def _forget_owners(self) -> None:
         """Jobs that would join an encoder which has gone start anywhere."""
@@ -359,7 +380,9 @@ class EncoderJobTable:
 
     def _settle(self, job: EncoderJob, now: float) -> None:
         """Counts the job at its encoder and files it by what it waits for."""
-        self._loads.count(job, suspect=job.suspect)
+        self._loads.count(job)
+        if job.suspect and job.state in AT_WORK:
+            self.suspects.begin(job, job.address)
         if job.state is not JobState.PLANNED or job.admitted or not self._flow_control:
             self.outstanding.count(job, self._loads.patches(job))
         else:
@@ -386,22 +409,21 @@ class EncoderJobTable:
 
     def _remove(self, job: EncoderJob) -> None:
         """The job is gone; what it has published counts on."""
-        del self._jobs[job.mm_hash]
+        del self._jobs[job]
+        self.items.remove_job(job)
+        self.suspects.forget(job)
         self._loads.remove(job)
         self.outstanding.remove(job)
         self._queued.discard(job)
         self._planned.discard(job)
         for request_id in job.waiters:
-            wanted = self._wanted.get(request_id)
-            if wanted is not None:
-                wanted.pop(job.mm_hash, None)
-                if not wanted:
-                    del self._wanted[request_id]
+            if requester := self._requesters.get(request_id):
+                requester.jobs.pop(job, None)
 
-    def _hold(self, job: EncoderJob) -> None:
+    def _publish(self, job: EncoderJob) -> None:
         assert job.plan is not None
-        self._published.hold(job.mm_hash, job.plan.nbytes, list(job.admitted))
+        self.items.publish(job.mm_hash, job.plan.nbytes, list(job.admitted))
 
     def _current(self, try_id: str, mm_hash: str) -> EncoderJob | None:
-        job = self._jobs.get(mm_hash)
+        job = self.items.job(mm_hash)
         return job if job is not None and job.try_id == try_id else None

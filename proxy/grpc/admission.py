@@ -16,15 +16,114 @@ from typing import Any, NoReturn
 import grpc
 from grpc import aio
 
-from triptych.base.errors import InvalidRequest, RequestError, RequestTimeout
+from triptych.base.errors import InvalidRequest, RequestError, RequestTimeout, TooLarge
+from triptych.base.tracing import attributes as names
+from triptych.base.tracing.context import context_of
+from triptych.base.tracing.server_span import CURRENT_SPAN, ServerSpan
 from triptych.base.tracing.tracer import Tracer
 from triptych.proxy.auth.middleware import Authenticator
 from triptych.proxy.grpc.connections import GrpcConnections
-from triptych.proxy.grpc.message_fields import check_fields
-from triptych.proxy.grpc.traced import traced_call
+from triptych.proxy.http.refusals import CURRENT_ARRIVAL, Arrival, Refusals
 from triptych.proxy.quotas.table import QuotaTable
-from triptych.proxy.refusals.arrival import CURRENT_ARRIVAL, Arrival
-from triptych.proxy.refusals.refusals import Refusals
+
+#: Fields of one protobuf message, those of the messages in it included; numbers of a packed list are one.
+MAX_FIELDS = 1 << 16
+_BYTES = 2
+
+
+def check_fields(raw: bytes, descriptor: Any) -> None:
+    """TooLarge for a message of this type with too many fields; broken ones are left to the parser."""
+    pending = [(0, len(raw), descriptor)]
+    count = 0
+    try:
+        while pending:
+            at, end, kind = pending.pop()
+            while at < end:
+                count += 1
+                if count > MAX_FIELDS:
+                    raise TooLarge(f"the call's message holds more than {MAX_FIELDS} fields: send less")
+                key, at = _varint(raw, at)
+                begin, at = _skip(raw, at, key & 7)
+                field = kind.fields_by_number.get(key >> 3)
+                if key & 7 == _BYTES and field is not None and field.message_type is not None:
+                    pending.append((begin, min(at, end), field.message_type))
+    except (IndexError, ValueError):
+        return
+
+
+def _skip(raw: bytes, at: int, wire_type: int) -> tuple[int, int]:
+    """Where a field's content begins and ends."""
+    match wire_type:
+        case 0:
+            return at, _varint(raw, at)[1]
+        case 1:
+            return at, at + 8
+        case 5:
+            return at, at + 4
+        case 2:
+            size, begin = _varint(raw, at)
+            return begin, begin + size
+    raise ValueError("groups are not used")
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    """A number, and where it ends."""
+    value = shift = 0
+    while True:
+        byte = raw[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("not a number")
+
+
+_OPERATIONS = {"Chat": "chat", "Generate": "generate_content"}
+
+
+@asynccontextmanager
+async def traced_call(
+    tracer: Tracer | None, method: str, context: aio.ServicerContext[Any, Any]
+) -> AsyncIterator[None]:
+    """The span of one call with a streamed reply, which what it calls finds in CURRENT_SPAN.
+
+    Nothing without a tracer, and for a method that does not generate.
+    """
+    service, _, name = method.lstrip("/").rpartition("/")
+    operation = _OPERATIONS.get(name)
+    if tracer is None or operation is None:
+        yield
+        return
+    parent = context_of(context.invocation_metadata() or ())
+    known = {names.RPC_SYSTEM: "grpc", names.RPC_SERVICE: service, names.RPC_METHOD: name}
+    span = ServerSpan(tracer, parent, operation, dict(known))
+    CURRENT_SPAN.set(span)
+    try:
+        yield
+    except RequestError as error:
+        span.failed(error.code)
+        _end(span, error.grpc_status)
+        raise
+    except (GeneratorExit, asyncio.CancelledError):
+        span.broken("client_closed")
+        _end(span, "CANCELLED")
+        raise
+    except BaseException:
+        _end(span, "INTERNAL")
+        raise
+    else:
+        _end(span, "OK")
+    finally:
+        CURRENT_SPAN.set(None)
+
+
+def _end(span: ServerSpan, status: str) -> None:
+    number = int(grpc.StatusCode[status].value[0])
+    span.rpc_status(number, status)
+    span.end()
+
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,8 @@ import logging
 import resource
 import sys
 import termios
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -20,9 +21,69 @@ from uvicorn.server import ServerState
 
 from triptych.base.errors import RequestError, RequestTimeout, TooLarge, Unavailable
 from triptych.proxy.http.delivery import CONNECTION
-from triptych.proxy.http.errors import error_json, retry_after
-from triptych.proxy.http.places import ConnectionPlaces, Place
-from triptych.proxy.http.proxy_protocol import BadHeader, parse_header
+from triptych.proxy.http.json_body import error_json, retry_after
+from triptych.proxy.http.peers import BadHeader, TrustedProxies, parse_header
+from triptych.proxy.quotas.quota import Hold, Quota, QuotaExceeded
+
+
+@dataclass(slots=True)
+class Place:
+    """One connection's place. `hold` None: it is beyond the quota, and gets a 503."""
+
+    places: ConnectionPlaces
+    hold: Hold | None
+    #: It comes from an HTTP gateway, which tells the client with each request.
+    of_gateway: bool
+
+    @property
+    def served(self) -> bool:
+        return self.hold is not None
+
+    def close(self) -> None:
+        if self.hold is not None:
+            self.hold.close()
+        else:
+            self.places.refused -= 1
+
+
+@dataclass(slots=True)
+class ConnectionPlaces:
+    """The quota "connections", and `spare` connections beyond it that are told so."""
+
+    quota: Quota
+    spare: int
+    trusted: TrustedProxies = field(default_factory=TrustedProxies)
+    refused: int = 0
+
+    def has_header(self, peer: str) -> bool:
+        """Whether a connection from there begins with a header of the PROXY protocol."""
+        return self.trusted.proxy_protocol and self.trusted.trusts(peer)
+
+    def take(self, address: str) -> Place | None:
+        """A place for a connection; None: there is not even one to be told."""
+        of_gateway = not self.trusted.proxy_protocol and self.trusted.trusts(address)
+        try:
+            return Place(self, self.quota.hold(self.trusted.holder(address), 1), of_gateway)
+        except QuotaExceeded:
+            if self.refused >= self.spare:
+                return None
+            self.refused += 1
+            return Place(self, None, of_gateway)
+
+    def move(self, place: Place, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Counts a gateway's connection as one of the client of its next request; False above its share."""
+        told = b",".join(value for name, value in headers if name == b"x-forwarded-for")
+        holder = self.trusted.forwarded(told)
+        if place.hold is None or place.hold.holder == holder:
+            return place.served
+        place.hold.close()
+        try:
+            place.hold = self.quota.hold(holder, 1)
+        except QuotaExceeded:
+            place.hold = self.quota.hold("", 1)  # it has just become free
+            return False
+        return True
+
 
 logger = logging.getLogger(__name__)
 

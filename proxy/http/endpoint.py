@@ -11,17 +11,48 @@ from collections.abc import Awaitable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
+import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.base.config import format_size
 from triptych.base.errors import InternalError, InvalidRequest, NotFound, RequestError, TooLarge
 from triptych.base.log import log_fields
+from triptych.base.request.unknown_field import unknown_field
 from triptych.base.tracing.server_span import CURRENT_SPAN
 from triptych.proxy.http.delivery import CURRENT_DELIVERY
-from triptych.proxy.http.errors import error_body, error_json, retry_after
-from triptych.proxy.http.sse import DONE, event
-from triptych.proxy.http.unknown_fields import ignored_header, names_of
+from triptych.proxy.http.json_body import DONE, error_body, error_json, event, retry_after
 from triptych.proxy.quotas.quota import HOLDER, Quota
+
+HEADER = b"x-triptych-ignored-fields"
+#: Fields of OpenAI and vLLM that change nothing here, which is said in docs/api.md: they are never refused.
+WITHOUT_EFFECT = frozenset(
+    (
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prediction"),
+        *("reasoning_effort", "verbosity", "priority", "request_id", "length_penalty", "early_stopping"),
+        "guided_decoding_backend",
+    )
+)
+_MAX_NAMES = 16
+_MAX_BYTES = 512
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def names_of(raw: bytes) -> Collection[str]:
+    """The members of a JSON object, whose values are passed over."""
+    return _members.decode(raw).keys()
+
+
+def ignored_header(
+    names: Iterable[str], known: Collection[str], *, reject: bool
+) -> tuple[tuple[bytes, bytes], ...]:
+    """The header that names those that are not `known`, if any; InvalidRequest with `reject`."""
+    ignored = [name for name in names if name not in known]
+    for name in ignored:
+        if reject and name not in WITHOUT_EFFECT:
+            raise unknown_field(name, known, "leave it out (--unknown-fields)")
+    shown = ", ".join(re.sub(r"[^!-+\--~]", "?", name[:64]) for name in ignored[:_MAX_NAMES])
+    return ((HEADER, shown.encode()[:_MAX_BYTES]),) if ignored else ()
+
 
 logger = logging.getLogger(__name__)
 

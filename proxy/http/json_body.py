@@ -1,14 +1,40 @@
-"""A JSON body decoded into its Struct, or an error that names the field."""
+"""JSON over HTTP: bodies of requests, replies with errors, server-sent events."""
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TypeVar, get_type_hints
 
 import msgspec
 
-from triptych.base.errors import InvalidRequest, TooLarge
+from triptych.base.errors import InvalidRequest, RequestError, TooLarge
 from triptych.base.request.limits import limits_of, out_of_limits
+
+#: The event after the last one.
+DONE = b"data: [DONE]\n\n"
+to_json = msgspec.json.Encoder().encode
+
+
+def event(body: object) -> bytes:
+    """One event."""
+    return b"data: " + to_json(body) + b"\n\n"
+
+
+def error_body(error: RequestError) -> dict[str, object]:
+    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    if error.status == 429:
+        kind = "rate_limit_error"
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def error_json(error: RequestError) -> bytes:
+    return to_json(error_body(error))
+
+
+def retry_after(error: RequestError) -> str | None:
+    return None if error.retry_after is None else str(max(math.ceil(error.retry_after), 1))
+
 
 T = TypeVar("T")
 #: Values of one body, counted before it is parsed, since small ones then take 50 times their bytes. The

@@ -10,13 +10,13 @@ from itertools import islice
 import msgspec
 
 from triptych.base.errors import RequestError
+from triptych.proxy.events import JobReady
 from triptych.proxy.live.failures import FailureLog
 from triptych.proxy.live.objects import RequestRow, draw_row, short_address
 from triptych.proxy.live.statistics import EncoderTallies, GoodputWindow
-from triptych.proxy.ports import JobReady
 from triptych.proxy.requests.lifecycle import Lifecycle, Phase
 from triptych.proxy.requests.request import Choices, InFlightRequest
-from triptych.proxy.requests.timeline import RequestTimeline
+from triptych.proxy.requests.views import RequestTimeline
 
 #: Calls that have ended whose records are kept.
 MOST_RECORDS = 256
@@ -163,7 +163,7 @@ class CallLog:
             age=round(now - choices.started, 3),
             stage=stage_of(machine, timeline),
             items=timeline.items,
-            items_ready=len(machine.ready) + len(machine.unencoded),
+            items_ready=machine.items_ready,
             tokens=choices.completion_tokens,
             pd_worker=short_address(first.pd_address),
             attempt=machine.attempt,
@@ -180,6 +180,6 @@ def stage_of(machine: Lifecycle, timeline: RequestTimeline) -> str:
         return "decode"
     if machine.phase is Phase.SUBMIT or machine.prompt_token_ids is None:
         return "queue"
-    if len(machine.ready) + len(machine.unencoded) < timeline.items:
+    if machine.items_ready < timeline.items:
         return "encode"
     return "load" if timeline.loaded < timeline.items else "prefill"

@@ -11,8 +11,8 @@ import msgspec
 from prometheus_client import Counter
 
 from triptych.base.metrics import ProxyMetrics
+from triptych.proxy.events import JobReady
 from triptych.proxy.live.objects import ClusterGoodput, ClusterHistory, ClusterSeries
-from triptych.proxy.ports import JobReady
 
 WINDOW_SECONDS = 60.0
 #: Calls whose times are kept for percentiles; with more in a minute those are of the newest ones.

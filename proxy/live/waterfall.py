@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from triptych.proxy.encoders import job
+from triptych.proxy import events
 from triptych.proxy.live.calls import CallRecord
 from triptych.proxy.live.objects import StageSpan, Waterfall, short_address
-from triptych.proxy.requests import events
 from triptych.proxy.requests import instructions as do
-from triptych.proxy.requests.timeline import TIMED_ITEMS, Moment
+from triptych.proxy.requests.views import TIMED_ITEMS, Moment
 
 PROXY, STORE = "proxy", "store"
 _FOR_STEP = "for a step"
@@ -213,9 +212,9 @@ class _Item:
                 again = "encoded again: the store had lost it" if moment.note == "again" else ""
                 # A job that ended meanwhile is reported as joined, and ready at once.
                 self._wanted = _Wanted(moment.at, moment.note == "joined", again)
-            case events.PlanReported if self._wanted is not None:
+            case events.ItemPlanned if self._wanted is not None:
                 self._wanted.planned = moment.at
-            case job.JobRetried if self._wanted is not None:
+            case events.JobRetried if self._wanted is not None:
                 note = f"this try has failed: {moment.note}"
                 self._add("encode", self._wanted.at, moment.at, moment.where, note)
                 self._wanted = _Wanted(moment.at, joined=False, note="another try")

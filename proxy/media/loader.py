@@ -1,26 +1,86 @@
-"""Loads the media of message parts into the spool: inline content, URLs and files."""
+"""Loader of media: of data URLs, of URLs that it fetches, and of files below a folder."""
 
 from __future__ import annotations
 
-import binascii
+import os
+import stat
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+
+import pybase64
 
 from triptych.base.config import ProxyConfig, format_size
 from triptych.base.errors import ConfigError, InvalidRequest, TooLarge
 from triptych.base.metrics import ProxyMetrics
-from triptych.proxy.media.address_rules import parse_rules
-from triptych.proxy.media.connection import MediaConnections
+from triptych.proxy.media.connection import MediaConnections, parse_rules
 from triptych.proxy.media.fetcher import FetchLimits, MediaFetcher
-from triptych.proxy.media.file import MediaFolder
 from triptych.proxy.media.source import MAGIC_BYTES, AudioPart, FileUrl, ImagePart, WebUrl, image_format
 from triptych.proxy.media.spool import MediaHold, MediaSpool, SpooledMedia
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 
+
+def checked_folder(folder: str) -> str:
+    """The folder's real path; empty stays empty. ConfigError when it is not a folder that may be served."""
+    if not folder:
+        return ""
+    real = os.path.realpath(folder)
+    if not os.path.isdir(real) or real == "/":
+        raise ConfigError(f"--allowed-media-folder {folder!r} is not a folder that can be served")
+    return real
+
+
+class MediaFolder:
+    """The files below `folder` (a real path; empty: none), of at most `max_bytes` each."""
+
+    def __init__(self, folder: str, max_bytes: int) -> None:
+        self._folder = checked_folder(folder)
+        self._max_bytes = max_bytes
+
+    def read(self, path: str, param: str) -> bytes:
+        """The regular file's bytes. Blocks: call it in a thread.
+
+        InvalidRequest with one message for all files that may not or cannot be read, so that clients learn
+        nothing about files outside the folder.
+        """
+        if not self._folder:
+            raise InvalidRequest(f"{param}: file: URLs are not served here", param=param)
+        refusal = InvalidRequest(f"{param}: no such file below the folder that is served", param=param)
+        try:
+            real = os.path.realpath(path)
+            if not Path(real).is_relative_to(self._folder):
+                raise refusal
+            # NOFOLLOW: the last part may be a link by now. NONBLOCK: a pipe would wait for a writer.
+            descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, ValueError):
+            raise refusal from None
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not self._holds(descriptor):
+                raise refusal
+            data = _read(descriptor, self._max_bytes + 1)
+        except OSError:
+            raise refusal from None
+        finally:
+            os.close(descriptor)
+        if len(data) > self._max_bytes:
+            raise TooLarge(f"{param}: the file is above {format_size(self._max_bytes)}", param=param)
+        return data
+
+    def _holds(self, descriptor: int) -> bool:
+        """Whether the opened file lies below the folder: a part of the path may be a link by now."""
+        return Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_relative_to(self._folder)
+
+
+def _read(descriptor: int, limit: int) -> bytes:
+    pieces: list[bytes] = []
+    while limit and (piece := os.read(descriptor, min(limit, 1 << 20))):
+        pieces.append(piece)
+        limit -= len(piece)
+    return b"".join(pieces)
+
+
 #: Largest item that encoder workers accept.
 LARGEST_MEDIA = 64 << 20
-#: Base64 characters decoded at a time, a multiple of 4: other threads run between two slices.
-_SLICE = 1 << 20
 
 
 class MediaLoader:
@@ -120,13 +180,6 @@ def make_loader(config: ProxyConfig, metrics: ProxyMetrics, quotas: QuotaTable |
 def decode_base64(text: str, param: str) -> bytes:
     """The bytes of strict base64; InvalidRequest names `param`."""
     try:
-        if "=" in text[:-2]:
-            raise InvalidRequest(f"{param}: the base64 content has padding inside", param=param)
-        if len(text) <= _SLICE:
-            return binascii.a2b_base64(text, strict_mode=True)
-        return b"".join(
-            binascii.a2b_base64(text[at : at + _SLICE], strict_mode=True)
-            for at in range(0, len(text), _SLICE)
-        )
+        return pybase64.b64decode(text, validate=True)
     except ValueError as error:
         raise InvalidRequest(f"{param}: bad base64 content: {error}", param=param) from None

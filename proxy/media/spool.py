@@ -15,9 +15,8 @@ from typing import TypeVar
 
 from triptych.base.errors import ConfigError, InternalError
 from triptych.base.metrics import ProxyMetrics
-from triptych.proxy.quotas.quota import HOLDER, Hold
+from triptych.proxy.quotas.quota import HOLDER, Hold, QuotaThreads
 from triptych.proxy.quotas.table import QuotaTable
-from triptych.proxy.quotas.threads import QuotaThreads
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from grpc import aio
 from triptych.base.log import log_fields
 from triptych.base.rpc.channels import INCARNATION_HEADER
 from triptych.protos import pd_pb2
-from triptych.proxy.pd.load_reports import LoadReports
-from triptych.proxy.pd.stall_watch import StallWatch
+from triptych.proxy.events import Lost
+from triptych.proxy.pd.beats import LoadReports, StallWatch
 from triptych.proxy.pd.wire import PDStub, connect, deliver
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.ports import LinkOwner, PDLoadReport, ProcessEnd, RequestEvents
@@ -60,6 +60,7 @@ class PDLink:
         stall_timeout: float = 0.0,
     ) -> None:
         self.address = address
+        self._log = logging.LoggerAdapter(logger, log_fields(worker=address))
         self.attached = False
         self.set_aside = False
         self._stall = StallWatch(stall_timeout)
@@ -119,14 +120,10 @@ class PDLink:
             return False
         self.set_aside = stalled
         if stalled:
-            logger.warning(
-                "PD worker %s stands still: its requests go on elsewhere",
-                self.address,
-                extra=log_fields(worker=self.address),
-            )
+            self._log.warning("PD worker %s stands still: its requests go on elsewhere", self.address)
             self.give_up()
         else:
-            logger.info("PD worker %s moves again", self.address, extra=log_fields(worker=self.address))
+            self._log.info("PD worker %s moves again", self.address)
         return True
 
     def track(self, request_id: str, attempt: int, received: Sequence[int]) -> None:
@@ -142,20 +139,10 @@ class PDLink:
         try:
             reply = await self._stub.SetApart(message, timeout=CALL_TIMEOUT)
         except aio.AioRpcError as error:
-            logger.info(
-                "PD worker %s is not set apart: %s",
-                self.address,
-                error.code().name,
-                extra=log_fields(worker=self.address),
-            )
+            self._log.info("PD worker %s is not set apart: %s", self.address, error.code().name)
             return False
         if reply.HasField("error"):
-            logger.info(
-                "PD worker %s is not set apart: %s",
-                self.address,
-                reply.error.message,
-                extra=log_fields(worker=self.address),
-            )
+            self._log.info("PD worker %s is not set apart: %s", self.address, reply.error.message)
             return False
         return self.attached
 
@@ -210,17 +197,12 @@ class PDLink:
                     self._pauses.clear()  # an older worker, which cannot pause
                     continue
                 if asyncio.get_running_loop().time() - started > REATTACH_SECONDS:
-                    logger.warning(
-                        "PD worker %s took no notices: %s",
-                        self.address,
-                        error.code().name,
-                        extra=log_fields(worker=self.address),
-                    )
+                    self._log.warning("PD worker %s took no notices: %s", self.address, error.code().name)
                     self.give_up()
                     return
                 await asyncio.sleep(RETRY_SECONDS)
             except Exception:
-                logger.exception(
+                self._log.exception(
                     "PD worker %s was sent no notices; its requests go on elsewhere", self.address
                 )
                 self.reattach()
@@ -251,12 +233,7 @@ class PDLink:
                 failures = 0
             except (aio.AioRpcError, TimeoutError) as error:
                 failures = 0
-                logger.debug(
-                    "no stream of PD worker %s: %s",
-                    self.address,
-                    error,
-                    extra=log_fields(worker=self.address),
-                )
+                self._log.debug("no stream of PD worker %s: %s", self.address, error)
             except Exception:
                 failures += 1
                 logger.exception(
@@ -266,9 +243,7 @@ class PDLink:
                 self._lose_all(ours=True)
             if self.attached:
                 broken_at = loop.time()
-                logger.info(
-                    "the stream of PD worker %s broke", self.address, extra=log_fields(worker=self.address)
-                )
+                self._log.info("the stream of PD worker %s broke", self.address)
             self.attached = False
             self._cancels.clear()
             self._named.clear()
@@ -338,9 +313,7 @@ class PDLink:
                 await self._identify(call)
                 known = True
         except TimeoutError:
-            logger.debug(
-                "PD worker %s sends no initial metadata", self.address, extra=log_fields(worker=self.address)
-            )
+            self._log.debug("PD worker %s sends no initial metadata", self.address)
         if call.done():
             code = await call.code()
             if code is not grpc.StatusCode.OK:
@@ -366,7 +339,7 @@ class PDLink:
             self._owner.ended(ProcessEnd(self.address, self._incarnation, tuple(lost), final))
         for request_id, tracked in lost.items():
             try:
-                self._events.lost(request_id, tracked.attempt)
+                self._events.deliver(request_id, Lost(tracked.attempt))
             except Exception:  # of one request: the others are lost all the same
                 logger.exception(
                     "request %s of PD worker %s",

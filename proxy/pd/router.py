@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import grpc
@@ -15,15 +15,52 @@ from triptych.base.errors import ContextTooLong, InternalError, Overloaded, Requ
 from triptych.base.log import log_fields
 from triptych.protos import pd_pb2
 from triptych.protos.convert import error_from_proto
-from triptych.proxy.pd.context_length import least_tokens, takes, too_long
-from triptych.proxy.pd.stall_watch import LOOK_SECONDS
-from triptych.proxy.pd.suspects import CLEARING_TOKENS, Suspects
+from triptych.proxy.call.chat import ChatCall
+from triptych.proxy.events import Accepted, Lost, Refused, RequestFailed
+from triptych.proxy.pd.beats import LOOK_SECONDS
 from triptych.proxy.pd.wire import submit_message
 from triptych.proxy.ports import Link, ProcessEnd, RequestEvents, Transport
-from triptych.proxy.requests.instructions import Submit
+from triptych.proxy.requests.instructions import EndAttempt, ResumeState, Submit
 from triptych.proxy.requests.request import InFlightRequest
-from triptych.proxy.routing import MAX_LOSSES, PDLoad, PrefixAffinity, choose_pd
+from triptych.proxy.routing import CLEARING_TOKENS, MAX_LOSSES, PDLoad, PrefixAffinity, Suspects, choose_pd
 from triptych.proxy.workers import KnownWorkers, Worker
+
+
+def least_tokens(call: ChatCall, item_tokens: Iterable[int], resume: ResumeState | None) -> int:
+    """The fewest tokens of prompt and output that a worker has to take.
+
+    Text counts nothing: only PD workers have the tokenizer. `item_tokens`: placeholders of each item.
+    """
+    output = max(call.sampling.max_tokens or 1, 1)
+    if resume is not None:
+        return len(resume.prompt_token_ids) + max(output, len(resume.output_token_ids))
+    if isinstance(call.prompt, tuple):
+        return len(call.prompt) + output
+    return sum(item_tokens) + output
+
+
+def takes(max_model_len: int, tokens: int) -> bool:
+    """Whether a worker with this limit (0: it names none) may take a request of at least `tokens`."""
+    return max_model_len == 0 or tokens <= max_model_len
+
+
+def too_long(call: ChatCall, tokens: int, longest: int) -> ContextTooLong:
+    """The error of a request of at least `tokens` that no worker takes; `longest` is the largest limit."""
+    asked = call.sampling.max_tokens
+    prompt = tokens - max(asked or 1, 1)
+    if asked is not None and prompt < longest:
+        return ContextTooLong(
+            f"max_tokens is {asked} and the prompt has at least {max(prompt, 1)} tokens, but the model takes "
+            f"{longest} with the output: ask for fewer",
+            param="max_tokens",
+        )
+    field = "messages" if call.prompt is None else call.prompt_param
+    return ContextTooLong(
+        f"the prompt has at least {prompt} tokens, but the model takes {longest} with the output: "
+        f"shorten {field}",
+        param=field,
+    )
+
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +96,7 @@ class PDRouter:
         self._transport = transport
         self._events = events
         self._clock = clock
-        self.suspects = Suspects()
+        self.suspects: Suspects[str] = Suspects()
         self._alone: dict[str, InFlightRequest] = {}
         self._links: dict[str, Link] = {}
         self._waiting: dict[str, tuple[InFlightRequest, Submit]] = {}
@@ -132,8 +169,8 @@ class PDRouter:
     def submit(self, request: InFlightRequest, order: Submit) -> None:
         """Hands the request over now, or as soon as a worker can take it."""
         self._waiting[request.request_id] = (request, order)
-        plans = request.lifecycle.plans
-        items = [plans[item.mm_hash].length for item in request.content.items]
+        plans = [request.lifecycle.items[item.mm_hash].plan for item in request.content.items]
+        items = [plan.length for plan in plans if plan is not None]
         tokens = least_tokens(request.call, items, order.resume)
         request.least_tokens = max(request.least_tokens, tokens)
         self._refuse_too_long(request, order)
@@ -148,9 +185,8 @@ class PDRouter:
             or any(takes(limit, request.least_tokens) for limit in limits)
         ):
             return
-        self._events.refused(
-            request.request_id, order.attempt, too_long(request.call, request.least_tokens, max(limits))
-        )
+        error = too_long(request.call, request.least_tokens, max(limits))
+        self._events.deliver(request.request_id, Refused(order.attempt, error))
 
     def withdraw(self, request: InFlightRequest) -> None:
         """The request has ended: it leaves the queue, and no worker keeps it."""
@@ -170,14 +206,10 @@ class PDRouter:
         if request.link is not None:
             request.link.pause(request.request_id, paused)
 
-    def back_off(self, request: InFlightRequest) -> None:
-        """Keeps the request away from the worker that has it for half a second."""
-        if request.link is not None:
+    def release(self, request: InFlightRequest, order: EndAttempt) -> None:
+        """The request's attempt is over."""
+        if order.back_off and request.link is not None:
             self._back_off(request, request.link)
-
-    def release(self, request: InFlightRequest, *, cancel: bool, now: bool = False) -> None:
-        """The request's attempt is over. `cancel` sends its worker a cancellation: `now`, or before the next
-        attempt."""
         self._waiting.pop(request.request_id, None)
         self._alone.pop(request.request_id, None)
         if self.suspects.retreat(request.request_id):
@@ -185,10 +217,10 @@ class PDRouter:
         if request.link is None:
             return
         request.link.forget(request.request_id)
-        if cancel:
+        if order.cancel:
             request.stale_link = request.link
         request.link = None
-        if now:
+        if order.now:
             self._cancel_stale(request, None)
 
     def pump(self) -> None:
@@ -287,7 +319,7 @@ class PDRouter:
             f"{MAX_LOSSES} PD workers ended while the request was at work in them, the last one with "
             f"nothing else; it is not tried again (error id {error_id})"
         )
-        self._events.failed(request.request_id, InternalError(message))
+        self._events.deliver(request.request_id, RequestFailed(InternalError(message)))
 
     def _candidates(self, request: InFlightRequest) -> list[PDLoad]:
         """Workers that can take it; with items only those that reach the store, where any does."""
@@ -335,15 +367,14 @@ class PDRouter:
             self._back_off(request, link)
             if error.code() in _OUR_FAULT:
                 reason = InternalError(f"the PD worker rejected the call: {error.code().name}")
-                self._events.refused(request.request_id, order.attempt, reason)
+                self._events.deliver(request.request_id, Refused(order.attempt, reason))
             else:
                 link.reattach()  # the new stream shows what became of the request, and of the worker
             return
         except Exception:
             logger.exception("request %s", request.name, extra=request.log_extra)
-            self._events.refused(
-                request.request_id, order.attempt, InternalError("an unexpected error in the proxy")
-            )
+            reason = InternalError("an unexpected error in the proxy")
+            self._events.deliver(request.request_id, Refused(order.attempt, reason))
             return
         if machine.attempt != order.attempt:
             return  # the worker has given the request up meanwhile
@@ -354,22 +385,24 @@ class PDRouter:
             link.cancel(request.request_id)
         else:
             self._affinity.record(request.content.chain, link.address)
-            self._events.accepted(request.request_id, order.attempt)
+            self._events.deliver(request.request_id, Accepted(order.attempt))
+            if request.output.paused:
+                link.pause(request.request_id, True)
 
     def _refused(self, request: InFlightRequest, order: Submit, link: Link, error: RequestError) -> None:
         """A worker that is full or stopping is no reason to fail while another one may take the request."""
         link.forget(request.request_id)
         if isinstance(error, ContextTooLong) and self._longer_than(request, link):
-            self._events.lost(request.request_id, order.attempt)
+            self._events.deliver(request.request_id, Lost(order.attempt))
             return
         if not isinstance(error, (Overloaded, Unavailable)):
-            self._events.refused(request.request_id, order.attempt, error)
+            self._events.deliver(request.request_id, Refused(order.attempt, error))
             return
         self._back_off(request, link)
         if isinstance(error, Overloaded) and not order.resume and not self._candidates(request):
-            self._events.refused(request.request_id, order.attempt, error)
+            self._events.deliver(request.request_id, Refused(order.attempt, error))
             return
-        self._events.lost(request.request_id, order.attempt)
+        self._events.deliver(request.request_id, Lost(order.attempt))
 
     def _longer_than(self, request: InFlightRequest, link: Link) -> bool:
         """Whether another worker takes more tokens than this one, which has counted too many for itself."""

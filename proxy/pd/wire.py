@@ -17,8 +17,17 @@ from triptych.base.tracing.context import TRACEPARENT, TRACESTATE, metadata
 from triptych.base.types import PDTimings, PositionLogprobs, TimestampTokens, Usage
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.protos.convert import error_from_proto, logprobs_from_proto, plan_to_proto, sampling_to_proto
-from triptych.proxy.call.chat import RawPrompt, Started
-from triptych.proxy.call.encoder_prompt import EncoderPrompt, Transcription
+from triptych.proxy.call.chat import EncoderPrompt, RawPrompt, Started, Transcription
+from triptych.proxy.events import (
+    Admitted,
+    Finished,
+    LoadReported,
+    Lost,
+    MissReported,
+    Refused,
+    RequestFailed,
+    WorkerEvent,
+)
 from triptych.proxy.ports import RequestEvents
 from triptych.proxy.requests.instructions import ResumeState, Submit
 from triptych.proxy.requests.request import InFlightRequest
@@ -72,8 +81,9 @@ def submit_message(
             state = pd_pb2.ITEM_STATE_READY
         elif item.mm_hash in order.unencoded:
             state = pd_pb2.ITEM_STATE_UNENCODED
-        plan = plan_to_proto(request.lifecycle.plans[item.mm_hash])
-        message.items.append(pd_pb2.ItemSlot(plan=plan, state=state))
+        plan = request.lifecycle.items[item.mm_hash].plan
+        assert plan is not None
+        message.items.append(pd_pb2.ItemSlot(plan=plan_to_proto(plan), state=state))
     if request.trace is not None:
         headers = dict(metadata(request.trace.attempt))
         message.traceparent, message.tracestate = headers.get(TRACEPARENT, ""), headers.get(TRACESTATE, "")
@@ -144,41 +154,42 @@ def _bad_event(request_id: str, attempt: int, error: Exception, events: RequestE
         error,
         extra=log_fields(request_id=request_id, attempt=attempt),
     )
-    events.failed(request_id, InternalError("the PD worker's answer makes no sense"))
+    events.deliver(request_id, RequestFailed(InternalError("the PD worker's answer makes no sense")))
 
 
 def _deliver_other(event: pd_pb2.RequestEvent, events: RequestEvents) -> None:
-    request_id, attempt, kind = event.request_id, event.attempt, event.WhichOneof("body")
+    if (read := worker_event(event)) is not None:
+        events.deliver(event.request_id, read)
+
+
+def worker_event(event: pd_pb2.RequestEvent) -> WorkerEvent | None:
+    """The event, unless it is one of tokens or of a later release."""
+    attempt, kind = event.attempt, event.WhichOneof("body")
     if kind == "finished":
-        _deliver_end(event, event.finished, events)
-    elif kind == "admitted":
+        return _end(attempt, event.finished)
+    if kind == "admitted":
         placements = [(place.offset, place.length) for place in event.admitted.placements]
-        events.admitted(request_id, attempt, started_from_proto(event.admitted), placements)
-    elif kind == "item_loaded":
-        loaded = event.item_loaded
-        events.item_loaded(request_id, attempt, loaded.mm_hash, loaded.seconds)
-    elif kind == "item_missing":
-        missing = event.item_missing
-        events.item_missing(request_id, attempt, missing.mm_hash, missing.damaged_digest)
-    elif kind == "lost":
-        events.lost(request_id, attempt)
+        return Admitted(attempt, started_from_proto(event.admitted), placements)
+    if kind == "item_loaded":
+        return LoadReported(attempt, event.item_loaded.mm_hash, event.item_loaded.seconds)
+    if kind == "item_missing":
+        return MissReported(attempt, event.item_missing.mm_hash, event.item_missing.damaged_digest)
+    return Lost(attempt) if kind == "lost" else None
 
 
-def _deliver_end(event: pd_pb2.RequestEvent, finished: pd_pb2.Finished, events: RequestEvents) -> None:
+def _end(attempt: int, finished: pd_pb2.Finished) -> WorkerEvent:
     if finished.reason not in ("error", "abort"):
         spent = PDTimings(
             finished.queue_seconds, finished.load_seconds, finished.prefill_seconds, finished.decode_seconds
         )
         usage = Usage(finished.prompt_tokens, finished.completion_tokens, finished.cached_tokens)
-        events.finished(event.request_id, event.attempt, finished.reason, usage, spent)
-        return
+        return Finished(attempt, finished.reason, usage, spent)
     error: RequestError = InternalError("the PD worker aborted the request")
     if finished.HasField("error"):
         error = error_from_proto(finished.error)
     if finished.reason == "abort" or isinstance(error, Unavailable):
-        events.lost(event.request_id, event.attempt, back_off=True)
-    else:
-        events.refused(event.request_id, event.attempt, error)
+        return Lost(attempt, back_off=True)
+    return Refused(attempt, error)
 
 
 def template_to_proto(options: TemplateOptions) -> pd_pb2.TemplateOptions:

@@ -6,13 +6,15 @@ Every budget of the proxy is one: bytes of bodies and replies, connections, plac
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 from triptych.base.errors import Overloaded
 
@@ -268,3 +270,39 @@ class Quota:
             self._waiting[holder] = claims
         if not given:
             self._give_turns()
+
+
+T = TypeVar("T")
+
+
+class QuotaThreads:
+    """As many threads as the quota has places. A place is taken until the work ends, awaited or not."""
+
+    def __init__(self, quota: Quota, name: str) -> None:
+        self._quota = quota
+        self._executor = ThreadPoolExecutor(quota.spec.capacity, thread_name_prefix=name)
+
+    async def run(self, holder: str, work: Callable[[], T], ended: Callable[[], None] = lambda: None) -> T:
+        """The result of `work`; `ended` is called when it will not run any more. QuotaExceeded: no turn."""
+        loop = asyncio.get_running_loop()
+        try:
+            hold = await self._quota.wait(holder, 1)
+        except BaseException:
+            ended()
+            raise
+
+        def end(future: Future[T] | None = None) -> None:
+            ended()
+            with contextlib.suppress(RuntimeError):  # the end of the event loop
+                loop.call_soon_threadsafe(hold.close)
+
+        try:
+            future = self._executor.submit(work)
+        except BaseException:
+            end()
+            raise
+        future.add_done_callback(end)
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)

@@ -77,10 +77,11 @@ class ReturnShare:
 @dataclass(frozen=True, slots=True)
 class EndAttempt:
     """Free all that the attempt holds. `cancel`: the PD worker may still run it, and is sent a cancellation
-    with the next attempt, or `now`."""
+    with the next attempt, or `now`. `back_off`: the next one goes elsewhere where it can."""
 
     cancel: bool
     now: bool = False
+    back_off: bool = False
 
 
 @dataclass(frozen=True, slots=True)

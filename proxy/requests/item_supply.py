@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -15,8 +15,9 @@ from triptych.base.metrics import ProxyMetrics
 from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.job import ItemSource
 from triptych.proxy.encoders.job_runner import JobRunner
-from triptych.proxy.requests.known_plans import KnownPlans, expected_plans
+from triptych.proxy.events import LookedUp, StoreEpoch
 from triptych.proxy.requests.request import InFlightRequest
+from triptych.proxy.splitter import SplitItem
 
 logger = logging.getLogger(__name__)
 
@@ -61,58 +62,57 @@ class ItemSupply:
         self._metrics = metrics
         self._clock = clock
         self._skip_held_items = skip_held_items
-        self.known = KnownPlans()
 
     async def look_up(
-        self, request: InFlightRequest, mm_hashes: Sequence[str]
-    ) -> Mapping[str, ItemPlan] | None:
-        """Plans of the items that are stored, in one round trip.
+        self,
+        request: InFlightRequest,
+        mm_hashes: Sequence[str],
+        known_prefixes: Callable[[InFlightRequest], int],
+    ) -> LookedUp:
+        """The items that are stored, in one round trip, and those that a PD worker may hold.
 
-        None where the store does not answer: an encoder that reaches it looks there before it computes.
+        Where the store does not answer, none is stored: an encoder that reaches it looks there before it
+        computes. A PD worker that was expected to hold an item says so or reports it missing.
         """
-        keys = [(key, request.bound.namespace) for key in mm_hashes]
         request.looked_up = self._clock()
+        answer = await self._stored(request, mm_hashes)
+        if answer is None:
+            return LookedUp({}, self._known(mm_hashes))
+        plans, epoch = answer
+        self._metrics.items.labels("store").inc(len(plans))
+        missing = [key for key in mm_hashes if key not in plans]
+        prefixes = known_prefixes(request) if missing and self._skip_held_items else 0
+        expected = self._known(held_keys(request.content.items, missing, prefixes))
+        if expected:
+            logger.debug("request %s: its PD worker may hold %d items", request.name, len(expected))
+        return LookedUp(plans, expected, epoch)
+
+    def _known(self, mm_hashes: Collection[str]) -> dict[str, ItemPlan]:
+        """The plans of items that were seen lately. A job that is under way is joined."""
+        if not self._skip_held_items:
+            return {}
+        items = self._jobs.items
+        plans = {key: items.plan(key) for key in mm_hashes if items.job(key) is None}
+        return {key: plan for key, plan in plans.items() if plan is not None}
+
+    async def _stored(
+        self, request: InFlightRequest, mm_hashes: Sequence[str]
+    ) -> tuple[Mapping[str, ItemPlan], StoreEpoch] | None:
+        """The plans of stored items, and the store's epoch; None where it does not answer."""
         if not self._store_ok():
             return None
-        known = all(map(self.known.get, mm_hashes))
+        keys = [(key, request.bound.namespace) for key in mm_hashes]
+        known = all(map(self._jobs.items.plan, mm_hashes))
         try:
             async with asyncio.timeout(KNOWN_LOOK_UP_SECONDS if known else LOOK_UP_SECONDS):
-                found, epoch = await self._store.look_up(keys), await self._store.epoch()
+                plans, epoch = await self._store.look_up(keys), await self._store.epoch()
         except (TriptychError, TimeoutError):
             return None
-        plans = {plan.mm_hash: plan for plan in found if plan is not None}
-        for key, plan in plans.items():
-            request.origins[key] = "store"
-            self.note(request, key, epoch)
-            self.known.add(plan)
-        self._metrics.items.labels("store").inc(len(plans))
-        return plans
-
-    def expect(
-        self, request: InFlightRequest, stored: Mapping[str, ItemPlan], prefixes: int
-    ) -> Mapping[str, ItemPlan]:
-        """Plans of items that are not stored and need no encoder job yet, as `expected_plans`.
-
-        A job that is under way is joined.
-        """
-        if not (prefixes and self._skip_held_items):
-            return {}
-        items = request.content.items
-        missing = {item.mm_hash for item in items} - stored.keys()
-        missing = {key for key in missing if self._jobs.table.get(key) is None}
-        plans = expected_plans(items, missing, self.known, prefixes)
-        for key in plans:
-            request.origins[key] = "pd"
-        if plans:
-            logger.debug("request %s: its PD worker may hold %d items", request.name, len(plans))
-        return plans
-
-    def expect_known(self, request: InFlightRequest) -> Mapping[str, ItemPlan]:
-        """Plans of the items that were seen before, where the store gives no answer: a PD worker may hold
-        them, and says so or reports them missing."""
-        keys = {item.mm_hash for item in request.content.items}
-        plans = {key: self.known.get(key) for key in keys if self._skip_held_items}
-        return {key: plan for key, plan in plans.items() if plan and self._jobs.table.get(key) is None}
+        for plan in plans:
+            if plan is not None:
+                self._jobs.items.learn(plan)
+        stored = {plan.mm_hash: plan for plan in plans if plan is not None}
+        return stored, (epoch, self._store.clock_jumps)
 
     def skip(self, request: InFlightRequest, mm_hash: str) -> None:
         """The request's PD worker holds the item: no encoder job is made."""
@@ -120,21 +120,22 @@ class ItemSupply:
         self._metrics.items.labels("pd").inc()
         self._metrics.skipped_jobs.labels("held").inc()
 
-    def note(self, request: InFlightRequest, mm_hash: str, epoch: str) -> None:
-        """The item is stored now, in this epoch of the store."""
-        request.epochs[mm_hash] = (epoch, self._store.clock_jumps)
-
-    def encode(self, request: InFlightRequest, mm_hashes: Sequence[str], *, expected: bool = False) -> None:
-        """Has items encoded that the store does not hold; `expected`: nor does their PD worker."""
+    def encode(
+        self, request: InFlightRequest, mm_hashes: Sequence[str], *, expected: bool = False
+    ) -> dict[str, str]:
+        """Has items encoded that the store does not hold; `expected`: nor does their PD worker. Returns each
+        item's origin."""
         if expected:
             logger.debug("request %s: its PD worker lacks %d items", request.name, len(mm_hashes))
             self._metrics.skipped_jobs.labels("missing").inc(len(mm_hashes))
+        origins = {}
         for key in mm_hashes:
             work = self._jobs.start(_source(request, key))
             if work is not None:
                 self._log.record(work, self._clock(), re_encode=False)
-            request.origins[key] = "joined" if work is None else "encoded"
-            self._metrics.items.labels(request.origins[key]).inc()
+            origins[key] = "joined" if work is None else "encoded"
+            self._metrics.items.labels(origins[key]).inc()
+        return origins
 
     async def re_encode(
         self, request: InFlightRequest, mm_hashes: Sequence[str], damaged_digest: str, pause: float = 0.0
@@ -166,7 +167,14 @@ class ItemSupply:
         except (TriptychError, TimeoutError):
             return frozenset()
         now = (epoch, self._store.clock_jumps)
-        return frozenset(key for key in mm_hashes if epoch and request.epochs.get(key, now) == now)
+        items = request.lifecycle.items
+        return frozenset(key for key in mm_hashes if epoch and items[key].stored_in in (None, now))
+
+
+def held_keys(items: Sequence[SplitItem], missing: Collection[str], prefixes: int) -> set[str]:
+    """Those `missing` items that a worker which has had the first `prefixes` prefixes of the request's chain
+    need not have encoded again: every slot of the item lies in them."""
+    return set(missing) - {item.mm_hash for item in items if item.prefix >= prefixes}
 
 
 def _source(request: InFlightRequest, key: str) -> ItemSource:
@@ -185,5 +193,5 @@ def _source(request: InFlightRequest, key: str) -> ItemSource:
         deadline=request.deadline,
         looked_up=request.looked_up,
         tenant=request.call.tenant,
-        trace=None if request.trace is None else request.trace.item(key),
+        trace=None if request.trace is None else request.trace.item(request.lifecycle.items[key]),
     )

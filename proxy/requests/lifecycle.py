@@ -10,12 +10,41 @@ only through its events; everything else reads them.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from triptych.base.errors import RETRY_AFTER, DeadlineExceeded, RequestError, Unavailable
-from triptych.base.types import FinishReason, ItemPlan, PDTimings, Usage
+from triptych.base.tracing.tracer import Span
+from triptych.base.types import FinishReason, ItemPlan
 from triptych.proxy.call.chat import Delta, Done, Started, Timings
+from triptych.proxy.events import (
+    Accepted,
+    Admitted,
+    AttemptEvent,
+    ClientLeft,
+    DeadlinePassed,
+    EncodersBack,
+    EncodersGone,
+    Fetched,
+    Finished,
+    FirstToken,
+    ItemEvent,
+    ItemPlanned,
+    ItemReady,
+    JobFailed,
+    JobReady,
+    JobRetried,
+    JobsStarted,
+    LoadReported,
+    LookedUp,
+    Lost,
+    MissReported,
+    Refused,
+    RequestEvent,
+    RequestFailed,
+    StoreEpoch,
+    WorkerEvent,
+)
 from triptych.proxy.requests.instructions import (
     AdmitJobs,
     Emit,
@@ -31,6 +60,68 @@ from triptych.proxy.requests.instructions import (
     StartJobs,
     Submit,
 )
+
+
+class EmbeddingStatus(enum.Enum):
+    """What a request knows of an item's embedding."""
+
+    #: Nobody has it: it has to be encoded.
+    PENDING = enum.auto()
+    #: Not stored and not being encoded: a PD worker is expected to hold it.
+    EXPECTED = enum.auto()
+    #: It was expected, and a PD worker has it.
+    HELD = enum.auto()
+    #: It is in the store.
+    STORED = enum.auto()
+
+
+@dataclass(eq=False, slots=True)
+class RequestItem:
+    """One item of a request, however many slots it has; `param` is the request field of the first one."""
+
+    mm_hash: str
+    param: str
+    status: EmbeddingStatus = EmbeddingStatus.PENDING
+    #: Its rows and placeholder, once a look-up or an encoder worker has told them.
+    plan: ItemPlan | None = None
+    #: Times that the store has lost it to this request.
+    losses: int = 0
+    #: The attempt's PD worker has been told that it is stored.
+    announced: bool = False
+    #: The attempt's PD worker has it.
+    loaded: bool = False
+    #: Where its embedding comes from: "store", "pd", "encoded" or "joined", which is another request's job.
+    origin: str = ""
+    #: The store's epoch when the item was last known to be there.
+    stored_in: StoreEpoch | None = None
+    #: The span of its encoder job, where the request is traced.
+    span: Span | None = None
+
+    @property
+    def needs_encoder(self) -> bool:
+        return self.status is EmbeddingStatus.PENDING
+
+    @property
+    def expected(self) -> bool:
+        """Whether a PD worker is expected, or known, to hold it though it is not stored."""
+        return self.status in (EmbeddingStatus.EXPECTED, EmbeddingStatus.HELD)
+
+    def look_up(self, stored: ItemPlan | None, expected: ItemPlan | None, epoch: StoreEpoch) -> None:
+        """The store's answer, and what a PD worker is expected to hold."""
+        if stored is not None:
+            self.status, self.origin, self.plan, self.stored_in = (
+                EmbeddingStatus.STORED,
+                "store",
+                stored,
+                epoch,
+            )
+        elif expected is not None:
+            self.status, self.origin, self.plan = EmbeddingStatus.EXPECTED, "pd", expected
+
+    def begin_attempt(self) -> None:
+        """The next PD worker is sent the request."""
+        self.loaded, self.announced = False, self.status is EmbeddingStatus.STORED
+
 
 #: An embedding that the store loses this often fails its request with 503.
 MAX_ITEM_LOSSES = 8
@@ -48,35 +139,24 @@ class Phase(enum.Enum):
     PLAN = enum.auto()
     SUBMIT = enum.auto()
     RUN = enum.auto()
-    #: Planned, at no PD worker: no encoder worker serves what is missing.
+    #: ItemPlanned, at no PD worker: no encoder worker serves what is missing.
     WAIT = enum.auto()
     ENDED = enum.auto()
 
 
 class Lifecycle:
-    """One request's state. `params` gives the request field of each distinct key, in order of its first slot;
-    `fetch_seconds` is how long its media took."""
+    """One request's state, which `deliver` and `tokens` alone change."""
 
-    def __init__(self, params: Mapping[str, str] | None = None, fetch_seconds: float = 0.0) -> None:
-        self._params = dict(params or {})
+    def __init__(self) -> None:
         self.phase = Phase.NEW
         self.attempt = 0
-        self.plans: dict[str, ItemPlan] = {}
-        self.ready: set[str] = set()
-        #: Keys that are neither in the store nor being encoded: a PD worker is expected to hold them.
-        self.unencoded: set[str] = set()
-        #: Those of them that have been found there.
-        self._held: set[str] = set()
-        self.timings = Timings(fetch=fetch_seconds)
+        #: Its distinct items by key, in order of their first slots.
+        self.items: dict[str, RequestItem] = {}
+        self.timings = Timings()
         self.output_token_ids: list[int] = []
         self.prompt_token_ids: tuple[int, ...] | None = None
         self._placements: tuple[tuple[int, int], ...] = ()
         self._text_chars = 0
-        self._losses: dict[str, int] = {}
-        #: Keys that the attempt's PD worker has been sent as ready.
-        self._announced: frozenset[str] = frozenset()
-        #: Keys that the attempt's PD worker has loaded.
-        self._loaded: set[str] = set()
 
     @property
     def ended(self) -> bool:
@@ -89,150 +169,79 @@ class Lifecycle:
 
     @property
     def _has_jobs(self) -> bool:
-        return len(self.ready) + len(self.unencoded) < len(self._params)
+        return any(item.needs_encoder for item in self.items.values())
+
+    @property
+    def items_ready(self) -> int:
+        """Items that no encoder is needed for any more."""
+        return sum(not item.needs_encoder for item in self.items.values())
 
     def waits_for(self, pool: str) -> bool:
         """Whether it waits for work of an "encoder", or of a "pd" worker, that needs the embedding store."""
         if pool == "encoder":
             return self.phase is not Phase.LOOK_UP and not self.ended and self._has_jobs
-        return self.phase in (Phase.SUBMIT, Phase.RUN) and self._loaded < self._params.keys()
+        loads = any(not item.loaded for item in self.items.values())
+        return self.phase in (Phase.SUBMIT, Phase.RUN) and loads
 
-    def begin(self) -> list[Instruction]:
-        if not self._params:
-            return self._submit()
-        self.phase = Phase.LOOK_UP
-        return [LookUpItems(tuple(self._params))]
+    def deliver(self, event: RequestEvent) -> Sequence[Instruction]:
+        """What the event has the dispatcher do; nothing after the end, or of an attempt that is over."""
+        if self.ended or (isinstance(event, AttemptEvent) and event.attempt != self.attempt):
+            return ()
+        if isinstance(event, AttemptEvent):
+            return self._at_worker(event)
+        match event:
+            case Fetched():
+                return self._begin(event)
+            case EncodersGone():
+                return self._free_worker()
+            case EncodersBack():
+                return self._submit() if self.phase is Phase.WAIT else ()
+            case RequestFailed():
+                return self._fail(event.error)
+            case ClientLeft():
+                return self._end()
+            case DeadlinePassed():
+                return self._deadline(event)
+            case FirstToken():
+                return ()
+            case _:
+                return self._on_its_way(event)
 
-    def looked_up(
-        self, plans: Mapping[str, ItemPlan], expected: Mapping[str, ItemPlan] | None = None
-    ) -> list[Instruction]:
-        """The store's answer: the plans of the items that it holds. `expected` are those of further ones that
-        a PD worker is expected to hold: they are encoded only if it reports them missing."""
-        if self.phase is not Phase.LOOK_UP:
-            return []
-        self.plans = {**(expected or {}), **plans}
-        self.ready.update(plans)
-        self.unencoded = self.plans.keys() - plans.keys()
-        misses = tuple(key for key in self._params if key not in self.plans)
-        if not misses:
-            return self._submit()
-        self.phase = Phase.PLAN
-        return [StartJobs(misses)]
+    def _on_its_way(self, event: ItemEvent) -> Sequence[Instruction]:
+        """An event of an item, or items, on the way into the store."""
+        match event:
+            case LookedUp():
+                return self._looked_up(event)
+            case JobsStarted():
+                for key, origin in event.origins.items():
+                    self.items[key].origin = origin
+                return ()
+            case ItemPlanned():
+                return self._planned(self.items[event.mm_hash], event.plan)
+            case ItemReady():
+                return self._item_ready(self.items[event.mm_hash], event.end)
+            case JobFailed():
+                return self._job_failed(self.items[event.mm_hash], event.error)
+            case JobRetried():
+                return ()
 
-    def planned(self, mm_hash: str, plan: ItemPlan) -> list[Instruction]:
-        """An item is preprocessed: its rows and placeholder are known."""
-        if self.ended:
-            return []
-        self.plans.setdefault(mm_hash, plan)
-        if self.phase is Phase.PLAN and len(self.plans) == len(self._params):
-            return self._submit()
-        return []
-
-    def item_ready(
-        self, mm_hash: str, plan: ItemPlan, *, encode_seconds: float = 0.0, save_seconds: float = 0.0
-    ) -> list[Instruction]:
-        """The embedding is in the store."""
-        if self.ended:
-            return []
-        self.ready.add(mm_hash)
-        self.unencoded.discard(mm_hash)
-        self.timings.encode = max(self.timings.encode, encode_seconds)
-        self.timings.save = max(self.timings.save, save_seconds)
-        instructions = self.planned(mm_hash, plan)
-        if self.phase is Phase.RUN:
-            instructions.append(NotifyItems((mm_hash,)))
-        elif self.phase is Phase.WAIT and not self.lacks_items:
-            return self._submit()
-        return instructions
-
-    def encoders_gone(self) -> list[Instruction]:
-        """No encoder worker serves what is missing: the request frees its room at the PD worker meanwhile."""
-        if not self.lacks_items or self.phase is Phase.WAIT:
-            return []
-        self.phase = Phase.WAIT
-        self.attempt += 1  # events of the old one are ignored from now on
-        return [EndAttempt(cancel=True, now=True)]
-
-    def encoders_back(self) -> list[Instruction]:
-        """An encoder worker serves the missing items again."""
-        return self._submit() if self.phase is Phase.WAIT else []
-
-    def job_failed(self, mm_hash: str, error: RequestError) -> list[Instruction]:
-        """The item cannot be encoded at all; the error names the field that holds it, or the option."""
-        if self.ended:
-            return []
-        if error.param is not None and error.param.startswith(OPTIONS):
-            return self._fail(error)
-        param = self._params.get(mm_hash)
-        message = f"{param}: {_without_param(error)}" if param else error.message
-        return self._fail(type(error)(message, param=param, retry_after=error.retry_after))
-
-    def accepted(self, attempt: int) -> list[Instruction]:
-        """The PD worker has taken the request. Items that became ready meanwhile are announced to it now."""
-        if attempt != self.attempt or self.phase is not Phase.SUBMIT:
-            return []
-        self.phase = Phase.RUN
-        late = tuple(sorted(self.ready - self._announced))
-        return [NotifyItems(late)] if late else []
-
-    def refused(self, attempt: int, error: RequestError) -> list[Instruction]:
-        """The PD worker will not serve the request, and no other one would."""
-        if attempt != self.attempt or self.ended:
-            return []
-        return self._fail(error)
-
-    def admitted(
-        self,
-        attempt: int,
-        started: Started,
-        placements: Iterable[tuple[int, int]],
-    ) -> list[Instruction]:
-        """The PD worker has expanded the prompt and reserved room for all items."""
-        if attempt != self.attempt or self.ended:
-            return []
-        instructions: list[Instruction] = self.accepted(attempt)
-        instructions.append(AdmitJobs())
-        if self.prompt_token_ids is None:
-            self.prompt_token_ids = started.prompt_token_ids
-            self._placements = tuple(placements)
-            instructions.append(Emit(self._with_frames(started)))
-        return instructions
-
-    def _with_frames(self, started: Started) -> Started:
-        audio = [plan.grid_thw for plan in self.plans.values() if plan.modality == "audio"]
-        return replace(started, frames=audio[0]) if audio else started
-
-    def item_loaded(self, attempt: int, mm_hash: str) -> list[Instruction]:
-        """The PD worker has the item's embedding."""
-        if attempt != self.attempt or self.ended:
-            return []
-        self._loaded.add(mm_hash)
-        if mm_hash in self.unencoded and mm_hash not in self._held:
-            self._held.add(mm_hash)
-            return [SkipJob(mm_hash)]
-        return [ReturnShare(mm_hash)]
-
-    def item_missing(self, attempt: int, mm_hash: str, damaged_digest: str) -> list[Instruction]:
-        """The embedding was evicted or damaged before the worker had it: it is encoded again.
-
-        Ignored for an item that is not ready, whose job is under way: the worker repeats a loss on every new
-        stream, and reports it to every request that waits for the item.
-        """
-        if attempt != self.attempt or self.ended:
-            return []
-        if mm_hash in self.unencoded:
-            self.unencoded.discard(mm_hash)
-            return [StartJobs((mm_hash,), expected=True)]
-        if mm_hash not in self.ready:
-            return []
-        self.ready.discard(mm_hash)
-        losses = self._losses[mm_hash] = self._losses.get(mm_hash, 0) + 1
-        if losses >= MAX_ITEM_LOSSES:
-            return self._fail(
-                Unavailable("the store keeps losing this item's embedding", retry_after=RETRY_AFTER)
-            )
-        pause = 0.0 if losses == 1 else min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (losses - 2))
-        return [ReturnShare(mm_hash), StartJobs((mm_hash,), True, damaged_digest, pause=pause)]
+    def _at_worker(self, event: WorkerEvent) -> Sequence[Instruction]:
+        """An event of the attempt at its PD worker."""
+        match event:
+            case Accepted():
+                return self._accepted()
+            case Refused():
+                return self._fail(event.error)
+            case Lost():
+                return self._worker_lost(back_off=event.back_off)
+            case Admitted():
+                return self._admitted(event)
+            case LoadReported():
+                return self._loaded(self.items[event.mm_hash])
+            case MissReported():
+                return self._missing(self.items[event.mm_hash], event.damaged_digest)
+            case Finished():
+                return self._finished(event)
 
     def tokens(
         self, attempt: int, position: int, token_ids: list[int], text: str
@@ -245,67 +254,158 @@ class Lifecycle:
             return ()
         ids = self.output_token_ids
         if position != len(ids):
-            return () if position + len(token_ids) <= len(ids) else self.worker_lost(attempt)
+            return () if position + len(token_ids) <= len(ids) else self._worker_lost()
         ids += token_ids
         self._text_chars += len(text)
         return Delta(text, token_ids)
 
-    def finished(
-        self, attempt: int, reason: str, usage: Usage, spent: PDTimings | None = None
-    ) -> list[Instruction]:
-        """The PD worker has generated the whole answer; `spent` is what each of its stages took."""
-        if attempt != self.attempt or self.ended:
+    def _begin(self, event: Fetched) -> Sequence[Instruction]:
+        self.items = {key: RequestItem(key, param) for key, param in event.params.items()}
+        self.timings.fetch = event.seconds
+        if not self.items:
+            return self._submit()
+        self.phase = Phase.LOOK_UP
+        return [LookUpItems(tuple(self.items))]
+
+    def _looked_up(self, event: LookedUp) -> Sequence[Instruction]:
+        if self.phase is not Phase.LOOK_UP:
+            return ()
+        for key, item in self.items.items():
+            item.look_up(event.plans.get(key), event.expected.get(key), event.epoch)
+        misses = tuple(key for key, item in self.items.items() if item.needs_encoder)
+        if not misses:
+            return self._submit()
+        self.phase = Phase.PLAN
+        return [StartJobs(misses)]
+
+    def _planned(self, item: RequestItem, plan: ItemPlan) -> list[Instruction]:
+        item.plan = item.plan or plan
+        if self.phase is Phase.PLAN and all(item.plan is not None for item in self.items.values()):
+            return self._submit()
+        return []
+
+    def _item_ready(self, item: RequestItem, end: JobReady) -> list[Instruction]:
+        timings = self.timings
+        item.status, item.stored_in = EmbeddingStatus.STORED, end.epoch
+        if end.already_stored:
+            item.origin = "store"
+        timings.encode = max(timings.encode, end.encode_seconds)
+        timings.save = max(timings.save, end.save_seconds)
+        instructions = self._planned(item, end.plan)
+        if self.phase is Phase.RUN:
+            instructions.append(NotifyItems((item.mm_hash,)))
+        elif self.phase is Phase.WAIT and not self.lacks_items:
+            return self._submit()
+        return instructions
+
+    def _free_worker(self) -> Sequence[Instruction]:
+        """Nobody encodes what is missing: the request frees its memory at the PD worker meanwhile."""
+        if not self.lacks_items or self.phase is Phase.WAIT:
+            return ()
+        self.phase = Phase.WAIT
+        self.attempt += 1  # events of the old one are ignored from now on
+        return [EndAttempt(cancel=True, now=True)]
+
+    def _job_failed(self, item: RequestItem, error: RequestError) -> list[Instruction]:
+        """The error names the field that holds the item, or the option."""
+        if error.param is not None and error.param.startswith(OPTIONS):
+            return self._fail(error)
+        param = item.param
+        message = f"{param}: {_without_param(error)}" if param else error.message
+        return self._fail(type(error)(message, param=param, retry_after=error.retry_after))
+
+    def _accepted(self) -> list[Instruction]:
+        """Items that became ready meanwhile are announced to the worker now."""
+        if self.phase is not Phase.SUBMIT:
             return []
-        if spent is not None:
+        self.phase = Phase.RUN
+        stored = (item for item in self.items.values() if item.status is EmbeddingStatus.STORED)
+        late = tuple(sorted(item.mm_hash for item in stored if not item.announced))
+        return [NotifyItems(late)] if late else []
+
+    def _admitted(self, event: Admitted) -> list[Instruction]:
+        instructions = self._accepted()
+        instructions.append(AdmitJobs())
+        if self.prompt_token_ids is None:
+            self.prompt_token_ids = event.started.prompt_token_ids
+            self._placements = tuple(event.placements)
+            instructions.append(Emit(self._with_frames(event.started)))
+        return instructions
+
+    def _with_frames(self, started: Started) -> Started:
+        plans = [item.plan for item in self.items.values()]
+        audio = [plan.grid_thw for plan in plans if plan is not None and plan.modality == "audio"]
+        return replace(started, frames=audio[0]) if audio else started
+
+    def _loaded(self, item: RequestItem) -> list[Instruction]:
+        item.loaded = True
+        if item.status is EmbeddingStatus.EXPECTED:
+            item.status = EmbeddingStatus.HELD
+            return [SkipJob(item.mm_hash)]
+        return [ReturnShare(item.mm_hash)]
+
+    def _missing(self, item: RequestItem, damaged_digest: str) -> Sequence[Instruction]:
+        """The item is encoded again, or for the first time where it was expected to be there.
+
+        Ignored while its job is under way: the worker repeats a loss on every new stream, and reports it to
+        every request that waits for the item.
+        """
+        before, item.status = item.status, EmbeddingStatus.PENDING
+        key = item.mm_hash
+        if before in (EmbeddingStatus.EXPECTED, EmbeddingStatus.HELD):
+            return [StartJobs((key,), expected=True)]
+        if before is EmbeddingStatus.PENDING:
+            return ()
+        item.losses += 1
+        if item.losses >= MAX_ITEM_LOSSES:
+            return self._fail(
+                Unavailable("the store keeps losing this item's embedding", retry_after=RETRY_AFTER)
+            )
+        pause = 0.0 if item.losses == 1 else min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (item.losses - 2))
+        return [ReturnShare(key), StartJobs((key,), True, damaged_digest, pause=pause)]
+
+    def _finished(self, event: Finished) -> list[Instruction]:
+        if (spent := event.spent) is not None:
             timings = self.timings
             timings.queue, timings.load = spent.queue, spent.load
             timings.prefill, timings.decode = spent.prefill, spent.decode
-        done = Done(FinishReason(reason), usage, self.timings)
+        done = Done(FinishReason(event.reason), event.usage, self.timings)
         self.phase = Phase.ENDED
         return [EndAttempt(cancel=False), Leave(), Emit(done)]
 
-    def worker_lost(self, attempt: int, *, cancel: bool = True) -> list[Instruction]:
-        """The PD worker is gone, has stalled or does not know the request, which goes on elsewhere."""
-        if attempt != self.attempt or self.phase not in (Phase.SUBMIT, Phase.RUN):
-            return []
-        return [EndAttempt(cancel=cancel), *self._submit()]
+    def _worker_lost(self, *, back_off: bool = False) -> Sequence[Instruction]:
+        """The request goes on elsewhere."""
+        if self.phase not in (Phase.SUBMIT, Phase.RUN):
+            return ()
+        return [EndAttempt(cancel=True, back_off=back_off), *self._submit()]
 
-    def client_gone(self) -> list[Instruction]:
-        """The client has closed the stream."""
-        return [] if self.ended else self._end()
-
-    def fail(self, error: RequestError) -> list[Instruction]:
-        """The proxy ends the request."""
-        return [] if self.ended else self._fail(error)
-
-    def deadline(self, *, queued: bool = False, encoders: bool = True) -> list[Instruction]:
-        """The request's time is over: 503 when something was not there at all, else 504.
-
-        `queued`: it waits in the proxy for a PD worker; `encoders`: an encoder worker serves.
-        """
-        if lacking := self._lacking(queued, encoders):
+    def _deadline(self, event: DeadlinePassed) -> list[Instruction]:
+        """503 when something was not there at all, else 504."""
+        if lacking := self._lacking(event):
             message = f"no {lacking} could be reached in time"
-            return self.fail(Unavailable(message, retry_after=RETRY_AFTER))
-        return self.fail(DeadlineExceeded("the request took longer than its timeout"))
+            return self._fail(Unavailable(message, retry_after=RETRY_AFTER))
+        return self._fail(DeadlineExceeded("the request took longer than its timeout"))
 
-    def _lacking(self, queued: bool, encoders: bool) -> str:
+    def _lacking(self, event: DeadlinePassed) -> str:
         """What the request waits for that is not there."""
-        if self.phase is Phase.SUBMIT and queued:
+        if self.phase is Phase.SUBMIT and event.queued:
             return "PD worker"
         waits = self.phase in (Phase.PLAN, Phase.WAIT) or (self.phase is Phase.RUN and self._has_jobs)
-        return "encoder worker" if waits and not encoders else ""
+        return "encoder worker" if waits and not event.encoders else ""
 
     def _submit(self) -> list[Instruction]:
         self.phase = Phase.SUBMIT
         self.attempt += 1
-        self._loaded.clear()
-        self._announced = frozenset(self.ready)
+        for item in self.items.values():
+            item.begin_attempt()
         resume = None
         if self.prompt_token_ids is not None:
             resume = ResumeState(
                 self.prompt_token_ids, self._placements, tuple(self.output_token_ids), self._text_chars
             )
-        return [Submit(self.attempt, resume, self._announced, frozenset(self.unencoded))]
+        stored = frozenset(key for key, item in self.items.items() if item.status is EmbeddingStatus.STORED)
+        expected = frozenset(key for key, item in self.items.items() if item.expected)
+        return [Submit(self.attempt, resume, stored, expected)]
 
     def _fail(self, error: RequestError) -> list[Instruction]:
         return [*self._end(), Fail(error)]

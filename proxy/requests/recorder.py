@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 from triptych.base.errors import RequestError
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.tracing.attributes import sampling
 from triptych.base.tracing.server_span import ServerSpan
-from triptych.proxy.encoders.job import JobRetried
-from triptych.proxy.ports import JobReady
-from triptych.proxy.requests.events import CallEnded, Ended, Event, RequestView
+from triptych.proxy.events import CallEnded, Ended, JobReady
 from triptych.proxy.requests.instructions import Submit
 from triptych.proxy.requests.request import Choices, InFlightRequest
-from triptych.proxy.requests.request_trace import RequestTrace
+from triptych.proxy.requests.views import Event, RequestTrace, RequestView
 
 _ENDED = Ended()
 
@@ -33,17 +31,15 @@ class CallObserver(Protocol):
 
 
 class Recorder:
-    """The recorder of one proxy. `requests` are those in flight, `clock` is the proxy's."""
+    """The recorder of one proxy. `clock` is the proxy's."""
 
     def __init__(
         self,
-        requests: Mapping[str, InFlightRequest],
         metrics: ProxyMetrics,
         clock: Callable[[], float],
         model_name: Callable[[str], str],
         calls: CallObserver | None = None,
     ) -> None:
-        self._requests = requests
         self._metrics = metrics
         self._clock = clock
         self._model_name = model_name
@@ -70,16 +66,12 @@ class Recorder:
         if views := request.views:
             now, link = self._clock(), request.link
             for view in views:
-                view.observe(event, now, "" if link is None else link.address, request.origins)
+                view.observe(event, now, "" if link is None else link.address, request.lifecycle.items)
 
-    def record_job(self, event: JobReady | JobRetried) -> None:
-        """One event of an encoder job."""
-        if isinstance(event, JobRetried):
-            for request_id in event.waiters:
-                if request := self._requests.get(request_id):
-                    self.record(request, event)
-        elif self._calls is not None:
-            self._calls.encoded(event)
+    def encoded(self, end: JobReady) -> None:
+        """An encoder job has ended with its item in the store."""
+        if self._calls is not None:
+            self._calls.encoded(end)
 
     def close(self, choices: Choices, failure: RequestError | None) -> None:
         """A call has ended; `failure`: with this error."""

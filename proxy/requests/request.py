@@ -16,10 +16,9 @@ from triptych.proxy.call.chat import ChatCall, Delta, Done, ItemTiming, Output, 
 from triptych.proxy.call.model_kind import name_prompt
 from triptych.proxy.call.output_format import name_field
 from triptych.proxy.ports import Link
-from triptych.proxy.requests.events import RequestView
 from triptych.proxy.requests.lifecycle import Lifecycle
 from triptych.proxy.requests.reply_memory import ReplyMemory
-from triptych.proxy.requests.request_trace import RequestTrace
+from triptych.proxy.requests.views import RequestTrace, RequestView
 from triptych.proxy.splitter import SplitRequest
 from triptych.proxy.workers import Binding
 
@@ -117,10 +116,6 @@ class InFlightRequest:
     refused_by: set[str] = field(default_factory=set)
     #: Fewest tokens of prompt and output that a PD worker has to take, as far as is known.
     least_tokens: int = 0
-    #: Where each item's embedding came from.
-    origins: dict[str, str] = field(default_factory=dict)
-    #: The store's epoch, and the jumps of its clock, when the item was last known to be there.
-    epochs: dict[str, tuple[str, int]] = field(default_factory=dict)
     #: When the store's look-up began, by the proxy's clock.
     looked_up: float = 0.0
     first_token: float | None = None
@@ -167,10 +162,9 @@ class InFlightRequest:
     def emit(self, output: Output) -> None:
         """Sends what is no token to the client; the end goes with where the items came from."""
         if isinstance(output, Done):
-            items = self.split.items if self.split is not None else ()
-            output.timings.items = [
-                ItemTiming(short(item.mm_hash), self.origins.get(item.mm_hash, "store")) for item in items
-            ]
+            keys = [] if self.split is None else [slot.mm_hash for slot in self.split.items]
+            items = self.lifecycle.items
+            output.timings.items = [ItemTiming(short(key), items[key].origin or "store") for key in keys]
         self.output.put(output)
 
     def fail(self, error: RequestError) -> None:
@@ -207,10 +201,10 @@ class Choices:
     def encoded_rows(self) -> int:
         """Rows of the items that were encoded for the call; none of those that the store or a worker had."""
         return sum(
-            plan.rows
+            item.plan.rows
             for request in self.requests
-            for key, plan in request.lifecycle.plans.items()
-            if request.origins.get(key) == "encoded"
+            for item in request.lifecycle.items.values()
+            if item.origin == "encoded" and item.plan is not None
         )
 
     @property

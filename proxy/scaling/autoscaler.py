@@ -11,19 +11,106 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from triptych.base.config.proxy import ScalingConfig
 from triptych.base.errors import TriptychError
 from triptych.base.metrics import ProxyMetrics
-from triptych.base.scaling import PoolDemand, ScalingDecision
-from triptych.proxy.scaling.cold_starts import ColdStarts
-from triptych.proxy.scaling.demand import total_demand
+from triptych.base.rpc.tls.certificates import Certificates
+from triptych.base.scaling import PoolDemand, ScalingDecision, ScalingRules, SharedRules
+from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.scaling.keda import ScalerServer
 from triptych.proxy.scaling.policy import Observation, ScalingState, decide
-from triptych.proxy.scaling.pools import ScaledPool
-from triptych.proxy.scaling.shared_rules import RulesAgreement, RulesBoard
+from triptych.proxy.scaling.pools import ScaledPool, make_pools, total_demand
 from triptych.proxy.workers import KnownWorkers, Worker
+from triptych.registry.scaling import ScalingBoard
+from triptych.store.embedding_store import EmbeddingStore
+
+#: Part that the newest start has in what is expected.
+_NEWEST = 0.5
+#: Starts that are waited for, at most; and seconds after which one is not waited for any more.
+_MOST, _LONGEST = 1024, 3600.0
+
+
+class ColdStarts:
+    """The time from a decision for more workers to their registrations."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._asked: deque[float] = deque(maxlen=_MOST)
+        #: Kind of each worker that is registered, by incarnation; None until the first look.
+        self._known: dict[str, str] | None = None
+
+    def asked(self, workers: int, now: float) -> None:
+        """This many more workers are wanted from now on."""
+        self._asked.extend(now for _ in range(min(workers, _MOST)))
+
+    def withdrawn(self) -> None:
+        """No more workers are wanted than there are."""
+        self._asked.clear()
+
+    def look(self, workers: Mapping[str, str], now: float) -> None:
+        """The workers of the pool that are registered now, their kinds by incarnation."""
+        known, self._known = self._known, dict(workers)
+        if known is None:
+            return
+        while self._asked and now - self._asked[0] > _LONGEST:
+            self._asked.popleft()
+        for incarnation in workers.keys() - known.keys():
+            if not self._asked:
+                break
+            seconds, kind = now - self._asked.popleft(), workers[incarnation]
+            before = self.seconds.get(kind, seconds)
+            self.seconds[kind] = before + _NEWEST * (seconds - before)
+
+    def expected(self, kind: str) -> float:
+        """Of this kind; of a kind that has never started here the longest of all; 0 while none has."""
+        return self.seconds.get(kind, max(self.seconds.values(), default=0.0))
+
+
+class RulesBoard(Protocol):
+    """The scaling board's part that keeps the rules."""
+
+    async def agree(
+        self, pool: str, own: ScalingRules, expected: int | None, term: float, *, newest: bool = False
+    ) -> SharedRules: ...
+
+
+class RulesAgreement:
+    """One proxy's part in the agreement.
+
+    The proxy's own rules go onto the board when it starts, as the newest. They replace another proxy's later
+    only when no proxy that was started with those has been there for `term` seconds.
+    """
+
+    def __init__(self, pool: str, own: ScalingRules, term: float) -> None:
+        self._pool = pool
+        self._own = own
+        self._term = term
+        self._shared: SharedRules | None = None
+        #: Since when the shared rules have had no supporter, by this proxy's clock.
+        self._unsupported: float | None = None
+
+    async def look(self, board: RulesBoard, now: float) -> ScalingRules | None:
+        """The rules to decide by now; None where this version cannot read them, so that others decide."""
+        shared, since = self._shared, self._unsupported
+        abandoned = shared is not None and since is not None and now - since >= self._term
+        shared = self._shared = await board.agree(
+            self._pool,
+            self._own,
+            shared.generation if shared is not None and abandoned else None,
+            self._term,
+            newest=shared is None,
+        )
+        if shared.supported:
+            self._unsupported = None
+        elif self._unsupported is None:
+            self._unsupported = now
+        return shared.rules
+
 
 logger = logging.getLogger(__name__)
 
@@ -250,3 +337,28 @@ class Autoscaler:
             self._metrics.encoder_backlog.set(demand.backlog)
             self._metrics.encoder_arrivals.labels("fast").set(demand.fast)
             self._metrics.encoder_arrivals.labels("slow").set(demand.slow)
+
+
+async def start_scaling(
+    config: ScalingConfig,
+    store: EmbeddingStore,
+    workers: KnownWorkers,
+    dispatcher: Dispatcher,
+    metrics: ProxyMetrics,
+    proxy_id: str,
+    stack: contextlib.AsyncExitStack,
+    certificates: Certificates | None = None,
+) -> Autoscaler | None:
+    """Starts the autoscaler, which `stack` ends; None where no pool is scaled."""
+    pools = make_pools(config, workers, dispatcher.jobs, lambda: dispatcher.pd_load)
+    if not pools:
+        return None
+    autoscaler = Autoscaler(ScalingBoard(store), pools, workers, metrics, proxy_id)
+    dispatcher.jobs.on_arrival = workers.on_unbound = autoscaler.item_waits
+    if config.scaler_port:
+        scaler = ScalerServer(autoscaler, certificates)
+        stack.push_async_callback(scaler.stop)
+        await scaler.start(config.scaler_host, config.scaler_port)
+    autoscaler.start()
+    stack.push_async_callback(autoscaler.stop)
+    return autoscaler

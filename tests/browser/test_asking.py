@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from support.page.prefix import behind_prefix
-from support.processes.cluster import PATIENCE, Cluster, free_port, running_cluster, wait_for
+from support.processes.cluster import PATIENCE, Cluster, running_cluster
 from triptych.apps.launch.model_path import DEMO_MODEL
 from triptych.demo import examples
 
@@ -140,79 +139,6 @@ def test_the_lines_of_code_give_the_same_answer(cluster: Cluster, page: Page, tm
         check=True,
     )
     assert done.stdout == examples.EXPECTED_ANSWER
-
-
-def test_everything_works_below_a_path_prefix(cluster: Cluster, page: Page):
-    with behind_prefix(cluster.url, "/some/prefix") as address:
-        page.goto(address)
-        _ask_example(page, examples.EXAMPLE_QUESTION)
-        expect(page.locator(".theirs .text")).to_have_text(examples.EXPECTED_ANSWER)
-        _whole_record(page)
-        page.get_by_role("link", name="Watch").click()
-        expect(page.locator("#watch")).to_have_attribute("data-state", "live")
-        page.get_by_role("link", name="API").click()
-        page.locator("#v1-models").get_by_role("button", name="Run").click()
-        expect(page.locator("#v1-models .output")).to_contain_text('"demo"')
-        page.get_by_role("link", name="Triptych").click()
-        expect(page.get_by_label("Your question")).to_be_visible()
-        page.goto("about:blank")
-
-
-def _document(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{url}/openapi.json", timeout=10) as reply:
-        document: dict[str, Any] = json.load(reply)
-        return document
-
-
-def test_the_description_shows_every_operation_with_its_fields_and_examples(cluster: Cluster, page: Page):
-    document = _document(cluster.url)
-    page.goto(f"{cluster.url}/docs#detokenize")
-    expect(page.locator("section.operation")).to_have_count(len(document["paths"]))
-    expect(page.locator(".contents a")).to_have_text(list(document["paths"]))
-    expect(page.locator("#detokenize")).to_be_in_viewport()
-    chat = page.locator("#v1-chat-completions")
-    expect(chat.locator("tr").nth(1)).to_contain_text("messages (required)list of object")
-    expect(chat.locator("tr", has=page.locator("code:text-is('temperature')"))).to_contain_text(
-        "number, 0 to 2"
-    )
-    fields = document["components"]["schemas"]["ChatBody"]["properties"]
-    expect(chat.locator("summary")).to_have_text(f"{len(fields)} fields")
-    expect(chat).to_contain_text("Replies: 200 (the answer), 400 (the request is wrong), 401")
-    forms = page.locator("#v1-audio-transcriptions pre")
-    expect(forms.first).to_have_text("curl $TRIPTYCH_URL/v1/audio/transcriptions -F file=@speech.wav")
-    expect(page.locator("#v1-models").get_by_role("button", name="Run")).to_be_visible()
-    expect(page.locator("#docs").get_by_role("button")).to_have_count(0)
-
-
-def test_the_descriptions_examples_run_and_are_written_anew(cluster: Cluster, page: Page):
-    page.goto(f"{cluster.url}/docs")
-    example = page.locator("#v1-chat-completions .example").nth(1)
-    body = json.loads(examples.EXAMPLE_REQUEST.read_text()) | {"stream": False}
-    example.get_by_role("textbox").fill(json.dumps(body))
-    example.get_by_role("button", name="Run").click()
-    expect(example.locator(".output")).to_contain_text(examples.EXPECTED_ANSWER)
-    example.get_by_role("textbox").fill("{")
-    example.get_by_role("button", name="Run").click()
-    expect(example.get_by_role("status")).to_contain_text("Refused with 400")
-
-
-def test_without_the_page_its_addresses_and_its_data_are_404(cluster: Cluster, page: Page):
-    port, grpc_port = free_port(), free_port()
-    cluster.add_worker("proxy", "--port", str(port), "--grpc-port", str(grpc_port), "--no-page")
-    url = f"http://127.0.0.1:{port}"
-
-    def answers() -> bool:
-        try:
-            with urllib.request.urlopen(f"{url}/ready", timeout=10) as reply:
-                return bool(reply.status == 200)
-        except OSError:
-            return False
-
-    wait_for("a proxy without the page", answers)
-    for path in ("/", "/docs", "/page/app.js", "/cluster", "/cluster/events", "/cluster/requests/x"):
-        reply = page.goto(url + path)
-        assert reply is not None and reply.status == 404, path
-    assert "/docs" not in _document(url)["paths"]
 
 
 def test_where_keys_are_in_use_the_page_asks_for_one_and_works_with_it(tmp_path: Path, page: Page):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -62,16 +60,6 @@ def test_a_stream_that_ends_comes_back_by_itself_and_says_so_meanwhile(page: Pag
         expect(page.locator("#watch > .strip .notice")).to_be_hidden()
 
 
-def test_a_server_without_live_data_is_named_and_not_asked_again(page: Page):
-    said = MadeUp(events_status=404)
-    with page_server(said) as address:
-        page.goto(f"{address}#watch")
-        expect(page.locator("#watch")).to_have_attribute("data-state", "absent")
-        expect(page.locator("#watch > .strip .notice")).to_contain_text("--no-page")
-        page.wait_for_timeout(2000)
-        assert said.connections == 1
-
-
 def test_lost_workers_and_a_store_that_is_down_are_shown_with_their_remedy(page: Page):
     said = MadeUp(tick=0.1, encoder_state="lost")
     with page_server(said) as address:
@@ -87,41 +75,6 @@ def test_lost_workers_and_a_store_that_is_down_are_shown_with_their_remedy(page:
         expect(page.get_by_label("Encode", exact=True).locator(".size")).to_have_text("3 live")
 
 
-def test_a_key_is_asked_for_once_and_then_used_for_the_stream(page: Page):
-    said = MadeUp(key="sk-made-up-0123456789")
-    with page_server(said, prefix="/pre/fix") as address:
-        page.goto(f"{address}#watch")
-        dialog = page.get_by_role("dialog")
-        expect(dialog).to_contain_text("no API key was given")
-        dialog.get_by_label("Key").fill(said.key)
-        page.keyboard.press("Enter")
-        expect(page.locator("#watch")).to_have_attribute("data-state", "live")
-        page.reload()
-        expect(page.locator("#watch")).to_have_attribute("data-state", "live")
-        page.get_by_role("button", name="API key").click()
-        page.get_by_role("button", name="Forget it").click()
-        expect(page.locator("#watch")).to_have_attribute("data-state", "key")
-
-
-def test_stop_ends_an_answer_and_keeps_what_has_come(page: Page):
-    said = MadeUp(answer=" ".join(f"word{index}" for index in range(20_000)))
-    with page_server(said) as address:
-        page.goto(address)
-        page.get_by_label("Your question").fill("Go on")
-        page.keyboard.press("Enter")
-        expect(page.locator(".theirs .text")).to_contain_text("word3")
-        page.get_by_role("button", name="Stop").click()
-        expect(page.locator(".theirs .meta")).to_contain_text("stopped")
-        expect(page.get_by_role("button", name="Send")).to_be_visible()
-        page.get_by_label("Your question").fill("And?")
-        page.keyboard.press("Enter")
-        wait_for("the second request", lambda: len(said.asked) == 2 or page.wait_for_timeout(50))
-        kept = said.asked[1]["messages"][1]
-        assert kept["role"] == "assistant"
-        assert kept["content"].startswith("word0 word1 word2 word3")
-        page.get_by_role("button", name="Stop").click()
-
-
 def test_a_speech_model_gets_the_form_for_sound(page: Page):
     said = MadeUp(models=[{"id": "whisper", "input_modalities": ["audio"]}])
     with page_server(said) as address:
@@ -133,24 +86,6 @@ def test_a_speech_model_gets_the_form_for_sound(page: Page):
         code = page.get_by_label("The request as code")
         expect(code).to_contain_text("v1/audio/transcriptions")
         expect(code).to_contain_text("-F file=@tones.wav")
-
-
-def test_colours_go_with_the_system_until_they_are_chosen(page: Page):
-    with page_server(MadeUp()) as address:
-        paper = "getComputedStyle(document.documentElement).backgroundColor"
-        page.emulate_media(color_scheme="light")
-        page.goto(address)
-        light = page.evaluate(paper)
-        page.emulate_media(color_scheme="dark")
-        dark = page.evaluate(paper)
-        assert light != dark
-        button = page.locator("#theme-button")
-        for wanted, shown in (("dark", dark), ("light", light)):
-            button.click()
-            expect(button).to_have_attribute("aria-label", f"Colours: {wanted}")
-            assert page.evaluate(paper) == shown
-        page.reload()
-        assert page.evaluate(paper) == light
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -165,14 +100,3 @@ def test_nothing_is_wider_than_the_window(page: Page, width: int):
         page.goto(f"{address}#watch")
         expect(page.locator(".requests tbody tr")).to_have_count(50)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-def test_charts_are_read_by_keyboard(page: Page):
-    with page_server(MadeUp()) as address:
-        page.goto(f"{address}#watch")
-        chart = page.locator(".plot").first
-        expect(chart).to_have_attribute("aria-label", re.compile("^Requests, since 15 min ago"))
-        chart.focus()
-        for _ in range(12):
-            page.keyboard.press("ArrowLeft")
-        expect(page.locator(".chart .axis").first).to_contain_text("1 min 0 s ago")

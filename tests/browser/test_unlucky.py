@@ -2,46 +2,19 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from playwright.sync_api import Page, expect
 
 from support.page.made_up import MadeUp
-from support.page.prefix import serving
 from support.page.server import make_page_app, page_server
+from support.page.serving import serving
 from support.processes.cluster import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 #: Right-to-left override, a zero-width space, an emoji of several code points, quotes and HTML's own signs.
 ODD_NAME = "x\u202eabc\u200b \U0001f469\u200d\U0001f680 \"quoted\" 'single' &amp; <i>&lt;"
-HOUR = 3600.0
 NOTICE = "#watch > .strip .notice"
-CONTRASTS = """() => {
-    const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-    const light = (name) => {
-        const probe = document.createElement('i');
-        probe.style.color = `var(--${name})`;
-        document.body.append(probe);
-        canvas.fillStyle = getComputedStyle(probe).color;
-        probe.remove();
-        canvas.fillRect(0, 0, 1, 1);
-        const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-        const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map((v) => linear(v / 255));
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-    };
-    const ratio = (a, b) => {
-        const [dark, bright] = [light(a), light(b)].sort((x, y) => x - y);
-        return (bright + 0.05) / (dark + 0.05);
-    };
-    const pairs = {'on-accent on accent': ratio('on-accent', 'accent')};
-    for (const ink of ['ink', 'soft', 'accent', 'good', 'warn', 'bad']) {
-        for (const on of ['card', 'paper', 'raised']) pairs[`${ink} on ${on}`] = ratio(ink, on);
-    }
-    for (const mark of ['good', 'warn', 'bad']) pairs[`${mark} on its wash`] = ratio(mark, `${mark}-wash`);
-    return pairs;
-}"""
 
 
 def live(page: Page, address: str) -> None:
@@ -80,40 +53,6 @@ def test_two_hundred_workers_are_listed_and_fit(page: Page, width: int):
         expect(encoders.nth(2)).to_be_focused()
 
 
-def test_numbers_are_those_of_the_snapshot(page: Page):
-    said = MadeUp(tick=0.2, in_flight=40)
-    with page_server(said) as address:
-        live(page, address)
-        tiles = page.locator(".tile")
-        expect(tiles.filter(has_text="In flight")).to_contain_text("40")
-        expect(tiles.filter(has_text="In flight")).to_contain_text("5 queued of 256")
-        expect(tiles.filter(has_text="First token")).to_contain_text("210 ms")
-        expect(tiles.filter(has_text="First token")).to_contain_text("P99 1.32 s")
-        expect(tiles.filter(has_text="Between tokens")).to_contain_text("18 ms")
-        expect(tiles.filter(has_text="Within SLO")).to_contain_text("SLO 2.00 s / 100 ms")
-        worker = page.get_by_label("Prefill · decode").locator(".worker").first
-        expect(worker).to_contain_text("20 running, 4 wait")
-        expect(page.get_by_label("Encode", exact=True).locator(".worker").nth(2)).to_contain_text("1212 done")
-        said.in_flight = 8
-        expect(tiles.filter(has_text="In flight")).to_contain_text("1 queued of 256")
-        expect(page.locator(".requests tbody tr")).to_have_count(8)
-
-
-def test_a_request_of_thousands_of_items_shows_the_first_and_sums_the_others(page: Page):
-    with page_server(MadeUp(items=4096)) as address:
-        page.goto(address)
-        page.locator(".example").last.click()
-        expect(page.locator("#time")).to_contain_text("The spans cover")
-        expect(page.locator(".facts")).to_contain_text("0 of the first 16, of 4096")
-        expect(page.locator(".spans tbody tr")).to_have_count(20)
-        last = page.locator(".spans tbody tr", has_text="Encode (others)")
-        expect(last).to_contain_text("4080 further items, summed")
-        expect(page.locator(".spans tbody")).not_to_contain_text("Encode 17")
-        # The axis stands below the lanes.
-        lane, axis = page.locator(".lane").first.bounding_box(), page.locator(".lanes .axis").bounding_box()
-        assert lane is not None and axis is not None and abs(lane["x"] - axis["x"]) < 2
-
-
 def test_odd_names_are_shown_as_they_are_and_turn_nothing_around(page: Page):
     with page_server(MadeUp(models=[{"id": ODD_NAME}], text=ODD_NAME)) as address:
         page.goto(address)
@@ -129,24 +68,6 @@ def test_odd_names_are_shown_as_they_are_and_turn_nothing_around(page: Page):
         # A right-to-left override ends with its own element.
         assert name.evaluate("node => getComputedStyle(node).unicodeBidi") == "isolate"
         assert page.locator("main i").count() == 0
-
-
-@pytest.mark.parametrize("skew", [-30 * HOUR, 30 * HOUR])
-def test_a_server_whose_clock_is_another_is_shown_by_its_own_time(page: Page, skew: float):
-    with page_server(MadeUp(tick=0.2, skew=skew)) as address:
-        live(page, address)
-        # Less than 100 s ago by the server's clock, however far the browser's is away.
-        expect(page.get_by_label("Last failures")).to_contain_text(re.compile(r"\d (s|min) ago"))
-        expect(page.locator(".plot").first).to_have_attribute("aria-label", re.compile(r"now \d"))
-
-
-def test_a_server_whose_clock_is_set_back_does_not_stop_the_lines(page: Page):
-    said = MadeUp(tick=0.05, in_flight=7)
-    with page_server(said) as address:
-        live(page, address)
-        said.skew, said.in_flight = -HOUR, 33
-        # Some seconds on, the newest point of the line is of the new time.
-        expect(page.locator(".plot").nth(1)).to_have_attribute("aria-label", re.compile("now 33"))
 
 
 def test_a_proxy_that_dies_and_comes_back_is_found_again(page: Page):
@@ -171,36 +92,6 @@ def test_a_proxy_that_dies_and_comes_back_is_found_again(page: Page):
         said.events_status = 503
 
 
-def test_a_slow_line_is_waited_for(page: Page):
-    """At 4 KiB a second the first events alone take longer than a silent connection is given."""
-    said = MadeUp(encoders=60, pd_workers=60)
-    with page_server(said) as address:
-        page.goto(address)
-        expect(page.locator(".example").first).to_be_visible()
-        session = page.context.new_cdp_session(page)
-        session.send("Network.enable")
-        slow = {"offline": False, "latency": 400, "downloadThroughput": 4096, "uploadThroughput": 4096}
-        session.send("Network.emulateNetworkConditions", slow)
-        page.get_by_role("link", name="Watch").click()
-        expect(page.locator("#watch")).to_have_attribute("data-state", "live")
-        assert said.connections == 1
-
-
-def test_a_tab_that_is_open_for_long_keeps_no_more_than_at_first(page: Page):
-    said = MadeUp(tick=0.02, in_flight=20)
-    with page_server(said) as address:
-        live(page, address)
-        nodes = "document.getElementsByTagName('*').length"
-        expect(page.locator(".requests tbody tr")).to_have_count(20)
-        before = page.evaluate(nodes)
-        for _ in range(10):
-            said.encoders, said.in_flight = 150, 64
-            expect(page.locator(".requests tbody tr")).to_have_count(64)
-            said.encoders, said.in_flight = 3, 20
-            expect(page.locator(".requests tbody tr")).to_have_count(20)
-        assert page.evaluate(nodes) <= before + 50
-
-
 def test_everything_is_reached_by_keyboard(page: Page):
     with page_server(MadeUp()) as address:
         page.goto(address)
@@ -220,13 +111,3 @@ def test_everything_is_reached_by_keyboard(page: Page):
         page.get_by_role("link", name="Watch").focus()
         page.keyboard.press("Enter")
         expect(page.locator("#watch")).to_have_attribute("data-state", "live")
-
-
-@pytest.mark.parametrize("colours", ["light", "dark"])
-def test_words_stand_out_from_their_ground(page: Page, colours: str):
-    """Contrast of at least 4.5, as WCAG wants it for text of this size."""
-    with page_server(MadeUp(encoder_state="lost")) as address:
-        page.emulate_media(color_scheme=colours)  # type: ignore[arg-type]
-        live(page, address)
-        ratios = page.evaluate(CONTRASTS)
-        assert {pair: round(ratio, 2) for pair, ratio in ratios.items() if ratio < 4.5} == {}

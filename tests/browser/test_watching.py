@@ -51,20 +51,6 @@ def test_an_encoder_that_is_killed_is_seen_to_leave_and_its_successor_to_come(cl
     expect(page.get_by_label("Last failures")).to_contain_text(next(iter(before - names)))
 
 
-def test_a_workers_details_open_by_keyboard_and_follow_it(cluster: Cluster, page: Page):
-    page.goto(f"{cluster.url}/#watch")
-    worker = page.get_by_label("Prefill · decode").locator(".worker").first
-    name = worker.locator("strong").inner_text()
-    worker.focus()
-    page.keyboard.press("Enter")
-    dialog = page.get_by_role("dialog", name=name)
-    expect(dialog).to_contain_text("KV cache")
-    expect(dialog.locator(".tag")).to_have_text("Serving")
-    page.keyboard.press("Escape")
-    expect(dialog).to_be_hidden()
-    expect(worker).to_be_focused()
-
-
 def _stream(cluster: Cluster, index: int) -> int:
     """Tokens of one long streamed answer about a picture."""
     body = json.loads(examples.EXAMPLE_REQUEST.read_text())

@@ -42,9 +42,3 @@ async def test_nothing_is_encoded_before_somebody_has_room_for_it(
     make_cluster: Callable[..., Cluster], bodies: list[bytes]
 ) -> None:
     assert await _repetitions(make_cluster(1, *WORDS), bodies) <= 0.1
-
-
-async def test_without_the_rules_embeddings_are_lost_and_encoded_again(
-    make_cluster: Callable[..., Cluster], bodies: list[bytes]
-) -> None:
-    assert await _repetitions(make_cluster(1, *WORDS, "--no-flow-control"), bodies) > 0.2

@@ -19,10 +19,10 @@ SLACK_FILES = 16
 #: Memory that a connection may cost the proxy while it is there, KiB.
 CONNECTION_KIB = 32
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("idle", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("idle", [2_000, 10_000])
 async def test_bad_clients_harm_nobody_and_leave_nothing(
     shared_cluster: Cluster, cases, reference, idle: int
 ) -> None:
@@ -48,7 +48,6 @@ async def test_bad_clients_harm_nobody_and_leave_nothing(
     assert grown * 1024 < idle * CONNECTION_KIB + 64 * 1024
 
 
-@pytest.mark.slow
 async def test_ten_thousand_idle_connections_are_closed_by_the_proxy(shared_cluster: Cluster) -> None:
     assert raise_file_limit() > 10_100
     pid = shared_cluster.pid("proxy")

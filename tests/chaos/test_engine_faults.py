@@ -98,13 +98,3 @@ async def test_whatever_becomes_of_an_engine_every_request_is_answered(
 ):
     cluster = make_harmed(*_pools(workers, slow_steps))
     await _harm(cluster, tmp_path / "faults", (f"{pool}-0", pool), fault, cases, reference)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pool", ["pd", "encoder"])
-@pytest.mark.parametrize("fault", ["dies", "hangs"])
-async def test_either_engine_of_a_replica_takes_its_process_with_it(
-    make_harmed, slow_steps, tmp_path, cases, reference, fault, pool
-):
-    cluster = make_harmed("--topology", "colocated", "--replicas", "1", "--threads", "1", *slow_steps)
-    await _harm(cluster, tmp_path / "faults", ("colocated-0", pool), fault, cases, reference)

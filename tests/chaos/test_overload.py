@@ -21,7 +21,7 @@ REQUESTS = 500
 QUEUE = 100
 TOKENS = 16
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 async def test_five_hundred_at_once_are_answered_or_refused_and_the_queue_stays_bounded(

@@ -13,7 +13,7 @@ from support.data.oracle import assert_exact
 from support.data.traffic import Case, ask, client_of, expected, mixed_cases
 from support.fakes.poisoned_fleet import Fleet, poisoned_fleet
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 GOOD, TOKENS = 30, 100
 
@@ -68,25 +68,6 @@ async def test_one_poison_among_thirty_requests_ends_with_an_error_id_and_all_ot
         assert fleet.ends == 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("poison", ["poison-door", "poison-after-5", "poison-after-20"])
-async def test_a_poison_is_found_at_whatever_moment_it_acts(
-    checkpoint, store_url, good, answers, workers, poison
-) -> None:
-    async with poisoned_fleet(checkpoint, store_url, workers=workers) as fleet:
-        await _poison_among(fleet, good, answers, poison)
-        assert fleet.ends <= 4
-
-
-@pytest.mark.slow
-async def test_two_poisons_at_once_are_both_found(checkpoint, store_url, good, answers) -> None:
-    async with poisoned_fleet(checkpoint, store_url, workers=3) as fleet:
-        ids = await _poison_among(fleet, good, answers, "poison-prefill", "poison-door")
-        assert len(set(ids)) == 2
-
-
-@pytest.mark.slow
 async def test_a_poison_of_one_proxy_harms_no_request_of_another(
     checkpoint, store_url, good, answers
 ) -> None:

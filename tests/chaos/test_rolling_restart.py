@@ -1,51 +1,29 @@
-"""A rolling restart of everything, by each launcher: every answer is whole and right.
-
-TRIPTYCH_ROLLING_RESULT, a folder, gets the table and a time line of each launcher.
-"""
+"""A rolling restart of everything, by each launcher: every answer is whole and right."""
 
 from __future__ import annotations
 
 import asyncio
-import datetime
-import os
-import platform
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from support.chaos.rest import assert_at_rest
-from support.chaos.rolling import BalancedClients, Restarts, draw, figures, ready
+from support.chaos.rolling import BalancedClients, Restarts, ready
 from support.chaos.soak import TOKENS
 from support.data.traffic import expected, mixed_cases
 from support.processes.cluster import PATIENCE, Cluster, free_port, start_cluster, wait_for
 from support.processes.ray_nodes import ray_nodes
 from support.waiting import within
 
-RESULT = os.environ.get("TRIPTYCH_ROLLING_RESULT", "")
 CLIENTS = 6
 #: Answers without any restart, before the first one and after the last.
 QUIET_SECONDS = 5.0
 COUNTS = ("--encoders", "3", "--pd-workers", "2")
-HEAD = (
-    "launcher",
-    "answered",
-    "lost",
-    "wrong",
-    "ties",
-    "sent to another proxy",
-    "request, median / longest s",
-    "restarts",
-    "restart, median / longest s",
-)
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
-_rows: dict[str, list[Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -125,10 +103,6 @@ async def test_no_answer_is_lost_or_wrong_while_everything_is_restarted_in_turn(
     clients.end()
     await within("the last answers of the clients", asking, 2 * PATIENCE)
     await asyncio.to_thread(assert_at_rest, rolled.cluster)
-    if RESULT:
-        draw(Path(RESULT) / f"rolling_restart-{launcher}.png", launcher, clients, restarts)
-        _rows[launcher] = figures(clients, restarts)
-        _write(Path(RESULT) / "rolling_restart.md")
     assert not clients.tally.lost
     assert not clients.tally.wrong
     assert clients.tally.ties * 100 <= clients.tally.answered
@@ -143,29 +117,3 @@ def _roll(rolled: Rolled, restarts: Restarts) -> None:
     rolled.store(restarts)
     rolled.first(restarts)
     rolled.last(restarts)
-
-
-def _write(path: Path) -> None:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], text=True, capture_output=True, check=True
-    ).stdout.strip()
-    rows = [HEAD, ["---"] * len(HEAD), *([launcher, *row] for launcher, row in _rows.items())]
-    lines = [
-        "# Rolling restart",
-        "",
-        "Command: `TRIPTYCH_ROLLING_RESULT=benchmarks/results "
-        "python -m pytest tests/chaos/test_rolling_restart.py`",
-        f"Date: {datetime.date.today()}. Commit: {commit}. {os.cpu_count()} cores ({platform.machine()}). "
-        f"Load at the end: {os.getloadavg()[0]:.1f}.",
-        "",
-        "Two proxies, three encoders, two PD workers and the store are restarted one after the other, each",
-        f"by SIGTERM and as soon as the one before is at work again. Meanwhile {CLIENTS} clients in a closed",
-        f"loop stream {TOKENS} tokens each: text, one picture, three pictures, shared pictures, half of them",
-        "new. A client whose proxy cannot be connected to or refuses goes to the other one, as behind a load",
-        "balancer. Every answer is compared with `transformers.generate`, token for token.",
-        "",
-        *("| " + " | ".join(map(str, row)) + " |" for row in rows),
-        "",
-        *(f"![Time line, {launcher}](rolling_restart-{launcher}.png)\n" for launcher in _rows),
-    ]
-    path.write_text("\n".join(lines).rstrip() + "\n")

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.chaos import faults
-from support.chaos.scaling import Change, changes, directions
+from support.chaos.scaling import changes
 from support.chaos.stages import hold
 from support.chaos.streams import Streams
 from support.data.oracle import assert_exact
 from support.data.traffic import Case, expected, picture
 from support.processes.cluster import Cluster, scrape, start_cluster
-from support.processes.processes import survivors
 from triptych.base.scaling import ScalingDecision
 from triptych.registry.scaling import ScalingBoard
 from triptych.store.embedding_store import EmbeddingStore
@@ -63,23 +60,12 @@ def make_scaled(checkpoint: Path, tmp_path: Path) -> Iterator[Callable[..., Clus
         cluster.stop()
 
 
-async def _burst(cluster: Cluster, cases: Sequence[Case], reference: Sequence[Any], salt: str) -> None:
-    async with Streams(cluster.url, cases, TOKENS, [salt]) as streams:
-        got = await streams.all()
-    assert_exact(reference, [answer.token_ids for answer in got])
-    assert {answer.finish_reason for answer in got} == {"length"}
-
-
 async def _empty(cluster: Cluster) -> None:
     await hold("the encoder pool to be empty again", lambda: not _encoders(cluster))
 
 
 def _encoders(cluster: Cluster) -> list[str]:
     return [name for name in cluster.state()["processes"] if name.startswith("encoder-")]
-
-
-def _most(found: Sequence[Change]) -> int:
-    return max(change.after for change in found)
 
 
 async def test_a_picture_starts_the_first_encoder_and_text_needs_none(
@@ -98,20 +84,6 @@ async def test_a_picture_starts_the_first_encoder_and_text_needs_none(
 
 
 @pytest.mark.slow
-async def test_two_bursts_take_encoders_from_none_to_the_most_and_back(
-    make_scaled: Callable[..., Cluster], pictured: list[Case], pictured_reference: list[Any]
-) -> None:
-    cluster = make_scaled()
-    for salt in ("one", "two"):
-        since = len(cluster.log.read_text(errors="replace"))
-        await _burst(cluster, pictured, pictured_reference, salt)
-        await _empty(cluster)
-        found = changes(cluster, "encoder", since)
-        assert _most(found) == MOST
-        assert len(directions(found)) - 1 <= 2, found
-
-
-@pytest.mark.slow
 async def test_a_scaled_encoder_killed_in_a_burst_is_started_again_and_nothing_is_lost(
     make_scaled: Callable[..., Cluster], pictured: list[Case], pictured_reference: list[Any]
 ) -> None:
@@ -124,29 +96,6 @@ async def test_a_scaled_encoder_killed_in_a_burst_is_started_again_and_nothing_i
         got = await streams.all()
     assert_exact(pictured_reference, [answer.token_ids for answer in got])
     await _empty(cluster)
-
-
-@pytest.mark.slow
-async def test_an_end_in_the_middle_of_a_start_leaves_no_process_and_no_request_without_its_answer(
-    make_scaled: Callable[..., Cluster], pictured: list[Case], pictured_reference: list[Any]
-) -> None:
-    cluster = make_scaled(tower=0.1)
-    async with Streams(cluster.url, pictured, TOKENS, ["end"]) as streams:
-        await hold("the first start", lambda: changes(cluster, "encoder"))
-        pids = [pid for pid in cluster.state()["processes"].values() if pid]
-        cluster.process.send_signal(signal.SIGTERM)
-        got = await streams.all()
-        pids += [pid for pid in _processes_while_ending(cluster) if pid]
-    assert_exact(pictured_reference, [answer.token_ids for answer in got])
-    assert await asyncio.to_thread(cluster.process.wait, 120) == 0
-    assert not await asyncio.to_thread(survivors, pids)
-
-
-def _processes_while_ending(cluster: Cluster) -> list[int]:
-    try:
-        return [int(pid) for pid in cluster.state()["processes"].values() if pid]
-    except FileNotFoundError:
-        return []
 
 
 @pytest.mark.slow

@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 #: Batches of several pictures, so that both ranks have a share.
 WORDS = ("--threads", "1", "--encoder-data-parallel", "2", "--max-num-batched-tokens", "64")
-SHARES = "triptych_encoder_rank_items_total"
 
 
 @pytest.fixture
@@ -64,20 +63,6 @@ async def test_whatever_becomes_of_a_rank_in_a_batch_every_request_is_answered(
     assert faults.struck(cluster, "encoder-0-rank1", "rank", fault)
     await hold("the end of the worker", lambda: "encoder-0 ended with exit code 70" in _log(cluster))
     await hold("the worker to start anew", lambda: cluster.pids("encoder").get("encoder-0", before) != before)
-    wait_for("the end of the old ranks", lambda: not alive(rank))
-    await asyncio.to_thread(assert_at_rest, cluster)
-
-
-async def test_ranks_of_a_worker_that_is_killed_end_and_every_request_is_answered(
-    make_cluster_of_ranks: Callable[[int], Cluster], cases: list[Case], reference: list[Any]
-) -> None:
-    cluster = make_cluster_of_ranks(1)
-    (rank,) = children(cluster.pid("encoder-0"))
-    async with Streams(cluster.url, cases, STREAM_TOKENS, ["killed"]) as streams:
-        await hold("a share in rank 1", lambda: cluster.total("encoder", SHARES) > 2, streams)
-        cluster.kill("encoder-0")
-        got = await streams.all()
-    assert_exact(reference, [answer.token_ids for answer in got])
     wait_for("the end of the old ranks", lambda: not alive(rank))
     await asyncio.to_thread(assert_at_rest, cluster)
 

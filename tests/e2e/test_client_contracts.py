@@ -85,14 +85,6 @@ def test_openai_streams_what_it_gets_whole(client: openai.OpenAI) -> None:
     assert _chat(client, _look("blue")).choices[0].message.content != text
 
 
-def test_openai_gets_choices_and_log_probabilities(client: openai.OpenAI) -> None:
-    reply = _chat(client, HELLO, n=2, temperature=1, seed=3, logprobs=True, top_logprobs=2)
-    assert [choice.index for choice in reply.choices] == [0, 1]
-    assert reply.choices[0].message.content != reply.choices[1].message.content
-    assert len(reply.choices[0].logprobs.content) == 8
-    assert len(reply.choices[0].logprobs.content[0].top_logprobs) == 2
-
-
 def test_openai_gets_json_that_fits_its_schema(client: openai.OpenAI) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}
     reply = _chat(client, HELLO, response_format=form, max_tokens=40)
@@ -110,16 +102,6 @@ def test_openai_gets_the_call_that_it_demands(client: openai.OpenAI) -> None:
         {"role": "tool", "tool_call_id": call.id, "content": "done"},
     ]
     assert _chat(client, answer, tools=[TOOL]).choices[0].message.content
-
-
-def test_openai_completes_raw_prompts(client: openai.OpenAI, url: str) -> None:
-    whole = client.completions.create(model=MODEL, prompt="hello", temperature=0, max_tokens=6, logprobs=1)
-    assert len(whole.choices[0].logprobs.tokens) == 6
-    with triptych.Client(url) as asked:
-        ids = asked.tokenize("hello", model=MODEL)
-        assert asked.detokenize(ids, model=MODEL) == "hello"
-    by_ids = client.completions.create(model=MODEL, prompt=[ids, ids], temperature=0, max_tokens=6, echo=True)
-    assert [choice.text for choice in by_ids.choices] == ["hello" + whole.choices[0].text] * 2
 
 
 def test_openai_gets_responses_equal_to_its_chats(client: openai.OpenAI) -> None:

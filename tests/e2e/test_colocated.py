@@ -13,7 +13,7 @@ from support.chaos import faults, stages
 from support.chaos.streams import Streams
 from support.data.checkpoints import build_checkpoint
 from support.data.oracle import assert_exact
-from support.data.traffic import ask, ask_all, expected, mixed_cases
+from support.data.traffic import ask_all, expected, mixed_cases
 from support.processes.cluster import Cluster, start_cluster
 
 TOKENS = 64
@@ -49,17 +49,6 @@ async def test_text_and_pictures_at_once_are_exact(replica):
     answers = await ask_all(replica.cluster.url, cases, TOKENS)
     assert_exact(reference, [answer.token_ids for answer in answers])
     assert [a.prompt_token_ids for a in answers] == [r.prompt_token_ids for r in reference]
-
-
-async def test_the_second_user_of_an_image_costs_no_tower_call_though_the_store_has_no_embedding(replica):
-    case = mixed_cases(2, seed=43)[1]
-    first = await ask(replica.cluster.url, case, 8)
-    before = replica.tower_items
-    second = await ask(replica.cluster.url, case, 8)
-    assert second.token_ids == first.token_ids
-    assert replica.tower_items == before > 0
-    assert first.timings["items"][0]["cache"] == "encoded"
-    assert second.timings["items"][0]["cache"] == "pd"
 
 
 async def test_a_killed_replica_comes_back_and_its_requests_go_on(replica):

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from support.data.checkpoints import build_checkpoint
 from support.data.traffic import picture
-from support.processes.cluster import Cluster, data_url, running_cluster, wait_for
+from support.processes.cluster import Cluster, data_url, running_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-PICTURES = 8
 
 
 @pytest.fixture(scope="module")
@@ -78,34 +73,6 @@ def test_the_record_of_a_real_request_adds_up(cluster: Cluster) -> None:
         }
         assert where <= encoders
     assert {span["where"] for span in record["spans"] if span["name"] in ("prefill", "decode")} == {pd_worker}
-
-
-def test_an_encoder_that_is_killed_is_a_failure_and_another_one_takes_its_place(cluster: Cluster) -> None:
-    before = {worker["name"] for worker in get(cluster, "/cluster")["encoders"]}
-    stopped = cluster.pid("encoder-0")
-    os.kill(stopped, signal.SIGSTOP)
-    with ThreadPoolExecutor(1) as thread:
-        asked = thread.submit(ask, cluster, "killed", range(10, 10 + PICTURES))
-
-        def waits() -> bool:
-            """Whether both have items: those of the one that runs wait for the sizes of the others."""
-            return all(worker["jobs"] for worker in get(cluster, "/cluster")["encoders"])
-
-        wait_for("items at the stopped encoder worker", waits)
-        os.kill(stopped, signal.SIGKILL)
-        assert asked.result(120)["choices"]
-    (failure,) = wait_for("the failure", lambda: get(cluster, "/cluster")["failures"])
-    assert failure["what"].startswith("encoder worker") and "lost" in failure["what"]
-    assert failure["remedy"] and failure["where"] in before
-    record = record_of(cluster, "killed")
-    tries = [span for span in record["spans"] if "this try has failed" in span["note"]]
-    assert tries and {span["where"] for span in tries} == {failure["where"]}
-
-    def back() -> bool:
-        workers = get(cluster, "/cluster")["encoders"]
-        return [worker["state"] for worker in workers] == ["serving", "serving"]
-
-    wait_for("two encoder workers", back)
 
 
 def test_top_prints_one_snapshot_for_scripts(cluster: Cluster) -> None:

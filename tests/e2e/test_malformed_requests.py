@@ -18,7 +18,7 @@ from support.chaos.rest import assert_at_rest
 from support.hostile.malformed import MALFORMED, PNG, with_url, with_value
 from support.processes.cluster import PATIENCE, Cluster
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 COUNT = 200
 

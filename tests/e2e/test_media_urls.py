@@ -12,9 +12,8 @@ import pytest
 from PIL import Image
 from transformers.image_utils import load_image
 
-from support.chaos.rest import assert_at_rest
-from support.data.oracle import assert_exact, image_processor
-from support.data.traffic import Case, ask, ask_all, expected, picture
+from support.data.oracle import assert_exact
+from support.data.traffic import Case, ask_all, expected, picture
 from support.processes.web import WebServer, redirect, reply
 
 TOKENS = 64
@@ -80,23 +79,3 @@ async def test_every_format_by_url_gives_transformers_tokens(families) -> None:
         assert answer.timings is not None
         assert answer.timings["fetch"] > 0
         assert len({item["mm_hash"] for item in answer.timings["items"]}) == 1
-
-
-async def test_processor_options_change_key_and_embedding_and_only_their_value_counts(families) -> None:
-    """`max_pixels` decides into how many patches the picture is cut: other rows under another key."""
-    case = Case((0, QUESTION), (picture(21, 160, 128),))
-    processor = image_processor(families.checkpoints["qwen3_vl"])
-    keys, lengths, caches = [], [], []
-    for least, most in ((1024, 8192), (1024, 16384)):
-        size = {"shortest_edge": least, "longest_edge": most}
-        grid = processor(images=list(case.images), return_tensors="pt", size=size)["image_grid_thw"][0]
-        for options in ({"min_pixels": least, "max_pixels": most}, {"max_pixels": most, "min_pixels": least}):
-            answer = await ask(families.cluster.url, case, 4, model="qwen3_vl", mm_processor_kwargs=options)
-            assert answer.timings is not None
-            keys.append(answer.timings["items"][0]["mm_hash"])
-            caches.append(answer.timings["items"][0]["cache"])
-            lengths.append(len(answer.prompt_token_ids) - int(grid.prod()) // processor.merge_size**2)
-    assert keys[0] == keys[1] != keys[2] == keys[3]
-    assert caches == ["encoded", "store", "encoded", "store"]
-    assert len(set(lengths)) == 1
-    assert_at_rest(families.cluster)

@@ -15,7 +15,7 @@ from support.data.oracle import assert_exact
 from support.data.traffic import ALBUM_TOKENS, OVERLAP_FLAGS, albums, expected
 from support.processes.cluster import running_cluster
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from support.data.traffic import picture
 from support.processes.cluster import PATIENCE, data_url, start_cluster
 from support.processes.spine import FIRST_REQUEST, IDLE, ROOT, Recorder
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- spine: begin -->", "<!-- spine: end -->"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import redis
 
-from support.processes.cluster import Cluster, free_port, wait_for
+from support.processes.cluster import free_port, wait_for
 from support.tracing.collector import Collector, running_collector
 from support.tracing.requests import (
     SECRET,
@@ -22,30 +21,6 @@ from support.tracing.requests import (
     spans_of,
     traced,
 )
-
-
-def restart_pd_worker(cluster: Cluster) -> None:
-    """Another process takes the PD worker's place."""
-    before = cluster.pid("pd-0")
-    incarnations = {worker.incarnation for worker in cluster.workers() if worker.pool == "pd"}
-    cluster.kill("pd-0")
-
-    def there() -> bool:
-        found = {worker.incarnation for worker in cluster.workers() if worker.pool == "pd"}
-        return cluster.pids("pd").get("pd-0", before) != before and bool(found - incarnations)
-
-    wait_for("another PD worker", there)
-
-
-def damage_embeddings(cluster: Cluster) -> None:
-    """Changes the last byte of each stored embedding; the headers stay whole."""
-    with redis.Redis(unix_socket_path=cluster.store_url.removeprefix("unix://")) as client:
-        keys = [key for key in client.scan_iter("*") if client.pttl(key) >= 0]
-        assert keys
-        for key in keys:
-            size = client.strlen(key)
-            [last] = client.getrange(key, size - 1, size - 1)
-            client.setrange(key, size - 1, bytes([last ^ 1]))
 
 
 def test_one_trace_leads_from_the_client_through_all_processes(tmp_path: Path) -> None:
@@ -75,34 +50,6 @@ def test_one_trace_leads_from_the_client_through_all_processes(tmp_path: Path) -
         second = spans_of(collector, again, has("chat demo", "load item", "PD request"))
         assert named(second, "load item").links == ((trace_id, tower.span_id),)
         assert not has("tower")(second)
-
-
-@pytest.mark.slow
-def test_a_reader_is_linked_through_the_store_and_a_damaged_value_is_encoded_again(tmp_path: Path) -> None:
-    with running_collector() as collector, traced(tmp_path / "run", collector) as cluster:
-        url = picture_url((30, 200, 30))
-        made, headers = parent_of_a_trace()
-        ask(cluster, url, headers)
-        tower = named(spans_of(collector, made, has("tower", "PD request")), "tower")
-
-        restart_pd_worker(cluster)  # the next one has nothing in memory
-        read, headers = parent_of_a_trace()
-        ask(cluster, url, headers)
-        load = named(spans_of(collector, read, has("PD request", "load item")), "load item")
-        assert load.attributes["triptych.item.source"] == "store"
-        assert load.links == ((made, tower.span_id),)
-
-        restart_pd_worker(cluster)
-        damage_embeddings(cluster)
-        again, headers = parent_of_a_trace()
-        ask(cluster, url, headers)
-        spans = spans_of(collector, again, has("PD request", "load item", "save", "chat demo"))
-        assert named(spans, "encode item").attributes["triptych.item.re_encode"] is True
-        assert "item damaged" in named(spans, "PD request").events
-        # The encoder worker has kept its output: it saves that again, with the span that computed it.
-        assert not has("tower")(spans)
-        assert named(spans, "load item").links == ((made, tower.span_id),)
-        assert not named(spans, "chat demo").failed
 
 
 @pytest.mark.slow

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import OpenAI
 
 from support.data.checkpoints import build_checkpoint
 from support.data.pictures import picture
 from support.data.sounds import audio_file, sound
-from support.processes.cluster import Cluster, data_url, running_cluster, wait_for
+from support.processes.cluster import Cluster, data_url, running_cluster
 from support.processes.ray_nodes import ENVIRONMENT
 from support.tracing.collector import Collector, running_collector
 from support.tracing.requests import (
@@ -29,7 +28,6 @@ from support.tracing.requests import (
     spans_of,
     traced,
 )
-from triptych.apps.launch.model_path import AUDIO_DEMO_MODEL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -48,17 +46,6 @@ def whole_trace(collector: Collector, cluster: Cluster, colour: tuple[int, int, 
     server = named(spans, "chat demo")
     assert all(server.start - 0.05 <= span.start <= span.end <= server.end + 0.05 for span in spans)
     return services(spans)
-
-
-@pytest.mark.parametrize("replicas", ["1", "2"])  # one keeps embeddings in its memory, two share the store
-def test_a_replica_hands_in_the_spans_of_both_its_sides(tmp_path: Path, replicas: str) -> None:
-    words = ("--topology", "colocated", "--replicas", replicas)
-    with running_collector() as collector, traced(tmp_path / "run", collector, *words) as cluster:
-        for colour in range(4):
-            made_by = whole_trace(collector, cluster, (colour * 60, 30, 30))
-            assert made_by["tower"] == made_by["decode"] == "colocated"
-        instances = {s.instance for s in collector.spans() if s.service == "triptych-colocated"}
-        assert 1 <= len(instances) <= int(replicas)
 
 
 def test_ranks_of_decoder_and_tower_leave_each_span_once(tmp_path: Path) -> None:
@@ -107,31 +94,6 @@ def test_an_encoder_decoder_models_text_sound_or_picture_is_traced_as_an_item(
 
 def spoken() -> str:
     return base64.b64encode(audio_file(sound(2, seed=1), 16_000, "WAV")).decode()
-
-
-def test_a_transcription_is_one_trace_whatever_its_windows(tmp_path: Path) -> None:
-    words = ("--threads", "1", "--served-model-name", "demo")
-    with (
-        running_collector() as collector,
-        running_cluster(
-            AUDIO_DEMO_MODEL, tmp_path / "run", "--otlp-endpoint", collector.url, *words
-        ) as cluster,
-        OpenAI(base_url=f"{cluster.url}/v1", api_key="-", max_retries=0) as client,
-    ):
-        trace_id, headers = parent_of_a_trace()
-        file = ("a.wav", audio_file(sound(75, seed=5), 16_000, "WAV"))
-        client.audio.transcriptions.create(model="demo", file=file, language="en", extra_headers=headers)
-        spans = spans_of(collector, trace_id, has("generate_content demo", "PD request", "tower"))
-        names = [span.name for span in spans]
-        assert names.count("generate_content demo") == 1
-        assert names.count("encode item") >= 2
-        wait_for(
-            "a PD request of each window",
-            lambda: (
-                [s.name for s in collector.spans(trace_id)].count("PD request") == names.count("PD attempt")
-            ),
-        )
-        assert named(spans, "generate_content demo").attributes["http.response.status_code"] == 200
 
 
 def test_actors_of_ray_send_their_spans_too(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from support.hostile.fuzzing import Fuzzer
 
 #: The thorough run's number of inputs is the quick one's, so many times.
-THOROUGH = int(os.environ.get("TRIPTYCH_FUZZ_SCALE", "40"))
+THOROUGH = int(os.environ.get("TRIPTYCH_FUZZ_SCALE", "100"))
 
 
 @pytest.fixture(

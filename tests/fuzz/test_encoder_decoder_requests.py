@@ -14,9 +14,9 @@ from triptych.protos.convert import sampling_to_proto
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.call.model_kind import ModelKind, fit
 from triptych.proxy.call.validation import MAX_SALT
-from triptych.proxy.grpc.generate import generate_call
-from triptych.proxy.http.errors import error_json
+from triptych.proxy.grpc.server import generate_call
 from triptych.proxy.http.form_body import parse_form
+from triptych.proxy.http.json_body import error_json
 from triptych.proxy.openai.audio.request import parse_transcription
 from triptych.proxy.openai.completions.request import parse_completion
 from triptych.proxy.pd.wire import encoder_prompt_to_proto, prompt_to_proto, transcription_to_proto
@@ -117,7 +117,7 @@ def test_two_prompts_and_media_are_calls_or_errors_of_ours(fuzzer: Fuzzer) -> No
         for call in request.calls:
             as_sent(call)
 
-    fuzzer.run("completions with two prompts and media", randoms().map(completion_of), check, 500)
+    fuzzer.run("completions with two prompts and media", randoms().map(completion_of), check, 200)
 
 
 VALUES: dict[str, list[str]] = {
@@ -176,7 +176,7 @@ def test_a_form_with_a_sound_is_a_call_or_an_error_of_ours(fuzzer: Fuzzer) -> No
         else:
             as_sent(request.call)
 
-    fuzzer.run("audio forms", randoms().map(form_of), check, 500)
+    fuzzer.run("audio forms", randoms().map(form_of), check, 200)
 
 
 def test_a_grpc_generate_request_is_a_call_or_an_error_of_ours(fuzzer: Fuzzer) -> None:
@@ -193,4 +193,4 @@ def test_a_grpc_generate_request_is_a_call_or_an_error_of_ours(fuzzer: Fuzzer) -
         except RequestError as error:
             refused_well(error)
 
-    fuzzer.run("gRPC generate requests", messages(proxy_pb2.GenerateRequest, known), check, 250)
+    fuzzer.run("gRPC generate requests", messages(proxy_pb2.GenerateRequest, known), check, 100)

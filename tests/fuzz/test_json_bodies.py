@@ -14,11 +14,11 @@ from triptych.protos import pd_pb2, proxy_pb2
 from triptych.protos.convert import sampling_from_proto, sampling_to_proto
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.grpc.request import call_of as grpc_call
-from triptych.proxy.http.errors import error_json
+from triptych.proxy.http.json_body import error_json
 from triptych.proxy.openai.chat.request import parse_body
 from triptych.proxy.openai.completions.request import parse_completion
 from triptych.proxy.openai.responses.request import parse_responses
-from triptych.proxy.openai.tokenize.endpoint import DetokenizeEndpoint, TokenizeEndpoint
+from triptych.proxy.openai.tokenize import DetokenizeEndpoint, TokenizeEndpoint
 from triptych.proxy.pd.wire import prompt_to_proto, template_to_proto
 from triptych.proxy.splitter import pd_messages
 
@@ -201,7 +201,7 @@ def chat(raw: bytes) -> None:
 
 
 def test_a_chat_body_is_a_call_or_an_error_of_ours(fuzzer: Fuzzer) -> None:
-    fuzzer.run("chat bodies", randoms().map(raw_of), chat, 900)
+    fuzzer.run("chat bodies", randoms().map(raw_of), chat, 300)
 
 
 def test_a_body_of_another_endpoint_is_taken_or_an_error_of_ours(fuzzer: Fuzzer) -> None:
@@ -227,7 +227,7 @@ def test_a_body_of_another_endpoint_is_taken_or_an_error_of_ours(fuzzer: Fuzzer)
         except RequestError as error:
             refused_well(error)
 
-    fuzzer.run("completions, responses, tokenize bodies", randoms().map(other_body), check, 400)
+    fuzzer.run("completions, responses, tokenize bodies", randoms().map(other_body), check, 150)
 
 
 def test_a_grpc_request_is_a_call_or_an_error_of_ours(fuzzer: Fuzzer) -> None:
@@ -249,4 +249,4 @@ def test_a_grpc_request_is_a_call_or_an_error_of_ours(fuzzer: Fuzzer) -> None:
         except RequestError as error:
             refused_well(error)
 
-    fuzzer.run("gRPC chat requests", messages(proxy_pb2.ChatRequest, known), check, 250)
+    fuzzer.run("gRPC chat requests", messages(proxy_pb2.ChatRequest, known), check, 100)

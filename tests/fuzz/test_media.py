@@ -65,7 +65,7 @@ def test_mutated_pictures_become_pixels_or_a_refusal(encoder: EncoderSide, fuzze
     preparer = Preparer(encoder, max_pixels=MAX_PIXELS, threads=1)
     originals = files()
     assert len(originals) > 20
-    fuzzer.run("media bytes", mutated(originals), lambda media: prepared(preparer, media, {}), 150)
+    fuzzer.run("media bytes", mutated(originals), lambda media: prepared(preparer, media, {}), 80)
     preparer.close()
 
 

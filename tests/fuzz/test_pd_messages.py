@@ -192,7 +192,7 @@ def test_any_calls_of_any_proxies_are_answered_and_leave_nothing(
         opened = serving(model, store_url, encoder_cache_memory=1 << 20, kv_memory=4 << 20, max_model_len=128)
         worker, client = runner.run(opened.__aenter__())
         peer = Peer(worker, model.identity.model_key, plans)
-        fuzzer.run("PD calls", randoms(), lambda rng: runner.run(peer.say(rng)), 200)
+        fuzzer.run("PD calls", randoms(), lambda rng: runner.run(peer.say(rng)), 100)
         runner.run(peer.at_rest())
         assert not [record for record in caplog.records if record.exc_info], caplog.text
         good = client.message("good", "hello", max_tokens=3, ignore_eos=True)

@@ -77,7 +77,7 @@ def forged(changes: dict[str, Any], extra: bytes, parts: int, rng: random.Random
 
 
 def test_mutated_values_are_read_or_missing(fuzzer: Fuzzer) -> None:
-    fuzzer.run("stored values, mutated", mutated([VALUE]), read, 500)
+    fuzzer.run("stored values, mutated", mutated([VALUE]), read, 200)
 
 
 def test_values_with_right_checksums_and_wrong_headers_are_read_or_missing(fuzzer: Fuzzer) -> None:
@@ -97,7 +97,7 @@ def test_values_with_right_checksums_and_wrong_headers_are_read_or_missing(fuzze
         st.sampled_from([0, 0, 0, 1, 7, (1 << 32) - 1]),
         randoms(),
     )
-    fuzzer.run("stored values, forged", values, read, 300)
+    fuzzer.run("stored values, forged", values, read, 120)
 
 
 def test_registrations_are_read_or_passed_over(fuzzer: Fuzzer) -> None:
@@ -112,7 +112,7 @@ def test_registrations_are_read_or_passed_over(fuzzer: Fuzzer) -> None:
         found = _unpack(raw)
         assert found is None or isinstance(found.address, str)
 
-    fuzzer.run("registrations", mutated([good]) | odd, unpack, 200)
+    fuzzer.run("registrations", mutated([good]) | odd, unpack, 100)
 
 
 def pack_or_empty(value: Any) -> bytes:
@@ -148,7 +148,7 @@ def test_any_reply_to_a_get_is_a_value_of_the_right_size_or_an_error(fuzzer: Fuz
             else:
                 assert value is None or len(value) <= 64
 
-        fuzzer.run("store replies", replies, lambda pieces: runner.run(exchange(pieces)), 150)
+        fuzzer.run("store replies", replies, lambda pieces: runner.run(exchange(pieces)), 80)
 
 
 def _small(nbytes: int) -> memoryview:

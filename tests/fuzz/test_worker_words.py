@@ -16,8 +16,8 @@ from triptych.apps.client.wire import EventLines
 from triptych.base.errors import RequestError
 from triptych.base.types import SamplingParams
 from triptych.protos import pd_pb2
+from triptych.proxy.call.answer import CallText, make_parser
 from triptych.proxy.call.chat import ChatCall, ChatMessage
-from triptych.proxy.call.tool_parser import CallText, make_parser
 from triptych.proxy.call.tools import CallForm
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -103,7 +103,7 @@ def test_any_output_is_text_and_calls_wherever_it_is_cut(form: CallForm, fuzzer:
         if not whole[1]:
             assert whole[0] == text
 
-    fuzzer.run(f"tool calls, {form.value}", randoms().map(output_of), check, 300)
+    fuzzer.run(f"tool calls, {form.value}", randoms().map(output_of), check, 120)
 
 
 def line_of(rng: random.Random) -> str:
@@ -126,4 +126,4 @@ def test_any_line_of_a_stream_is_an_event_or_an_error_of_ours(fuzzer: Fuzzer) ->
         else:
             assert event is None or isinstance(event, dict)
 
-    fuzzer.run("lines of a stream", randoms().map(line_of), check, 200)
+    fuzzer.run("lines of a stream", randoms().map(line_of), check, 100)

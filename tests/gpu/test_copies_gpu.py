@@ -18,7 +18,7 @@ from support.engine.failing_copies import fail_each_in_turn, swapping_cell
 from support.engine.tight_engine import ServerlessStore, mark_of, wide_feature
 from support.engine.transfers import wait_for
 from triptych.ec_connector.base import ECTransferConfig, EncoderOutput
-from triptych.ec_connector.connectors import pinned_memory
+from triptych.ec_connector.connectors import host_buffers
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 from triptych.encoder_worker import host_copier
@@ -79,7 +79,7 @@ def test_items_come_to_the_device_through_one_pool_that_is_locked_once(
 ) -> None:
     store: Any = worker._client._store
     locks: list[int] = []
-    monkeypatch.setattr(pinned_memory, "PinnedMemory", lambda *_, **__: locks.append(1))
+    monkeypatch.setattr(host_buffers, "PinnedMemory", lambda *_, **__: locks.append(1))
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: locks.append(1))
     cache: dict[str, EncoderOutput] = {}
     for number in range(20):

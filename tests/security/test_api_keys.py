@@ -22,8 +22,7 @@ from triptych.base.config import check_front_door
 from triptych.base.errors import ConfigError
 from triptych.base.rpc.channels import make_channel
 from triptych.protos import proxy_pb2, proxy_pb2_grpc
-from triptych.proxy.auth.key_ring import KeyRing
-from triptych.proxy.auth.keys import KeyLimits
+from triptych.proxy.auth.keys import KeyLimits, KeyRing
 from triptych.store.embedding_store import EmbeddingStore
 
 ALICE, BOB, CAROL = "tk-alice-0123456789", "tk-bob-0123456789", "tk-carol-0123456789"

@@ -15,8 +15,6 @@ from support.data.checkpoints import build_checkpoint
 from support.data.pictures import picture
 from support.engine.encoder_bench import Bench, Job, bench, png
 from triptych.base.rpc.channels import make_channel, make_server
-from triptych.base.rpc.server_auth import SESSION_HEADER, WorkerAuth
-from triptych.base.types import WorkerInfo
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder
 from triptych.protos import encoder_pb2, encoder_pb2_grpc, pd_pb2, pd_pb2_grpc
@@ -228,13 +226,15 @@ async def _code(
 
 
 TOKEN = "token-of-the-cluster"
-#: What callers show that make no proof.
-STRANGERS: list[tuple[str, dict[str, str | bytes]]] = [
-    ("nothing", {}),
-    ("a guess", {SESSION_HEADER: bytes(128)}),
-    ("half a session", {SESSION_HEADER: bytes(64)}),
-    ("the token, as older versions sent it", {"x-triptych-token": TOKEN}),
-    ("a key", {"authorization": f"Bearer {TOKEN}"}),
+#: What callers show that are not of the cluster.
+STRANGERS: list[tuple[str, list[tuple[str, str | bytes]]]] = [
+    ("nothing", []),
+    ("a guess", [("authorization", "Bearer token-of-another-cluster")]),
+    ("the token's beginning", [("authorization", f"Bearer {TOKEN[:-1]}")]),
+    ("the token and more", [("authorization", f"Bearer {TOKEN}x")]),
+    ("no scheme", [("authorization", TOKEN)]),
+    ("two headers", [("authorization", f"Bearer {TOKEN}"), ("authorization", "Bearer x")]),
+    ("another header", [("x-triptych-token", TOKEN)]),
 ]
 
 
@@ -243,18 +243,16 @@ async def test_every_call_to_a_worker_needs_the_cluster_token(name, shown):
     services = (encoder_pb2.DESCRIPTOR.services_by_name, pd_pb2.DESCRIPTOR.services_by_name)
     known = {name for table in services for service in table.values() for name in service.methods_by_name}
     assert {name for _, name, _ in CALLS} == known
-    door = WorkerAuth(TOKEN)
-    server = make_server(door)
+    server = make_server(TOKEN)
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(encoder_pb2_grpc.EncoderServiceServicer(), server)
     pd_pb2_grpc.add_PDServiceServicer_to_server(pd_pb2_grpc.PDServiceServicer(), server)
     health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
     port = server.add_insecure_port("127.0.0.1:0")
-    door.add_worker(WorkerInfo(f"127.0.0.1:{port}", "pd", "i", "k", "m"))
     await server.start()
     try:
         async with make_channel(f"127.0.0.1:{port}") as channel:
             for stub, method, message in CALLS:
-                code = await _code(channel, stub, method, message, tuple(shown.items()))
+                code = await _code(channel, stub, method, message, tuple(shown))
                 assert code is grpc.StatusCode.UNAUTHENTICATED, (method, name)
             check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
             assert await check.code() is grpc.StatusCode.OK

@@ -130,22 +130,6 @@ def test_the_media_type_that_is_announced_decides_nothing(target: Target) -> Non
         assert (status, reply["error"]["param"]) == (400, FIELD)
 
 
-def test_equal_bytes_in_another_shape_or_palette_are_other_pictures(target: Target) -> None:
-    noise = picture(4, 64, 96).tobytes()
-    tall, wide = Image.frombytes("RGB", (64, 96), noise), Image.frombytes("RGB", (96, 64), noise)
-    grey = picture(5, 64, 64).convert("L")
-    palette = grey.copy()
-    palette.putpalette([value for index in range(256) for value in (255 - index, index // 2, 0)])
-    before = tower_calls(target)
-    for image in (tall, wide, grey, palette, grey.convert("RGB"), grey.convert("1")):
-        assert ask(target, png(image))[0] == 200
-    assert tower_calls(target) - before == 6
-
-
-def tower_calls(target: Target) -> float:
-    return target.cluster.total("encoder", "triptych_encoder_tower_items_total")
-
-
 @pytest.mark.parametrize("size", [(64, 64), (96, 32)])
 def test_a_uuid_that_another_picture_had_gives_the_answer_of_ones_own(
     target: Target, size: tuple[int, int]

@@ -76,12 +76,6 @@ def bounds(source: str) -> set[str]:
     return found
 
 
-def test_a_bound_in_a_source_is_seen() -> None:
-    assert bounds("places = asyncio.Semaphore(8)") == {"Semaphore"}
-    assert bounds("def f():\n    raise Overloaded('full')") == {"Overloaded"}
-    assert bounds("asyncio.Queue(maxsize=3); asyncio.Queue(); queue.Queue(3)") == {"Queue"}
-
-
 def test_no_budget_of_the_proxy_is_outside_its_table() -> None:
     found = {
         (str(path.relative_to(PROXY)), name)

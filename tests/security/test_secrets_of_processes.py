@@ -21,6 +21,7 @@ import redis
 
 from support.data.checkpoints import build_checkpoint
 from support.fakes.impostor import Impostor, registration
+from support.matrix import matrix
 from support.processes.cluster import Cluster, start_cluster, wait_for
 from triptych.apps.launch.embedded_store import EmbeddedStore, find_server_binary
 from triptych.registry.registry import Registry
@@ -107,7 +108,7 @@ async def _registered(url: str, impostor: Impostor) -> list[Any]:
         await store.close()
 
 
-@pytest.mark.parametrize("way", ["flag", "variable", "file"])
+@pytest.mark.parametrize("way", matrix(["file", "flag", "variable"]))
 async def test_nobody_sees_a_secret_of_a_real_cluster(tmp_path: Path, guarded_store: Path, way: str) -> None:
     user = "worker" if way == "variable" else ""
     url = f"unix://{user}:{quote(PASSWORD, safe='')}@{guarded_store}"

@@ -157,11 +157,6 @@ async def test_a_look_up_sees_no_value_behind_a_damaged_head(store: EmbeddingSto
     assert await store.look_up([(PLAN.mm_hash, NAMESPACE)]) == [None]
 
 
-async def test_an_undamaged_forgery_would_be_read(store: EmbeddingStore) -> None:
-    await store.control.execute("SET", KEY, forged(), "PX", 60000)
-    assert isinstance(await store.load(PLAN, fresh_buffer), Loaded)
-
-
 async def test_a_key_of_another_kind_is_missing(store: EmbeddingStore) -> None:
     await store.control.execute("HSET", KEY, "a", "b")
     missing = await store.load(PLAN, fresh_buffer)

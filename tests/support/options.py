@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
-import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from click.testing import CliRunner
+
+from triptych.apps.cli import CONFIG_EXIT
 from triptych.apps.cli.app import app
 from triptych.apps.launch.model_path import DEMO_MODEL
 from triptych.base.config import ServeConfig
 from triptych.base.config.flags import Config, config_from
+from triptych.base.errors import ConfigError
 
 C = TypeVar("C", bound=Config)
 
@@ -29,18 +33,33 @@ def serve_config(*words: str, model: Path = DEMO_MODEL) -> ServeConfig:
     return replace(config, model=str(model), encoder=encoder, pd=pd)
 
 
-def triptych(*words: str) -> subprocess.CompletedProcess[str]:
-    """`triptych` with these words, run to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "triptych.apps.cli", *words],
-        text=True,
-        capture_output=True,
-        timeout=50,
-        check=False,
-    )
+@dataclass(frozen=True)
+class Ended:
+    """How a command has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def assert_refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
+def triptych(*words: str) -> Ended:
+    """`triptych` with these words, run to its end in this process: what is refused starts nothing."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    try:
+        result = CliRunner().invoke(app, list(words), prog_name="triptych")
+    finally:
+        root.handlers[:], level = before
+        root.setLevel(level)
+    error = result.exception
+    if isinstance(error, ConfigError):
+        return Ended(CONFIG_EXIT, result.stdout, f"{result.stderr}triptych: {error}\n")
+    if error is not None and not isinstance(error, SystemExit):
+        raise error
+    return Ended(result.exit_code, result.stdout, result.stderr)
+
+
+def assert_refused(result: Ended | subprocess.CompletedProcess[str], *words: str) -> None:
     """The command ended as one that cannot work, and said all of `words`."""
     assert result.returncode == 2, result.stderr
     assert "Traceback" not in result.stderr

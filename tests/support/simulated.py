@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from triptych.base.config import GIB, PDConfig, ProxyConfig
-from triptych.goodput.load.arrivals import Arrivals, arrival_times
-from triptych.goodput.load.workload import PlannedRequest, Workload, plan_requests
+from triptych.goodput.load.workload import Arrivals, PlannedRequest, Workload, arrival_times, plan_requests
 from triptych.simulator.cluster.context import Simulation
 from triptych.simulator.cluster.shape import ClusterShape, Limits
 from triptych.simulator.costs.costs import CostModel, EncoderCosts, ModelShape, PDCosts, ProxyCosts

@@ -203,15 +203,3 @@ async def test_a_store_that_is_down_for_five_seconds_under_load_costs_no_request
         for halves in (before, meanwhile):
             await assert_all_exact(halves, reference)
     await holds("all workers to register again", lambda: len(door.workers()) == 4)
-
-
-async def test_a_store_that_is_flushed_under_load_changes_no_answer(door, reference):
-    flushed = 0
-    async with load(door, "flushed") as halves:
-        for _ in range(8):
-            flushed += len(door.store.call("KEYS", "ec:*"))
-            door.store.call("FLUSHALL")
-            await asyncio.sleep(0.3)
-        await assert_all_exact(halves, reference)
-    assert flushed
-    await holds("all workers to register again", lambda: len(door.workers()) == 4)

@@ -16,7 +16,6 @@ from support.stores.server import StoreServer
 from support.vllm_engine.engines import Engines
 from support.vllm_engine.front_door import DTYPE, assert_varied_and_exact
 from support.vllm_engine.server import VllmServer
-from support.waiting import until
 from triptych.registry.registry import Registry
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -71,33 +70,3 @@ async def test_mixed_requests_through_the_proxy_are_answered_as_generate_does(
         answers = await ask_all(url, cases, TOKENS)
     assert_varied_and_exact(reference, [answer.token_ids for answer in answers])
     assert vllm.is_alive()
-
-
-async def test_embeddings_that_are_deleted_beside_a_native_worker_change_no_answer(
-    checkpoint, store, vllm, tmp_path
-):
-    cases = mixed_cases(32, seed=4)
-    reference = await asyncio.to_thread(expected, checkpoint, cases, TOKENS)
-    async with asyncio.timeout(300), cluster(checkpoint, store, vllm, tmp_path, native=True) as url:
-        answers = asyncio.create_task(ask_all(url, cases, TOKENS))
-        deleted = 0
-        for _ in range(6):
-            await asyncio.sleep(0.25)
-            deleted += await delete_embeddings(store)
-        assert deleted
-        await until(answers.done, "the answers", 120)
-        outputs = [answer.token_ids for answer in answers.result()]
-    assert_varied_and_exact(reference, outputs)
-    assert vllm.is_alive()
-
-
-async def delete_embeddings(store: StoreServer) -> int:
-    """How many there were."""
-    client = await EmbeddingStore.connect(store.url)
-    try:
-        found = [key for key in await client.control.execute("KEYS", "ec:*") if b"{" in key]
-        if found:
-            await client.control.execute("DEL", *found)
-        return len(found)
-    finally:
-        await client.close()

@@ -83,15 +83,3 @@ def test_it_names_the_grid_and_key_of_each_item_in_its_answer(fleet, producer):
     answer = producer.ask([raw(image, fleet.encoder.key(image)), TEXT], 1)
     item = answer["ec_transfer_params"][fleet.encoder.key(image)]
     assert item["metadata"]["image_grid_thw"] in ([[1, 6, 12]], [1, 6, 12])
-
-
-def test_it_answers_while_the_store_is_down_and_saves_again_afterwards(fleet, producer):
-    lost, kept = fresh(), fresh()
-    fleet.store.kill()
-    try:
-        answer = producer.ask([raw(lost, fleet.encoder.key(lost)), TEXT], 1)
-        assert answer["status"] == 200, answer
-    finally:
-        fleet.store.start()
-    encoded(fleet, producer, kept)
-    assert producer.is_alive()

@@ -50,13 +50,20 @@ class Health:
     def __init__(self, server: aio.Server) -> None:
         self._servicer = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        #: Services that it answers for: the process, and by its incarnation each registration of a worker, so
+        #: that a proxy does not take another process at the address for it.
+        self.services = {""}
 
     async def serving(self) -> None:
-        await self._servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+        await self._set_all(health_pb2.HealthCheckResponse.SERVING)
 
     async def stalled(self) -> None:
         """Proxies send no new requests, until `serving`: an engine stands still."""
-        await self._servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._set_all(health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    async def _set_all(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for service in self.services:
+            await self._servicer.set(service, status)
 
     async def reaches_store(self, reaches: bool) -> None:
         """Proxies send no work to this process that needs the embedding store while it `reaches` none."""

@@ -16,8 +16,7 @@ from blake3 import blake3
 
 from triptych.base.errors import ConfigError
 from triptych.base.hashing import framed_digest
-from triptych.base.progress.progress import step
-from triptych.base.progress.step import BYTES
+from triptych.base.progress.progress import BYTES, step
 from triptych.base.types import JsonObject
 from triptych.models.checkpoint.folder import read_config, safetensors_files
 from triptych.models.registry import family_of

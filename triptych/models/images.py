@@ -14,6 +14,7 @@ import torch
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.types import JsonObject, Options
 from triptych.models.checkpoint.folder import read_config, read_json
+from triptych.models.patches import PatchRecipe
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -44,6 +45,10 @@ class ImageProcessor:
         for name in ("_name_or_path", "processor_class"):
             settings.pop(name, None)
         return {"settings": settings, "backend": BACKEND, "version": PIL.__version__}
+
+    def patch_recipe(self) -> PatchRecipe | None:
+        """The fast path of a Qwen processor, proven on a few pictures; None where there is none."""
+        return PatchRecipe.of(self._processor)
 
     def get(self, name: str) -> Any:
         """One of the processor's settings, None where it has no such one."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from triptych.base.errors import ConfigError
 from triptych.base.machine.heap import trim_heap
@@ -114,11 +115,16 @@ def family_of(path: Path) -> Family:
     for architecture in architectures:
         if entry_points(group=ADAPTERS, name=architecture):
             return OutsideFamily(model_type or architecture, architecture, architecture)
-    if architectures:
-        return GenericFamily(model_type or "generic", architectures[0], architectures[0])
-    named = model_type or "no architecture"
+    known_to_transformers = [name for name in architectures if hasattr(transformers, name)]
+    if known_to_transformers:
+        name = known_to_transformers[0]
+        return GenericFamily(model_type or name, name, name)
+    named = ", ".join(architectures) or model_type or "no architecture"
     known = "; ".join(f"{family.title} ({family.architecture})" for family in FAMILIES)
-    raise ConfigError(f"MODEL={path} is of an unknown architecture, {named}: the families are {known}")
+    raise ConfigError(
+        f"MODEL={path} is of an unknown architecture, {named}: the families are {known}; and "
+        f"image-text classes of transformers {transformers.__version__} (remote code is never run)"
+    )
 
 
 def load_encoder(

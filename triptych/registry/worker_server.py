@@ -17,7 +17,7 @@ from triptych.base.errors import ConfigError
 from triptych.base.metrics import show_expiry
 from triptych.base.progress.progress import ready
 from triptych.base.rpc.channels import listen, make_server
-from triptych.base.rpc.server_auth import WorkerAuth
+from triptych.base.rpc.internal_token import InternalToken
 from triptych.base.rpc.tls.certificates import Certificates, internal_certificates
 from triptych.base.status.service_status import ServiceStatus
 from triptych.base.status.status_server import StatusServer, status_server
@@ -83,8 +83,8 @@ class WorkerServer:
     ) -> None:
         self._service = service
         self._drain_timeout = config.drain_timeout
-        self._auth = WorkerAuth(config.internal_token)
-        self.grpc = make_server(self._auth, options=options)
+        self._token = config.internal_token
+        self.grpc = make_server(self._token, options=options)
         self._certificates = internal_certificates(config)
         self.address = bind(self.grpc, config, self._certificates)
         self.health = Health(self.grpc)
@@ -113,7 +113,10 @@ class WorkerServer:
         `degraded` is what the worker lacks.
         """
         registry, status = Registry(self._process.store), self._process.page.status
-        beats = [Heartbeat(registry, self._auth.add_worker(info), healthy=watch.healthy) for info in infos]
+        if self._token:
+            infos = [InternalToken(self._token).signed(info) for info in infos]
+        self.health.services.update(info.incarnation for info in infos)
+        beats = [Heartbeat(registry, info, healthy=watch.healthy) for info in infos]
         # Not `watch.healthy`: a restart of this process does not help a process that this one waits for.
         status.follow(watch.alive, lambda: (*beats[0].degraded(), *degraded()))
         worker.start()

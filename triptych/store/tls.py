@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,12 +10,12 @@ from typing import Any
 
 from redis.asyncio import Connection
 
+from triptych.base.config.tls import TlsFiles
 from triptych.base.errors import ConfigError
+from triptych.base.rpc.tls.certificates import Certificates
+from triptych.base.rpc.tls.material import TlsMaterial
 
-logger = logging.getLogger(__name__)
-
-#: Modification time, size and inode of each file: a renewed file, or a link set anew, has another.
-_Stamp = tuple[tuple[int, int, int] | None, ...]
+_FLAGS = ("--store-cert-file", "--store-key-file", "--store-ca-file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,46 +27,33 @@ class StoreTls:
     key_file: str = ""
 
     def context(self) -> ssl.SSLContext:
-        """The context for a new connection, of the files as they are now; ConfigError when it cannot be made.
-
-        Files renewed wrongly (half written, or a key of another certificate) are logged once, and the context
-        made before stays in use.
-        """
-        stamp = tuple(_stamp(path) for path in (self.ca_file, self.cert_file, self.key_file) if path)
-        made = _made.get(self)
-        if made is not None and made[0] == stamp:
-            return made[1]
-        try:
-            context = self._new_context()
-        except ConfigError as error:
-            if made is None:
-                raise
-            logger.error("%s; new connections to the store use the files as they were before", error)
-            context = made[1]
-        _made[self] = (stamp, context)
-        return context
-
-    def _new_context(self) -> ssl.SSLContext:
-        if self.ca_file:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            with _named("--store-ca-file", self.ca_file, "certificates of CAs as PEM"):
-                context.load_verify_locations(cafile=self.ca_file)
-        else:
-            context = ssl.create_default_context()
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        if self.cert_file:
-            with _named("--store-cert-file", self.cert_file, "a certificate as PEM"):
-                ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=self.cert_file)
-            with _named(
-                "--store-key-file", self.key_file, "the key of --store-cert-file as PEM, unencrypted"
-            ):
-                # Without a password, OpenSSL would ask the terminal for that of an encrypted key.
-                context.load_cert_chain(self.cert_file, self.key_file, password="")
-        return context
+        """The context for a new connection, which follows the files; ConfigError when it cannot be made."""
+        if (used := _used.get(self)) is None:
+            files = TlsFiles(self.cert_file, self.key_file, self.ca_file, flags=_FLAGS)
+            used = _used[self] = Certificates(files, read=_client_material)
+        return used.current().context
 
 
-#: The newest context of each set of files, with their stamp.
-_made: dict[StoreTls, tuple[_Stamp, ssl.SSLContext]] = {}
+#: The certificates of each set of files.
+_used: dict[StoreTls, Certificates] = {}
+
+
+def _client_material(files: TlsFiles) -> TlsMaterial:
+    (cert_flag, cert), (key_flag, key), (ca_flag, ca) = files.named
+    if ca:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        with _named(ca_flag, ca, "certificates of CAs as PEM"):
+            context.load_verify_locations(cafile=ca)
+    else:
+        context = ssl.create_default_context()
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if cert:
+        with _named(cert_flag, cert, "a certificate as PEM"):
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=cert)
+        with _named(key_flag, key, f"the key of {cert_flag} as PEM, unencrypted"):
+            # Without a password, OpenSSL would ask the terminal for that of an encrypted key.
+            context.load_cert_chain(cert, key, password="")
+    return TlsMaterial(b"", b"", b"", "", 0.0, context)
 
 
 @contextmanager
@@ -81,14 +66,6 @@ def _named(flag: str, path: str, what: str) -> Iterator[None]:
         raise ConfigError(f"{flag} {path} must hold {what}") from None
     except OSError as error:
         raise ConfigError(f"{flag} {path} cannot be read: {error.strerror}") from None
-
-
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 class TlsConnection(Connection):

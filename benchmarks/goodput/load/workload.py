@@ -1,10 +1,16 @@
-"""Workloads: what requests are made of. Planning is pure and decided by the seed alone."""
+"""Workloads: what requests are made of, and when they are sent. Planning is decided by the seed alone."""
 
 from __future__ import annotations
 
+import hashlib
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from triptych.base.errors import ConfigError
 
@@ -121,3 +127,135 @@ def parse_sizes(text: str) -> tuple[tuple[int, int, float], ...]:
         return tuple(found)
     except ValueError:
         raise ConfigError(f"--image-size {text!r}: write 640x640, or 320x320:0.7,1280x720:0.3") from None
+
+
+Side = Annotated[int, msgspec.Meta(ge=1, le=16384)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+
+
+class _Image(msgspec.Struct):
+    id: str
+    width: Side
+    height: Side
+
+
+class _Line(msgspec.Struct):
+    time: Annotated[float, msgspec.Meta(ge=0)]
+    text_tokens: Count
+    output_tokens: Count
+    images: list[_Image] = []
+
+
+def read_trace(path: Path, speed: float = 1.0, seed: int = 0) -> list[tuple[float, PlannedRequest]]:
+    """Times and requests of a recorded load, by time: one JSON object a line.
+
+        {"time": 0.25, "text_tokens": 400, "output_tokens": 150,
+         "images": [{"id": "a", "width": 640, "height": 480}]}
+
+    `time` is in seconds from the start; pictures with one id are the same picture; `images` may be missing.
+    `speed` 2 replays twice as fast. ConfigError names the line.
+    """
+    decoder = msgspec.json.Decoder(_Line)
+    found = []
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(f"--trace {path}: {error.strerror}") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            entry = decoder.decode(line)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"--trace {path} line {number}: {error}") from error
+        found.append((entry.time / speed, _planned(entry, number, seed)))
+    if not found:
+        raise ConfigError(f"--trace {path} holds no request")
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def _planned(entry: _Line, number: int, seed: int) -> PlannedRequest:
+    pictures = tuple(Picture(_seed_of(image.id, seed), image.width, image.height) for image in entry.images)
+    return PlannedRequest(seed * 1_000_003 + number, entry.text_tokens, entry.output_tokens, pictures)
+
+
+def _seed_of(name: str, seed: int) -> int:
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=6).digest()
+    return int.from_bytes(digest, "big")
+
+
+KINDS = ("poisson", "gamma", "constant", "ramp")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """`rate` in requests per second; `burstiness` of gamma: below 1 burstier than Poisson, above 1 calmer.
+
+    A ramp goes from `rate` to `ramp_to` evenly over the window.
+    """
+
+    kind: str = "poisson"
+    rate: float = 1.0
+    burstiness: float = 1.0
+    ramp_to: float = 0.0
+
+
+def check_arrivals(arrivals: Arrivals) -> None:
+    """ConfigError naming the flag of a value that cannot be."""
+    if arrivals.kind not in KINDS:
+        raise ConfigError(f"--arrivals {arrivals.kind!r} is not known: use one of {', '.join(KINDS)}")
+    if not 0 < arrivals.rate < math.inf:
+        raise ConfigError(f"--rate {arrivals.rate:g} must be above 0")
+    if not 0 < arrivals.burstiness < math.inf:
+        raise ConfigError(f"--burstiness {arrivals.burstiness:g} must be above 0")
+    if arrivals.kind == "ramp" and not 0 < arrivals.ramp_to < math.inf:
+        raise ConfigError("--arrivals ramp needs --ramp-to with a rate above 0")
+
+
+def mean_rate(arrivals: Arrivals) -> float:
+    return (arrivals.rate + arrivals.ramp_to) / 2 if arrivals.kind == "ramp" else arrivals.rate
+
+
+def arrival_times(arrivals: Arrivals, count: int, seed: int) -> list[float]:
+    """`count` ascending times. Random gaps are scaled so that the last is exactly at count / rate.
+
+    Short windows would else offer another rate than they say; `vllm bench serve` does the same.
+    """
+    rng = random.Random(f"arrivals-{seed}")
+    if arrivals.kind == "ramp":
+        return _ramp(arrivals, count, rng)
+    draw: Callable[[], float]
+    if arrivals.kind == "constant":
+        draw = _always_one
+    else:
+        shape = arrivals.burstiness if arrivals.kind == "gamma" else 1.0
+
+        def draw() -> float:
+            return rng.gammavariate(shape, 1.0)
+
+    return _scaled([draw() for _ in range(count)], count / arrivals.rate)
+
+
+def _always_one() -> float:
+    return 1.0
+
+
+def _scaled(gaps: Sequence[float], end: float) -> list[float]:
+    total, at, times = sum(gaps), 0.0, []
+    for gap in gaps:
+        at += gap
+        times.append(at / total * end)
+    return times
+
+
+def _ramp(arrivals: Arrivals, count: int, rng: random.Random) -> list[float]:
+    """Poisson at unit rate, taken back through the rate's integral a·t + (b−a)·t²/2T."""
+    span = count / mean_rate(arrivals)
+    curve = (arrivals.ramp_to - arrivals.rate) / span
+    unit = _scaled([rng.expovariate(1.0) for _ in range(count)], count)
+    return [_inverse(arrivals.rate, curve, seen) for seen in unit]
+
+
+def _inverse(rate: float, curve: float, seen: float) -> float:
+    """t with rate·t + curve·t²/2 = seen, in the form that stays exact when the curve is flat."""
+    return 2 * seen / (rate + math.sqrt(max(rate * rate + 2 * curve * seen, 0.0)))

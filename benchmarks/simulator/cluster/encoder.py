@@ -14,7 +14,8 @@ from triptych.base.config import MIB
 from triptych.base.errors import Unavailable
 from triptych.base.types import ItemPlan
 from triptych.encoder_worker.scheduler import EncoderItem, EncoderScheduler, Stage
-from triptych.proxy.ports import JobFailure, JobReady
+from triptych.proxy.events import JobReady
+from triptych.proxy.ports import JobFailure
 from triptych.simulator.cluster.context import ByteLru, SimulationContext
 from triptych.simulator.cluster.loop import FifoLock
 from triptych.simulator.cluster.requests import SimulatedItem

@@ -15,9 +15,8 @@ from typing import Any, Protocol, cast
 from triptych.base.errors import RequestError
 from triptych.base.types import FinishReason
 from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput, ECTransferConfig
-from triptych.ec_connector.connectors.reports import Reports
 from triptych.ec_connector.connectors.scheduler_role import TableScheduler
-from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
+from triptych.ec_connector.metadata import Fetch, LoadId, Reports, TransferMetadata
 from triptych.pd_worker.core.admission import Admission
 from triptych.pd_worker.core.encoder_cache import EncoderCache
 from triptych.pd_worker.core.items.tracker import ItemTracker

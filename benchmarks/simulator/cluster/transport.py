@@ -12,9 +12,11 @@ from triptych.pd_worker.core import request_events as pd
 from triptych.pd_worker.core.request_events import EngineEvent, NewTokens
 from triptych.protos import encoder_pb2, pd_pb2
 from triptych.protos.convert import error_to_proto
+from triptych.proxy import events as proxy
 from triptych.proxy.call.chat import Started
+from triptych.proxy.events import JobReady
 from triptych.proxy.media.ports import ItemMedia
-from triptych.proxy.ports import JobFailure, JobOwner, JobReady, LinkOwner, RequestEvents
+from triptych.proxy.ports import JobFailure, JobOwner, LinkOwner, RequestEvents
 from triptych.simulator.cluster.context import SimulationContext
 from triptych.simulator.cluster.encoder import SimulatedEncoder
 from triptych.simulator.cluster.pd import SimulatedPD
@@ -191,22 +193,25 @@ class SimulatedLink:
             if client := self._clients.get(event.request_id):
                 if type(event) is pd.RequestFinished and client.moments:
                     self._events.tokens(event.request_id, event.attempt, 0, client.token_ids, "")
-                _report(self._events, event)
+                if (read := _worker_event(event)) is not None:
+                    self._events.deliver(event.request_id, read)
         self._owner.stepped()
 
 
-def _report(sink: RequestEvents, event: EngineEvent) -> None:
-    request_id, attempt = event.request_id, event.attempt
+def _worker_event(event: EngineEvent) -> proxy.WorkerEvent | None:
+    """The event as the proxy gets it; None of what it does not hear of."""
+    attempt = event.attempt
     match event:
         case pd.RequestFinished(reason=FinishReason.ERROR | FinishReason.ABORT):
             error = event.error or InternalError("the PD worker aborted the request")
-            sink.refused(request_id, attempt, error)
+            return proxy.Refused(attempt, error)
         case pd.RequestFinished():
-            sink.finished(request_id, attempt, event.reason, event.usage, event.timings)
+            return proxy.Finished(attempt, event.reason, event.usage, event.timings)
         case pd.RequestAdmitted():
             placements = [(place.offset, place.length) for place in event.placements]
-            sink.admitted(request_id, attempt, Started(tuple(event.prompt_token_ids)), placements)
+            return proxy.Admitted(attempt, Started(tuple(event.prompt_token_ids)), placements)
         case pd.ItemLoaded():
-            sink.item_loaded(request_id, attempt, event.mm_hash)
+            return proxy.LoadReported(attempt, event.mm_hash)
         case pd.ItemMissing():
-            sink.item_missing(request_id, attempt, event.mm_hash, event.damaged_digest)
+            return proxy.MissReported(attempt, event.mm_hash, event.damaged_digest)
+    return None

@@ -30,19 +30,6 @@ SHARES, REUSES = (0.0, 0.5, 1.0), (0.0, 0.5, 0.9)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is answered beside the ratio. `rate`: requests per second to buy devices for; 0: none.
-
-    `store_rate`: bytes per second of the store in both directions; 0: as measured.
-    """
-
-    rate: float = 0.0
-    sensitivity: bool = True
-    scale: bool = False
-    store_rate: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class Purchase:
     """`shape` serves `rate`; `confirmed` in simulation. `dollars_per_million` requests, if priced."""
 
@@ -101,19 +88,29 @@ class CapacityPlan:
         return advise(self.ratios, estimate(self.question), best / baseline if best and baseline else 1.0)
 
 
-def answer(question: Question, wanted: Wanted) -> CapacityPlan:
-    """ConfigError for what cannot be answered."""
+def answer(
+    question: Question,
+    *,
+    rate: float = 0.0,
+    sensitivity: bool = True,
+    scale: bool = False,
+    store_rate: float = 0.0,
+) -> CapacityPlan:
+    """The ratio, and beside it devices for `rate` requests per second (0: none), sensitivity and scaling.
+
+    `store_rate`: bytes per second of the store either way; 0: as measured. ConfigError for bad input.
+    """
     check_question(question)
-    if wanted.scale and question.device.ranks > 1:
+    if scale and question.device.ranks > 1:
         raise ConfigError("--scale counts workers of one rank each: leave out --pd-ranks")
     began = time.process_time()
     with step("simulating", unit="searches") as running:
         trials = Trials(question, running)
-        later = sensitivity_searches(question.workload) if wanted.sensitivity else 0
+        later = sensitivity_searches(question.workload) if sensitivity else 0
         ratios = best_ratio(trials, later)
-        bought = purchases(trials, ratios, wanted.rate) if wanted.rate else ()
-        moved = sensitivity(trials, ratios) if wanted.sensitivity else ()
-    scaled = scaling(question, ratios.best, wanted.store_rate) if wanted.scale and ratios.best.rate else None
+        bought = purchases(trials, ratios, rate) if rate else ()
+        moved = sensitivity_points(trials, ratios) if sensitivity else ()
+    scaled = scaling(question, ratios.best, store_rate) if scale and ratios.best.rate else None
     seconds, requests = time.process_time() - began, trials.requests
     return CapacityPlan(
         question, ratios, bought, moved, scaled, len(trials), requests, seconds, trials.hurried
@@ -191,12 +188,12 @@ def points(load: Workload) -> Iterator[tuple[str, float, Workload]]:
 
 
 def sensitivity_searches(load: Workload) -> int:
-    """Searches of `sensitivity`, at most: two at each point but the load's own."""
+    """Searches of `sensitivity_points`, at most: two at each point but the load's own."""
     given = {"share": share_of(load), "reuse": load.reuse}
     return 2 * sum(value != given[kind] for kind, value, _ in points(load))
 
 
-def sensitivity(trials: Trials, ratios: Ratios) -> tuple[SensitivityPoint, ...]:
+def sensitivity_points(trials: Trials, ratios: Ratios) -> tuple[SensitivityPoint, ...]:
     """The answer's ratio and the replicas over all points, one load each, less finely than the answer."""
     asked = trials.question.workload
     own = {"share": share_of(asked), "reuse": asked.reuse}

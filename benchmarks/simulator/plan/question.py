@@ -11,8 +11,17 @@ from triptych.base.errors import ConfigError
 from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import Slo
 from triptych.simulator.cluster.shape import ClusterShape, Limits, on_devices
-from triptych.simulator.costs.costs import CostModel, ModelShape, read_costs, read_shape
-from triptych.simulator.costs.published import CHIPS, QWEN3_VL_4B, QWEN3_VL_4B_SHAPE, Chip, published
+from triptych.simulator.costs.costs import (
+    CHIPS,
+    QWEN3_VL_4B,
+    QWEN3_VL_4B_SHAPE,
+    Chip,
+    CostModel,
+    ModelShape,
+    published,
+    read_costs,
+    read_shape,
+)
 
 #: Short for the only kind of it that we have figures of.
 SHORT_NAMES = {"a100": "a100-80g"}

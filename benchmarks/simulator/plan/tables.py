@@ -63,11 +63,9 @@ def _prices(plan: CapacityPlan) -> str:
     return f"${device.hour:g} per hour and device{unequal}"
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Row], *, narrow: bool = False) -> Table:
-    """Figures stand at the right; a `narrow` table fits 80 columns."""
+def table(title: str, columns: Sequence[str], rows: Iterable[Row]) -> Table:
+    """Figures stand at the right."""
     made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    if narrow:
-        made.padding, made.pad_edge = (0, 1, 0, 0), False
     for index, name in enumerate(columns):
         made.add_column(name, justify="right" if index else "left", no_wrap=not index)
     for cells, style in rows:

@@ -6,9 +6,8 @@ import math
 from dataclasses import asdict, dataclass, replace
 
 from triptych.base.progress.progress import Progress
-from triptych.goodput.load.arrivals import Arrivals, arrival_times
 from triptych.goodput.load.job import RequestRecord
-from triptych.goodput.load.workload import Workload, plan_requests
+from triptych.goodput.load.workload import Arrivals, Workload, arrival_times, plan_requests
 from triptych.goodput.measure.figures import MATTERS, SURE, drift_of, judge
 from triptych.goodput.measure.search import SearchLimits, Verdict, search
 from triptych.goodput.measure.slo import Slo

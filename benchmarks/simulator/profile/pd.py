@@ -18,8 +18,8 @@ from triptych.base.metrics import PDMetrics
 from triptych.base.progress.progress import step
 from triptych.base.types import SamplingParams
 from triptych.ec_connector.base import ECTransferConfig
-from triptych.ec_connector.connectors.loop_thread import LoopThread
 from triptych.ec_connector.connectors.memory_store import MemoryStore
+from triptych.ec_connector.connectors.store_client import LoopThread
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import resolve

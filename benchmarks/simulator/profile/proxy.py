@@ -11,12 +11,11 @@ from triptych.base.config import WorkerCounts
 from triptych.base.errors import ConfigError
 from triptych.base.progress.progress import step
 from triptych.base.rpc.channels import listen, make_channel, make_server
-from triptych.goodput.launch import launched
+from triptych.goodput.launch import find_model, launched
 from triptych.goodput.load.generator import generate
 from triptych.goodput.load.job import LoadJob, Target
 from triptych.goodput.load.payload import jpeg
 from triptych.goodput.load.workload import Picture, PlannedRequest
-from triptych.goodput.probe import find_model
 from triptych.simulator.profile.fit import Effort, Sample, sample_of, stage_left
 
 #: Streams and tokens of the relay, requests of one measurement, and sides of the pictures (JPEGs of noise:

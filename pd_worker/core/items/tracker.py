@@ -235,7 +235,6 @@ class ItemTracker:
         """The end of the longest chunk from `start` up to `end` whose items are all READY."""
         if state.cross is not None and not self.cross.table(state.request_id):
             return start
-        wanted = end
         for index in self.needed(state, start):
             feature = state.features[index]
             placement = feature.placement
@@ -244,9 +243,7 @@ class ItemTracker:
                 Residency.READY
             ):
                 end = max(start, placement.offset)
-        # A span that attends both ways may begin before the missing item.
-        cut = (first for first, last in state.spans if first < end < last and end < wanted)
-        return max(start, min(cut, default=end))
+        return end
 
     def consume(self, state: RequestState) -> None:
         """Releases the items whose last row is in acknowledged blocks."""

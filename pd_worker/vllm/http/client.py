@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,19 +11,44 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from triptych.pd_worker.vllm.http.body import body_of, probe_body
-from triptych.pd_worker.vllm.http.call import EngineCall
-from triptych.pd_worker.vllm.http.chunks import StreamChunk
+from triptych.pd_worker.vllm.http.call import EngineCall, body_of, probe_body
 from triptych.pd_worker.vllm.http.errors import EngineGarbage, EngineSilent, EngineUnreachable
 from triptych.pd_worker.vllm.http.replies import (
     ModelList,
     ServerVersion,
+    StreamChunk,
     StreamEvent,
     decode,
     error_of_body,
     error_of_event,
 )
-from triptych.pd_worker.vllm.http.sse import EventParser
+
+#: The longest event: one with log-probabilities of some thousand tokens is far below.
+MAX_EVENT_BYTES = 8 << 20
+_DATA = b"data:"
+
+
+class EventParser:
+    """The data of each event in a stream of bytes, however they are cut."""
+
+    def __init__(self, limit: int = MAX_EVENT_BYTES) -> None:
+        self._limit = limit
+        self._rest = bytearray()
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """The data of all events that end in `piece`; EngineGarbage for what is no event."""
+        self._rest += piece
+        *lines, rest = self._rest.split(b"\n")
+        self._rest = rest
+        if len(rest) > self._limit:
+            raise EngineGarbage(f"an event is longer than {self._limit} bytes")
+        for line in lines:
+            line = line.rstrip(b"\r")
+            if line.startswith(_DATA):
+                yield bytes(line[len(_DATA) :].strip())
+            elif line and not line.startswith(b":"):
+                raise EngineGarbage(f"no event: {bytes(line[:80])!r}")
+
 
 #: Tokens in, tokens out: there with `vllm serve --enable-scale-out`.
 GENERATE = "/inference/v1/generate"

@@ -2,17 +2,106 @@
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections.abc import Iterable
 from contextlib import aclosing
 
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint
 from triptych.proxy.http.form_body import parse_form
-from triptych.proxy.http.sse import DONE
-from triptych.proxy.openai.audio.replies import delta_event, done_event, whole_reply
+from triptych.proxy.http.json_body import DONE, event, to_json
 from triptych.proxy.openai.audio.request import FIELDS, TranscriptionRequest, parse_transcription
-from triptych.proxy.openai.audio.transcriber import Transcriber
+from triptych.proxy.openai.audio.transcriber import FileTranscript, TimedSegment, Transcriber
 from triptych.proxy.pd.queries import PDQueries
+
+TEXT = b"text/plain; charset=utf-8"
+JSON = b"application/json"
+
+
+def whole_reply(request: TranscriptionRequest, transcript: FileTranscript) -> tuple[bytes, bytes]:
+    """The reply's body and its content type."""
+    match request.response_format:
+        case "text":
+            return (transcript.text.strip() + "\n").encode(), TEXT
+        case "srt":
+            return _srt(transcript).encode(), TEXT
+        case "vtt":
+            return _vtt(transcript).encode(), TEXT
+        case "verbose_json":
+            return to_json(_verbose(request, transcript)), JSON
+    return to_json({"text": transcript.text.strip(), "usage": usage(transcript)}), JSON
+
+
+def usage(transcript: FileTranscript) -> dict[str, object]:
+    return {"type": "duration", "seconds": math.ceil(transcript.seconds)}
+
+
+def delta_event(text: str) -> bytes:
+    return event({"type": "transcript.text.delta", "delta": text})
+
+
+def done_event(transcript: FileTranscript) -> bytes:
+    done = {"type": "transcript.text.done", "text": transcript.text.strip(), "usage": usage(transcript)}
+    return event(done)
+
+
+def _verbose(request: TranscriptionRequest, transcript: FileTranscript) -> dict[str, object]:
+    temperature = request.call.sampling.temperature or 0.0
+    return {
+        "task": "translate" if request.translates else "transcribe",
+        "language": transcript.language,
+        "duration": round(transcript.seconds, 2),
+        "text": transcript.text.strip(),
+        "segments": [_segment(at, it, temperature) for at, it in enumerate(transcript.segments)],
+        "usage": usage(transcript),
+    }
+
+
+def _segment(index: int, segment: TimedSegment, temperature: float) -> dict[str, object]:
+    """`no_speech_prob` is always 0: nothing here asks the model for it."""
+    data = segment.text.encode()
+    return {
+        "id": index,
+        "seek": segment.seek,
+        "start": round(segment.start, 2),
+        "end": round(segment.end, 2),
+        "text": segment.text,
+        "tokens": segment.token_ids,
+        "temperature": temperature,
+        "avg_logprob": segment.avg_logprob,
+        "compression_ratio": len(data) / len(zlib.compress(data)) if data else 0.0,
+        "no_speech_prob": 0.0,
+    }
+
+
+def _srt(transcript: FileTranscript) -> str:
+    return "".join(
+        f"{index}\n{_clock(it.start, ',')} --> {_clock(it.end, ',')}\n{_line(it)}\n\n"
+        for index, it in enumerate(_cues(transcript), start=1)
+    )
+
+
+def _vtt(transcript: FileTranscript) -> str:
+    cues = [f"{_clock(it.start, '.')} --> {_clock(it.end, '.')}\n{_line(it)}\n\n" for it in _cues(transcript)]
+    return "WEBVTT\n\n" + "".join(cues)
+
+
+def _cues(transcript: FileTranscript) -> list[TimedSegment]:
+    """The segments with text: an empty caption is left out."""
+    return [segment for segment in transcript.segments if segment.text.strip()]
+
+
+def _line(segment: TimedSegment) -> str:
+    """A cue's text, without line breaks and arrows that would end the cue or read as its timing line."""
+    return " ".join(segment.text.split()).replace("-->", "->")
+
+
+def _clock(seconds: float, point: str) -> str:
+    thousandths = round(seconds * 1000)
+    minutes, rest = divmod(thousandths, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02d}:{minutes:02d}:{rest // 1000:02d}{point}{rest % 1000:03d}"
 
 
 class AudioEndpoint(PostEndpoint[TranscriptionRequest]):

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 from triptych.base.errors import InvalidRequest
 from triptych.base.types import SamplingParams
-from triptych.proxy.call.chat import ChatCall
-from triptych.proxy.call.encoder_prompt import EncoderPrompt, Transcription
+from triptych.proxy.call.chat import ChatCall, EncoderPrompt, Transcription
 from triptych.proxy.call.validation import check_salt, check_sampling, seed_of
 from triptych.proxy.http.form_body import Form
 from triptych.proxy.media.source import AudioPart

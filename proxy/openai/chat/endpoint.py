@@ -12,9 +12,8 @@ from triptych.proxy.call.answer import ChoiceReader, Shown, ShownCall
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
-from triptych.proxy.http.sse import DONE, event, to_json
-from triptych.proxy.openai.chat.request import ChatReplyOptions, parse_body
-from triptych.proxy.openai.chat.types import ChatBody
+from triptych.proxy.http.json_body import DONE, event, to_json
+from triptych.proxy.openai.chat.request import ChatBody, ChatReplyOptions, parse_body
 from triptych.proxy.openai.fields.reply_fields import Json, position_logprobs, timings_body, usage_body
 
 

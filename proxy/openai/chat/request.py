@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
 from triptych.base.request.chat import FunctionCall, MessageToolCall, Role, TextPart
+from triptych.base.request.limits import OutputTokens
 from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
 from triptych.proxy.call.tools import CallForm, tool_use
 from triptych.proxy.call.validation import (
@@ -22,16 +25,94 @@ from triptych.proxy.call.validation import (
 )
 from triptych.proxy.http.json_body import convert_field, decode_body
 from triptych.proxy.media.source import ImagePart, parse_image_url
-from triptych.proxy.openai.chat.types import (
-    ChatBody,
-    ImageBody,
-    ImageUrlBody,
-    MessageBody,
-    RefusalBody,
-    TextBody,
+from triptych.proxy.openai.fields import schemas
+from triptych.proxy.openai.fields.sampling import (
+    ChatMessages,
+    ChatTools,
+    ChoiceCount,
+    ContinueFinal,
+    GenerationPrompt,
+    ModelName,
+    ParallelCalls,
+    ProcessorOptions,
+    ReturnTokenIds,
+    Salt,
+    SamplingBody,
+    Stream,
+    StreamUsage,
+    TemplateVariables,
+    TimingsWanted,
+    TopLogprobs,
+    chat_logprobs,
+    refuse_unserved,
+    sampling_of,
 )
-from triptych.proxy.openai.fields.sampling import chat_logprobs, sampling_of
-from triptych.proxy.openai.fields.unserved import refuse_unserved
+
+
+class ChatBody(SamplingBody, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: ChatMessages
+    model: ModelName = None
+    stream: Stream = None
+    stream_options: StreamUsage = None
+    max_completion_tokens: Annotated[
+        OutputTokens | None, Meta(description="Most output tokens; goes before max_tokens.")
+    ] = None
+    n: ChoiceCount = None
+    logprobs: Annotated[bool | None, Meta(description="Report log-probabilities of the output tokens.")] = (
+        None
+    )
+    top_logprobs: TopLogprobs = None
+    tools: ChatTools = None
+    tool_choice: Annotated[
+        schemas.ToolChoice, Meta(description="none, auto, required, or the function that has to be called.")
+    ] = None
+    parallel_tool_calls: ParallelCalls = None
+    chat_template_kwargs: TemplateVariables = None
+    add_generation_prompt: GenerationPrompt = None
+    continue_final_message: ContinueFinal = None
+    return_token_ids: ReturnTokenIds = None
+    mm_processor_kwargs: ProcessorOptions = None
+    cache_salt: Salt = None
+    triptych_timings: TimingsWanted = None
+
+
+class MessageBody(msgspec.Struct):
+    role: str
+    content: object = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+    function_call: object = None
+    audio: object = None
+
+
+class TextBody(msgspec.Struct):
+    text: str
+
+
+class RefusalBody(msgspec.Struct):
+    refusal: str
+
+
+class ImageUrl(msgspec.Struct):
+    url: str
+    detail: str | None = None
+
+
+class ImageUrlBody(msgspec.Struct):
+    """`uuid` is a client's own name for the picture; the content alone decides the key."""
+
+    image_url: ImageUrl | str
+    uuid: str | None = None
+
+
+class ImageBody(msgspec.Struct):
+    image: str
+    uuid: str | None = None
+
 
 _ROLES: dict[str, Role] = {**ROLES, "function": "tool"}
 _decoder = msgspec.json.Decoder(ChatBody)

@@ -3,15 +3,214 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
-from triptych.proxy.call.chat import ChatCall, Output
+from triptych.base.types import PositionLogprobs, Usage
+from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started, Timings
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
-from triptych.proxy.openai.completions.replies import CompletionBook, CompletionReply, CompletionStream
-from triptych.proxy.openai.completions.request import CompletionBody, CompletionRequest, parse_completion
+from triptych.proxy.http.json_body import DONE, event, to_json
+from triptych.proxy.openai.completions.request import (
+    CompletionBody,
+    CompletionReplyOptions,
+    CompletionRequest,
+    parse_completion,
+)
+from triptych.proxy.openai.fields.reply_fields import Json, finite_logprob, timings_body, usage_body
 from triptych.proxy.pd.queries import PDQueries
+
+
+class CompletionBook:
+    """The state that both kinds of reply share: usage over all prompts, and each choice's place in its text.
+
+    Choice `c` of prompt `p` has the index `p * n + c`.
+    """
+
+    def __init__(
+        self, request_id: str, model: str, options: CompletionReplyOptions, echoes: Sequence[str]
+    ) -> None:
+        self.options = options
+        self.head: Json = {
+            "id": f"cmpl-{request_id}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self.started = [Started(()) for _ in options.prompts]
+        self.usage = Usage(0, 0, 0)
+        self.timings: Timings | None = None
+        self.open = len(options.prompts)
+        self._echoes = echoes
+        self._offsets = [len(self.echo(index)) for index in range(len(options.prompts) * options.n)]
+
+    def echo(self, index: int) -> str:
+        """The prompt's text where it is to be repeated."""
+        return self._echoes[index // self.options.n] if self.options.echo else ""
+
+    def prompt_fields(self, prompt: int) -> Json:
+        """The prompt's token ids; of an encoder-decoder model both prompts, and their texts where given."""
+        started = self.started[prompt]
+        fields: Json = {"prompt_token_ids": started.prompt_token_ids}
+        if not (self.options.encoder or started.encoder_prompt_token_ids):
+            return fields
+        fields["encoder_prompt_token_ids"] = started.encoder_prompt_token_ids
+        given = self.options.prompts[prompt]
+        if self.options.encoder is None:
+            return fields | ({"encoder_prompt": given} if isinstance(given, str) else {})
+        if isinstance(self.options.encoder.source, str):
+            fields["encoder_prompt"] = self.options.encoder.source
+        return fields | ({"decoder_prompt": given} if isinstance(given, str) else {})
+
+    def logprobs(self, index: int, delta: Delta) -> Json | None:
+        """The legacy shape of a piece's log-probabilities; offsets count characters of the whole text."""
+        if self.options.logprobs is None:
+            return None
+        tokens = [position.chosen.text for position in delta.logprobs]
+        offsets, at = [], self._offsets[index]
+        for text in tokens:
+            offsets.append(at)
+            at += len(text)
+        self._offsets[index] = at
+        return {
+            "tokens": tokens,
+            "token_logprobs": [finite_logprob(position.chosen.logprob) for position in delta.logprobs],
+            "top_logprobs": [_top(position) for position in delta.logprobs],
+            "text_offset": offsets,
+        }
+
+    def ended(self, done: Done) -> None:
+        """A call's last choice is done."""
+        usage = self.usage
+        self.usage = Usage(
+            usage.prompt_tokens + done.usage.prompt_tokens,
+            usage.completion_tokens + done.usage.completion_tokens,
+            usage.cached_tokens + done.usage.cached_tokens,
+        )
+        self.timings = done.timings
+        self.open -= 1
+
+    def timings_field(self) -> Json:
+        """Stages of the prompt that ended last."""
+        if not self.options.timings or self.timings is None:
+            return {}
+        return {"triptych_timings": timings_body(self.timings)}
+
+
+class CompletionStream:
+    """The chunks of one streamed reply."""
+
+    def __init__(self, book: CompletionBook) -> None:
+        self._book = book
+        self._begun = [False] * (len(book.options.prompts) * book.options.n)
+        self._usage: Json = {"usage": None} if book.options.include_usage else {}
+
+    def render(self, prompt: int, outputs: Sequence[Output]) -> bytes:
+        """The events of a batch of one prompt's outputs; empty when it has nothing to show yet."""
+        return b"".join([self._one(prompt, output) for output in outputs])
+
+    def _one(self, prompt: int, output: Output) -> bytes:
+        book = self._book
+        if isinstance(output, Started):
+            book.started[prompt] = output
+            return b""
+        index = prompt * book.options.n + output.choice
+        first = b"" if self._begun[index] else self._first(prompt, index)
+        if isinstance(output, Done):
+            return first + self._last(index, output)
+        if not (output.text or output.logprobs or book.options.return_token_ids):
+            return first
+        return first + self._event([self._choice(index, output.text, output)], {})
+
+    def _first(self, prompt: int, index: int) -> bytes:
+        """The chunk in front of a choice's output, where the prompt is to be repeated in it."""
+        self._begun[index] = True
+        book = self._book
+        if book.options.return_token_ids:
+            choice = self._choice(index, book.echo(index), Delta("", ()))
+            return self._event([choice | book.prompt_fields(prompt)], {})
+        if book.options.echo:
+            return self._event([self._choice(index, book.echo(index), Delta("", ()))], {})
+        return b""
+
+    def _last(self, index: int, done: Done) -> bytes:
+        book = self._book
+        if done.final:
+            book.ended(done)
+        over = done.final and book.open == 0
+        choice = self._choice(index, "", Delta("", ()), done.reason.value)
+        end = self._event([choice], book.timings_field() if over else {})
+        if over and book.options.include_usage:
+            end += self._event([], {"usage": usage_body(book.usage)})
+        return end + (DONE if over else b"")
+
+    def _choice(self, index: int, text: str, delta: Delta, reason: str | None = None) -> Json:
+        logprobs = self._book.logprobs(index, delta) if delta.logprobs else None
+        choice: Json = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        if self._book.options.return_token_ids:
+            choice["token_ids"] = delta.token_ids
+        return choice
+
+    def _event(self, choices: list[Json], extra: Json) -> bytes:
+        return event({**self._book.head, "choices": choices, **self._usage, **extra})
+
+
+class CompletionReply:
+    """A reply that is sent in one piece: collects outputs of all prompts."""
+
+    def __init__(self, book: CompletionBook) -> None:
+        self._book = book
+        count = len(book.options.prompts) * book.options.n
+        self._texts = [[book.echo(index)] for index in range(count)]
+        self._token_ids: list[list[int]] = [[] for _ in range(count)]
+        self._logprobs: list[list[PositionLogprobs]] = [[] for _ in range(count)]
+        self._reasons = [""] * count
+
+    def add(self, prompt: int, outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            if isinstance(output, Started):
+                self._book.started[prompt] = output
+                continue
+            index = prompt * self._book.options.n + output.choice
+            if isinstance(output, Delta):
+                self._texts[index].append(output.text)
+                self._token_ids[index] += output.token_ids
+                self._logprobs[index] += output.logprobs
+                continue
+            self._reasons[index] = output.reason.value
+            if output.final:
+                self._book.ended(output)
+
+    def body(self) -> bytes:
+        """The JSON reply; only after the last prompt's end."""
+        book = self._book
+        assert book.open == 0
+        choices = [self._choice(index) for index in range(len(self._texts))]
+        usage = usage_body(book.usage)
+        return to_json({**book.head, "choices": choices, "usage": usage, **book.timings_field()})
+
+    def _choice(self, index: int) -> Json:
+        book = self._book
+        choice: Json = {
+            "index": index,
+            "text": "".join(self._texts[index]),
+            "logprobs": book.logprobs(index, Delta("", (), self._logprobs[index])),
+            "finish_reason": self._reasons[index],
+        }
+        if book.options.return_token_ids:
+            choice["token_ids"] = self._token_ids[index]
+            choice |= book.prompt_fields(index // book.options.n)
+        return choice
+
+
+def _top(position: PositionLogprobs) -> dict[str, float]:
+    """The likeliest tokens by their text, and the chosen one; of equal texts the likelier one counts."""
+    top: dict[str, float] = {}
+    for token in (*position.top, position.chosen):
+        top.setdefault(token.text, finite_logprob(token.logprob))
+    return top
+
 
 #: The index of a prompt's call, and its outputs.
 PromptOutputs = tuple[int, list[Output]]

@@ -1,9 +1,10 @@
-"""The request fields that say how tokens are chosen, as OpenAI's endpoints and vLLM's clients send them."""
+"""Fields that several bodies have: sampling, what is accepted or refused without effect, and the rest."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
@@ -11,6 +12,7 @@ from triptych.base.request.limits import (
     MAX_BAD_WORDS,
     MAX_STOP_STRINGS,
     LogitBias,
+    Logprobs,
     MinP,
     MinTokens,
     OutputTokens,
@@ -26,7 +28,70 @@ from triptych.base.types import OutputFormat, SamplingParams
 from triptych.proxy.call.output_format import MAX_CHOICE_TEXTS, format_of
 from triptych.proxy.call.validation import MAX_SALT, check_sampling, seed_of
 from triptych.proxy.openai.fields import schemas
-from triptych.proxy.openai.fields.unserved import UnservedBody
+
+_ADVICE = {
+    "functions": "send tools",
+    "function_call": "send tool_choice",
+    "audio": "answers are text",
+    "web_search_options": "the server searches nothing",
+    "documents": "put their text into messages",
+    "chat_template": "the checkpoint's template is used; chat_template_kwargs are passed to it",
+    "use_beam_search": "use n",
+    "best_of": "use n",
+    "echo": "the prompt is not repeated",
+    "prompt_logprobs": "only output tokens have logprobs",
+    "truncate_prompt_tokens": "shorten messages",
+    "allowed_token_ids": "use logit_bias",
+    "logits_processors": "use logit_bias",
+    "guided_grammar": "use guided_json, guided_regex or guided_choice",
+    "guided_whitespace_pattern": "use guided_regex",
+    "structural_tag": "use response_format",
+    "return_tokens_as_token_ids": "use return_token_ids",
+    "add_special_tokens": "the chat template writes them",
+    "kv_transfer_params": "the cluster decides itself what goes where",
+}
+
+
+class UnservedBody(msgspec.Struct, kw_only=True):
+    """Fields of OpenAI and vLLM that are refused unless they are off: null, false, 0 or empty."""
+
+    functions: object = None
+    function_call: object = None
+    audio: object = None
+    web_search_options: object = None
+    documents: object = None
+    chat_template: object = None
+    use_beam_search: object = None
+    best_of: object = None
+    echo: object = None
+    prompt_logprobs: object = None
+    truncate_prompt_tokens: object = None
+    allowed_token_ids: object = None
+    logits_processors: object = None
+    guided_grammar: object = None
+    guided_whitespace_pattern: object = None
+    structural_tag: object = None
+    return_tokens_as_token_ids: object = None
+    add_special_tokens: object = None
+    kv_transfer_params: object = None
+    skip_special_tokens: object = None
+    modalities: object = None
+
+
+def refuse_unserved(body: UnservedBody, served: frozenset[str] = frozenset()) -> None:
+    """InvalidRequest when the body asks for something that is not served; `served` names exceptions."""
+    for name, advice in _ADVICE.items():
+        value = getattr(body, name)
+        if value and name not in served and not (name == "best_of" and value == 1):
+            raise InvalidRequest(f"{name} is not supported: {advice}", param=name)
+    if body.skip_special_tokens is False:
+        raise InvalidRequest(
+            "skip_special_tokens: special tokens are never part of the text; see return_token_ids",
+            param="skip_special_tokens",
+        )
+    if body.modalities not in (None, [], ["text"]):
+        raise InvalidRequest('modalities must be ["text"]', param="modalities")
+
 
 CacheSalt = Annotated[str, Meta(extra_json_schema={"maxLength": MAX_SALT})]
 _Biases = Annotated[
@@ -163,3 +228,51 @@ def _bias_of(bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
         if not (key.isascii() and key.isdecimal() and len(key) <= 10):
             raise InvalidRequest(f"logit_bias: {key[:40]!r} is not a token id", param="logit_bias")
     return tuple((int(key), value) for key, value in bias.items())
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+ChatMessages = Annotated[
+    schemas.Messages, Meta(description="The conversation. Images are parts of a message's content.")
+]
+ModelName = Annotated[
+    str | None, Meta(description="A name from GET /v1/models; optional when only one model is served.")
+]
+Stream = Annotated[
+    bool | None, Meta(description="Send the answer as server-sent events while it is generated.")
+]
+StreamUsage = Annotated[
+    StreamOptions | None, Meta(description="include_usage: send the usage in a last event.")
+]
+ChoiceCount = Annotated[int | None, Meta(description="Number of answers, at most --max-choices.")]
+TopLogprobs = Annotated[
+    Logprobs | None, Meta(description="Number of most likely tokens to report beside each chosen one.")
+]
+ChatTools = Annotated[schemas.Tools | None, Meta(description="Functions that the model may call.")]
+ParallelCalls = Annotated[
+    bool | None, Meta(description="Whether an answer may hold several calls; true by default.")
+]
+TemplateVariables = Annotated[
+    dict[str, object] | None, Meta(description="Additional variables for the chat template.")
+]
+GenerationPrompt = Annotated[
+    bool | None, Meta(description="Open the assistant's turn at the end of the prompt; true by default.")
+]
+ContinueFinal = Annotated[
+    bool | None, Meta(description="Continue the last message instead of starting a new one.")
+]
+ReturnTokenIds = Annotated[bool | None, Meta(description="Report the token ids of prompt and output.")]
+ProcessorOptions = Annotated[
+    dict[str, object] | None,
+    Meta(description="Options of the image processor; they change embeddings and their keys."),
+]
+Salt = Annotated[
+    CacheSalt | None, Meta(description="Requests with different salts share no embeddings and no KV blocks.")
+]
+TimingsWanted = Annotated[bool | None, Meta(description="Report how long each stage of the request took.")]
+SpecialTokens = Annotated[
+    schemas.OnlyTrue,
+    Meta(description="Only true is supported: the tokenizer adds its own special tokens to a text."),
+]

@@ -4,18 +4,74 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from triptych import __version__
-from triptych.proxy.openai.chat.types import ChatBody
+from triptych.base.request.limits import Temperature
+from triptych.proxy.call.validation import MAX_SALT
+from triptych.proxy.openai.audio.request import FORMATS
+from triptych.proxy.openai.chat.request import ChatBody
 from triptych.proxy.openai.completions.request import CompletionBody
 from triptych.proxy.openai.fields.schemas import MESSAGE
 from triptych.proxy.openai.openapi import replies
-from triptych.proxy.openai.openapi.forms import FORMS, TranscriptReply
 from triptych.proxy.openai.responses.request import ResponsesBody
-from triptych.proxy.openai.tokenize.request import DetokenizeBody, TokenizeBody
+from triptych.proxy.openai.tokenize import DetokenizeBody, TokenizeBody
+from triptych.proxy.page.endpoint import DOCS, SECURITY_HEADERS, page_files
+
+
+class TranscriptUsage(msgspec.Struct):
+    type: str
+    seconds: int
+
+
+class TranscriptReply(msgspec.Struct):
+    """`verbose_json` has more fields; srt, vtt and text are text."""
+
+    text: str
+    usage: TranscriptUsage
+
+
+def _text(description: str, **limits: Any) -> dict[str, Any]:
+    return {"type": "string", "description": description, **limits}
+
+
+_COMMON: dict[str, Any] = {
+    "file": _text("An audio file: WAV, FLAC, MP3 or Ogg.", format="binary"),
+    "model": _text("A name from GET /v1/models; optional when only one model is served."),
+    "prompt": _text("Text that the model takes as said before."),
+    "response_format": _text("The form of the reply; json by default.", enum=list(FORMATS)),
+    "stream": {
+        "type": "boolean",
+        "description": "Send the text as server-sent events while it is generated.",
+    },
+    "temperature": {
+        **msgspec.json.schema(Temperature),
+        "description": "0 takes the likeliest token; the checkpoint's own default where none is given.",
+    },
+    "seed": {"type": "integer", "description": "Equal requests with equal seeds get equal answers."},
+    "cache_salt": _text("Keeps caches apart.", maxLength=MAX_SALT),
+}
+_TRANSCRIPTION = {
+    **_COMMON,
+    "language": _text("The spoken language's code, such as en; heard where it is left out.", maxLength=40),
+    "timestamp_granularities[]": {
+        "type": "array",
+        "items": {"enum": ["segment"]},
+        "description": "Only with response_format verbose_json.",
+    },
+}
+
+#: Component name to schema.
+FORMS: dict[str, dict[str, Any]] = {
+    "TranscriptionForm": {"type": "object", "required": ["file"], "properties": _TRANSCRIPTION},
+    "TranslationForm": {"type": "object", "required": ["file"], "properties": _COMMON},
+}
+
 
 Schema = dict[str, Any]
 REFERENCE = "#/components/schemas/"
@@ -270,3 +326,30 @@ def _content(op: Operation) -> dict[str, Any]:
 
 def _reference(struct: type[msgspec.Struct]) -> Schema:
     return {"$ref": REFERENCE + struct.__name__}
+
+
+class DocsEndpoints:
+    """Endpoints of the documentation, each generated once. `page`: whether there is a page to describe."""
+
+    def __init__(self, *, max_choices: int, page: bool = True) -> None:
+        self._max_choices = max_choices
+        self._with_page = page
+
+    @cached_property
+    def _document(self) -> bytes:
+        return msgspec.json.encode(make_openapi(max_choices=self._max_choices, page=self._with_page))
+
+    @cached_property
+    def _page(self) -> bytes:
+        # As data for the page's script: nothing in it ends the element that it stands in.
+        return page_files()[DOCS].data.replace(b"OPENAPI", self._document.replace(b"<", b"\\u003c"))
+
+    async def version(self, request: Request) -> Response:
+        return JSONResponse({"version": __version__})
+
+    async def document(self, request: Request) -> Response:
+        return Response(self._document, media_type="application/json")
+
+    async def page(self, request: Request) -> Response:
+        headers = {**SECURITY_HEADERS, "cache-control": "no-cache"}
+        return Response(self._page, media_type="text/html", headers=headers)

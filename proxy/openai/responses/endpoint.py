@@ -3,15 +3,201 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 
 from triptych.base.errors import RequestError
-from triptych.proxy.call.chat import Done
+from triptych.base.types import FinishReason, PositionLogprobs, Usage
+from triptych.proxy.call.answer import ChoiceReader, Shown, ShownCall
+from triptych.proxy.call.chat import Delta, Done, Output, Started
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
-from triptych.proxy.http.sse import to_json
-from triptych.proxy.openai.responses.replies import ResponseBook, sse
+from triptych.proxy.http.json_body import to_json
+from triptych.proxy.openai.fields.reply_fields import Json, position_logprobs, timings_body
 from triptych.proxy.openai.responses.request import ResponsesBody, ResponsesRequest, parse_responses
+
+_ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+
+
+class ResponseBook:
+    """The response object while it grows. Every change is an event, numbered by `sequence_number`."""
+
+    def __init__(self, request: ResponsesRequest, model: str) -> None:
+        options, request_id = request.options, request.call.label
+        self.begun = False
+        self._output: list[Json] = []
+        self.response = _response(request, model, self._output)
+        self._answer = ChoiceReader(options.calls, parallel=options.parallel_calls)
+        self._timings = options.timings
+        self._request_id = request_id
+        self._message: Json | None = None
+        self._texts: list[str] = []
+        self._waiting: list[PositionLogprobs] = []
+        self._logprobs: list[Json] = []
+        self._events = 0
+
+    def take(self, outputs: Sequence[Output]) -> Iterator[Json]:
+        """What a batch changes."""
+        for output in outputs:
+            if isinstance(output, Started):
+                yield from self._begin()
+            elif isinstance(output, Delta):
+                self._waiting += output.logprobs
+                yield from self._show(self._answer.read(output))
+            else:
+                yield from self._end(output)
+
+    def fail(self, error: RequestError) -> list[Json]:
+        """The end of a response that has begun and cannot go on."""
+        code = _ERROR_CODES.get(error.status, "server_error")
+        self.response["status"] = "failed"
+        self.response["error"] = {"code": code, "message": error.message}
+        return [
+            self._event("error", code=error.code, message=error.message, param=error.param),
+            self._event("response.failed", response=self.response),
+        ]
+
+    def _event(self, kind: str, **fields: object) -> Json:
+        self._events += 1
+        return {"type": kind, "sequence_number": self._events - 1, **fields}
+
+    def _begin(self) -> Iterator[Json]:
+        if not self.begun:
+            self.begun = True
+            yield self._event("response.created", response=self.response)
+            yield self._event("response.in_progress", response=self.response)
+
+    def _show(self, shown: Sequence[Shown]) -> Iterator[Json]:
+        for piece in shown:
+            if isinstance(piece, str):
+                yield from self._text(piece)
+            else:
+                yield from self._call(piece)
+
+    def _text(self, text: str) -> Iterator[Json]:
+        if self._message is None:
+            yield from self._open_message()
+        logprobs = [position_logprobs(position) for position in self._waiting]
+        self._waiting.clear()
+        self._logprobs += logprobs
+        self._texts.append(text)
+        short = [{key: value for key, value in entry.items() if key != "bytes"} for entry in logprobs]
+        yield self._event("response.output_text.delta", **self._place(), delta=text, logprobs=short)
+
+    def _open_message(self) -> Iterator[Json]:
+        number = len(self._output)
+        self._message = {
+            "id": f"msg_{self._request_id}_{number}",
+            "type": "message",
+            "role": "assistant",
+            "status": "in_progress",
+            "content": [],
+        }
+        yield self._event("response.output_item.added", output_index=number, item=self._message)
+        self._output.append(self._message)
+        part = {"type": "output_text", "text": "", "annotations": []}
+        yield self._event("response.content_part.added", **self._place(), part=part)
+
+    def _place(self) -> Json:
+        """Where the open message's text stands."""
+        assert self._message is not None
+        return {"item_id": self._message["id"], "output_index": len(self._output) - 1, "content_index": 0}
+
+    def _close_message(self, status: str) -> Iterator[Json]:
+        if self._message is None:
+            return
+        place, text = self._place(), "".join(self._texts)
+        self._logprobs += [position_logprobs(position) for position in self._waiting]
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs}
+        short = [{key: value for key, value in entry.items() if key != "bytes"} for entry in self._logprobs]
+        self._message["content"], self._message["status"] = [part], status
+        yield self._event("response.output_text.done", **place, text=text, logprobs=short)
+        yield self._event("response.content_part.done", **place, part=part)
+        yield self._event("response.output_item.done", output_index=place["output_index"], item=self._message)
+        self._message, self._texts, self._waiting, self._logprobs = None, [], [], []
+
+    def _call(self, call: ShownCall) -> Iterator[Json]:
+        yield from self._close_message("completed")
+        number = len(self._output)
+        item: Json = {
+            "id": f"fc_{self._request_id}_{number}",
+            "type": "function_call",
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": "",
+            "status": "in_progress",
+        }
+        place = {"item_id": item["id"], "output_index": number}
+        yield self._event("response.output_item.added", output_index=number, item=dict(item))
+        yield self._event("response.function_call_arguments.delta", **place, delta=call.arguments)
+        item |= {"arguments": call.arguments, "status": "completed"}
+        yield self._event(
+            "response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments
+        )
+        self._output.append(item)
+        yield self._event("response.output_item.done", output_index=number, item=item)
+
+    def _end(self, done: Done) -> Iterator[Json]:
+        yield from self._begin()
+        rest, _ = self._answer.end(done)
+        yield from self._show(rest)
+        if not self._output:
+            yield from self._open_message()
+        whole = done.reason is not FinishReason.LENGTH
+        status = "completed" if whole else "incomplete"
+        yield from self._close_message(status)
+        self.response["status"] = status
+        if not whole:
+            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+        self.response["usage"] = _usage(done.usage)
+        if self._timings:
+            self.response["triptych_timings"] = timings_body(done.timings)
+        yield self._event(f"response.{status}", response=self.response)
+
+
+def sse(event: Json) -> bytes:
+    """One event as this API streams it: named, and without a mark at the stream's end."""
+    return b"event: " + str(event["type"]).encode() + b"\ndata: " + to_json(event) + b"\n\n"
+
+
+def _response(request: ResponsesRequest, model: str, output: list[Json]) -> Json:
+    body = request.body
+    return {
+        "id": f"resp_{request.call.label}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "model": model,
+        "output": output,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "store": False,
+        "background": False,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "text": body.text or {"format": {"type": "text"}},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
+        "truncation": "disabled",
+        "usage": None,
+        "user": body.user,
+        "metadata": body.metadata or {},
+    }
+
+
+def _usage(usage: Usage) -> Json:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
 
 
 class ResponsesEndpoint(PostEndpoint[ResponsesRequest]):

@@ -11,11 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import trustme
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError
 
-from support.certificates import CertificateFolder, issue
 from support.kubernetes.chart import Manifest, render
 from support.kubernetes.manifests import called, main_container
 from support.processes.cluster import free_port
@@ -58,7 +56,7 @@ def on_this_machine(folder: Path, port: int, words: list[str]) -> list[str]:
 @pytest.fixture
 async def passwords_and_port(tmp_path: Path) -> AsyncIterator[tuple[dict[str, str], int]]:
     """The store's passwords by role, and the port of a server that runs as its container would."""
-    shown = render({"colocatedPools": [{"name": "both"}]})
+    shown = render({"colocatedPools": [{"name": "both"}], "tls": {"enabled": False}})
     with run_container(tmp_path, shown, str(find_server_binary())) as (secret, _, port, _):
         yield {role: secret[role] for role in ("proxy", "encoder", "pd", "colocated")}, port
 
@@ -100,12 +98,11 @@ async def test_a_replica_writes_embeddings_as_an_encoder_and_reads_them_as_a_pd_
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 async def test_the_probes_ask_the_server_and_find_one_that_hangs(tmp_path: Path, tls: bool) -> None:
     """With the client and the server of Debian's Redis, which has both."""
-    authority = trustme.CA()
-    CertificateFolder(tmp_path).write(issue(authority, "localhost"), authority.cert_pem.bytes())
-    values = {"tls": {"enabled": tls, "existingSecret": "certificates" if tls else ""}}
     # An option that the older server does not have.
     newer = {"--tls-auto-reload-interval", "3600"}
-    shown = render(values)
+    shown = render({"tls": {"enabled": tls}})
+    for name, content in called(shown, "Secret", "triptych-tls")["stringData"].items() if tls else ():
+        (tmp_path / name).write_text(content)
     container = main_container(called(shown, "StatefulSet", "triptych-store"))
     container["args"] = [word for word in container["args"] if word not in newer]
     with run_container(tmp_path, shown, tool("redis-server")) as (_, container, port, server):

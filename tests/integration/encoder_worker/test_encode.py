@@ -137,20 +137,6 @@ async def test_streams_of_one_item_are_encoded_once_and_all_answered(
         await at_rest(b, store)
 
 
-async def test_one_stream_leaves_and_the_other_gets_its_item(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
-    async with bench(encoder, store, store_url) as b:
-        leaver, stayer = await Job(b, media(5)).planned(), await Job(b, media(5)).planned()
-        b.tower.open.clear()
-        await leaver.run()
-        assert await asyncio.to_thread(b.tower.entered.wait, 10)
-        leaver.call.cancel()
-        b.tower.open.set()
-        assert (await stayer.last()).WhichOneof("body") == "ready"
-        await at_rest(b, store)
-
-
 async def test_an_item_that_nobody_waits_for_is_not_stored(
     encoder: EncoderSide, store: EmbeddingStore, store_url: str
 ) -> None:

@@ -85,18 +85,6 @@ async def test_more_or_larger_media_than_announced_are_refused(
         assert (await large.last()).failed.error.param == "media"
 
 
-async def test_a_stream_that_ends_too_early_is_answered(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
-    async with bench(encoder, store, store_url) as b:
-        job = await Job(b, media(6)).start()
-        await job.call.done_writing()
-        assert (await job.last()).failed.error.param == "media_bytes"
-        planned = await Job(b, media(6)).planned()
-        await planned.call.done_writing()
-        assert (await planned.last()).failed.error.param == "run"
-
-
 async def test_a_bad_item_fails_alone(encoder: EncoderSide, store: EmbeddingStore, store_url: str) -> None:
     async with bench(encoder, store, store_url) as b:
         bad = await Job(b, media(1, 128, 96)).planned()
@@ -117,14 +105,6 @@ async def test_a_bad_item_fails_alone(encoder: EncoderSide, store: EmbeddingStor
             assert (await job.last()).WhichOneof("body") == "ready"
         assert b.tower.batches == [1, 4, 1, 1, 1, 1]
         await b.until("triptych_encoder_inflight", 0)
-
-
-async def test_a_job_ends_at_its_timeout(encoder: EncoderSide, store: EmbeddingStore, store_url: str) -> None:
-    async with bench(encoder, store, store_url) as b:
-        job = await Job(b, media(7), changes={"timeout": 0.2}).planned()
-        failed = (await job.last()).failed
-        assert (failed.error.code, failed.retryable) == ("deadline_exceeded", True)
-        await b.until("triptych_encoder_jobs", 0)
 
 
 async def test_too_many_unplanned_jobs_are_refused_but_re_encodes_never(

@@ -9,7 +9,6 @@ from types import ModuleType
 import pytest
 import torch
 
-from support.data.checkpoints import build_checkpoint
 from support.encoder_graphs.adapters import ADAPTERS, Adapter
 from triptych.base.machine.graphs import EagerStatic
 
@@ -42,23 +41,3 @@ def test_the_gpu_tests_hold_for_plain_calls(gpu_tests: ModuleType, adapter: Adap
     gpu_tests.test_in_half_precision_a_replay_is_as_near_to_fp32_as_the_ordinary_call(adapter, torch.bfloat16)
     with pytest.raises(AssertionError, match="the tower was called"):
         gpu_tests.test_a_replay_runs_no_code_of_the_tower(adapter)
-
-
-@pytest.mark.parametrize(
-    "family",
-    ["trocr", pytest.param("t5", marks=pytest.mark.slow), pytest.param("whisper", marks=pytest.mark.slow)],
-)
-def test_the_benchmark_runs_at_small_size(
-    family: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    from benchmarks.gpu import encoder_graphs
-
-    monkeypatch.setattr(encoder_graphs, "COUNTS", (1, 3))
-    monkeypatch.setattr(encoder_graphs, "RESULT", tmp_path / "result.md")
-    path = str(build_checkpoint(family, variant="small" if family == "whisper" else ""))
-    sizes = ["--side=64", "--tokens=24", "--repeats=1", "--dtype=float32"]
-    encoder_graphs.main([path, "--device=cpu", "--write", *sizes])
-    parts = (tmp_path / "result.md").read_text().split("| items |")
-    captures, speeds = ([line.split()[1] for line in part.splitlines() if " ms |" in line] for part in parts)
-    assert captures and speeds == ["1", "3"]

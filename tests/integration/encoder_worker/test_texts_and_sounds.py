@@ -69,20 +69,6 @@ async def test_texts_of_mixed_lengths_in_one_batch_are_stored_as_transformers_en
             torch.testing.assert_close(await stored(store, job), wanted, atol=1e-5, rtol=0)
 
 
-async def test_token_ids_and_text_have_keys_of_their_own(
-    reader: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
-    path = build_checkpoint("t5")
-    ids = text_inputs(path, "One.")["input_ids"][0].tolist()
-    data = np.array(ids, dtype="<u4").tobytes()
-    async with bench(reader, store, store_url) as b:
-        tokens = await Job(b, data, options={"form": "token_ids"}, modality="text").planned()
-        text = await Job(b, b"One.", modality="text").planned()
-        assert tokens.key != text.key
-        await asyncio.gather(tokens.finished(), text.finished())
-        torch.testing.assert_close(await stored(store, tokens), await stored(store, text), atol=1e-6, rtol=0)
-
-
 async def test_windows_of_a_file_are_items_of_their_own(
     listener: EncoderSide, store: EmbeddingStore, store_url: str
 ) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from support.data.pictures import picture
 from support.engine.encoder_bench import NAMESPACE, Job, bench, png
 from support.tracing.spans import kept_tracer, new_context
@@ -40,18 +38,6 @@ async def test_an_embedding_carries_the_span_that_computed_it(
         assert [span.name for span in stages] == ["preprocess", "wait for tower", "tower", "save"]
         assert all(server.start <= span.start <= span.end <= server.end + 0.001 for span in stages), stages
         assert await producer_of(store, job.key) == kept.one("tower").context
-
-
-@pytest.mark.parametrize("metadata", [(), metadata(new_context(sampled=False))])
-async def test_what_nobody_records_is_stored_without_a_producer(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str, metadata: tuple[tuple[str, str], ...]
-) -> None:
-    tracer, kept = kept_tracer(0.1)
-    async with bench(encoder, store, store_url, tracer=tracer) as b:
-        job = await Job(b, png(picture(2, 64, 64)), metadata=metadata).planned()
-        await job.finished()
-        assert await producer_of(store, job.key) is None
-        assert kept.spans == []
 
 
 async def test_two_proxies_of_one_item_share_the_tower_and_are_linked(

@@ -14,6 +14,7 @@ from support.data.model_prompts import ModelPrompt, batch_logits, model_prompt, 
 from support.data.oracle import oracle, teacher_forced_logits
 from support.data.pictures import picture
 from support.engine.reference_attention import NAME
+from support.matrix import matrix
 from triptych.models.base import DecoderSide, EncoderSide, MergedEmbeds
 from triptych.models.registry import load_decoder, load_encoder
 
@@ -41,7 +42,7 @@ def prompt(path: Path, encoder: EncoderSide, decoder: DecoderSide, images: tuple
     return model_prompt(encoder, decoder, reference(path, images)[0], pictures)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", matrix(VARIANTS, quick=2))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_of_a_prompt_with_three_images_equal_transformers(family: str, variant: str) -> None:
     path = build_checkpoint(family, variant=variant)
@@ -76,7 +77,10 @@ def test_rows_equal_transformers_image_features(family: str) -> None:
     encoder = load_encoder(path, device=CPU, dtype=torch.float32)
     model = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
     items = [encoder.preprocess(image, {}) for image in IMAGES]
-    pixels = torch.cat([item.tensors["pixel_values"] for item in items])
+    if family == "llava":
+        pixels = torch.cat([item.tensors["pixel_values"] for item in items])
+    else:
+        pixels = encoder.pixels(items)
     grids = {} if family == "llava" else {"image_grid_thw": torch.tensor([item.grid_thw for item in items])}
     with torch.no_grad():
         features = model.model.get_image_features(pixel_values=pixels, return_dict=True, **grids)
@@ -121,8 +125,7 @@ def test_bfloat16_sides_stay_near_the_fp32_reference(family: str) -> None:
     assert torch.nn.functional.cosine_similarity(logits[-9:].float(), reference(path, (0,))[1]).min() > 0.97
 
 
-@pytest.mark.parametrize("original", [True, False])
-@pytest.mark.parametrize("variant", ["", "hub"])
+@pytest.mark.parametrize(("variant", "original"), matrix([("", True), ("hub", False), ("", False)], quick=2))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_save_pretrained_writes_is_loaded_alike(
     family: str, variant: str, original: bool, tmp_path: Path

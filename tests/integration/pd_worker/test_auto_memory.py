@@ -9,14 +9,13 @@ import torch
 
 from support.data.oracle import assert_exact
 from support.engine.engine_cell import Checkpoint, Prompt, engine_cell, reference
-from support.engine.pd_serving import serving, tiny_model
+from support.engine.pd_serving import tiny_model
 from triptych.base.config import MIB
 from triptych.base.errors import ConfigError
 from triptych.pd_worker.attention import attention
 from triptych.pd_worker.attention.gather_plan import plan_gathers
 from triptych.pd_worker.ranks import share
 from triptych.pd_worker.runner import batch
-from triptych.pd_worker.runner.memory_plan import LEAST_EMBEDDINGS
 
 LONG = Prompt(" ".join(["Say something about the weather, and then about the sea."] * 8))
 SHORT = [Prompt("Say something about the weather, and then about the sea."), Prompt("Name five rivers.")]
@@ -33,16 +32,6 @@ def test_a_worker_without_the_flag_finds_its_memory_and_says_so(caplog: pytest.L
     longest = -(-512 // 16)
     assert model.kv_memory == 3 * longest * 2 * 3 * 16 * 2 * 16 * 4, "three requests of 512 tokens"
     assert "memory of cpu" in caplog.text and "KV cache (--kv-memory)" in caplog.text
-
-
-async def test_what_was_found_is_what_the_engine_has(store_url: str) -> None:
-    model = tiny_model("qwen3_vl", kv_memory=0, max_num_seqs=3)
-    assert model.encoder_cache_memory == LEAST_EMBEDDINGS, "a tiny model needs no more"
-    async with serving(model, store_url, kv_memory=0, max_num_seqs=3) as (worker, _):
-        capacity = worker.info("127.0.0.1:1", 0).capacity
-        assert capacity["encoder_cache_bytes"] == LEAST_EMBEDDINGS
-        assert worker.engine.scheduler.items.cache.capacity == LEAST_EMBEDDINGS
-        assert worker.engine.runner.kv_cache.keys[0].shape[0] == 3 * 512 // 16
 
 
 def test_memory_that_holds_nothing_is_refused_with_the_table() -> None:
@@ -71,11 +60,6 @@ def test_a_length_that_the_memory_left_does_not_hold_is_refused(monkeypatch: pyt
     with pytest.raises(ConfigError, match="holds no request of --max-model-len 4096"):
         tiny_model("qwen3_vl", encoder_cache_memory=28 * MIB, **flags)
     assert tiny_model("qwen3_vl", encoder_cache_memory=MIB, **flags).kv_memory > 0
-
-
-def test_memory_that_is_given_on_a_cpu_costs_no_profiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(share, "size_kv_memory", lambda *_, **__: pytest.fail("profiled"))
-    assert tiny_model("qwen3_vl", kv_memory=5 * MIB).kv_memory == 5 * MIB
 
 
 @pytest.mark.parametrize(

@@ -174,15 +174,6 @@ async def test_workers_that_a_flush_has_unregistered_stay_in_use_by_their_health
         await until(lambda: len(cluster.pool.workers) == 1)
 
 
-async def test_without_any_worker_the_proxy_is_not_ready_and_answers_503(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, encoders=0, pd_workers=0) as cluster:
-        ready = await cluster.client._client.get(f"http://127.0.0.1:{cluster.port}/ready")
-        assert ready.status_code == 503
-        with pytest.raises(APIStatusError) as caught:
-            await cluster.ask(TEXT)
-        assert caught.value.status_code == 503
-
-
 async def test_a_burst_of_requests_is_answered_to_the_last_one(store: EmbeddingStore) -> None:
     async with FakeCluster(store, encoders=2, pd_workers=2, max_queue=1000) as cluster:
         asked = [cluster.stream(user(f"q{i}", picture(f"p{i % 20}")), max_tokens=4) for i in range(60)]

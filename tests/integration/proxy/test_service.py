@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import signal
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ import aiohttp
 import grpc
 import pytest
 from grpc import aio
-from openai import APIStatusError, AsyncOpenAI
+from openai import AsyncOpenAI
 
 from support.fakes.fake_pd import FakePD
 from support.fakes.fake_workers import TOKEN, whole_text
@@ -134,22 +133,6 @@ async def test_the_kubelets_probes_follow_the_proxy_but_not_its_last_pd_worker(
         terminate()
 
 
-async def test_a_proxy_that_drains_is_alive_and_not_ready(store: EmbeddingStore, store_url: str) -> None:
-    metrics_port = free_port()
-    flags = {"metrics_port": metrics_port, "drain_timeout": 0.5}
-    async with running_service(store, store_url, **flags) as proxy, openai_client(proxy.port) as client:
-        await proxy.knows_the_worker()
-        asked = await proxy.question_under_way(client)
-        terminate()
-        async with asyncio.timeout(45):
-            while (await asyncio.to_thread(probe, metrics_port, "/ready"))["code"] != 503:
-                await asyncio.sleep(0.01)
-        assert await asyncio.to_thread(probe, metrics_port, "/health") == {"code": 200, "status": "ok"}
-        # The request is never finished: --drain-timeout ends it.
-        with pytest.raises(APIStatusError, match="stopping"):
-            await asked
-
-
 async def test_a_proxy_that_drains_leaves_scaling_to_the_others(
     store: EmbeddingStore, store_url: str, told: pytest.LogCaptureFixture
 ) -> None:
@@ -228,19 +211,6 @@ async def test_a_grpc_client_of_a_proxy_that_drains_is_sent_elsewhere_and_its_ca
             assert "".join([reply.text async for reply in call]) == whole_text(6)
 
 
-@pytest.mark.parametrize(("flag", "other"), [("port", "grpc_port"), ("grpc_port", "port")])
-async def test_a_port_that_is_taken_is_named_with_the_remedy(
-    store: EmbeddingStore, store_url: str, flag: str, other: str
-) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        remedy = f"port {port} is taken: --{flag.replace('_', '-')} N picks another"
-        with pytest.raises(ConfigError, match=remedy):
-            await service.run(ProxyConfig(store=store_url, **{flag: port, other: 0}))
-
-
 async def test_a_store_that_never_answers_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "STORE_SECONDS", 0.1)
     with pytest.raises(ConfigError, match="--store"):
@@ -256,8 +226,3 @@ async def test_a_proxy_that_still_waits_for_its_store_ends_in_good_order_at_a_si
     os.kill(os.getpid(), signal.SIGTERM)
     async with asyncio.timeout(10):
         await running
-
-
-async def test_a_missing_store_address_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="--store is missing"):
-        await service.run(ProxyConfig(port=0, grpc_port=0))

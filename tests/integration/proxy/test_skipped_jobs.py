@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-from openai import APIStatusError
-
 from support.fakes.fake_pd import FakePD
 from support.fakes.fake_workers import key_of, picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
@@ -65,13 +62,6 @@ async def killed_in_the_turn(cluster: FakeCluster, served: FakePD, turn: list[di
     assert len(cluster.jobs) == 2
 
 
-async def answered_with_a_job(cluster: FakeCluster, **body: Any) -> None:
-    """A turn after the first one is answered, and its picture encoded again."""
-    turn = await first_turn(cluster, FIRST)
-    assert await cluster.stream(turn, **body) == whole_text(8)
-    assert len(cluster.jobs) == 2
-
-
 def states(worker: FakePD) -> list[int]:
     """Of the items of the latest request."""
     return [slot.state for slot in worker.submits[-1].items]
@@ -91,14 +81,6 @@ async def test_the_second_turn_makes_no_job_for_what_the_worker_holds(store: Emb
         assert [item["cache"] for item in reply.triptych_timings["items"]] == ["pd", "pd"]
         assert counted(cluster, "triptych_skipped_jobs_total", "held") == 2
         assert counted(cluster, "triptych_items_total", "pd") == 2
-        await cluster.at_rest()
-
-
-async def test_only_the_turns_new_picture_is_encoded(store: EmbeddingStore) -> None:
-    async with keeping(FakeCluster(store)) as cluster:
-        await first_turn(cluster, FIRST)
-        assert await cluster.stream(next_turn(user("?", FIRST), SECOND)) == whole_text(8)
-        assert [job.mm_hash for job in cluster.jobs] == [key_of(FIRST), key_of(SECOND)]
         await cluster.at_rest()
 
 
@@ -137,35 +119,6 @@ async def test_a_worker_that_does_not_have_the_conversation_is_not_expected_to(s
         assert len(cluster.jobs) == 2
         assert UNENCODED not in states(other)
         await cluster.at_rest()
-
-
-@pytest.mark.parametrize("keeps", [None, False], ids=["an older worker", "no prefix cache"])
-async def test_a_worker_that_keeps_nothing_gets_what_is_encoded(store: EmbeddingStore, keeps: bool) -> None:
-    async with FakeCluster(store) as cluster:
-        cluster.pd_workers[0].keeps_items = keeps
-        await answered_with_a_job(cluster)
-        assert UNENCODED not in states(cluster.pd_workers[0])
-
-
-async def test_without_the_flag_what_the_store_has_lost_is_encoded(store: EmbeddingStore) -> None:
-    async with keeping(FakeCluster(store, skip_held_items=False)) as cluster:
-        await answered_with_a_job(cluster)
-
-
-async def test_another_tenants_salt_shares_nothing(store: EmbeddingStore) -> None:
-    async with keeping(FakeCluster(store)) as cluster:
-        await answered_with_a_job(cluster, extra_body={"cache_salt": "other"})
-        assert cluster.jobs[-1].mm_hash == key_of(FIRST, "other")
-        assert UNENCODED not in states(cluster.pd_workers[0])
-
-
-async def test_a_stored_embedding_is_ready_whatever_the_worker_holds(store: EmbeddingStore) -> None:
-    async with keeping(FakeCluster(store)) as cluster:
-        messages = user("?", FIRST)
-        await cluster.stream(messages)
-        await cluster.stream(next_turn(messages))
-        assert states(cluster.pd_workers[0]) == [pd_pb2.ITEM_STATE_READY]
-        assert len(cluster.jobs) == 1
 
 
 async def test_a_job_under_way_is_joined(store: EmbeddingStore) -> None:
@@ -210,18 +163,6 @@ async def test_a_turn_that_misses_its_picture_without_encoders_gives_its_room_ba
         await cluster.at_rest()
 
 
-async def test_its_deadline_without_encoders_names_them(store: EmbeddingStore) -> None:
-    async with keeping(FakeCluster(store, request_timeout=1.5)) as cluster:
-        turn = await first_turn(cluster, FIRST)
-        cluster.pd_workers[0].held.clear()
-        await without_encoders(cluster)
-        with pytest.raises(APIStatusError) as caught:
-            await cluster.stream(turn)
-        assert caught.value.status_code == 503
-        assert "encoder worker" in caught.value.message
-        await cluster.at_rest()
-
-
 async def test_a_worker_killed_in_the_second_turn_costs_no_token_and_the_next_one_encodes(
     store: EmbeddingStore,
 ) -> None:
@@ -248,15 +189,3 @@ async def test_an_older_worker_that_takes_the_turn_over_looks_in_the_store_itsel
         assert states(other) == [pd_pb2.ITEM_STATE_READY]
         assert counted(cluster, "triptych_skipped_jobs_total", "missing") == 1
         await cluster.at_rest()
-
-
-async def test_a_client_that_goes_while_its_picture_is_missed_leaves_nothing(store: EmbeddingStore) -> None:
-    async with keeping(FakeCluster(store)) as cluster:
-        turn = await first_turn(cluster, FIRST)
-        cluster.pd_workers[0].held.clear()
-        cluster.encoders[0].tower.clear()
-        asked = asyncio.create_task(cluster.stream(turn))
-        await until(lambda: cluster.encoders[0].runs == 2, "the tower's turn")
-        asked.cancel()
-        await cluster.at_rest()
-        cluster.encoders[0].tower.set()

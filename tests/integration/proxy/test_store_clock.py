@@ -60,18 +60,6 @@ async def test_the_same_losses_under_an_even_clock_are_pressure(
         assert cluster.dispatcher.backpressure.refuses_media(time.monotonic())
 
 
-async def test_losses_count_again_once_the_clock_has_jumped_for_good(
-    store: EmbeddingStore, clock_by_key: None
-) -> None:
-    async with FakeCluster(store) as cluster:
-        await cluster.store.epoch()
-        await cluster.store.control.execute("SET", SHIFT, 86_400)
-        await cluster.store.epoch()
-        assert cluster.store.clock_jumps == 1
-        await lose_all(cluster, 86_400)
-        assert cluster.dispatcher.backpressure.refuses_media(time.monotonic())
-
-
 async def test_workers_whose_registrations_a_jump_has_expired_stay_in_use(store: EmbeddingStore) -> None:
     async with FakeCluster(store) as cluster:
         for worker in (*cluster.encoders, *cluster.pd_workers):

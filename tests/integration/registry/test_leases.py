@@ -50,20 +50,6 @@ async def test_a_lease_ends_with_its_term_and_its_old_owner_cannot_touch_the_nex
     assert await leases.renew(new, 60)
 
 
-async def test_a_renewed_lease_lasts(store: EmbeddingStore) -> None:
-    leases = Leases(store)
-    lease = await owned(leases, "a", term=0.01)
-    assert await leases.renew(lease, 60)
-    await asyncio.sleep(0.05)
-    assert isinstance(await acquire(leases, "b"), OwnedBy)
-
-
-async def test_a_released_lease_is_free(store: EmbeddingStore) -> None:
-    leases = Leases(store)
-    assert await leases.release(await owned(leases, "a"))
-    await owned(leases, "b")
-
-
 async def test_a_hung_owner_is_replaced_by_naming_its_token(store: EmbeddingStore) -> None:
     leases = Leases(store)
     hung = await owned(leases, "a")
@@ -79,12 +65,6 @@ async def test_the_lease_of_a_process_that_was_restarted_goes_to_its_successor(
     await owned(leases, "a")
     again = await leases.acquire(HASH, address="a:1", incarnation="a-2", term=60)
     assert isinstance(again, Lease)
-
-
-async def test_leases_have_no_ttl(store: EmbeddingStore) -> None:
-    await owned(Leases(store), "a")
-    for name in (keys.LEASES, keys.LEASE_DEADLINES):
-        assert await store.control.execute("PTTL", name) == -1
 
 
 async def test_only_leases_long_past_their_deadline_are_collected(store: EmbeddingStore) -> None:

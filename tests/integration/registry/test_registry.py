@@ -35,13 +35,6 @@ async def test_registered_workers_are_found_as_they_were_told(store: EmbeddingSt
     assert await registry.workers() == [ENCODER, PD]
 
 
-async def test_a_worker_whose_term_has_ended_is_not_found(store: EmbeddingStore) -> None:
-    registry = Registry(store)
-    await registry.register(ENCODER, term=-1)
-    await registry.register(PD)
-    assert await registry.workers() == [PD]
-
-
 async def test_a_restarted_worker_takes_the_place_of_its_former_self(store: EmbeddingStore) -> None:
     registry = Registry(store)
     await registry.register(ENCODER)
@@ -67,20 +60,6 @@ async def test_a_registration_of_before_modalities_is_one_of_images(store: Embed
     assert ENCODER.modality == "image"
     await registry.register(dataclasses.replace(ENCODER, modality="audio"))
     assert [info.modality for info in await registry.workers()] == ["audio"]
-
-
-async def test_registrations_have_no_ttl(store: EmbeddingStore) -> None:
-    await Registry(store).register(ENCODER)
-    for name in (keys.WORKERS, keys.WORKER_DEADLINES, keys.VERSION):
-        assert await store.control.execute("PTTL", name) == -1
-
-
-async def test_live_proxies_are_counted(store: EmbeddingStore) -> None:
-    registry = Registry(store)
-    for name in ("p1", "p2", "p1"):
-        await registry.declare_proxy(name, 60)
-    await registry.declare_proxy("gone", -1)
-    assert await registry.proxies() == 2
 
 
 async def test_a_look_names_the_workers_only_when_they_are_others_than_at_the_mark(

@@ -6,8 +6,6 @@ import pytest
 from triptych.base.scaling import PoolDemand, ScalingDecision, ScalingRules, SharedRules
 from triptych.registry.scaling import (
     ScalingBoard,
-    pack_decision,
-    pack_demand,
     unpack_decision,
     unpack_demand,
     unpack_rules,
@@ -63,15 +61,6 @@ async def test_a_proxy_does_not_undo_a_decision_that_it_has_not_read(store: Embe
     assert not await ours.announce("encoder", THREE, 5)
     assert await ours.decision("encoder") == FOUR
     assert await ours.announce("encoder", THREE, 5)
-
-
-async def test_a_flushed_store_has_no_decision_and_takes_the_next_one(store: EmbeddingStore) -> None:
-    board = ScalingBoard(store)
-    await board.announce("encoder", THREE, 5)
-    await store.control.execute("FLUSHALL")
-    assert not await board.announce("encoder", FOUR, 5)
-    assert await board.decision("encoder") is None
-    assert await board.announce("encoder", FOUR, 5)
 
 
 async def test_the_newest_rules_are_those_of_all_proxies(store: EmbeddingStore) -> None:
@@ -156,52 +145,6 @@ async def test_what_others_have_written_is_ignored_and_replaced(
     assert caplog.text.count("cannot be read") == 1
     assert await board.announce("encoder", FOUR, 5)
     assert await board.decision("encoder") == FOUR
-
-
-async def test_no_entry_has_a_ttl(store: EmbeddingStore) -> None:
-    board = ScalingBoard(store)
-    await board.publish("p1", "encoder", DEMAND, 5)
-    await board.announce("encoder", THREE, 5)
-    for key in (*keys.demands("encoder"), keys.DECISIONS, keys.DECISION_DEADLINES):
-        assert await store.control.execute("PTTL", key) == -1
-
-
-def test_what_is_written_is_read() -> None:
-    assert unpack_demand(pack_demand(DEMAND)) == DEMAND
-    assert unpack_demand(pack_demand(PoolDemand())) == PoolDemand()
-    assert unpack_demand(pack_demand(PoolDemand(kept=4))) == PoolDemand(kept=4)
-    assert unpack_decision(pack_decision(THREE)) == THREE
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        5,
-        [],
-        [1.0, 1, 1.0, 1.0, 1.0],
-        [1.0, 1.5, 1.0, 1.0, 1.0, None],
-        [1.0, -1, 1.0, 1.0, 1.0, None],
-        [1.0, True, 1.0, 1.0, 1.0, None],
-        [float("nan"), 1, 1.0, 1.0, 1.0, None],
-        [float("inf"), 1, 1.0, 1.0, 1.0, None],
-        [1.0, 1, -1.0, 1.0, 1.0, None],
-        ["1", 1, 1.0, 1.0, 1.0, None],
-        [1.0, 1, 1.0, 1.0, 1.0, -1],
-        [1.0, 1, 1.0, 1.0, 1.0, 2.0],
-        [1.0, 1, 1.0, 1.0, 1.0, True],
-        {"backlog": 1.0},
-    ],
-)
-def test_a_demand_of_other_fields_is_none(value: object) -> None:
-    assert unpack_demand(msgpack.packb(value)) is None
-
-
-@pytest.mark.parametrize(
-    "value",
-    [[3, "flow"], [-1, "flow", True], [True, "flow", True], [3.0, "flow", True], [3, 4, True], [3, "f", 1]],
-)
-def test_a_decision_of_other_fields_is_none(value: object) -> None:
-    assert unpack_decision(msgpack.packb(value)) is None
 
 
 @pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x95", b"\x85" * 40, b"\xff" * 9])

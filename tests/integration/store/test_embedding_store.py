@@ -10,7 +10,7 @@ import uvloop
 from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
 from support.engine.transfers import mute_server
 from triptych.apps.launch.embedded_store import EmbeddedStore
-from triptych.base.errors import ConfigError, InvalidRequest
+from triptych.base.errors import InvalidRequest
 from triptych.base.types import WorkerInfo
 from triptych.registry.leases import Lease, Leases
 from triptych.registry.registry import Registry
@@ -49,19 +49,6 @@ async def test_a_value_is_received_into_memory_in_pieces(
     assert isinstance(loaded, Loaded)
     assert loaded.body is memory
     assert b"".join(memory.pieces) == body
-
-
-async def test_an_item_without_rows_is_stored_too(store: EmbeddingStore) -> None:
-    plan = make_plan(rows=0)
-    await store.save(plan, b"", ttl=60)
-    loaded = await store.load(plan, fresh_buffer)
-    assert isinstance(loaded, Loaded)
-    assert len(loaded.body) == 0
-
-
-async def test_an_absent_item_is_missing_and_has_no_digest(store: EmbeddingStore) -> None:
-    result = await store.load(make_plan("absent"), fresh_buffer)
-    assert result == Missing("no such key", "")
 
 
 async def test_a_second_save_keeps_the_first_value_and_renews_its_ttl(store: EmbeddingStore) -> None:
@@ -103,12 +90,6 @@ async def test_metadata_that_does_not_fit_the_header_is_refused_at_save(store: E
     plan = dataclasses.replace(make_plan(rows=5000, width=1), runs=runs, length=10000)
     with pytest.raises(InvalidRequest, match="too many runs"):
         await store.save(plan, make_body(plan), ttl=60)
-
-
-async def test_a_body_that_is_not_the_plans_is_refused_at_save(store: EmbeddingStore) -> None:
-    plan = make_plan()
-    with pytest.raises(InvalidRequest, match="bytes"):
-        await store.save(plan, make_body(plan)[:-1], ttl=60)
 
 
 async def test_a_large_value_travels_in_parts_that_outlive_the_header(
@@ -238,11 +219,6 @@ def test_saves_and_loads_work_under_uvloop(store_url: str) -> None:
     body = make_body(plan)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(round_trip()) == body
-
-
-async def test_an_address_of_another_kind_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="redis://host:port/0"):
-        await EmbeddingStore.connect("http://localhost")
 
 
 async def test_after_a_kill_and_restart_the_same_connection_serves_again(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import uvloop
 
 from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
+from support.matrix import matrix
 from support.processes.authority import Authority
 from support.processes.cluster import free_port
 from support.processes.relay import Relay
@@ -58,8 +59,10 @@ async def one_round_trip(url: str, name: str, *, rows: int = 2000) -> None:
         await store.close()
 
 
-@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize(
+    ("loop_factory", "version"),
+    [(asyncio.new_event_loop, ssl.TLSVersion.TLSv1_2), (uvloop.new_event_loop, ssl.TLSVersion.TLSv1_3)],
+)
 def test_saves_loads_and_leases_work_over_tls_with_client_certificates(
     store_url: str, authority: Authority, loop_factory: object, version: ssl.TLSVersion
 ) -> None:
@@ -107,7 +110,7 @@ def refusing(
     return server, files
 
 
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("version", matrix([ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_2]))
 @pytest.mark.parametrize("why", REFUSED)
 async def test_a_connection_that_tls_refuses_says_what_helps(
     store_url: str, tmp_path: Path, authority: Authority, why: str, version: ssl.TLSVersion
@@ -122,7 +125,7 @@ async def test_a_connection_that_tls_refuses_says_what_helps(
 
 
 @pytest.mark.parametrize("transfer", ["load", "save"])
-@pytest.mark.parametrize("why", REFUSED)
+@pytest.mark.parametrize("why", matrix(list(REFUSED), quick=2))
 async def test_bulk_transfers_verify_no_less_than_small_commands(
     store_url: str, tmp_path: Path, authority: Authority, why: str, transfer: str
 ) -> None:
@@ -152,8 +155,9 @@ async def test_a_store_with_tls_at_that_port_is_named_as_such(store_url: str, au
 
 
 async def test_a_renewed_certificate_is_shown_by_the_next_connections(
-    store_url: str, authority: Authority
+    store_url: str, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("triptych.base.rpc.tls.certificates.LOOK_SECONDS", 0.0)
     files = authority.client(expired=True)
     server = authority.server()
     with tls_in_front(store_url, server) as (relay, address):

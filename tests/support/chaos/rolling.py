@@ -6,13 +6,9 @@ import asyncio
 import os
 import random
 import signal
-import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 import openai
@@ -32,8 +28,6 @@ class BalancedClients(Clients):
 
     def __init__(self, urls: Sequence[str], cases: Sequence[Case], reference: Sequence[OracleResult]) -> None:
         super().__init__(urls[0], cases, reference)
-        #: When each answer came, and the seconds that it took.
-        self.answers: list[tuple[float, float]] = []
         self.unreachable = 0
         self._urls = urls
         self._choice = random.Random(7)
@@ -47,7 +41,6 @@ class BalancedClients(Clients):
         salt: dict[str, Any] = (
             {"cache_salt": f"{self._choice.random()}"} if self._choice.random() < 0.5 else {}
         )
-        began = time.monotonic()
         for _ in range(MOST_RETRIES):
             try:
                 answer = await ask(self._choice.choice(self._urls), self._cases[number], TOKENS, **salt)
@@ -65,8 +58,6 @@ class BalancedClients(Clients):
                 self.unreachable += 1
                 await asyncio.sleep(0.2)
             else:
-                now = time.monotonic()
-                self.answers.append((now, now - began))
                 self._judge(number, answer.token_ids)
                 return
         self.tally.lost.append(f"case {number}: refused {MOST_RETRIES} times")
@@ -74,42 +65,36 @@ class BalancedClients(Clients):
 
 @dataclass
 class Restarts:
-    """The restarts of one run: (name, begin, end) on the monotonic clock."""
+    """The names of what was restarted in one run."""
 
-    done: list[tuple[str, float, float]] = field(default_factory=list)
-
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        began = time.monotonic()
-        yield
-        self.done.append((name, began, time.monotonic()))
+    done: list[str] = field(default_factory=list)
 
     def worker(self, cluster: Cluster, name: str) -> None:
         """SIGTERM to a worker; returns when another process of that name is registered."""
         pool = name.partition("-")[0]
         count = sum(worker.pool == pool for worker in cluster.workers())
         before = {worker.incarnation for worker in cluster.workers()}
-        with self.timed(name):
-            self._another(cluster, name)
-            wait_for(
-                f"{name} to register again",
-                lambda: (
-                    sum(w.pool == pool for w in cluster.workers()) == count
-                    and any(w.pool == pool and w.incarnation not in before for w in cluster.workers())
-                ),
-            )
+        self._another(cluster, name)
+        wait_for(
+            f"{name} to register again",
+            lambda: (
+                sum(w.pool == pool for w in cluster.workers()) == count
+                and any(w.pool == pool and w.incarnation not in before for w in cluster.workers())
+            ),
+        )
+        self.done.append(name)
 
     def proxy(self, cluster: Cluster, name: str, url: str) -> None:
         """SIGTERM to a proxy; returns when another process of that name is ready."""
-        with self.timed(name):
-            self._another(cluster, name)
-            wait_for(f"{name} to be ready", lambda: ready(url))
+        self._another(cluster, name)
+        wait_for(f"{name} to be ready", lambda: ready(url))
+        self.done.append(name)
 
     def by(self, name: str, restart: Callable[[], None], url: str) -> None:
         """A restart that the test carries out itself; returns when the proxy at `url` is ready."""
-        with self.timed(name):
-            restart()
-            wait_for(f"the proxy after {name}", lambda: ready(url))
+        restart()
+        wait_for(f"the proxy after {name}", lambda: ready(url))
+        self.done.append(name)
 
     def _another(self, cluster: Cluster, name: str) -> None:
         pid = cluster.pid(name)
@@ -124,41 +109,3 @@ def ready(url: str) -> bool:
             return bool(reply.status == 200)
     except OSError:
         return False
-
-
-def figures(clients: BalancedClients, restarts: Restarts) -> list[Any]:
-    """A row of the table: what the clients saw, and how long restarts took."""
-    tally, seconds = clients.tally, sorted(taken for _, taken in clients.answers)
-    took = [end - begin for _, begin, end in restarts.done]
-    return [
-        tally.answered,
-        len(tally.lost),
-        len(tally.wrong),
-        tally.ties,
-        sum(tally.refused.values()) + clients.unreachable,
-        f"{median(seconds):.2f} / {seconds[-1]:.2f}",
-        len(took),
-        f"{median(took):.1f} / {max(took):.1f}",
-    ]
-
-
-def draw(path: Path, title: str, clients: BalancedClients, restarts: Restarts) -> None:
-    """A time line: each answer at its end with the seconds it took, and each restart as a bar."""
-    from matplotlib.figure import Figure
-
-    start = min(begin for _, begin, _ in restarts.done) - 5.0
-    figure = Figure(figsize=(10, 6), layout="constrained")
-    bars, answers = figure.subplots(2, 1, sharex=True, height_ratios=[1.2, 1])
-    for row, (_, begin, end) in enumerate(restarts.done):
-        bars.barh(row, end - begin, left=begin - start, color="#d95f02", height=0.6)
-    bars.set_yticks(range(len(restarts.done)), [name for name, _, _ in restarts.done])
-    bars.invert_yaxis()
-    bars.set_title(f"{title}: restarts, from SIGTERM to the next process at work")
-    moments = [moment - start for moment, _ in clients.answers]
-    answers.scatter(moments, [seconds for _, seconds in clients.answers], s=6, color="#1b9e77")
-    answers.set_xlim(left=0)
-    answers.set_ylim(bottom=0)
-    answers.set_xlabel("seconds")
-    answers.set_ylabel("request, seconds")
-    answers.set_title("answers, each at its end")
-    figure.savefig(path, dpi=100)

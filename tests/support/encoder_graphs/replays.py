@@ -10,8 +10,7 @@ import torch
 
 from support.encoder_graphs.adapters import Adapter
 from triptych.base.machine.graphs import EagerStatic, GraphBackend
-from triptych.encoder_worker.graphs.budget_graph import BudgetGraphMetadata
-from triptych.encoder_worker.graphs.manager import EncoderCudaGraphManager
+from triptych.encoder_worker.graphs.manager import BudgetGraphMetadata, EncoderCudaGraphManager
 from triptych.encoder_worker.graphs.packing import GraphLimits
 from triptych.models.base import PreparedItem
 

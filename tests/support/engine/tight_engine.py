@@ -14,8 +14,7 @@ from support.engine.engine_requests import ModellessEngine, make_feature, make_r
 from triptych.base.types import ItemPlan, MMFeature
 from triptych.ec_connector.base import ECConnectorOutput, ECTransferConfig
 from triptych.ec_connector.connectors.device_copy import DeviceCopier
-from triptych.ec_connector.connectors.host_buffers import HostMemory
-from triptych.ec_connector.connectors.pinned_memory import PinnedMemory, PinnedPool
+from triptych.ec_connector.connectors.host_buffers import HostMemory, PinnedMemory, PinnedPool
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest

@@ -29,7 +29,7 @@ from support.engine_faults.import_patches import patch_when_imported
 _TARGETS = {
     "triptych.pd_worker.runner.model_runner": ("pd", "ModelRunner", "_compute"),
     "triptych.encoder_worker.engine": ("encoder", "EncoderEngine", "_encode"),
-    "triptych.encoder_worker.ranks.share_encoder": ("rank", "ShareEncoder", "encode"),
+    "triptych.encoder_worker.ranks.tower": ("rank", "ShareEncoder", "encode"),
 }
 #: By pool: the variable with the seconds that it sleeps.
 _SECONDS = {"encoder": "TRIPTYCH_TEST_TOWER_SECONDS", "pd": "TRIPTYCH_TEST_STEP_SECONDS"}

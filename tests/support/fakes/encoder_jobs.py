@@ -16,8 +16,7 @@ from triptych.ec_connector.base import EncoderOutput
 from triptych.encoder_worker.engine import BatchDone, TowerItem
 from triptych.encoder_worker.job_spec import JobSpec
 from triptych.encoder_worker.jobs.job import EncodeJob, JobEvent, Waiter
-from triptych.encoder_worker.jobs.metrics import JobMetrics
-from triptych.encoder_worker.jobs.table import EncodeJobs, JobBounds
+from triptych.encoder_worker.jobs.table import EncodeJobs, JobBounds, JobMetrics
 from triptych.encoder_worker.media.preparer import VerifiedMedia
 from triptych.encoder_worker.scheduler import EncoderScheduler
 from triptych.models.base import PreparedItem

@@ -11,7 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from triptych.base.hashing import mm_hash
 from triptych.base.rpc.channels import STORE_SERVICE, listen, make_server
-from triptych.base.rpc.server_auth import WorkerAuth
+from triptych.base.rpc.internal_token import InternalToken
 from triptych.base.rpc.tls.certificates import Certificates
 from triptych.base.types import WorkerInfo
 
@@ -71,7 +71,7 @@ class StallingHealth(health.aio.HealthServicer):  # type: ignore[misc]
         self.checked = 0
 
     async def Check(self, request: Any, context: Any) -> Any:
-        counted = not request.service
+        counted = request.service != STORE_SERVICE
         self.asked += counted
         await self.answers.wait()
         self.asked -= counted
@@ -102,7 +102,6 @@ class FakeWorker:
         self.health = StallingHealth()
         #: The internal token that it asks for and signs its registration with.
         self.token = TOKEN
-        self.door = WorkerAuth()
         #: None: it speaks no TLS.
         self.certificates: Certificates | None = None
         #: Called when it has been started, as a worker registers whenever it is.
@@ -125,26 +124,25 @@ class FakeWorker:
         if self.row_width:
             capacity["row_width"] = self.row_width
         incarnation = f"i{self.incarnation}"
-        return self.door.add_worker(
-            WorkerInfo(
-                self.address,
-                self.pool,
-                incarnation,
-                self.model_key,
-                MODEL,
-                namespaces,
-                capacity,
-                self.modality,
-            )
+        info = WorkerInfo(
+            self.address,
+            self.pool,
+            incarnation,
+            self.model_key,
+            MODEL,
+            namespaces,
+            capacity,
+            self.modality,
         )
+        return InternalToken(self.token).signed(info) if self.token else info
 
     async def start(self) -> None:
         self.incarnation += 1
-        self.door = WorkerAuth(self.token)
-        self.server = make_server(self.door)
+        self.server = make_server(self.token)
         self.health = StallingHealth()
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
-        await self.health.set("", health_pb2.HealthCheckResponse.SERVING)
+        for service in ("", f"i{self.incarnation}"):
+            await self.health.set(service, health_pb2.HealthCheckResponse.SERVING)
         self.add_to(self.server)
         self.port = listen(self.server, f"127.0.0.1:{self.port}", self.certificates, mutual=True)
         await self.server.start()

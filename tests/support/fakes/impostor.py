@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,49 +11,26 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from triptych.base.rpc.channels import make_channel
-from triptych.base.rpc.proofs import SIZE, identity_of
-from triptych.base.rpc.server_auth import CHALLENGE_HEADER, METHOD, SERVICE
+from triptych.base.rpc.channels import listen
+from triptych.base.rpc.tls.certificates import Certificates
 from triptych.base.types import WorkerInfo
 
-AUTHENTICATE = f"/{SERVICE}/{METHOD}"
 HEALTH = "/grpc.health.v1.Health/Check"
-
-#: What it answers to a challenge.
-Answer = Callable[[bytes], Awaitable[bytes]]
-
-
-async def at_random(challenge: bytes) -> bytes:
-    """A nonce and a proof of zeros."""
-    return bytes(2 * SIZE)
-
-
-async def by_echo(challenge: bytes) -> bytes:
-    """What it was sent."""
-    return challenge
-
-
-def passed_on(target: WorkerInfo, *, as_meant_for_it: bool) -> Answer:
-    """The answer of a real worker, which is asked with the same nonce."""
-
-    async def answer(challenge: bytes) -> bytes:
-        if as_meant_for_it:
-            challenge = identity_of(target) + challenge[SIZE:]
-        async with make_channel(target.address) as channel:
-            call: aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(AUTHENTICATE)
-            return bytes(await call(b"", metadata=((CHALLENGE_HEADER, challenge),), timeout=10))
-
-    return answer
 
 
 class Impostor(grpc.GenericRpcHandler):
-    """Runs for the length of an `async with`, at `port` or a free one."""
+    """Runs for the length of an `async with`, at `port` or a free one, with TLS where it has certificates.
 
-    def __init__(self, port: int = 0, answer: Answer = at_random) -> None:
-        self._answer = answer
+    It says SERVING to health checks of the services that it `knows`; None: of all.
+    """
+
+    def __init__(
+        self, port: int = 0, certificates: Certificates | None = None, knows: frozenset[str] | None = None
+    ) -> None:
+        self._knows = knows
         self._server = aio.server(options=[("grpc.so_reuseport", 0)])
         self._server.add_generic_rpc_handlers((self,))
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        self.port = listen(self._server, f"127.0.0.1:{port}", certificates, mutual=False)
         #: Methods that were called, in order.
         self.methods: list[str] = []
         #: Values of all metadata and all messages.
@@ -62,11 +39,6 @@ class Impostor(grpc.GenericRpcHandler):
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
-
-    @property
-    def secrets_asked_for(self) -> list[str]:
-        """The calls that are neither health checks nor challenges."""
-        return [method for method in self.methods if method not in (AUTHENTICATE, HEALTH)]
 
     async def __aenter__(self) -> Impostor:
         await self._server.start()
@@ -77,25 +49,20 @@ class Impostor(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         method = handler_call_details.method
-        metadata = list(handler_call_details.invocation_metadata or ())
         self.methods.append(method)
-        for name, value in metadata:
+        for name, value in handler_call_details.invocation_metadata or ():
             self.words += [name.encode(), value if isinstance(value, bytes) else value.encode()]
 
         async def call(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-            if method == AUTHENTICATE:
-                try:
-                    challenge = dict(metadata).get(CHALLENGE_HEADER, b"")
-                    yield await self._answer(challenge if isinstance(challenge, bytes) else b"")
-                except aio.AioRpcError as error:
-                    await context.abort(error.code(), error.details())
-                return
-            if method == HEALTH:
-                status = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
-                yield status.SerializeToString()
-                return
             async for message in requests:
                 self.words.append(message)
+                if method == HEALTH:
+                    service = health_pb2.HealthCheckRequest.FromString(message).service
+                    if self._knows is not None and service not in self._knows:
+                        await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
+                    status = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+                    yield status.SerializeToString()
+                    return
             yield b""
 
         return grpc.stream_stream_rpc_method_handler(call)

@@ -26,7 +26,7 @@ from triptych.protos import (
     encoder_pb2,
     proxy_pb2_grpc,
 )
-from triptych.proxy.auth.key_ring import KeyRing
+from triptych.proxy.auth.keys import KeyRing
 from triptych.proxy.auth.limits import PrincipalLimits
 from triptych.proxy.auth.middleware import Authenticator, AuthMiddleware
 from triptych.proxy.dispatcher import Dispatcher
@@ -36,16 +36,15 @@ from triptych.proxy.grpc.server import ProxyServicer
 from triptych.proxy.http.connections import ConnectionLimits
 from triptych.proxy.http.delivery import DeliveryMiddleware
 from triptych.proxy.http.endpoint import BodyMiddleware
-from triptych.proxy.http.listener import bind
 from triptych.proxy.http.peers import TrustedProxies
-from triptych.proxy.http.server import HttpServer
+from triptych.proxy.http.refusals import RefusalMiddleware, Refusals
+from triptych.proxy.http.server import HttpServer, bind
 from triptych.proxy.live.service import LiveData
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import ApiLimits, make_app
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
-from triptych.proxy.refusals.refusals import RefusalMiddleware, Refusals
-from triptych.proxy.transport import GrpcTransport
+from triptych.proxy.service import GrpcTransport
 from triptych.registry.registry import Registry
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -117,6 +116,7 @@ class FakeCluster:
             "proxy-test",
             token,
             certificates=internal,
+            insecure=options.pop("insecure", False),
             health_timeout=options.pop("health_timeout", 5.0),
         )
         media = make_loader(ProxyConfig(**flags), self.metrics, self.quotas)

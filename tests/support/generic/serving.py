@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -46,7 +47,7 @@ class GenericModel:
     @classmethod
     def open(cls, name: str) -> GenericModel:
         whole, path = tiny_model(name)
-        options = {"device": torch.device("cpu"), "dtype": torch.float32}
+        options: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
         return cls(
             name,
             whole,
@@ -73,7 +74,8 @@ class GenericModel:
             input_ids=given, attention_mask=torch.ones_like(given), **joined, **kinds,
             do_sample=False, max_new_tokens=TOKENS, min_new_tokens=TOKENS,
         )  # fmt: skip
-        return out[0, len(ids) :].tolist()
+        tokens: list[int] = out[0, len(ids) :].tolist()
+        return tokens
 
     def request(self, cell: EngineCell, ids: list[int], items: Sequence[TinyItem]) -> EngineRequest:
         """A request whose pictures are encoded and stored."""

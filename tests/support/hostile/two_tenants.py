@@ -21,8 +21,7 @@ from support.processes.web import WebServer
 from support.waiting import within
 from triptych.base.rpc.tls.certificates import Certificates
 from triptych.protos import proxy_pb2, proxy_pb2_grpc
-from triptych.proxy.auth.key_ring import KeyRing
-from triptych.proxy.auth.keys import KeyLimits, new_key
+from triptych.proxy.auth.keys import KeyLimits, KeyRing, new_key
 from triptych.proxy.media.loader import MediaLoader
 from triptych.store.embedding_store import EmbeddingStore
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ CHART = ROOT / "deploy" / "helm" / "triptych"
 EXAMPLES = CHART / "examples"
 
 Manifest = dict[str, Any]
+_LOOKUP = re.compile(r'lookup "v1" "Secret" (\S*)\.Release\.Namespace ([^\s)]+)')
 #: libyaml's, several times as fast.
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -36,6 +40,29 @@ def render_version(folder: Path, version: str, values: Mapping[str, Any] | None 
     shutil.copytree(CHART, folder)
     about = yaml.safe_load((folder / "Chart.yaml").read_text(encoding="utf-8"))
     (folder / "Chart.yaml").write_text(yaml.safe_dump(about | {"version": version, "appVersion": version}))
+    with Chart.load(folder) as chart:
+        return list(_manifests(chart.render(dict(values or {}), name="triptych", namespace="default")))
+
+
+def render_upgrade(
+    folder: Path, before: Sequence[Manifest], values: Mapping[str, Any] | None = None
+) -> list[Manifest]:
+    """The manifests of an upgrade of a release that has made these, by a copy of the chart in `folder`.
+
+    Its `lookup` finds the Secrets among them, which a rendering without a cluster does not.
+    """
+    shutil.copytree(CHART, folder)
+    found = {
+        one["metadata"]["name"]: {
+            "data": {key: b64encode(value.encode()).decode() for key, value in one["stringData"].items()}
+        }
+        for one in before
+        if one["kind"] == "Secret"
+    }
+    (folder / "found.json").write_text(json.dumps(found))
+    for path in (folder / "templates").iterdir():
+        text = path.read_text(encoding="utf-8")
+        path.write_text(_LOOKUP.sub(r'default dict (index (\1.Files.Get "found.json" | fromJson) \2)', text))
     with Chart.load(folder) as chart:
         return list(_manifests(chart.render(dict(values or {}), name="triptych", namespace="default")))
 

@@ -67,6 +67,11 @@ CHOICES: Mapping[str, list[Values]] = {
         {"proxy": {"requestTimeout": 1800, "terminationGracePeriodSeconds": 1860}},
         {"proxy": {"requestTimeout": 20, "terminationGracePeriodSeconds": 80}},
     ],
+    "proxy.trustedProxies": [
+        {},
+        {"proxy": {"trustedProxies": ["10.9.0.0/16", "10.8.0.0/16"], "proxyProtocol": True}},
+        {"proxy": {"trustedProxies": ["10.9.0.0/16"], "unknownFields": "reject", "storeWait": 0.5}},
+    ],
     "proxy.preStopSeconds": [{}, {"proxy": {"preStopSeconds": 0}}, {"proxy": {"preStopSeconds": 40}}],
     "proxy.service": [{}, {"proxy": {"service": {"type": "LoadBalancer"}}}],
     "proxy.frontDoorTls": [
@@ -128,8 +133,9 @@ CHOICES: Mapping[str, list[Values]] = {
     "internalToken": [{}, {"internalToken": {"existingSecret": "tokens"}}],
     "tls": [
         {},
-        {"tls": {"enabled": True, "existingSecret": "certificates"}},
-        {"tls": {"enabled": True, "certManager": _ISSUER}},
+        {"tls": {"enabled": False}},
+        {"tls": {"existingSecret": "certificates"}},
+        {"tls": {"certManager": _ISSUER}},
     ],
     "networkPolicy": _switch("networkPolicy"),
     "networkPolicy.clients": [{}, {"networkPolicy": {"clients": [{"podSelector": {}}]}}],

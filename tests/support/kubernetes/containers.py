@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from support.kubernetes.pod_spec import Command
@@ -38,7 +38,7 @@ class ContainerProcess:
         self._process = process
 
     @classmethod
-    async def start(cls, command: Command, ip: str, log: Path, extra: Mapping[str, str]) -> ContainerProcess:
+    async def start(cls, command: Command, ip: str, log: Path) -> ContainerProcess:
         words = on_this_machine(command.words, ip)
         with log.open("ab") as out:
             process = await asyncio.create_subprocess_exec(
@@ -46,7 +46,7 @@ class ContainerProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env=_machine() | dict(extra) | dict(command.environment),
+                env=_machine() | dict(command.environment),
                 start_new_session=True,
             )
         return cls(process)

@@ -51,6 +51,7 @@ def faults(manifests: Sequence[Manifest], given: Given | None = None) -> list[st
         _disks,
         _reach_of_stores,
         _sizes,
+        _scaling,
     )
     return [fault for check in checks for fault in check(manifests, given or {})]
 
@@ -210,6 +211,13 @@ def _sizes(manifests: Sequence[Manifest], _: Given) -> Iterator[str]:
             memory = served["resources"].get("limits", {}).get("memory", "1Ti")
             if volume["name"] == "shm" and limit >= amount(memory):
                 yield f"{one['metadata']['name']} has a /dev/shm above the memory of {served['name']}"
+
+
+def _scaling(manifests: Sequence[Manifest], _: Given) -> Iterator[str]:
+    """While the scaler knows nothing, KEDA keeps the pods that there are: a fallback would end some."""
+    for one in of_kind(manifests, "ScaledObject"):
+        if "fallback" in one["spec"]:
+            yield f"{one['metadata']['name']} has a number of pods for an outage"
 
 
 def store_users(manifests: Sequence[Manifest]) -> tuple[str, str]:

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import math
 import re
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from support.kubernetes.manifests import amount
 
 Manifest = dict[str, Any]
-#: The object of this kind and name in the pod's namespace, or None.
-Lookup = Callable[[str, str], "Manifest | None"]
 
 #: Addresses that would be the whole machine's, where a pod has only its own.
 ANY_HOST = ("0.0.0.0", "::")
@@ -32,19 +29,13 @@ class SpecError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PodContext:
-    """What the fields of one pod's containers may refer to."""
+    """What the fields of one pod's containers may refer to: Secrets, and IP addresses by DNS name."""
 
     name: str
-    namespace: str
     ip: str
-    node: str
-    labels: Mapping[str, str]
     folder: Path
-    lookup: Lookup
-    #: Folders that stand for persistent volume claims and image volumes, by claim or reference.
-    disks: Mapping[str, Path] = field(default_factory=dict)
-    #: IP addresses by DNS name.
-    hosts: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, Manifest]
+    hosts: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +120,6 @@ def _field(path: str, context: PodContext) -> str:
     return fields[path]
 
 
-def _entries(lookup: Lookup, name: str) -> dict[str, bytes]:
-    """The data of a Secret."""
-    found = lookup("Secret", name)
-    if found is None:
-        raise SpecError(f"there is no Secret {name}")
-    return {key: value.encode() for key, value in found["stringData"].items()}
-
-
 def make_volumes(spec: Manifest, context: PodContext) -> dict[str, Path]:
     """The pod's volumes as folders, by name; SpecError for one that cannot be mounted."""
     folders = {}
@@ -146,41 +129,20 @@ def make_volumes(spec: Manifest, context: PodContext) -> dict[str, Path]:
         if "emptyDir" in volume:
             folder.mkdir(parents=True, exist_ok=True)
         elif "secret" in volume:
-            secret = volume["secret"]
-            _write(folder, _entries(context.lookup, secret["secretName"]), secret)
-        elif claim := volume.get("persistentVolumeClaim") or volume.get("image"):
-            key = claim.get("claimName") or claim["reference"]
-            if key not in context.disks:
-                raise SpecError(f"no disk stands for {key}")
-            folder = context.disks[key]
+            _write(folder, context.secrets[volume["secret"]["secretName"]]["stringData"], volume["secret"])
         else:
             raise SpecError(f"volume {name} of kind {sorted(volume)} is not modelled")
         folders[name] = folder
     return folders
 
 
-def _write(folder: Path, entries: Mapping[str, bytes], source: Manifest) -> None:
-    """The files, behind a link that is changed in one step for all of them, as a kubelet does."""
-    items = source.get("items") or [{"key": key, "path": key} for key in entries]
-    folder.mkdir(parents=True, exist_ok=True)
-    version = Path(tempfile.mkdtemp(prefix="..version-", dir=folder))
-    for item in items:
-        if item["key"] not in entries:
-            raise SpecError(f"{source['secretName']} has no key {item['key']}")
-        (version / item["path"]).write_bytes(entries[item["key"]])
-    scratch, data = folder / "..data_tmp", folder / "..data"
-    scratch.symlink_to(version.name)
-    scratch.replace(data)
-    for item in items:
-        if not (folder / item["path"]).is_symlink():
-            (folder / item["path"]).symlink_to(Path("..data") / item["path"])
+def _write(folder: Path, entries: Mapping[str, str], source: Manifest) -> None:
+    folder.mkdir(parents=True)
+    for item in source.get("items") or [{"key": key, "path": key} for key in entries]:
+        (folder / item["path"]).write_text(entries[item["key"]])
 
 
 def mounts_of(container: Manifest, volumes: Mapping[str, Path]) -> dict[str, Path]:
     """The folder at each of the container's mount paths."""
-    found = {}
-    for mount in container.get("volumeMounts", ()):
-        if mount["name"] not in volumes:
-            raise SpecError(f"container {container['name']} mounts {mount['name']}, which is no volume")
-        found[mount["mountPath"]] = volumes[mount["name"]]
-    return found
+    mounts = container.get("volumeMounts", ())
+    return {mount["mountPath"]: volumes[mount["name"]] for mount in mounts}

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
 from support.page.made_up import MadeUp
-from support.page.prefix import serving
+from support.page.serving import serving
 from support.processes.cluster import free_port
 from triptych.proxy.page.endpoint import PageEndpoints
 

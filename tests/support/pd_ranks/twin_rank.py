@@ -17,7 +17,7 @@ from triptych.models.base import DecoderSide
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.pd_worker.core.outputs import ScheduledChunk
 from triptych.pd_worker.ranks.request_mirror import RequestMirror
-from triptych.pd_worker.ranks.step_report import report_of
+from triptych.pd_worker.ranks.step_message import report_of
 from triptych.pd_worker.runner.capacity import runner_options
 from triptych.pd_worker.runner.model_runner import ModelRunner
 

@@ -15,8 +15,7 @@ from support.processes.web import PNG
 from triptych.base.config import ProxyConfig
 from triptych.base.errors import RequestError
 from triptych.base.metrics import ProxyMetrics
-from triptych.proxy.media.address_rules import parse_rules
-from triptych.proxy.media.connection import LookUpHost, MediaConnections, look_up_host
+from triptych.proxy.media.connection import LookUpHost, MediaConnections, look_up_host, parse_rules
 from triptych.proxy.media.fetcher import FetchLimits, MediaFetcher
 from triptych.proxy.media.source import WebUrl, parse_image_url
 from triptych.proxy.media.spool import MediaSpool

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.trace import SpanKind, TraceFlags, TraceState
 
 from triptych.base.tracing.context import SpanContext
-from triptych.base.tracing.sampling import request_sampler
+from triptych.base.tracing.otlp import request_sampler
 from triptych.base.tracing.tracer import Tracer
 
 

@@ -8,15 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from support.options import assert_refused, triptych
-from triptych import __version__
 from triptych.apps.cli.app import app
 from triptych.apps.launch.model_path import DEMO_MODEL
 from triptych.base.config import ClusterConfig, EncoderConfig, PDConfig, ProxyConfig, ServeConfig
 from triptych.base.config.flags import flags_of
-
-
-def test_version_prints_the_version():
-    assert triptych("--version").stdout == f"triptych {__version__}\n"
 
 
 @pytest.mark.parametrize("command", ["serve", "proxy", "encoder", "pd", "check"])
@@ -79,12 +74,6 @@ def test_memory_that_does_not_fit_is_an_error_with_the_sum():
 
 
 @pytest.mark.parametrize("command", ["serve", "check"])
-def test_layers_shared_by_workers_are_refused_by_one_error(command: str):
-    words = (command, str(DEMO_MODEL), "--pipeline-parallel", "2")
-    assert_refused(triptych(*words), "cannot be served", "give --pipeline-parallel 1")
-
-
-@pytest.mark.parametrize("command", ["serve", "check"])
 def test_ranks_where_there_can_be_none_are_refused_by_an_error(command: str):
     words = (command, str(DEMO_MODEL), "--tensor-parallel", "2")
     assert_refused(triptych(*words, "--topology", "colocated"), "--tensor-parallel 2", "--topology epd")
@@ -93,13 +82,6 @@ def test_ranks_where_there_can_be_none_are_refused_by_an_error(command: str):
 def test_heads_that_cannot_be_divided_among_the_ranks_are_an_error_that_names_what_can():
     refused = triptych("check", str(DEMO_MODEL), "--tensor-parallel", "7")
     assert_refused(refused, "attention heads", "7 ranks", "give --tensor-parallel one of 1")
-
-
-def test_an_unreachable_url_is_a_clear_error():
-    result = triptych("ask", "What?", "--url", "http://127.0.0.1:9")
-    assert result.returncode == 1
-    assert "triptych serve" in result.stderr
-    assert "Traceback" not in result.stderr
 
 
 def test_services_open_to_the_network_need_tls_or_a_flag_that_allows_clear_text(tmp_path):

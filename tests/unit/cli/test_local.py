@@ -11,8 +11,6 @@ from click.testing import CliRunner
 from support.data.checkpoints import build_checkpoint
 from support.options import assert_refused, triptych
 from triptych.apps.cli.app import app
-from triptych.apps.cli.commands.local import write_tones
-from triptych.base.errors import ConfigError
 from triptych.models.identity import model_identity
 
 
@@ -20,23 +18,6 @@ def test_tones_are_written_to_a_file(tmp_path):
     made = triptych("tones", "5551234", "-o", str(tmp_path / "tones.wav"))
     assert (made.returncode, made.stderr) == (0, "")
     assert soundfile.info(tmp_path / "tones.wav").duration == pytest.approx(2.45, abs=0.01)
-
-
-@pytest.mark.parametrize("digits", ["", "12a", "123456789", "١٢٣"])
-def test_tones_of_what_is_not_dialled_are_refused(tmp_path, digits):
-    with pytest.raises(ConfigError, match="DIGITS=.* 1 to 8 digits"):
-        write_tones(digits, tmp_path / "x.wav")
-    assert not list(tmp_path.iterdir())
-
-
-def test_tones_for_a_folder_that_is_not_there_are_told(tmp_path):
-    with pytest.raises(ConfigError, match="--output .*name a file that can be written"):
-        write_tones("12", tmp_path / "no" / "x.wav")
-
-
-def test_tones_need_a_file_to_go_to():
-    result = CliRunner().invoke(app, ["tones", "12"])
-    assert result.exit_code == 2 and "--output" in result.output
 
 
 @pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"model_revision": "a" * 40}, {}])
@@ -48,11 +29,6 @@ def test_the_namespace_is_that_of_encoder_workers_with_the_same_options(options)
         model, dtype=options.get("dtype", "float32"), revision=options.get("model_revision", "")
     )
     assert result.output == identity.namespace + "\n"
-
-
-def test_the_namespace_of_no_model_is_refused():
-    with pytest.raises(ConfigError, match="/nowhere does not exist"):
-        CliRunner().invoke(app, ["namespace", "/nowhere"], catch_exceptions=False, standalone_mode=False)
 
 
 def test_a_made_key_goes_to_the_file_and_is_shown_beside_it():

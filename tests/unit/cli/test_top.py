@@ -56,26 +56,12 @@ def test_a_server_that_is_not_there_is_one_sentence_with_the_remedy() -> None:
     assert url in result.output and "triptych serve" in result.output and "--url" in result.output
 
 
-def test_a_missing_key_is_one_sentence_with_the_option() -> None:
-    with proxy() as url:
-        result = top(url, "--once")
-    assert result.exit_code == 1 and result.output.count("\n") == 1
-    assert "--api-key-file" in result.output
-
-
 def test_a_proxy_without_live_data_is_one_sentence_with_the_option() -> None:
     error = {"error": {"message": "GET /cluster is not served here", "code": "not_found"}}
     with proxy(404, error) as url:
         result = top(url, "--once", "--api-key", KEY)
     assert result.exit_code == 1 and result.output.count("\n") == 1
     assert "--no-page" in result.output
-
-
-def test_data_of_another_release_are_one_sentence() -> None:
-    with proxy(body={"time": 1}) as url:
-        result = top(url, "--once", "--api-key", KEY)
-    assert result.exit_code == 1 and result.output.count("\n") == 1
-    assert "release" in result.output
 
 
 def test_once_as_json_is_one_snapshot(tmp_path: Path) -> None:
@@ -85,14 +71,6 @@ def test_once_as_json_is_one_snapshot(tmp_path: Path) -> None:
         result = top(url, "--once", "--json", "--api-key-file", str(file))
     assert result.exit_code == 0
     assert json.loads(result.output) == EXAMPLE["snapshot"]
-
-
-def test_once_is_a_screen_of_text() -> None:
-    with proxy() as url:
-        result = top(url, "--once", "--api-key", KEY)
-    assert result.exit_code == 0
-    assert "Encoder workers: 2" in result.output and "SLO met 93%" in result.output
-    assert "\x1b" not in result.output
 
 
 def test_what_is_no_terminal_gets_one_screen() -> None:

@@ -12,11 +12,11 @@ from PIL import Image
 import triptych
 from triptych.apps.client.fields import ChatFields, CompletionFields
 from triptych.apps.client.messages import conversation
-from triptych.apps.client.wire import audio_form, chat_body, completion_body
+from triptych.apps.client.wire import audio_form, chat_body
 from triptych.base.errors import InvalidRequest
-from triptych.proxy.openai.chat.types import ChatBody
+from triptych.proxy.openai.chat.request import ChatBody
 from triptych.proxy.openai.completions.request import CompletionBody
-from triptych.proxy.openai.fields.unserved import UnservedBody
+from triptych.proxy.openai.fields.sampling import UnservedBody
 
 PNG = b"\x89PNG\r\n\x1a\nrest"
 
@@ -31,20 +31,6 @@ def test_a_misspelt_field_of_a_chat_is_an_error_with_the_nearest_name(name: str,
     assert refused.value.param == name
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda options: chat_body("x", (), "", options),
-        lambda options: completion_body("x", None, None, None, None, "", options),
-        lambda options: audio_form(b"RIFF", "", options),
-    ],
-)
-def test_a_name_that_is_like_no_other_is_an_error_too(call: Any) -> None:
-    with pytest.raises(InvalidRequest, match="zzzz is not a field of this request: .* extra_body") as refused:
-        call({"zzzz": 1})
-    assert refused.value.param == "zzzz"
-
-
 async def test_both_clients_refuse_it_before_they_send_anything() -> None:
     with triptych.Client("http://127.0.0.1:1") as client, pytest.raises(InvalidRequest, match="temperature"):
         client.ask("hi", temprature=1)  # type: ignore[call-arg]
@@ -54,12 +40,6 @@ async def test_both_clients_refuse_it_before_they_send_anything() -> None:
         with pytest.raises(InvalidRequest, match="temperature"):
             async for _ in other.stream("hi", temprature=1):  # type: ignore[call-arg]
                 pass
-
-
-def test_extra_body_passes_on_what_has_no_name_here() -> None:
-    body = chat_body("x", (), "", {"temperature": 0, "extra_body": {"of_tomorrow": 1}})
-    assert (body["temperature"], body["of_tomorrow"], "extra_body" in body) == (0, 1, False)
-    assert audio_form(b"RIFF", "", {"extra_body": {"of_tomorrow": 1}}).fields["of_tomorrow"] == 1
 
 
 @pytest.mark.parametrize(("fields", "body"), [(ChatFields, ChatBody), (CompletionFields, CompletionBody)])

@@ -15,10 +15,6 @@ def _url(data: bytes, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def test_a_question_alone_is_one_plain_user_message():
-    assert conversation("why?", ()) == [{"role": "user", "content": "why?"}]
-
-
 def test_paths_bytes_and_urls_become_parts_in_front_of_the_question(tmp_path: Path):
     picture = tmp_path / "picture.of.mine"
     picture.write_bytes(PNG)
@@ -31,11 +27,6 @@ def test_paths_bytes_and_urls_become_parts_in_front_of_the_question(tmp_path: Pa
         _url(b"\xff\xd8\xffjpeg", "image/jpeg"),
         "https://x.org/a.png",
     ]
-
-
-def test_messages_go_as_they_are():
-    messages = [{"role": "system", "content": "short"}, {"role": "user", "content": "x"}]
-    assert conversation(messages, ()) == messages
 
 
 def test_files_beside_a_list_of_messages_are_refused():

@@ -5,8 +5,8 @@ import json
 import pytest
 
 import triptych
-from triptych.apps.client.answers import answer_of, chunk_of
-from triptych.apps.client.wire import EventLines, chat_body, error_of, pause, tokenize_body
+from triptych.apps.client.answers import answer_of
+from triptych.apps.client.wire import EventLines, error_of, pause
 from triptych.base.errors import (
     ContextTooLong,
     InternalError,
@@ -88,22 +88,10 @@ def test_a_stream_without_its_end_is_an_error():
         lines.check_end()
 
 
-def test_an_error_event_is_raised():
-    with pytest.raises(Unavailable, match="gone"):
-        EventLines().parse("data: " + _body("unavailable", "gone").decode())
-
-
 @pytest.mark.parametrize("data", ["data: {", "data: []"])
 def test_an_event_that_is_none_is_an_error(data):
     with pytest.raises(InternalError):
         EventLines().parse(data)
-
-
-def test_an_empty_model_is_left_out():
-    assert "model" not in chat_body("x", (), "", {})
-    assert chat_body("x", (), "m", {"max_tokens": 3})["max_tokens"] == 3
-    assert tokenize_body("x", "m") == {"prompt": "x", "model": "m"}
-    assert tokenize_body([{"role": "user", "content": "x"}], "")["messages"][0]["content"] == "x"
 
 
 def test_an_answer_has_its_parts():
@@ -128,9 +116,3 @@ def test_an_answer_has_its_parts():
 def test_a_reply_that_is_no_answer_is_an_error(raw):
     with pytest.raises(InternalError):
         answer_of(raw)
-
-
-def test_a_usage_event_has_no_text():
-    assert chunk_of({"choices": [], "usage": {}}).text == ""
-    with pytest.raises(InternalError):
-        chunk_of({"id": 1})

@@ -85,7 +85,3 @@ def test_secrets_reach_children_beside_their_command_line():
     assert (config.internal_token, config.api_key) == ("hush-1-0123456789", "hush-2,hush-3")
     assert config.store == "unix://:hush-4@/x"
     assert "hush" not in repr(config)
-
-
-def test_keys_may_be_given_one_by_one():
-    assert parse(ProxyConfig, "proxy", "--api-key", "a", "--api-key", "b,c").api_key == "a,b,c"

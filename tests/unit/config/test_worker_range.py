@@ -34,12 +34,6 @@ def test_the_most_workers_are_planned_for() -> None:
     assert config.counts == WorkerCounts(encoders=4, pd_workers=3)
 
 
-def test_a_number_may_be_left_open_as_before() -> None:
-    assert parse(ServeConfig, "serve").encoders == WorkerRange.fixed(0)
-    assert parse(ServeConfig, "serve", "--encoders", "0").encoders == WorkerRange.fixed(0)
-    assert parse(ClusterConfig, "check").encoders == WorkerRange.fixed(1)
-
-
 @pytest.mark.parametrize(
     ("command", "flag", "text", "told"),
     [
@@ -65,11 +59,6 @@ def test_what_is_no_range_is_refused_with_the_flag_and_the_remedy(
     with pytest.raises(ConfigError) as refused:
         parse(ServeConfig, command, flag, text)
     assert told in str(refused.value)
-
-
-def test_the_variable_takes_a_range_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIPTYCH_ENCODERS", "0..4")
-    assert parse(ServeConfig, "serve").encoders == WorkerRange(0, 4)
 
 
 @pytest.mark.parametrize("command", ["serve", "check"])

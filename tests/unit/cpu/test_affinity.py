@@ -12,10 +12,6 @@ from triptych.base.cpu.affinity import OwnCore, claim_core, parse_cpus, pin
 from triptych.base.errors import ConfigError
 
 
-def test_cores_are_written_one_by_one_or_as_spans():
-    assert parse_cpus("0,2-4, 9") == {0, 2, 3, 4, 9}
-
-
 @pytest.mark.parametrize("text", ["a", "1-", "3-2", "1,,2", "-1"])
 def test_what_names_no_cores_is_an_error_of_the_flag(text):
     with pytest.raises(ConfigError, match="--cpus"):

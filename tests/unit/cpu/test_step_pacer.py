@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 
@@ -59,14 +58,6 @@ def test_a_step_waits_for_its_share_of_the_interval(path):
         assert _seconds(decoder, 1e-6) >= 0.003
 
 
-def test_without_a_page_every_step_begins_at_once():
-    pacer = step_pacer("", 0, 1, interval=math.inf, own_core=True)
-    assert type(pacer) is StepPacer
-    with pacer:
-        pacer.wait()
-    pacer.close()
-
-
 def test_a_tower_computes_on_all_cores_until_a_decoder_wants_one(path, monkeypatch):
     monkeypatch.setattr(core_page, "usable_cpus", lambda: 2)
     given: list[int] = []
@@ -96,12 +87,6 @@ def test_a_decoder_steps_on_one_core_beside_a_tower_and_on_both_alone(path, monk
         tower.rest()
         decoder.choose_threads()
     assert given == [1, 2]
-
-
-def test_a_worker_with_a_number_of_threads_of_its_own_keeps_it(path, monkeypatch):
-    monkeypatch.setattr(module, "use_threads_here", lambda count: pytest.fail("the number changes"))
-    with step_pacer(path, 0, 2, most=2):
-        pass
 
 
 def test_a_worker_that_rests_or_ends_is_seen_no_more(path):
@@ -139,14 +124,6 @@ def test_a_decoder_keeps_to_its_core_until_a_tower_computes(path):
     decoder.wait()
     decoder.close()
     assert core.calls == ["pin", "unpin", "pin", "release"]
-
-
-def test_a_worker_under_a_quota_keeps_to_no_core(path, monkeypatch, caplog):
-    monkeypatch.setattr(module, "may_claim_cores", lambda: False)
-    monkeypatch.setattr(module, "claim_core", lambda: pytest.fail("a core is claimed"))
-    with caplog.at_level("INFO"):
-        step_pacer(path, 0, 1, own_core=True).close()
-    assert "keeps to no core" in caplog.text
 
 
 @pytest.mark.parametrize(("threads", "own_core", "claims"), [(1, True, 1), (1, False, 0), (2, True, 0)])

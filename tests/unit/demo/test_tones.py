@@ -1,12 +1,9 @@
 """Dialled digits as sound."""
 
-import io
-
 import numpy as np
 import pytest
-import soundfile
 
-from triptych.demo.tones import DIGITS, RATE, Tone, pitches, play, tones_file
+from triptych.demo.tones import DIGITS, RATE, Tone, pitches, play
 
 
 def loudest(waveform: np.ndarray) -> list[int]:
@@ -28,11 +25,3 @@ def test_every_digit_is_its_own_two_pitches() -> None:
 def test_what_is_no_digit_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no digit"):
         pitches(text)
-
-
-def test_a_file_of_tones_is_one_channel_of_sound_with_the_digits_in_order() -> None:
-    waveform, rate = soundfile.read(io.BytesIO(tones_file("507")), dtype="float32")
-    assert (rate, waveform.ndim) == (RATE, 1)
-    pieces = [waveform[round(start * RATE) :][:2400] for start in (0.4, 0.65, 0.9)]
-    assert [loudest(piece) for piece in pieces] == [pytest.approx(pitches(d), abs=4) for d in "507"]
-    assert not waveform[: round(0.39 * RATE)].any()

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from support.kubernetes.chart import CHART, ROOT
-from support.options import parse
-from triptych import __version__
+from support.kubernetes.chart import ROOT
+from support.options import parse, triptych
 from triptych.base.config import EncoderConfig, PDConfig, ProxyConfig, check_advertise, check_front_door
 from triptych.base.config.flags import Config
-from triptych.base.config.tls import check_front_encryption, check_worker_encryption
-from triptych.store.address import parse_store_url
+from triptych.base.config.tls import (
+    TlsFiles,
+    check_front_encryption,
+    check_worker_encryption,
+    internal_tls,
+)
+from triptych.base.rpc.tls.material import read_material
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())
 CONFIGS: dict[str, type[Config]] = {"proxy": ProxyConfig, "encoder": EncoderConfig, "pd": PDConfig}
@@ -37,7 +42,7 @@ SERVICE = {
     "properties": {
         "image": {"type": "string"},
         "command": {"anyOf": [WORDS, {"type": "string"}]},
-        "restart": {"enum": ["unless-stopped"]},
+        "restart": {"enum": ["unless-stopped", "no"]},
         "user": {"type": "string", "pattern": "^[1-9][0-9]*:[1-9][0-9]*$"},
         "read_only": {"const": True},
         "cap_drop": {"const": ["ALL"]},
@@ -48,7 +53,16 @@ SERVICE = {
         "ports": {"type": "array", "items": {"type": "string", "pattern": r"^127\.0\.0\.1:\d+:\d+$"}},
         "stop_grace_period": {"type": "string", "pattern": "^[0-9]+s$"},
         "mem_limit": SIZE,
-        "depends_on": WORDS,
+        "volumes": WORDS,
+        "depends_on": {
+            "type": "object",
+            "additionalProperties": {
+                "type": "object",
+                "additionalProperties": False,
+                "required": ["condition"],
+                "properties": {"condition": {"enum": ["service_started", "service_completed_successfully"]}},
+            },
+        },
         "networks": WORDS,
     },
 }
@@ -68,6 +82,7 @@ SCHEMA = Draft202012Validator(
                     "properties": {"internal": {"type": "boolean"}},
                 },
             },
+            "volumes": {"type": "object", "additionalProperties": {"const": {}}},
             "secrets": {
                 "type": "object",
                 "additionalProperties": {
@@ -96,7 +111,10 @@ def test_the_file_is_valid() -> None:
 @pytest.mark.parametrize("service", CONFIGS)
 def test_the_code_takes_every_command(service: str) -> None:
     config = config_of(service)
-    assert parse_store_url(config.store).host == "store"
+    files = ("/certificates/cert.pem", "/certificates/key.pem", "/certificates/ca.pem")
+    assert internal_tls(config) == TlsFiles(*files, config.tls_name)
+    assert config.store == "rediss://store:6379/0"
+    assert (config.store_cert_file, config.store_key_file, config.store_ca_file) == files
     assert config.internal_token_file == "/run/secrets/internal-token"
     if service == "proxy":
         check_front_encryption(config)
@@ -115,23 +133,25 @@ def test_a_service_may_finish_what_it_holds(service: str) -> None:
     assert seconds >= config_of(service).drain_timeout + 15
 
 
-def test_names_that_one_part_uses_are_there() -> None:
-    for one in SERVICES.values():
-        assert set(one["networks"]) <= set(COMPOSE["networks"])
-        assert set(one.get("secrets", [])) <= set(COMPOSE["secrets"])
-        assert set(one.get("depends_on", [])) <= set(SERVICES)
-
-
 def test_proxies_alone_are_connected_with_the_outside() -> None:
     assert COMPOSE["networks"]["inside"]["internal"] is True
     assert [name for name, one in SERVICES.items() if "outside" in one["networks"]] == ["proxy"]
 
 
-def test_images_are_the_charts() -> None:
-    values = yaml.safe_load((CHART / "values.yaml").read_text())["image"]
-    assert SERVICES["store"]["image"] == values["store"]
-    for service, image in (("proxy", "proxy"), ("encoder", "cpu"), ("pd", "cpu")):
-        assert SERVICES[service]["image"] == f"{values[image]}:{__version__}"
+def test_all_that_read_the_certificates_wait_until_they_are_made(tmp_path: Path) -> None:
+    """The command makes the files that the flags name, for the store's host and for the services' name."""
+    command, folder, *options = shlex.split(SERVICES["certificates"]["command"])
+    assert command == "cert" and SERVICES["certificates"]["volumes"] == [f"certificates:{folder}"]
+    triptych(command, str(tmp_path), *options)
+    files = [str(tmp_path / name) for name in ("cert.pem", "key.pem", "ca.pem")]
+    for name in ("store", EncoderConfig().tls_name):
+        read_material(TlsFiles(*files, name))
+    for name, one in SERVICES.items():
+        if name != "certificates":
+            assert one["volumes"] == [f"certificates:{folder}:ro"]
+            assert one["depends_on"]["certificates"]["condition"] == "service_completed_successfully"
+            # The key is for its owner alone.
+            assert one["user"] == SERVICES["certificates"]["user"]
 
 
 def test_the_store_is_set_up_as_the_chart_does() -> None:

@@ -14,9 +14,8 @@ from support.data.checkpoints import build_checkpoint
 from triptych.apps.cli.app import app
 from triptych.apps.doctor import model
 from triptych.apps.doctor.finding import CheckOutcome, CheckResult
-from triptych.apps.doctor.model import check_devices, check_model, device_finding
+from triptych.apps.doctor.model import check_model, device_finding
 from triptych.base.config import ClusterConfig
-from triptych.base.config.flags import config_from
 from triptych.base.errors import ConfigError
 from triptych.models.registry import FAMILIES
 
@@ -36,10 +35,6 @@ from triptych.models.registry import FAMILIES
 )
 def test_a_device_is_one_that_torch_sees(device, gpus, verdict):
     assert device_finding(device, gpus).verdict is verdict
-
-
-def test_each_device_is_looked_at_once():
-    assert len(check_devices(["cpu", "cpu"])) == 1
 
 
 def _results(config: ClusterConfig) -> dict[str, CheckResult]:
@@ -62,11 +57,6 @@ def test_automatic_kv_memory_is_a_sum_and_never_zero():
     assert " x 0.5 = " in results["KV cache"].found
     assert not [line for line in results["memory"].details if line.endswith(" 0 B")]
     assert [line for line in results["memory"].details if line.endswith(" automatic")]
-
-
-def test_kv_memory_that_is_given_is_a_number_of_tokens():
-    results = _results(config_from(ClusterConfig, {"kv_memory": 64 << 20}))
-    assert results["KV cache"].found == "2.5 KiB a token; --kv-memory holds 26214 tokens"
 
 
 @pytest.mark.parametrize("family", [family.name for family in FAMILIES])

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from triptych.apps.cli.app import app
 from triptych.apps.doctor import run
 from triptych.apps.doctor.finding import failed
-from triptych.base.config import DoctorConfig, ProxyConfig
+from triptych.base.config import DoctorConfig
 
 
 def _headings(config: DoctorConfig) -> list[str]:
@@ -37,15 +37,6 @@ def test_a_check_that_breaks_is_a_failure_of_its_own(monkeypatch: pytest.MonkeyP
     first, *others = run.examine(DoctorConfig())
     assert "RuntimeError: odd" in first[1][0].found and failed([first])
     assert all(findings for _, findings in others)
-
-
-def test_all_ports_of_the_proxy_are_tried():
-    proxy = ProxyConfig(host="::1", port=1, grpc_port=2, metrics_port=3, metrics_host="127.0.0.1")
-    assert run.ports_of(DoctorConfig(proxy=proxy)) == [
-        ("--port", "::1", 1),
-        ("--grpc-port", "::1", 2),
-        ("--metrics-port", "127.0.0.1", 3),
-    ]
 
 
 @pytest.mark.parametrize(("words", "code"), [([], 0), (["--store", "redis://127.0.0.1:1/0"], 1)])

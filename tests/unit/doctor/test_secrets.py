@@ -27,12 +27,6 @@ def _findings(**flags: object) -> dict[str, CheckResult]:
     return {finding.check: finding for finding in check_secrets(config)}
 
 
-def test_a_file_for_this_user_alone_is_fine(token):
-    findings = _findings(internal_token_file=str(token))
-    assert findings["--internal-token-file"].verdict is CheckOutcome.OK
-    assert findings["internal token"].found == "is set"
-
-
 @pytest.mark.parametrize(
     ("mode", "verdict"), [(0o644, CheckOutcome.NOTE), (0o666, CheckOutcome.FAIL), (0o660, CheckOutcome.FAIL)]
 )
@@ -54,11 +48,6 @@ def test_a_short_token_fails_with_how_to_make_one(token):
     assert finding.verdict is CheckOutcome.FAIL and "openssl rand" in finding.remedy
 
 
-def test_two_tokens_are_a_rotation(token):
-    token.write_text(f"{SECRET}\n{SECRET}2\n")
-    assert "rotation" in _findings(internal_token_file=str(token))["internal token"].found
-
-
 def test_a_key_file_without_keys_fails(tmp_path):
     file = tmp_path / "keys"
     file.write_text("# none yet\n")
@@ -68,10 +57,6 @@ def test_a_key_file_without_keys_fails(tmp_path):
 def test_a_front_door_that_is_open_to_other_machines_fails():
     finding = _findings(host="0.0.0.0")["front door"]
     assert finding.verdict is CheckOutcome.FAIL and "--api-key-file" in finding.remedy
-
-
-def test_half_of_the_files_of_tls_fail(token):
-    assert _findings(tls_cert_file=str(token))["internal TLS"].verdict is CheckOutcome.FAIL
 
 
 def test_no_secret_is_shown(token, tmp_path):

@@ -8,21 +8,13 @@ import pytest
 from click.testing import CliRunner
 
 from triptych.apps.cli.app import app
-from triptych.base.config import WorkerCounts
 from triptych.base.errors import ConfigError
-from triptych.goodput.launch import parse_shape, shape_words
 
 SERVER = ("--target", "http://127.0.0.1:9")
 
 
 def bench(*words: str):
     return CliRunner().invoke(app, ["bench", *words], catch_exceptions=True)
-
-
-def test_the_workloads_are_listed():
-    result = bench("workloads")
-    assert result.exit_code == 0
-    assert "short-4" in result.output and "reuse-90" in result.output
 
 
 @pytest.mark.parametrize(
@@ -54,19 +46,8 @@ def test_a_measurement_that_is_impossible_is_an_error_that_names_the_flag(words,
     assert said in str(result.exception)
 
 
-def test_an_ab_takes_one_rate():
-    result = bench("ab", "--a", "http://x", "--b", "http://y", "--rate", "1", "--rate", "2")
-    assert "one rate" in str(result.exception)
-
-
 def test_without_its_extra_the_command_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = bench("workloads")
     assert isinstance(result.exception, ConfigError)
     assert "triptych[bench]" in str(result.exception)
-
-
-def test_a_shape_is_read_in_either_case():
-    assert parse_shape("2e3pd") == WorkerCounts(encoders=2, pd_workers=3)
-    assert parse_shape("Colocated") == WorkerCounts(replicas=1)
-    assert shape_words(parse_shape("2colocated")) == ["--topology", "colocated", "--replicas", "2"]

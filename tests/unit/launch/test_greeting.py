@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.data.checkpoints import FAMILIES as PLACEHOLDER_FAMILIES
 from support.data.checkpoints import build_checkpoint
-from support.encdec.checkpoints import FAMILIES as CROSS_FAMILIES
 from support.options import serve_config
 from triptych.apps.launch.greeting import first_request, greeting
 from triptych.apps.launch.model_path import DEMO_MODEL
@@ -33,20 +31,8 @@ def test_the_line_to_paste_is_one_that_the_model_can_answer(family: str, words: 
         assert json.loads(line.partition("-d '")[2].removesuffix("'"))
 
 
-def test_every_family_has_a_line_of_its_own_kind() -> None:
-    for family in CROSS_FAMILIES:
-        assert "triptych ask" not in first_request(build_checkpoint(family), "triptych", URL), family
-    for family in PLACEHOLDER_FAMILIES:
-        if family not in CROSS_FAMILIES:
-            assert "triptych ask" in first_request(build_checkpoint(family), "triptych", URL), family
-
-
 def test_a_cluster_with_tls_is_named_by_https_and_its_ca_is_mentioned(tmp_path: Path) -> None:
     files = ("--http-cert-file", str(tmp_path / "cert.pem"), "--http-key-file", str(tmp_path / "key.pem"))
     plain, secured = (greeting(serve_config(str(DEMO_MODEL), *words)) for words in ((), files))
     assert "http://127.0.0.1:8000" in plain and "--ca-file" not in plain
     assert "https://127.0.0.1:8000" in secured and "http://" not in secured and "--ca-file" in secured
-
-
-def test_a_folder_without_a_config_gets_the_line_for_pictures(tmp_path: Path) -> None:
-    assert "triptych ask" in first_request(tmp_path, "triptych", URL)

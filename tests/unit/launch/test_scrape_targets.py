@@ -28,17 +28,6 @@ def test_workers_are_named_by_the_port_of_their_metrics_and_their_pool():
     ]
 
 
-def test_a_replica_of_both_pools_is_one_target():
-    workers = [_info("127.0.0.1:50051", "encoder"), _info("127.0.0.1:50051", "pd")]
-    assert scrape_targets(workers, "p")[1:] == [
-        {"targets": ["127.0.0.1:9100"], "labels": {"component": "colocated"}}
-    ]
-
-
-def test_a_worker_without_metrics_is_no_target():
-    assert scrape_targets([_info("127.0.0.1:50051", "pd", 0)], "p")[1:] == []
-
-
 def test_the_file_is_replaced_only_when_it_says_something_else(tmp_path):
     write_targets(tmp_path, scrape_targets([], "a:1"))
     first = (tmp_path / FILE).stat().st_ino

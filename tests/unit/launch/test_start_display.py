@@ -12,9 +12,9 @@ import pytest
 
 from triptych.apps.launch.start_display import StartDisplay
 from triptych.base.progress.launcher import VARIABLE, LauncherRenderer, encode
+from triptych.base.progress.progress import StepState
+from triptych.base.progress.renderers import TerminalRenderer
 from triptych.base.progress.screen import CLEAR
-from triptych.base.progress.step import StepState
-from triptych.base.progress.terminal import TerminalRenderer
 
 
 class Terminal(io.StringIO):
@@ -48,10 +48,6 @@ async def shown():
     found.display.close()
 
 
-async def test_all_workers_have_a_row_from_the_beginning(shown):
-    assert "pd-0: starting" in shown.frame() and "encoder-0: starting" in shown.frame()
-
-
 async def test_a_worker_of_this_process_s_environment_has_its_step_in_its_row(shown):
     worker = LauncherRenderer(Path(os.environ[VARIABLE]), "pd-0")
     worker.show(StepState("1", "loading weights", 5, 10))
@@ -82,13 +78,6 @@ async def test_an_ended_display_leaves_no_bar_no_socket_and_no_variable(shown):
     assert shown.terminal.getvalue().endswith(CLEAR)
     assert VARIABLE not in os.environ
     assert not path.parent.exists()
-
-
-async def test_without_a_terminal_there_is_no_display():
-    display = StartDisplay(["pd-0"])
-    display.open()
-    assert VARIABLE not in os.environ
-    display.close()
 
 
 async def test_the_folder_of_the_socket_is_the_user_s_alone(shown):

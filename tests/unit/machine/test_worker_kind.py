@@ -21,12 +21,6 @@ def test_the_kind_of_a_cpu_worker_names_its_model_and_threads(tmp_path: Path) ->
     assert shared == "cpu AMD EPYC 9B14 x4 threads x2 ranks", "as fast as others with as many ranks only"
 
 
-def test_a_cpu_without_a_model_name_is_named_by_its_architecture(tmp_path: Path) -> None:
-    named = worker_kind("", "cpu", 1, root=machine(tmp_path, "processor\t: 0\nBogoMIPS\t: 50\n"))
-    assert named.startswith("cpu ") and named.endswith(" x1 threads") and len(named.split()) == 4
-    assert worker_kind("", "cpu", 1, root=tmp_path / "nothing") == named
-
-
 def test_the_flag_overrides_the_device() -> None:
     assert worker_kind("B60 in rack 4", "cuda:0", 1) == "B60 in rack 4"
 

@@ -41,15 +41,6 @@ def test_without_generation_config_the_models_eos_counts(tmp_path: Path) -> None
     assert found == GenerationDefaults(eos_token_ids=expected)
 
 
-def test_other_values_are_kept_aside(tmp_path: Path) -> None:
-    path = build_checkpoint("qwen3_vl", tmp_path / "model")
-    (path / "generation_config.json").write_text(
-        json.dumps({"eos_token_id": 3, "temperature": 0.5, "max_new_tokens": 9, "length_penalty": 2.0})
-    )
-    found = generation_defaults(path)
-    assert (found.temperature, found.max_tokens, found.extra) == (0.0, 9, {"length_penalty": 2.0})
-
-
 @pytest.mark.parametrize(("sampled", "min_p"), [(True, 0.2), (False, 0.0)])
 def test_a_repetition_penalty_counts_without_sampling_and_min_p_does_not(
     tmp_path: Path, sampled: bool, min_p: float
@@ -77,11 +68,6 @@ def test_auto_is_the_checkpoints_dtype_on_cuda_and_float32_on_a_cpu(
     config = {"text_config": {"dtype": "bfloat16"}} if where == "text_config" else {where: "bfloat16"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert resolve_dtype(tmp_path, torch.device(device), name) == expected
-
-
-def test_an_unknown_dtype_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--dtype int4 is not supported: give --dtype float32, bfloat16"):
-        resolve_dtype(tmp_path, "cpu", "int4")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from triptych.models.encoder_graph import (
     pad_identity,
     pad_repeat_last,
     pad_zeros,
-    padded_buffers,
 )
 
 
@@ -51,22 +50,3 @@ def test_padding_fills_exactly_what_is_unused() -> None:
         whole = torch.arange(6)
         padding(whole, 6)
         assert whole.tolist() == [0, 1, 2, 3, 4, 5], "a full buffer has no padding"
-
-
-def test_buffers_without_a_batch_hold_padding_only() -> None:
-    config = EncoderCudaGraphConfig(
-        ("image",),
-        ("pixel_values", "cu_seqlens", "order"),
-        8,
-        {"cu_seqlens": pad_repeat_last, "order": pad_identity},
-    )
-    shapes = {
-        "pixel_values": ((4, 3), torch.float32),
-        "cu_seqlens": ((3,), torch.int32),
-        "order": ((4,), torch.int64),
-    }
-    values = padded_buffers(config, shapes, torch.device("cpu")).values
-    assert tuple(values) == config.buffer_keys
-    assert values["pixel_values"].eq(0).all() and values["pixel_values"].shape == (4, 3)
-    assert values["cu_seqlens"].tolist() == [0, 0, 0]
-    assert values["order"].tolist() == [0, 1, 2, 3]

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from support.data.checkpoints import build_checkpoint
 from triptych.models import identity
-from triptych.models.identity import ModelIdentity, model_identity
+from triptych.models.identity import model_identity
 
 
 @pytest.fixture(autouse=True)
@@ -218,28 +218,8 @@ def test_a_copy_with_its_times_has_the_same_identity(model: Path, tmp_path: Path
     assert model_identity(model, dtype="float32") == before
 
 
-def test_samples_reach_from_the_head_to_the_last_byte() -> None:
-    assert identity._pieces(10, head=4, samples=2, each=3) == [(0, 10)]
-    assert identity._pieces(100, head=4, samples=2, each=3) == [(0, 4), (50, 3), (97, 3)]
-
-
 def test_a_damaged_memory_is_ignored(model: Path, cache: Path, settled: None) -> None:
     before = key(model)
     for file in cache.rglob("*.json"):
         file.write_text("{")
     assert key(model) == before
-
-
-def test_a_cache_that_cannot_be_written_is_no_obstacle(
-    model: Path, tmp_path: Path, settled: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = key(model)
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert key(model) == expected
-
-
-def test_an_identity_is_two_digests(model: Path) -> None:
-    found = model_identity(model, dtype="float32")
-    assert isinstance(found, ModelIdentity)
-    assert all(len(value) == 64 for value in (found.model_key, found.namespace))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from triptych.models.layers import before_each_layer, layers_of
+from triptych.models.layers import before_each_layer
 
 
 class Tower(nn.Module):
@@ -18,13 +18,6 @@ class Tower(nn.Module):
         for block in self.blocks:
             x = block(x)
         return x
-
-
-def test_the_layers_are_the_longest_list():
-    tower = Tower()
-    assert layers_of(tower) == list(tower.blocks)
-    whole = nn.Linear(1, 1)
-    assert layers_of(whole) == [whole]
 
 
 def test_every_forward_pauses_once_a_layer():

@@ -63,6 +63,11 @@ def test_any_other_architecture_goes_to_the_adapter_for_all(tmp_path: Path) -> N
     assert (family.name, family.decoder) == ("gemma3", DECODER)
 
 
+def test_an_architecture_that_transformers_lacks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown architecture, NotThere: .*remote code is never run"):
+        family_of(folder(tmp_path, architectures=["NotThere"]))
+
+
 def test_a_config_without_an_architecture_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown architecture, something: the families are"):
         family_of(folder(tmp_path, model_type="something"))

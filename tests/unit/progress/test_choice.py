@@ -13,9 +13,8 @@ import pytest
 
 from triptych.base.progress.choice import command_renderer, service_renderer
 from triptych.base.progress.launcher import VARIABLE, LauncherRenderer
-from triptych.base.progress.lines import LineRenderer
-from triptych.base.progress.step import StepState
-from triptych.base.progress.terminal import TerminalRenderer
+from triptych.base.progress.progress import StepState
+from triptych.base.progress.renderers import LineRenderer
 
 
 class Terminal(io.StringIO):
@@ -43,11 +42,6 @@ def launcher(tmp_path: Path):
         yield {VARIABLE: str(tmp_path / "progress"), "TERM": "xterm"}
 
 
-def test_a_command_draws_on_a_terminal(on_terminal):
-    on_terminal()
-    assert isinstance(command_renderer(), TerminalRenderer)
-
-
 def test_a_command_on_a_dumb_terminal_or_a_file_writes_lines_to_stderr(on_terminal, monkeypatch, capsys):
     on_terminal()
     monkeypatch.setenv("TERM", "dumb")
@@ -55,11 +49,6 @@ def test_a_command_on_a_dumb_terminal_or_a_file_writes_lines_to_stderr(on_termin
     monkeypatch.undo()
     command_renderer().show(StepState("1", "simulating"))
     assert capsys.readouterr() == ("", "simulating\n")
-
-
-def test_a_service_alone_on_a_terminal_draws(on_terminal):
-    on_terminal()
-    assert isinstance(service_renderer("pd", json=False, environ={"TERM": "xterm"}), TerminalRenderer)
 
 
 def test_a_service_with_a_launcher_that_has_a_display_reports_to_it(on_terminal, launcher):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.base.progress.lines import LineRenderer, due
 from triptych.base.progress.progress import Progress
-from triptych.base.progress.step import BYTES
+from triptych.base.progress.renderers import LineRenderer, due
 
 
 class Clock:
@@ -58,41 +57,6 @@ def test_a_step_of_two_minutes_has_a_line_for_every_tenth(log):
     assert lines[5] == "loading weights: 50 %, 603 of 1200, about 1 min left"
 
 
-def test_a_step_of_an_hour_has_a_line_every_thirty_seconds_at_most(log):
-    assert len(log.run(3600, 36000)) <= 3600 / 30 + 2
-
-
-def test_a_step_of_a_million_tensors_in_ten_seconds_has_no_line_for_each(log):
-    with log.step().start(1_000_000) as running:
-        for _ in range(1_000_000):
-            log.clock.now += 1e-5
-            running.advance()
-    assert len(log.lines) <= 4
-
-
-def test_a_step_that_is_over_at_once_has_its_first_line_only(log):
-    with log.step().start(5, BYTES) as running:
-        running.advance(5)
-    assert log.lines == ["loading weights: 0 %, 0 B of 5 B"]
-
-
-def test_the_last_line_of_a_longer_step_reaches_the_whole_and_has_its_time(log):
-    assert log.run(2, 20)[-1] == "loading weights: 100 %, 20 of 20, in 2 s"
-
-
-def test_a_step_of_unknown_length_says_for_how_long_it_has_been_at_it(log):
-    with log.step("compiling").start() as running:
-        for _ in range(70):
-            log.clock.now += 1
-            running.advance(0)
-    assert log.lines == [
-        "compiling",
-        "compiling: for 30 s",
-        "compiling: for 1 min",
-        "compiling: in 1 min 10 s",
-    ]
-
-
 def test_a_step_that_fails_never_says_that_all_was_done(log):
     with pytest.raises(OSError), log.step().start(10) as running:
         log.clock.now += 3
@@ -101,21 +65,9 @@ def test_a_step_that_fails_never_says_that_all_was_done(log):
     assert log.lines[-1] == "loading weights: 40 %, 4 of 10, given up after 3 s"
 
 
-def test_a_step_of_nothing_is_all_done(log):
-    with log.step().start(0):
-        pass
-    assert log.lines == ["loading weights: 100 %, 0 of 0"]
-
-
 def test_two_steps_at_once_have_lines_of_their_own(log):
     outer, inner = log.step("all windows").start(2), log.step("window").start(10)
     log.clock.now += 6
     inner.advance(5)
     outer.advance()
     assert [line.split(",")[0] for line in log.lines[2:]] == ["window: 50 %", "all windows: 50 %"]
-
-
-def test_an_ended_step_is_forgotten(log):
-    for _ in range(100):
-        log.run(1, 1)
-    assert not log.renderer._tasks and not log.renderer._tasks._progress.tasks

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.base.progress.progress import Progress, each, ready, shown_by, step
-from triptych.base.progress.step import StepState
+from triptych.base.progress.progress import Progress, StepState, each, ready, shown_by, step
 
 
 class Recorder:
@@ -47,26 +46,11 @@ def test_advances_are_shown_no_more_often_than_the_interval(recorder):
     assert len(recorder.states) <= 1 + 10
 
 
-def test_an_advance_after_the_clock_went_back_is_shown(recorder):
-    now = 1000.0
-    running = Progress("work", recorder, lambda: now).start(10)
-    now = 10.0
-    running.advance()
-    assert recorder.states[-1].done == 1
-
-
 def test_a_step_that_raises_has_failed_and_is_not_all_done(recorder):
     with pytest.raises(KeyboardInterrupt), Progress("work", recorder, lambda: 0.0).start(3):
         raise KeyboardInterrupt
     assert recorder.states[-1].failed and recorder.states[-1].ended
     assert recorder.states[-1].share == 0
-
-
-def test_a_step_ends_once(recorder):
-    running = Progress("work", recorder, lambda: 0.0).start(3)
-    running.finish()
-    running.finish(failed=True)
-    assert [state.failed for state in recorder.states if state.ended] == [False]
 
 
 def test_a_total_a_note_and_a_time_left_replace_those_before(recorder):
@@ -88,21 +72,7 @@ def test_steps_go_to_the_renderer_of_the_process_as_long_as_that_is_set(recorder
     assert recorder.is_ready
 
 
-def test_a_process_without_a_renderer_shows_nothing(capfd):
-    with step("work", 10) as running:
-        running.advance()
-    assert capfd.readouterr() == ("", "")
-
-
 def test_each_of_a_sequence_is_given_once_and_all_are_counted(recorder):
     with shown_by(recorder):
         assert list(each("graphs", [3, 1, 2], "graphs")) == [3, 1, 2]
     assert recorder.states[-1].done == 3 and recorder.states[-1].total == 3
-
-
-def test_a_sequence_that_is_left_in_the_middle_has_failed(recorder):
-    with shown_by(recorder):
-        items = each("graphs", [1, 2, 3])
-        next(items)
-        items.close()
-    assert recorder.states[-1].failed

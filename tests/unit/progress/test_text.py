@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.base.progress.step import BYTES, StepState
-from triptych.base.progress.text import amount, duration, line, printable, remaining
+from triptych.base.progress.progress import BYTES, StepState
+from triptych.base.progress.tasks import amount, duration, line
 
 
 def state(**values: object) -> StepState:
@@ -18,10 +18,6 @@ def state(**values: object) -> StepState:
 )
 def test_a_time_is_in_the_units_of_its_size(seconds, expected):
     assert duration(seconds) == expected
-
-
-def test_of_an_unknown_time_nothing_is_said():
-    assert remaining(None) == ""
 
 
 @pytest.mark.parametrize(
@@ -41,7 +37,3 @@ def test_an_amount_is_in_its_unit_and_of_the_total_where_that_is_known(values, e
 def test_a_line_has_share_amount_note_and_time():
     text = line(state(done=1, total=4, unit="windows", note="2 in flight"), 5.0, 61.0)
     assert text == "loading weights: 25 %, 1 of 4 windows, 2 in flight, about 1 min 1 s left"
-
-
-def test_control_characters_do_not_reach_the_terminal():
-    assert printable("evil\x1b[2J\n\x07\x9b1m") == "evil?[2J???1m"

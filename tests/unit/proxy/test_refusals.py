@@ -8,9 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from triptych.base.metrics import ProxyMetrics
+from triptych.proxy.http.refusals import OTHER, PeriodicLog, RefusalMiddleware, Refusals
 from triptych.proxy.live.failures import MAX_REFUSALS, FailureLog
-from triptych.proxy.refusals.periodic_log import PeriodicLog
-from triptych.proxy.refusals.refusals import OTHER, RefusalMiddleware, Refusals
 
 ROUTES = ("/v1/models", "/v1/models/{model:path}", "/v1/chat/completions", "/page/{name}")
 

@@ -112,13 +112,6 @@ def test_the_beat_of_a_rank_that_is_stopped_stands_still(start):
     assert not beat.dead
 
 
-def test_a_rank_may_say_that_it_is_slow(start):
-    group = start(2)
-    group.wait_ready()
-    group.send({"do": "slow"})
-    wait_for("the rank's word", lambda: group.beats[0].patience > 1)
-
-
 @pytest.mark.parametrize(
     ("model", "error", "text"),
     [

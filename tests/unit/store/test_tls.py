@@ -19,6 +19,11 @@ from triptych.base.errors import ConfigError
 from triptych.store.tls import StoreTls
 
 
+@pytest.fixture(autouse=True)
+def _look_at_every_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych.base.rpc.tls.certificates.LOOK_SECONDS", 0.0)
+
+
 def test_every_context_verifies_the_host_and_speaks_tls_1_2_or_later(tmp_path: Path) -> None:
     for files in (StoreTls(), Authority(tmp_path).client()):
         context = files.context()

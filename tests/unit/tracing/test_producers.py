@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 from support.tracing.spans import new_context
-from triptych.base.tracing.context import to_bytes
-from triptych.base.tracing.producers import Producers
+from triptych.base.tracing.context import Producers, to_bytes
 
 
 def test_a_noted_producer_is_a_link_of_all_that_read_the_item() -> None:
@@ -25,12 +24,3 @@ def test_bytes_of_a_damaged_or_foreign_form_are_no_link() -> None:
     producers.note("a", b"\xff" * 7)
     producers.note("b", bytes(25))
     assert producers.links("a") == producers.links("b") == ()
-
-
-def test_the_oldest_are_forgotten() -> None:
-    producers = Producers(most=3)
-    raw = to_bytes(new_context(sampled=True))
-    for key in "abca":
-        producers.note(key, raw)
-    producers.note("d", raw)
-    assert [key for key in "abcd" if producers.raw(key)] == ["a", "c", "d"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.tracing.spans import kept_tracer, new_context, remote
+from support.tracing.spans import kept_tracer, new_context
 from triptych.base.tracing.tracer import Tracer
 
 LOW_TRACE = "0" * 31 + "1"
@@ -36,11 +36,6 @@ def test_a_client_that_is_not_trusted_has_no_say(flag: bool | None, draw: float,
     assert recorded(kept_tracer(0.25, trusts_parent=False, draw=lambda: draw)[0], flag) is expected
 
 
-@pytest.mark.parametrize("draw", [0.0, 0.5, 0.999999])
-def test_a_ratio_of_one_records_every_request_without_a_caller(draw: float) -> None:
-    assert recorded(kept_tracer(1.0, draw=lambda: draw)[0], None) is True
-
-
 def test_a_hostile_client_cannot_have_all_its_requests_recorded() -> None:
     """Neither the flag nor a trace id that samplers by id would take."""
     draws = iter([0.05, 0.5, 0.9, 0.11] * 25)
@@ -68,13 +63,3 @@ def test_spans_of_one_process_are_recorded_together(trusts: bool) -> None:
     for _ in range(2):
         tracer.stage("stage", tracer.start("request", None).get_span_context(), 1.0, 1.0)
     assert kept.names() == ["stage"]
-
-
-def test_a_stage_without_length_is_none() -> None:
-    tracer, kept = kept_tracer()
-    context = tracer.start("request", None).get_span_context()
-    tracer.stage("never reached", context, 5.0, 0.0)
-    tracer.stage("reached", context, 5.0, 2.0)
-    assert [(span.name, span.start, span.end, span.parent) for span in kept.spans] == [
-        ("reached", 5.0, 7.0, remote(context))
-    ]

@@ -44,32 +44,6 @@ def test_a_finished_request_says_what_the_conventions_ask() -> None:
     }
 
 
-def test_a_clients_mistake_is_no_error_of_the_server() -> None:
-    tracer, kept = kept_tracer()
-    for status, code, failed in ((400, "invalid_request", ""), (503, "unavailable", "503")):
-        span = ServerSpan(tracer, None, "chat", {})
-        span.failed(code)
-        span.http_status(status)
-        span.end()
-        record = kept.spans[-1]
-        assert record.error == failed
-        assert record.attributes[names.ERROR_TYPE] == code
-
-
-def test_grpc_codes_are_told_apart_alike() -> None:
-    tracer, kept = kept_tracer()
-    for code, name, failed in (
-        (0, "OK", ""),
-        (3, "INVALID_ARGUMENT", ""),
-        (14, "UNAVAILABLE", "UNAVAILABLE"),
-    ):
-        span = ServerSpan(tracer, None, "chat", {})
-        span.rpc_status(code, name)
-        span.end()
-        assert kept.spans[-1].error == failed
-        assert kept.spans[-1].attributes[names.RPC_STATUS] == code
-
-
 def test_a_reply_that_breaks_off_after_its_200_is_an_error() -> None:
     tracer, kept = kept_tracer()
     span = ServerSpan(tracer, None, "chat", {})

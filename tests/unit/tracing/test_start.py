@@ -93,7 +93,7 @@ from triptych.base.tracing.start import check_tracing, start_tracer
 check_tracing(ServiceConfig())
 assert start_tracer(ServiceConfig(), "proxy", "1") is None
 print([name for name in importers if name.startswith("triptych")])
-ours = ("triptych.base.tracing.otlp", "triptych.base.tracing.sampling")
+ours = ("triptych.base.tracing.otlp", "triptych.base.tracing.otlp")
 exporters = ("opentelemetry.sdk.trace", "opentelemetry.exporter", *ours)
 print([name for name in sys.modules if name.startswith(exporters)])
 """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from triptych.apps.client.fields import JsonObject
 from triptych.base.errors import InternalError
@@ -36,6 +38,10 @@ class Chunk:
     text: str
     finish_reason: str | None
     raw: JsonObject
+
+
+Chunks: TypeAlias = Generator[Chunk, None, None]
+AsyncChunks: TypeAlias = AsyncGenerator[Chunk, None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""The client for asyncio, with the methods of the blocking one."""
+"""A client of one cluster. It tries again while the cluster is starting or full."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Self, Unpack
 
@@ -11,7 +11,7 @@ import httpx2
 
 from triptych.apps.client.answers import (
     Answer,
-    Chunk,
+    AsyncChunks,
     Completion,
     Transcript,
     answer_of,
@@ -26,6 +26,7 @@ from triptych.apps.client.endpoint import (
     checked,
     content_of,
     field_of,
+    in_thread,
     json_object,
 )
 from triptych.apps.client.fields import (
@@ -57,7 +58,15 @@ from triptych.base.errors import RequestError
 
 
 class AsyncClient:
-    """`Client` for asyncio: the same methods, awaited; `stream` is iterated with `async for`."""
+    """A client of one cluster, for asyncio as `AsyncClient`, blocking as `Client`: the same methods.
+
+    All methods raise triptych.base.errors. `timeout` is the longest silence, in seconds. A request is sent
+    again, up to `retries` times, while the cluster is full or cannot be reached. `ca_file` holds the CA
+    certificates (PEM) of an https:// cluster, where the system does not know them.
+
+    `messages` is a question, with `files` beside it, or OpenAI's list of messages. `options` are fields of
+    the request by their OpenAI names, such as `max_tokens`. An empty `model` means the only one served.
+    """
 
     def __init__(
         self,
@@ -85,7 +94,8 @@ class AsyncClient:
         self, question: str, files: Files = (), *, model: str = "", **options: Unpack[ChatFields]
     ) -> str:
         """The answer's text to a question about files: paths, URLs, bytes or PIL pictures, one or a list."""
-        return (await self.chat(question, files=files, model=model, **options)).text
+        answer = await self.chat(question, files=files, model=model, **options)
+        return answer.text
 
     async def chat(
         self,
@@ -95,8 +105,8 @@ class AsyncClient:
         model: str = "",
         **options: Unpack[ChatFields],
     ) -> Answer:
-        """The whole answer. Files are read in a thread."""
-        body = await asyncio.to_thread(chat_body, messages, files, model, options)
+        """The whole answer."""
+        body = await in_thread(chat_body, messages, files, model, options)
         return answer_of(await self._call(CHAT, body))
 
     async def stream(
@@ -106,9 +116,9 @@ class AsyncClient:
         files: Files = (),
         model: str = "",
         **options: Unpack[ChatFields],
-    ) -> AsyncGenerator[Chunk, None]:
+    ) -> AsyncChunks:
         """The answer in pieces as they come. Closing the generator cancels the request."""
-        body = await asyncio.to_thread(chat_body, messages, files, model, options, stream=True)
+        body = await in_thread(chat_body, messages, files, model, options, stream=True)
         events = EventLines()
         async with aclosing(await self._reply(CHAT, body, stream=True)) as reply:
             try:
@@ -135,7 +145,7 @@ class AsyncClient:
         Of encoder-decoder models `prompt` alone is the encoder's; or say both prompts; with `audio` (a path
         or bytes) or `image` (also a URL) `prompt` is the decoder's.
         """
-        body = await asyncio.to_thread(
+        body = await in_thread(
             completion_body, prompt, encoder_prompt, decoder_prompt, audio, image, model, options
         )
         return completion_of(await self._call(COMPLETIONS, body))
@@ -144,14 +154,14 @@ class AsyncClient:
         self, file: AudioFile, *, model: str = "", **options: Unpack[TranscriptFields]
     ) -> Transcript:
         """An audio file (a path or bytes) transcribed."""
-        form = await asyncio.to_thread(audio_form, file, model, options)
+        form = await in_thread(audio_form, file, model, options)
         return transcript_of(await self._call(TRANSCRIPTIONS, form))
 
     async def translate(
         self, file: AudioFile, *, model: str = "", **options: Unpack[TranscriptFields]
     ) -> Transcript:
         """An audio file transcribed into English."""
-        form = await asyncio.to_thread(audio_form, file, model, options)
+        form = await in_thread(audio_form, file, model, options)
         return transcript_of(await self._call(TRANSLATIONS, form))
 
     async def transcribe_to(
@@ -164,8 +174,9 @@ class AsyncClient:
         **options: Unpack[SpeechFields],
     ) -> str:
         """An audio file as text of this form: "text", "srt", "vtt", "json" or "verbose_json"."""
-        body = await asyncio.to_thread(audio_form, file, model, options, form)
-        return (await self._reply(TRANSLATIONS if translate else TRANSCRIPTIONS, body)).text
+        body = await in_thread(audio_form, file, model, options, form)
+        reply = await self._reply(TRANSLATIONS if translate else TRANSCRIPTIONS, body)
+        return reply.text
 
     async def models(self) -> list[str]:
         """Names that `model` takes."""

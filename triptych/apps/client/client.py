@@ -1,9 +1,10 @@
-"""The blocking client. It tries again while a cluster is starting or full."""
+# Made from async_client.py by `make client`: change that one.
+"""A client of one cluster. It tries again while the cluster is starting or full."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Self, Unpack
 
@@ -11,7 +12,7 @@ import httpx2
 
 from triptych.apps.client.answers import (
     Answer,
-    Chunk,
+    Chunks,
     Completion,
     Transcript,
     answer_of,
@@ -23,6 +24,7 @@ from triptych.apps.client.endpoint import (
     DEFAULT_URL,
     Body,
     Endpoint,
+    at_once,
     checked,
     content_of,
     field_of,
@@ -57,11 +59,11 @@ from triptych.base.errors import RequestError
 
 
 class Client:
-    """A blocking client of one cluster. All methods raise triptych.errors.
+    """A client of one cluster, for asyncio as `AsyncClient`, blocking as `Client`: the same methods.
 
-    `timeout` is the longest silence, in seconds. A request is sent again, up to `retries` times, while the
-    cluster is full or cannot be reached. `ca_file` holds the CA certificates (PEM) of an https:// cluster,
-    where the system does not know them.
+    All methods raise triptych.base.errors. `timeout` is the longest silence, in seconds. A request is sent
+    again, up to `retries` times, while the cluster is full or cannot be reached. `ca_file` holds the CA
+    certificates (PEM) of an https:// cluster, where the system does not know them.
 
     `messages` is a question, with `files` beside it, or OpenAI's list of messages. `options` are fields of
     the request by their OpenAI names, such as `max_tokens`. An empty `model` means the only one served.
@@ -91,7 +93,8 @@ class Client:
 
     def ask(self, question: str, files: Files = (), *, model: str = "", **options: Unpack[ChatFields]) -> str:
         """The answer's text to a question about files: paths, URLs, bytes or PIL pictures, one or a list."""
-        return self.chat(question, files=files, model=model, **options).text
+        answer = self.chat(question, files=files, model=model, **options)
+        return answer.text
 
     def chat(
         self,
@@ -102,7 +105,8 @@ class Client:
         **options: Unpack[ChatFields],
     ) -> Answer:
         """The whole answer."""
-        return answer_of(self._call(CHAT, chat_body(messages, files, model, options)))
+        body = at_once(chat_body, messages, files, model, options)
+        return answer_of(self._call(CHAT, body))
 
     def stream(
         self,
@@ -111,9 +115,9 @@ class Client:
         files: Files = (),
         model: str = "",
         **options: Unpack[ChatFields],
-    ) -> Generator[Chunk, None, None]:
+    ) -> Chunks:
         """The answer in pieces as they come. Closing the generator cancels the request."""
-        body = chat_body(messages, files, model, options, stream=True)
+        body = at_once(chat_body, messages, files, model, options, stream=True)
         events = EventLines()
         with closing(self._reply(CHAT, body, stream=True)) as reply:
             try:
@@ -140,21 +144,21 @@ class Client:
         Of encoder-decoder models `prompt` alone is the encoder's; or say both prompts; with `audio` (a path
         or bytes) or `image` (also a URL) `prompt` is the decoder's.
         """
-        body = completion_body(prompt, encoder_prompt, decoder_prompt, audio, image, model, options)
+        body = at_once(completion_body, prompt, encoder_prompt, decoder_prompt, audio, image, model, options)
         return completion_of(self._call(COMPLETIONS, body))
 
     def transcribe(
         self, file: AudioFile, *, model: str = "", **options: Unpack[TranscriptFields]
     ) -> Transcript:
         """An audio file (a path or bytes) transcribed."""
-        form = audio_form(file, model, options)
+        form = at_once(audio_form, file, model, options)
         return transcript_of(self._call(TRANSCRIPTIONS, form))
 
     def translate(
         self, file: AudioFile, *, model: str = "", **options: Unpack[TranscriptFields]
     ) -> Transcript:
         """An audio file transcribed into English."""
-        form = audio_form(file, model, options)
+        form = at_once(audio_form, file, model, options)
         return transcript_of(self._call(TRANSLATIONS, form))
 
     def transcribe_to(
@@ -167,8 +171,9 @@ class Client:
         **options: Unpack[SpeechFields],
     ) -> str:
         """An audio file as text of this form: "text", "srt", "vtt", "json" or "verbose_json"."""
-        body = audio_form(file, model, options, form)
-        return self._reply(TRANSLATIONS if translate else TRANSCRIPTIONS, body).text
+        body = at_once(audio_form, file, model, options, form)
+        reply = self._reply(TRANSLATIONS if translate else TRANSCRIPTIONS, body)
+        return reply.text
 
     def models(self) -> list[str]:
         """Names that `model` takes."""

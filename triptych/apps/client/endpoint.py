@@ -1,15 +1,20 @@
-"""The address of a cluster, and how httpx's requests and replies are made and read. No IO."""
+"""The address of a cluster, and how httpx's requests and replies are made and read."""
 
 from __future__ import annotations
 
+import asyncio
 import ssl
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import httpx2
 
 from triptych.apps.client.fields import JsonObject
 from triptych.apps.client.wire import AudioForm, error_of
 from triptych.base.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, Unavailable
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 _CONNECT_SECONDS = 10.0
@@ -81,3 +86,13 @@ def field_of(reply: JsonObject, name: str) -> Any:
     if name not in reply:
         raise InternalError(f"the server's reply has no {name}")
     return reply[name]
+
+
+async def in_thread(make: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """What `make` makes of these, in a thread: it reads files."""
+    return await asyncio.to_thread(make, *args, **options)
+
+
+def at_once(make: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """What `make` makes of these: `in_thread` of the blocking client."""
+    return make(*args, **options)

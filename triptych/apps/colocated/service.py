@@ -12,7 +12,7 @@ from triptych.base.config import ColocatedConfig
 from triptych.base.cpu.threads import decoder_threads, in_short_lived_thread, use_threads
 from triptych.base.engine_beat import EngineBeat
 from triptych.base.metrics import EncoderMetrics, PDMetrics, new_registry
-from triptych.base.tracing.producers import Producers
+from triptych.base.tracing.context import Producers
 from triptych.base.tracing.start import worker_tracer
 from triptych.base.tracing.tracer import Tracer
 from triptych.base.types import WorkerInfo

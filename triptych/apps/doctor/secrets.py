@@ -12,8 +12,7 @@ from triptych.base.config import ProxyConfig, check_front_door, read_internal_to
 from triptych.base.config.flags import flags_of
 from triptych.base.config.tls import TlsFiles, check_front_encryption, front_door_tls, internal_tls
 from triptych.base.errors import ConfigError
-from triptych.proxy.auth.key_ring import KeyRing
-from triptych.proxy.auth.keys import KeyLimits
+from triptych.proxy.auth.keys import KeyLimits, KeyRing
 
 #: Days before its end from which on a certificate is worth a line of its own.
 SOON_DAYS = 14

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from triptych.base.log import logs_json
 from triptych.base.progress.launcher import MOST_BYTES, VARIABLE, decode
+from triptych.base.progress.progress import StepState
+from triptych.base.progress.renderers import TerminalRenderer
 from triptych.base.progress.screen import can_draw
-from triptych.base.progress.step import StepState
-from triptych.base.progress.terminal import TerminalRenderer
 
 #: Datagrams that one turn of the loop reads.
 _AT_ONCE = 64

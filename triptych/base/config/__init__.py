@@ -5,10 +5,18 @@ from triptych.base.config.access import (
     check_bind,
     check_front_door,
     is_loopback,
+    is_on_this_machine,
     read_internal_token,
 )
-from triptych.base.config.cluster import ClusterConfig, ServeConfig, WorkerCounts, check_scaled
-from triptych.base.config.doctor import DoctorConfig
+from triptych.base.config.cluster import (
+    ClusterConfig,
+    DoctorConfig,
+    ServeConfig,
+    WorkerCounts,
+    WorkerRange,
+    check_scaled,
+    parse_workers,
+)
 from triptych.base.config.memory import (
     CPU_SHARE,
     CUDA_CONTEXT_BYTES,
@@ -19,8 +27,7 @@ from triptych.base.config.memory import (
     format_size,
     parse_size,
 )
-from triptych.base.config.proxy import ProxyConfig, check_times
-from triptych.base.config.scaling import ScalingConfig, check_scaling
+from triptych.base.config.proxy import ProxyConfig, ScalingConfig, check_scaling, check_times
 from triptych.base.config.service import ServiceConfig, check_drain_timeout
 from triptych.base.config.tls import (
     TlsFiles,
@@ -31,7 +38,6 @@ from triptych.base.config.tls import (
     with_tls_of,
 )
 from triptych.base.config.worker import ColocatedConfig, EncoderConfig, PDConfig, WorkerConfig
-from triptych.base.config.worker_range import WorkerRange, parse_workers
 
 __all__ = [
     "CPU_SHARE",
@@ -66,6 +72,7 @@ __all__ = [
     "front_door_tls",
     "internal_tls",
     "is_loopback",
+    "is_on_this_machine",
     "parse_size",
     "parse_workers",
     "read_internal_token",

@@ -17,6 +17,11 @@ def is_loopback(host: str) -> bool:
     return host in ("127.0.0.1", "::1", "localhost")
 
 
+def is_on_this_machine(address: str) -> bool:
+    """Whether calls to a worker's address, `host:port` or `unix:path`, stay on this machine."""
+    return address.startswith("unix:") or is_loopback(address.rpartition(":")[0].strip("[]"))
+
+
 def check_front_door(host: str, *, api_key: str, api_key_file: str, auth: bool) -> None:
     """ConfigError when the cluster is open to other machines without API keys or --no-auth."""
     if not auth and (api_key or api_key_file):
@@ -31,7 +36,7 @@ def check_front_door(host: str, *, api_key: str, api_key_file: str, auth: bool) 
 def read_internal_token(token: str, path: str) -> str:
     """The cluster's token, from the flag or from the file. ConfigError when the file cannot be used.
 
-    A file may hold several in lines: proofs are made with the first one, all of them are accepted.
+    A file may hold several in lines: the first one is sent and signs, all of them are accepted.
     """
     if not path:
         return _long_enough(token, "--internal-token")
@@ -51,7 +56,7 @@ def read_internal_token(token: str, path: str) -> str:
 
 
 def _long_enough(token: str, flag: str) -> str:
-    """The token, or none. Proofs in the registry are made with it: a short one could be guessed from them."""
+    """The token, or none. It signs registrations in the store: a short one could be guessed from them."""
     if token and len(token) < MIN_TOKEN_CHARS:
         raise ConfigError(
             f"{flag} has fewer than {MIN_TOKEN_CHARS} characters: `openssl rand -hex 32` makes one"

@@ -28,7 +28,7 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))
 
 
-def format_size(nbytes: int) -> str:
+def format_size(nbytes: float) -> str:
     """Bytes for people: "512.0 MiB"."""
     value = float(nbytes)
     for unit in ("B", "KiB", "MiB", "GiB"):

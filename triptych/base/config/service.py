@@ -27,7 +27,7 @@ class ServiceConfig(Config):
     store_key_file: str = flag("", "private key of --store-cert-file (PEM, unencrypted)")
     internal_token: str = flag(
         "",
-        "shared secret for gRPC between the services; required when binding to a non-loopback address",
+        "secret that calls between the services carry; required when binding to a non-loopback address",
         secret=True,
     )
     internal_token_file: str = flag("", "file with the internal token, instead of the flag")
@@ -36,7 +36,7 @@ class ServiceConfig(Config):
     tls_ca_file: str = flag("", "CA certificates (PEM) that issued the certificates of the other services")
     tls_name: str = flag("triptych.internal", "DNS name in the certificates of all services")
     insecure: bool = flag(
-        False, "serve other machines without TLS, for use behind a mesh or gateway that encrypts"
+        False, "talk to other machines without TLS, where a mesh, a gateway or the network itself encrypts"
     )
     stall_timeout: float = flag(
         60.0,

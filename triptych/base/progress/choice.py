@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from triptych.base.progress.launcher import VARIABLE, LauncherRenderer
-from triptych.base.progress.lines import LineRenderer
-from triptych.base.progress.progress import current_renderer
+from triptych.base.progress.progress import Renderer, current_renderer
+from triptych.base.progress.renderers import LineRenderer, TerminalRenderer
 from triptych.base.progress.screen import can_draw
-from triptych.base.progress.step import Renderer
-from triptych.base.progress.terminal import TerminalRenderer
 
 logger = logging.getLogger("progress")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from triptych.base.progress.step import ShortText, StepState
+from triptych.base.progress.progress import ShortText, StepState
 
 #: The variable with the socket's path, while the launcher has a display.
 VARIABLE = "TRIPTYCH_PROGRESS"

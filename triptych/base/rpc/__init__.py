@@ -1,1 +1,1 @@
-"""gRPC channels and servers, and proofs of the internal token."""
+"""gRPC channels and servers, and the internal token that their calls carry."""

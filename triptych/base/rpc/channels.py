@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from grpc import aio
 
-from triptych.base.rpc.client_auth import WorkerSession
-from triptych.base.rpc.server_auth import WorkerAuth
+from triptych.base.rpc.internal_token import InternalToken, TokenCheck, token_interceptors
 from triptych.base.rpc.tls.certificates import Certificates
 from triptych.base.rpc.tls.credentials import channel_credentials, channel_options, server_credentials
 from triptych.base.rpc.tls.material import TlsMaterial
@@ -45,20 +44,17 @@ _IDLE_MS = 300_000
 
 
 def make_server(
-    auth: WorkerAuth | None = None,
+    token: str = "",
     interceptors: Sequence[aio.ServerInterceptor] = (),
     options: Sequence[tuple[str, int]] = (),
 ) -> aio.Server:
-    """An asyncio gRPC server; a worker's has `auth`, which asks for proofs of the internal token.
+    """An asyncio gRPC server; with a `token` it refuses all calls but health checks without it.
 
     `options` are channel options beside the common ones, or in their place.
     """
-    first = [auth] if auth is not None else []
+    first = [TokenCheck(InternalToken(token))] if token else []
     merged = list({**dict(_OPTIONS), **dict(options)}.items())
-    server = aio.server(interceptors=[*first, *interceptors], options=merged)
-    if auth is not None:
-        server.add_generic_rpc_handlers(auth.handlers())
-    return server
+    return aio.server(interceptors=[*first, *interceptors], options=merged)
 
 
 def listen(server: aio.Server, place: str, certificates: Certificates | None = None, *, mutual: bool) -> int:
@@ -71,17 +67,10 @@ def listen(server: aio.Server, place: str, certificates: Certificates | None = N
     return server.add_secure_port(place, server_credentials(certificates, mutual=mutual))
 
 
-def make_channel(
-    address: str, session: WorkerSession | None = None, tls: TlsMaterial | None = None
-) -> aio.Channel:
-    """A channel to a worker at `host:port` or `unix:path`, whose calls carry the proofs of `session`."""
-    interceptors = None if session is None else session.interceptors()
+def make_channel(address: str, token: str = "", tls: TlsMaterial | None = None) -> aio.Channel:
+    """A channel to a worker at `host:port` or `unix:path`, whose calls carry the internal token."""
+    interceptors = token_interceptors(InternalToken(token)) if token else None
     if tls is None:
-        channel = aio.insecure_channel(address, options=_OPTIONS, interceptors=interceptors)
-    else:
-        options = [*_OPTIONS, ("grpc.client_idle_timeout_ms", _IDLE_MS), *channel_options(tls)]
-        credentials = channel_credentials(tls)
-        channel = aio.secure_channel(address, credentials, options=options, interceptors=interceptors)
-    if session is not None:
-        session.bind(channel)
-    return channel
+        return aio.insecure_channel(address, options=_OPTIONS, interceptors=interceptors)
+    options = [*_OPTIONS, ("grpc.client_idle_timeout_ms", _IDLE_MS), *channel_options(tls)]
+    return aio.secure_channel(address, channel_credentials(tls), options=options, interceptors=interceptors)

@@ -1,8 +1,10 @@
-"""Span contexts between processes: OpenTelemetry's, in W3C's headers, gRPC metadata and a binary form."""
+"""Span contexts between processes, in W3C's headers, gRPC metadata and a binary form; producers of items."""
 
 from __future__ import annotations
 
 import logging
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable
 
 from opentelemetry.context import Context
@@ -93,3 +95,35 @@ def context_of(headers: Iterable[tuple[str | bytes, str | bytes]]) -> SpanContex
 
 def _text(value: str | bytes) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else value
+
+
+class Producers:
+    """The producing spans of the latest items, by mm_hash; safe between threads.
+
+    An encoder worker notes an item's span before it saves the embedding, whose stored header carries it; a
+    PD worker notes what comes with a load, and links the spans of all that read the item from its cache.
+    """
+
+    def __init__(self, most: int = 8192) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._contexts: OrderedDict[str, bytes] = OrderedDict()
+
+    def note(self, mm_hash: str, context: bytes) -> None:
+        """The item's producer; empty: it is not known any more."""
+        with self._lock:
+            self._contexts.pop(mm_hash, None)
+            if context:
+                self._contexts[mm_hash] = context
+            if len(self._contexts) > self._most:
+                self._contexts.popitem(last=False)
+
+    def raw(self, mm_hash: str) -> bytes:
+        """The producer as it is stored; empty where there is none."""
+        with self._lock:
+            return self._contexts.get(mm_hash, b"")
+
+    def links(self, mm_hash: str) -> tuple[SpanContext, ...]:
+        """The producer as a span's links: one, or none."""
+        context = from_bytes(self.raw(mm_hash))
+        return () if context is None else (context,)

@@ -1,4 +1,4 @@
-"""Export of spans by OTLP: with `sampling` the modules that import OpenTelemetry's SDK, once it is needed.
+"""Sampling of spans and their export by OTLP: the module that imports OpenTelemetry's SDK, once it is needed.
 
 Neither a slow nor an absent collector is felt: the SDK's processor has a bounded queue, which its thread
 empties in batches.
@@ -7,15 +7,19 @@ empties in batches.
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
 
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import Sampler
+from opentelemetry.sdk.trace.sampling import Decision, ParentBased, Sampler, SamplingResult
+from opentelemetry.trace import Link, SpanKind, TraceState, get_current_span
+from opentelemetry.util.types import Attributes
 
 from triptych.base.tracing.tracer import Tracer
 
@@ -125,3 +129,44 @@ class _LastMessage(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.text = record.getMessage()
+
+
+class DrawingSampler(Sampler):
+    """A sampler that takes `ratio` of all requests by `draw`: clients choose their trace ids."""
+
+    def __init__(self, ratio: float, draw: Callable[[], float] = random.random) -> None:
+        self._ratio = ratio
+        self._draw = draw
+
+    def should_sample(
+        self,
+        parent_context: Context | None,
+        trace_id: int,
+        name: str,
+        kind: SpanKind | None = None,
+        attributes: Attributes = None,
+        links: Sequence[Link] | None = None,
+        trace_state: TraceState | None = None,
+    ) -> SamplingResult:
+        state = get_current_span(parent_context).get_span_context().trace_state
+        if self._draw() < self._ratio:
+            return SamplingResult(Decision.RECORD_AND_SAMPLE, attributes, state)
+        return SamplingResult(Decision.DROP, None, state)
+
+    def get_description(self) -> str:
+        return f"DrawingSampler{{{self._ratio:g}}}"
+
+
+def request_sampler(
+    ratio: float, *, trusts_parent: bool = True, draw: Callable[[], float] = random.random
+) -> Sampler:
+    """The sampler of a service. `ratio` is the part of the requests without a parent that are recorded.
+
+    With `trusts_parent` the caller's sampled flag decides, as among services that belong together. Without,
+    as for clients that are told apart by API keys, it does not: a client could have each of its requests
+    recorded. A ratio of 0 records nothing, whatever a caller says.
+    """
+    drawn = DrawingSampler(ratio, draw)
+    if trusts_parent and ratio > 0.0:
+        return ParentBased(drawn)
+    return ParentBased(drawn, remote_parent_sampled=drawn, remote_parent_not_sampled=drawn)

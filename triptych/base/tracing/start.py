@@ -27,8 +27,7 @@ def start_tracer(
     if not config.otlp_endpoint:
         return None
     check_tracing(config)
-    from triptych.base.tracing.otlp import otlp_tracer
-    from triptych.base.tracing.sampling import request_sampler
+    from triptych.base.tracing.otlp import otlp_tracer, request_sampler
 
     resource = {
         "service.name": f"triptych-{service}",

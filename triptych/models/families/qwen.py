@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from transformers import PreTrainedConfig
 from transformers.utils import ModelOutput
 
 from triptych.base.errors import InvalidRequest
+from triptych.base.machine.device_memory import host_empty
 from triptych.base.types import ItemPlan, JsonObject, MMFeature, Options
 from triptych.models.base import EncoderSide, Media, PreparedItem
 from triptych.models.checkpoint.folder import Checkpoint
@@ -72,6 +74,7 @@ class QwenEncoder(QwenGraph, EncoderSide):
         self.merge_size = int(config.vision_config.spatial_merge_size)
         self.width = self.row_width(config.vision_config)
         self._images = images
+        self._recipe = images.patch_recipe()
 
     @classmethod
     def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False) -> Self:
@@ -100,29 +103,45 @@ class QwenEncoder(QwenGraph, EncoderSide):
         return int(config.out_hidden_size)
 
     def preprocess(self, media: Media, options: Options) -> PreparedItem:
-        inputs = self._images(media, self._limits(options))
-        grid = tuple(int(side) for side in inputs["image_grid_thw"][0])
-        frames, rows, columns = grid
-        patches = frames * rows * columns
+        limits = self._limits(options)
+        if self._recipe is not None:
+            name, (pixels, grid) = "pixel_levels", self._recipe.levels(media, limits.get("size"))
+        else:
+            inputs = self._images(media, limits)
+            name, pixels = "pixel_values", inputs["pixel_values"]
+            grid = tuple(inputs["image_grid_thw"][0].tolist())
+        patches = math.prod(grid)
         merged = patches // self.merge_size**2
         return PreparedItem(
             rows=merged,
             length=merged,
             grid_thw=grid,
             cost=patches,
-            tensors={"pixel_values": inputs["pixel_values"]},
+            tensors={name: pixels},
         )
+
+    def pixels(self, items: Sequence[PreparedItem]) -> torch.Tensor:
+        """[patches of all items, elements of a patch] on the tower's device and in its dtype."""
+        if self._recipe is None:
+            return torch.cat([item.tensors["pixel_values"] for item in items]).to(self.device, self.dtype)
+        levels = torch.cat([item.tensors["pixel_levels"] for item in items])
+        return self._recipe.values(levels, self.device, self.dtype)
 
     @torch.no_grad()
     def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
-        pixels = torch.cat([item.tensors["pixel_values"] for item in items])
         grids = torch.tensor([item.grid_thw for item in items], device=self.device)
-        out = self.module(pixels.to(self.device, self.dtype), grid_thw=grids)
+        out = self.module(self.pixels(items), grid_thw=grids)
         columns = self.columns(out)
         counts = [item.rows for item in items]
         parts = zip(*(torch.split(column, counts) for column in columns), strict=True)
-        # cat copies, even a single column: an item must not keep the whole batch alive.
-        return [torch.cat(levels, dim=-1) if len(levels) > 1 else levels[0].clone() for levels in parts]
+        return [self._joined(levels) for levels in parts]
+
+    def _joined(self, levels: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """A copy even of a single level: an item must not keep the whole batch alive."""
+        if self.device.type != "cpu":
+            return torch.cat(levels, dim=-1)
+        shape = (len(levels[0]), sum(level.shape[-1] for level in levels))
+        return torch.cat(levels, dim=-1, out=host_empty(shape, levels[0].dtype))
 
     def columns(self, out: ModelOutput) -> list[torch.Tensor]:
         """The tower's outputs that make up a row, each [all rows, out_hidden_size]."""

@@ -62,7 +62,7 @@ class QwenGraph(SupportsEncoderCudaGraph):
         grids = torch.tensor([item.grid_thw for item in items])
         return EncoderCudaGraphReplayBuffers(
             {
-                "pixel_values": torch.cat([item.tensors["pixel_values"] for item in items]),
+                "pixel_values": self.pixels(items),
                 "position_ids": get_vision_position_ids(grids, self.merge_size),
                 "cu_seqlens": get_vision_cu_seqlens(grids),
             }
@@ -79,6 +79,10 @@ class QwenGraph(SupportsEncoderCudaGraph):
 
     def encoder_cudagraph_item_frames(self, item: PreparedItem) -> int:
         return item.grid_thw[0]
+
+    @abstractmethod
+    def pixels(self, items: Sequence[PreparedItem]) -> torch.Tensor:
+        """[patches of all items, elements of a patch] on the tower's device and in its dtype."""
 
     @abstractmethod
     def columns(self, out: ModelOutput) -> list[torch.Tensor]:

@@ -36,6 +36,8 @@ _KNOWN = frozenset(
 )
 
 
+#: Columns of ids and marks: classes compare numbers of elements, not widths, and few columns cost little.
+_WIDTH = 8
 #: Joins the features of several items as a class takes them.
 Container = Callable[[list[torch.Tensor]], object]
 #: Of the features, and of each deepstack level.
@@ -151,10 +153,9 @@ class PromptCapture:
         self.modality, self.levels = modality, levels
         self.config = captured_config(base.config)
         self.decoder_config = captured_config(decoder.config)
-        self._width = int(model.get_input_embeddings().embedding_dim)
         parameter = next(decoder.parameters())
         self._device = torch.device("cpu") if parameter.is_meta else parameter.device
-        embedding = IdEmbedding(self._width, self._device)
+        embedding = IdEmbedding(_WIDTH, self._device)
         recorder = _Recorder(decoder, self.decoder_config, embedding)
         self._shell = _with_module(base, path_of(base, decoder), recorder)
         # Llama 4's forward projects the features itself, which their encoder has done here.
@@ -244,7 +245,7 @@ class PromptCapture:
         raise ConfigError(f"{self.name} never calls its decoder: it cannot be served")
 
     def _features(self, rows: Sequence[int]) -> _Features:
-        marks = _marks(sum(rows), self._width, self._device)
+        marks = _marks(sum(rows), _WIDTH, self._device)
         parts = [part.clone() for part in marks.split(list(rows))]
         join, join_level = self.container
         levels = [join_level([part.clone() for part in parts]) for _ in range(self.levels)]

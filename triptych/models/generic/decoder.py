@@ -167,7 +167,7 @@ class GenericDecoder(DecoderSide):
     @torch.no_grad()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         for token, embedded in self._embedded.items():
-            token_ids = torch.where(token_ids == token, embedded, token_ids)
+            token_ids = torch.where(token_ids == token, torch.full_like(token_ids, embedded), token_ids)
         embedding: Any = self.module.get_input_embeddings()
         rows: torch.Tensor = embedding(token_ids)
         return rows

@@ -21,9 +21,6 @@ from triptych.models.generic.processor import GenericProcessor, processor_settin
 from triptych.models.generic.sides import base_of, keep_encoder, load_side
 from triptych.models.images import check_known
 
-#: How the names of a getter's outputs end that are no features of their own.
-_KNOWN = ("pooler_output", "deepstack_features", "last_hidden_state", "hidden_states", "attentions")
-
 
 class GenericEncoder(EncoderSide):
     """A class without its decoder. A row is a feature, and then one column block per deepstack level."""
@@ -106,8 +103,6 @@ class GenericEncoder(EncoderSide):
         out = self._getter(
             **{name: self._moved(tensor) for name, tensor in tensors.items()}, return_dict=True
         )
-        if unknown := [name for name, value in out.items() if not name.endswith(_KNOWN) and torch.is_tensor(value)]:
-            raise ConfigError(f"{type(self.module).__name__} has further features, {', '.join(unknown)}")
         first = getattr(out, "pooler_output", None)
         if first is None:
             # Llama 4's forward projects what its getter gives, Fuyu's takes it as it is.

@@ -11,8 +11,7 @@ from torch import nn
 from transformers.initialization import no_init_weights
 
 from triptych.base.errors import ConfigError, TriptychError
-from triptych.base.progress.progress import step
-from triptych.base.progress.step import BYTES
+from triptych.base.progress.progress import BYTES, step
 from triptych.models.checkpoint.cut import Cut
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.weights.quantization import quantize as quantize_weight

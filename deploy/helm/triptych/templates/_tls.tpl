@@ -1,6 +1,13 @@
-{{/* The Secret with a component's certificate: tls.crt, tls.key and ca.crt. */}}
+{{/* The Secret with a component's certificate: tls.crt, tls.key and ca.crt. One for all, but for cert-manager's. */}}
 {{- define "triptych.tlsSecret" -}}
-{{- default (printf "%s-tls" (include "triptych.name" (dict "root" .root "component" .component))) .root.Values.tls.existingSecret -}}
+{{- $tls := .root.Values.tls -}}
+{{- if $tls.existingSecret -}}
+{{- $tls.existingSecret -}}
+{{- else if $tls.certManager.issuerRef -}}
+{{- include "triptych.name" (dict "root" .root "component" .component) }}-tls
+{{- else -}}
+{{- include "triptych.fullname" . }}-tls
+{{- end -}}
 {{- end }}
 
 {{/* The Secret with the certificate of the front door; none where it has no TLS. */}}

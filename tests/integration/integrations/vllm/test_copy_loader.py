@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from support.data.items import NAMESPACE, make_body, make_plan
-from support.engine.transfers import mute_server
 from support.stores.server import StoreServer
 from triptych.base.types import ItemPlan
-from triptych.integrations.vllm import copy_loader
 from triptych.integrations.vllm.copy_loader import CopyLoader
 from triptych.integrations.vllm.host_copies import CopyFolder, HostCopies
 from triptych.integrations.vllm.options import ConnectorOptions
@@ -81,22 +79,10 @@ async def test_a_copy_for_other_processes_is_a_file(store, store_url, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_an_absent_item_is_a_miss(loader, store):
-    assert loaded(loader, make_plan()).outcome is LoadOutcome.ABSENT
-
-
 async def test_a_value_of_another_namespace_is_a_miss(loader, store):
     plan = make_plan(namespace="e" * 64)
     await saved(store, plan)
     assert loaded(loader, plan).outcome is LoadOutcome.ABSENT
-
-
-async def test_rows_of_another_width_are_a_miss_that_says_so(loader, store):
-    plan = make_plan(width=16)
-    await saved(store, plan)
-    report = loaded(loader, plan)
-    assert report.outcome is LoadOutcome.ABSENT
-    assert report.reason == "its rows are 16 wide, the model takes 32"
 
 
 @pytest.mark.parametrize("at", [-1, 200])
@@ -180,21 +166,6 @@ def test_a_store_that_is_down_fails_loads_and_answers_when_it_is_back(tmp_path):
     finally:
         loader.close()
         server.kill()
-
-
-def test_a_store_that_hangs_ends_a_load_in_a_miss(tmp_path, monkeypatch):
-    monkeypatch.setattr(copy_loader, "_TIMEOUT", 0.2)
-    with mute_server(tmp_path) as url:
-        loader = make_loader(url)
-        report = loaded(loader, make_plan())
-        loader.close()
-    assert (report.outcome, report.reason) == (LoadOutcome.ABSENT, "the store has not sent it within 0.2 s")
-
-
-def test_loads_after_the_end_are_misses(store_url):
-    loader = make_loader(store_url)
-    loader.close()
-    assert loaded(loader, make_plan()).outcome is LoadOutcome.ABSENT
 
 
 async def test_more_requests_than_host_memory_holds_are_all_served_in_turn(loader, store):

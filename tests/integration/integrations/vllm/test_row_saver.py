@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -97,16 +96,6 @@ async def test_a_shutdown_waits_for_the_saves_under_way(store_url, store):
     saver.close()
     stored = await store.look_up([(plan.mm_hash, NAMESPACE) for plan in plans])
     assert stored == plans
-
-
-async def test_a_store_that_is_down_is_said_once(tmp_path, caplog):
-    saver = RowSaver(ConnectorOptions(f"unix://{tmp_path}/nothing.sock", (NAMESPACE,)))
-    with caplog.at_level(logging.WARNING):
-        for number in range(5):
-            assert saver.save(make_plan(f"item {number}"), body_of(make_plan(f"item {number}")))
-        await until(lambda: saver._used == 0)
-    saver.close()
-    assert len([record for record in caplog.records if "is not saved" in record.message]) == 1
 
 
 async def test_a_failure_to_copy_the_rows_loses_that_save_alone(saver, store, caplog):

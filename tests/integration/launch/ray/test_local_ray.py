@@ -84,13 +84,6 @@ async def test_an_address_at_which_something_else_answers_is_refused(token_file)
     assert_refused(result, f"--address {address}", "is not Ray")
 
 
-def test_auto_without_ray_is_refused(token_file, tmp_path, monkeypatch):
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    result = triptych(*_RAY, *_SHARED, token_file, "--address", "auto")
-    assert_refused(result, "--address auto", "no Ray runs on this machine")
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -110,12 +103,3 @@ def test_what_cannot_be_served_on_ray_is_refused_with_the_remedy(words, said):
     result = triptych(*_RAY, *words)
     assert_refused(result, *said)
     assert not any(secret in result.stderr for secret in ("t" * 32, "k" * 32, "hush-3"))
-
-
-def test_a_secret_in_a_variable_is_refused_too(monkeypatch):
-    monkeypatch.setenv("TRIPTYCH_API_KEY", "k" * 32)
-    assert_refused(triptych(*_RAY), "--api-key-file")
-
-
-def test_flags_of_ray_need_its_launcher():
-    assert_refused(triptych("serve", str(DEMO_MODEL), "--address", "auto"), "--address", "--launcher ray")

@@ -85,15 +85,6 @@ async def machine(tmp_path: Path) -> AsyncIterator[_Machine]:
 THREE = dict.fromkeys(("pd-0", "encoder-0", "encoder-1"), _WORKER)
 
 
-async def test_only_the_fewest_run_at_first(machine: _Machine) -> None:
-    workers = machine.has(THREE, {"encoder": WorkerRange(0, 2)})
-    workers.start_first()
-    await machine.up("pd-0")
-    assert workers.processes == {"pd-0": machine.pids("pd-0")[0]}
-    assert workers.workers("encoder").names == ["encoder-0", "encoder-1"]
-    assert workers.workers("encoder").running == []
-
-
 async def test_a_drained_worker_has_its_time_and_gives_its_name_back(machine: _Machine) -> None:
     workers = machine.has(THREE, {"encoder": WorkerRange(0, 2)})
     for name in ("encoder-0", "encoder-1"):
@@ -142,14 +133,6 @@ async def test_a_worker_that_dies_is_back_only_while_it_is_wanted(machine: _Mach
     os.kill(machine.pids("encoder-1")[0], signal.SIGKILL)
     await until(lambda: not workers.workers("encoder").draining, "the end of the drain")
     assert len(machine.pids("encoder-1")) == 1
-
-
-async def test_a_worker_that_cannot_work_beside_others_is_left_out(machine: _Machine) -> None:
-    workers = machine.has({**THREE, "encoder-1": _REFUSES}, {"encoder": WorkerRange(0, 2)})
-    for name in ("encoder-0", "encoder-1"):
-        workers.start(name)
-    await until(lambda: workers.workers("encoder").names == ["encoder-0"], "encoder-1 to be left out")
-    assert workers.workers("encoder").running == ["encoder-0"]
 
 
 @pytest.mark.parametrize("scaled", [{}, {"encoder": WorkerRange(0, 2)}])

@@ -181,21 +181,6 @@ def counted(cell: EngineCell, checkpoint: EncDecCheckpoint) -> list[int]:
     return count
 
 
-def test_three_prompts_over_one_text_load_and_project_it_once(bart: EncDecCheckpoint) -> None:
-    inputs = text_of(bart, 30)
-    start = bart.decoder.prompt_defaults({}).start
-    prompts = [[start, 0], [start, 0, 11, 12], [start, 90, 31]]
-    with engine_cell(bart, max_model_len=128) as cell:
-        projected = counted(cell, bart)
-        outputs = cell.finish([bart.request(cell, inputs, prompt, TOKENS) for prompt in prompts])
-        for prompt, tokens in zip(prompts, outputs, strict=True):
-            expected = oracle(bart.path, inputs, max_new_tokens=TOKENS, decoder_ids=prompt)
-            assert tokens == expected.token_ids
-        assert projected == [1]
-        assert cell.metric("triptych_pd_encoder_cache_references") == 0
-        cell.assert_at_rest()
-
-
 def test_a_lost_embedding_is_asked_for_and_then_projected(bart: EncDecCheckpoint) -> None:
     inputs = text_of(bart, 12)
     prompt = list(bart.decoder.prompt_defaults({}).token_ids)
@@ -210,17 +195,6 @@ def test_a_lost_embedding_is_asked_for_and_then_projected(bart: EncDecCheckpoint
         expected = oracle(bart.path, inputs, max_new_tokens=TOKENS, decoder_ids=prompt)
         assert cell.tokens(request.request_id) == expected.token_ids
         cell.assert_at_rest()
-
-
-def test_a_resumed_request_goes_on_where_the_first_attempt_ended(bart: EncDecCheckpoint) -> None:
-    inputs = text_of(bart, 12)
-    prompt = list(bart.decoder.prompt_defaults({}).token_ids)
-    expected = oracle(bart.path, inputs, max_new_tokens=TOKENS, decoder_ids=prompt).token_ids
-    rules = bart.decoder.logits_rules(generation_defaults(bart.path), {"max_tokens": TOKENS})
-    with engine_cell(bart, max_model_len=128) as cell:
-        request = bart.request(cell, inputs, prompt, TOKENS - 10, rules=rules)
-        request.output_token_ids.extend(expected[:10])
-        assert cell.finish([request]) == [expected[10:]]
 
 
 def test_decode_computes_queries_only_and_prefill_adds_one_projection_of_the_encoder(

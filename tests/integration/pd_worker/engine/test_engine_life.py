@@ -5,17 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import pytest
 import torch
 
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
 from support.engine.engine_requests import CountingText
-from triptych.base.config import MIB
 from triptych.base.cpu.step_pacer import StepPacer
 from triptych.base.cpu.threads import use_threads_here
-from triptych.base.errors import DeadlineExceeded, InternalError, InvalidRequest, Unavailable
+from triptych.base.errors import InternalError, InvalidRequest, Unavailable
 from triptych.base.types import FinishReason
 from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.models.layers import before_each_layer
@@ -63,29 +61,6 @@ def test_without_a_transfer_no_connector_is_made_and_text_alone_is_answered(
         assert cell.answer([TEXT], 8) == [reference(checkpoint.path, TEXT, 8).token_ids]
         with pytest.raises(InvalidRequest, match="loads no items"):
             cell.engine.submit(cell.request(ONE, prompt_ids(checkpoint, ONE), 8))
-        cell.assert_at_rest()
-
-
-def test_finished_carries_usage_and_timings(checkpoint: Checkpoint) -> None:
-    with engine_cell(checkpoint) as cell:
-        request = cell.request(TEXT, prompt_ids(checkpoint, TEXT), 8)
-        cell.finish([request])
-        end = cell.wait(request.request_id, RequestFinished)
-        assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (request.num_prompt_tokens, 8)
-        assert end.timings.prefill > 0
-        assert end.timings.decode > 0
-        assert cell.metric("vllm:generation_tokens_total") == 8
-        assert cell.metric("vllm:prompt_tokens_total") == request.num_prompt_tokens
-        assert cell.metric("vllm:time_to_first_token_seconds_count") == 1
-        assert cell.metric("triptych_parameter_bytes") > 0
-
-
-def test_an_idle_engine_wakes_for_a_deadline(checkpoint: Checkpoint) -> None:
-    with engine_cell(checkpoint) as cell:
-        request = cell.request(ONE, prompt_ids(checkpoint, ONE), 8, publish=False)
-        request.deadline = time.monotonic() + 0.2
-        cell.engine.submit(request)
-        assert isinstance(cell.wait(request.request_id, RequestFinished).error, DeadlineExceeded)
         cell.assert_at_rest()
 
 
@@ -318,34 +293,6 @@ def test_many_threads_may_submit_and_cancel(checkpoint: Checkpoint) -> None:
         ends = [cell.wait(request.request_id, RequestFinished) for request in requests]
         assert {end.error for end in ends} == {None}
         cell.assert_at_rest()
-
-
-def test_making_an_engine_leaves_no_openmp_threads_behind(checkpoint: Checkpoint) -> None:
-    """Else those of its steps would not spin (`in_short_lived_thread`)."""
-    counts: list[int] = []
-
-    def make() -> None:
-        torch.set_num_threads(2)
-        try:
-            before = _os_threads()
-            with engine_cell(checkpoint, kv_memory=64 * MIB):
-                deadline = time.monotonic() + 10
-                while _os_threads() > before and time.monotonic() < deadline:
-                    time.sleep(0.01)
-                counts.append(_os_threads() - before)
-        finally:
-            torch.set_num_threads(1)
-
-    # It has none of its own yet, whatever tests were before.
-    thread = threading.Thread(target=make)
-    thread.start()
-    thread.join(60)
-    assert counts == [0]
-
-
-def _os_threads() -> int:
-    """Threads of this process that are not Python's."""
-    return len(list(Path("/proc/self/task").iterdir())) - threading.active_count()
 
 
 class _Threads(StepPacer):

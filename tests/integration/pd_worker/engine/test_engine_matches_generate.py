@@ -9,6 +9,7 @@ import torch
 
 from support.data.oracle import assert_exact
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
+from support.matrix import matrix
 from triptych.ec_connector.base import EncoderOutput
 from triptych.pd_worker.core.request_events import ItemMissing, NewTokens, RequestFinished
 
@@ -65,8 +66,7 @@ def test_mixed_prompts_match_over_64_tokens_in_every_family(family: str, backend
         cell.assert_at_rest()
 
 
-@pytest.mark.parametrize("block_size", [8, 16])
-@pytest.mark.parametrize("budget", [16, 33, 4096])
+@pytest.mark.parametrize(("budget", "block_size"), matrix([(16, 8), (33, 16), (4096, 8)], quick=2))
 def test_token_budget_and_block_size_change_nothing(
     checkpoint: Checkpoint, budget: int, block_size: int
 ) -> None:

@@ -13,7 +13,6 @@ from triptych.pd_worker.core.request_events import ItemLoaded, ItemMissing, Requ
 from triptych.store.embedding_store import EmbeddingStore
 
 ONE = Prompt("What is this?", ((1, 96, 64),))
-TEXT = Prompt("Say something about the weather, and then about the sea.")
 
 
 @pytest.fixture(scope="module")
@@ -52,18 +51,6 @@ async def test_an_embedding_in_the_store_is_loaded_and_answers_right(
     assert cell.wait(request.request_id, ItemLoaded).seconds > 0
     assert cell.metric("triptych_ec_load_bytes_total") == request.features[0].plan.nbytes
     cell.assert_at_rest()
-
-
-async def test_a_request_waits_for_the_ready_mark_while_text_answers(
-    cell: EngineCell, store: EmbeddingStore
-) -> None:
-    request, expected = make(cell, ready=False)
-    cell.engine.submit(request)
-    assert cell.answer([TEXT], 8) == [reference(cell.checkpoint.path, TEXT, 8).token_ids]
-    await save(cell, store, request)
-    cell.engine.items_ready([request.features[0].mm_hash])
-    cell.wait(request.request_id, RequestFinished)
-    assert cell.tokens(request.request_id) == expected
 
 
 async def test_a_damaged_value_is_reported_with_its_digest_and_replaced(

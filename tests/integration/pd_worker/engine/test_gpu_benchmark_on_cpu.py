@@ -30,17 +30,3 @@ def test_the_gpu_benchmark_runs_at_small_size_without_a_device(
         "decode",
         "decode",
     ]
-
-
-def test_the_benchmark_of_decode_graphs_runs_at_small_size_without_a_device(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[4]))
-    from benchmarks.gpu import decode_graphs
-
-    monkeypatch.setattr(decode_graphs, "BATCHES", (1, 2))
-    monkeypatch.setattr(decode_graphs, "RESULT", tmp_path / "result.md")
-    options = ["--device=cpu", "--mode=static", "--dtype=float32", "--prompt=16", "--tokens=4", "--repeats=1"]
-    decode_graphs.main([str(build_checkpoint("qwen3_vl")), "--write", *options])
-    rows = [line for line in (tmp_path / "result.md").read_text().splitlines() if line.startswith("| ")]
-    assert [row.split()[1].strip(",") for row in rows] == ["what", "engine", "engine", "step", "step"]

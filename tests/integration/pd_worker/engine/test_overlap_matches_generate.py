@@ -16,7 +16,6 @@ from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import ItemMissing, RequestAdmitted, RequestFinished
 
 CAT, DOG, TREE = (1, 96, 64), (2, 64, 96), (3, 64, 64)
-TEXT = Prompt("Say something about the weather, and then about the sea.")
 THREE = Prompt("Compare these three.", (CAT, DOG, TREE))
 TOKENS, BLOCK = 24, 4
 EARLY = "triptych_pd_overlap_tokens_total"
@@ -88,26 +87,3 @@ def test_a_picture_lost_in_the_gap_is_reported_and_its_return_is_exact() -> None
         prefilled_before(cell, request, 2)
         comes(cell, request, 2)
         exact(cell, request, THREE)
-
-
-def test_an_attempt_cancelled_in_the_gap_leaves_nothing_but_a_prefix_for_the_next_one() -> None:
-    with overlap_cell() as cell:
-        first = pending(cell, THREE)
-        comes(cell, first, 0)
-        prefilled_before(cell, first, 1)
-        cell.engine.cancel([first.request_id], "proxy")
-        cell.wait(first.request_id, RequestFinished)
-        cell.assert_at_rest()
-        path = cell.checkpoint.path
-        assert_exact([reference(path, THREE, TOKENS)], cell.answer([THREE], TOKENS), min_distinct=10)
-        assert cell.metric("vllm:prefix_cache_hits_total") == cell.metric(EARLY) > 0
-
-
-def test_without_the_flag_nothing_is_prefilled_before_the_last_picture() -> None:
-    with overlap_cell(overlap_prefill=False) as cell:
-        request = pending(cell, THREE)
-        for index in range(3):
-            comes(cell, request, index)
-            assert cell.answer([TEXT], TOKENS), "steps have been made meanwhile; its first block is the same"
-        exact(cell, request, THREE, cached=BLOCK)
-        assert cell.metric(EARLY) == 0

@@ -59,16 +59,6 @@ def expected(checkpoint: Checkpoint) -> list[list[int]]:
     return [reference(checkpoint.path, prompt, TOKENS).token_ids for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("flags", [{"max_num_batched_tokens": 33}, {"prefix_caching": False}], ids=str)
-def test_chunks_images_and_prefix_hits_are_the_same_on_both(
-    checkpoint: Checkpoint, flags: dict[str, Any]
-) -> None:
-    with twin_cell(checkpoint, block_size=8, **flags) as (cell, twin):
-        for _ in range(2):
-            answered_as_expected(cell, checkpoint)
-        assert twin.compared > 2 * TOKENS * len(PROMPTS)
-
-
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_preempted_requests_are_the_same_on_both(checkpoint: Checkpoint, preemption: str) -> None:
     geometry = checkpoint.decoder.geometry

@@ -14,6 +14,7 @@ import torch
 from support.data.checkpoints import build_checkpoint
 from support.engine.decode_steps import BLOCK, NAN, DecodeSteps, Decoding
 from support.graphs import RecordingBackend
+from support.matrix import matrix
 from triptych.base.machine.graphs import EagerStatic
 from triptych.models.base import DecoderSide, MergedEmbeds
 from triptych.models.registry import load_decoder
@@ -26,7 +27,7 @@ from triptych.pd_worker.runner.model_runner import non_finite_chunks
 
 CPU = torch.device("cpu")
 #: Every attention of the product: three-row positions, one-row positions, a bias beside cross-attention.
-FAMILIES = ("qwen3_vl", "llava", "t5")
+FAMILIES = ("qwen3_vl", "t5", "llava")
 SHORT = [Decoding(1, 3)]
 MIXED = [Decoding(5, 40), Decoding(77, 1), Decoding(16, 64), Decoding(1, 17), Decoding(130, 9)]
 LONG = [Decoding(300, 64), Decoding(8, 2)]
@@ -40,7 +41,7 @@ def decoder_of(family: str, dtype: torch.dtype = torch.float32) -> DecoderSide:
     return load_decoder(build_checkpoint(family), device=CPU, dtype=dtype, attn_implementation=ATTENTION_NAME)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=matrix(FAMILIES, quick=2))
 def steps(request: pytest.FixtureRequest) -> DecodeSteps:
     return DecodeSteps(decoder_of(request.param), RecordingBackend())
 

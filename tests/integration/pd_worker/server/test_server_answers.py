@@ -78,15 +78,6 @@ async def test_a_proxy_that_names_a_request_no_more_has_it_cancelled(model, stor
         await no_requests(worker)
 
 
-async def test_a_cancelled_request_frees_all_it_holds(model, store_url):
-    async with serving(model, store_url) as (worker, client):
-        await client.submit(client.message("r1", "Tell me more", max_tokens=400, ignore_eos=True))
-        await client.until("r1", tokens=3)
-        await client.stub.Cancel(pd_pb2.CancelRequest(proxy_id="proxy", request_ids=["r1", "r2"]))
-        await no_requests(worker)
-        assert worker.engine.scheduler.kv.num_used == 0
-
-
 async def test_a_draining_worker_finishes_what_it_holds_and_refuses_the_rest(model, store_url):
     async with serving(model, store_url) as (worker, client):
         await client.submit(client.message("r1", "Tell me more", max_tokens=60, ignore_eos=True))
@@ -158,19 +149,6 @@ async def test_what_a_worker_with_more_tokens_would_take_has_a_code_of_its_own(m
         reply = await client.submit(client.message("r1", **{"text": "hello", **change}))
         assert reply.error.code == "context_length_exceeded", reply
         assert "512" in reply.error.message or "max_tokens" in reply.error.message
-
-
-async def test_a_resumed_request_that_has_filled_the_model_length_ends_as_it_had(model, store_url):
-    async with serving(model, store_url) as (_, client):
-        for number, limit in enumerate([{"max_tokens": 12}, {}]):
-            resume = pd_pb2.Resume(prompt_token_ids=[1] * 500, output_token_ids=[40] * 12)
-            message = client.message(
-                f"r{number}", "hello", resume=resume, attempt=2, ignore_eos=True, **limit
-            )
-            assert (await client.submit(message)).status == pd_pb2.SubmitReply.STATUS_QUEUED
-            answer = await client.until(f"r{number}")
-            assert answer.finished.reason == "length"
-            assert answer.finished.completion_tokens == 12
 
 
 async def no_requests(worker: NativeWorker) -> None:

@@ -80,13 +80,6 @@ async def test_every_output_of_a_batch_fits_its_own_form(model, store_url):
     assert {answer.finished.reason for answer in (*numbers, *picks)} == {"stop"}
 
 
-async def test_an_output_cut_by_max_tokens_says_so(model, store_url):
-    async with serving(model, store_url) as (_, client):
-        answer = await ask(client, "cut", max_tokens=5)
-    assert answer.finished.reason == "length"
-    assert answer.text.lstrip().startswith("{")
-
-
 async def test_a_resumed_output_goes_on_in_its_form(model, store_url):
     async with serving(model, store_url) as (_, client):
         whole = await ask(client, "whole", seed=3)
@@ -139,31 +132,6 @@ async def test_the_form_decides_the_end_before_min_tokens_and_in_spite_of_ignore
         ignoring = await ask(client, "ignoring", form, ignore_eos=True)
     assert {early.text, ignoring.text} <= {"yes", "no"}
     assert early.finished.reason == ignoring.finished.reason == "stop"
-
-
-async def test_min_tokens_keep_a_form_going_that_can_go_on(model, store_url):
-    form = common_pb2.OutputFormat(regex="[a-z]+")
-    async with serving(model, store_url) as (_, client):
-        answer = await ask(client, "long", form, min_tokens=40, max_tokens=60)
-    assert len(answer.token_ids) > 40
-    assert re.fullmatch("[a-z]+", answer.text)
-
-
-async def test_a_stop_string_ends_a_form_early(model, store_url):
-    form = common_pb2.OutputFormat(regex="[0-9]{4}-[0-9]{4}")
-    async with serving(model, store_url) as (_, client):
-        answer = await ask(client, "stopped", form, stop=["-"])
-    assert answer.finished.reason == "stop"
-    assert re.fullmatch("[0-9]{4}", answer.text)
-
-
-async def test_logprobs_are_those_before_the_form(model, store_url):
-    form = common_pb2.OutputFormat(choices=common_pb2.TextChoices(texts=["yes", "no"]))
-    async with serving(model, store_url) as (_, client):
-        answer = await ask(client, "probed", form, logprobs=20, temperature=0.0)
-    first = answer.logprobs[0]
-    # Free to choose the model would have said something else.
-    assert first.top[0].logprob > first.chosen.logprob
 
 
 @pytest.mark.parametrize(

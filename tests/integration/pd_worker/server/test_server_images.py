@@ -110,32 +110,6 @@ async def test_a_question_about_two_pictures_is_answered_as_transformers_does(fa
     assert_exact([expected], [answer.token_ids])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-async def test_a_question_about_pictures_goes_on_where_another_worker_left_it(family, store, store_url):
-    items = stored_items(family)
-    for plan, body in items:
-        await store.save(plan, body, ttl=60)
-    slots = [slot(plan, pd_pb2.ITEM_STATE_READY) for plan, _ in items]
-    sampling = {"max_tokens": 24, "ignore_eos": True, "temperature": 0.8, "seed": 5}
-    async with serving(model(family), store_url) as (_, client):
-        await client.submit(client.message("whole", QUESTION, items=slots, **sampling))
-        whole = await client.until("whole")
-    received = whole.text[:9]
-    resume = pd_pb2.Resume(
-        prompt_token_ids=whole.admitted.prompt_token_ids,
-        placements=whole.admitted.placements,
-        output_token_ids=whole.token_ids[:13],
-        text_sent_chars=len(received),
-    )
-    async with serving(model(family), store_url) as (_, client):
-        message = client.message("r1", "", items=slots, attempt=2, resume=resume, **sampling)
-        await client.submit(message)
-        answer = await client.until("r1")
-    assert answer.token_ids == whole.token_ids
-    assert received + answer.text == whole.text
-    assert answer.admitted == whole.admitted
-
-
 async def test_a_lost_embedding_is_asked_for_and_the_request_goes_on(store, store_url):
     items = stored_items("qwen3_vl")
     plans = [plan for plan, _ in items]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,19 +14,13 @@ import pytest
 
 from support.engine.engine_requests import make_request
 from support.fakes.pd_client import PDClient
-from support.tracing.spans import kept_tracer, new_context
 from support.waiting import until
-from triptych.base.errors import InvalidRequest, Unavailable
+from triptych.base.errors import InvalidRequest
 from triptych.base.rpc.channels import make_channel, make_server
-from triptych.base.rpc.client_auth import WorkerSession
-from triptych.base.rpc.server_auth import WorkerAuth
-from triptych.base.tracing.context import hex_trace_id, metadata
-from triptych.base.tracing.producers import Producers
-from triptych.base.types import FinishReason, PDTimings, Usage, WorkerInfo
+from triptych.base.types import FinishReason, PDTimings, Usage
 from triptych.pd_worker import server as pd_server
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.core.request_events import NewTokens, RequestFinished
-from triptych.pd_worker.events.attempt_trace import PDTraces
+from triptych.pd_worker.core.request_events import RequestFinished
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.pd_worker.server import PDServicer
 from triptych.protos import pd_pb2, pd_pb2_grpc
@@ -221,68 +214,23 @@ async def test_a_fault_at_the_door_is_answered_and_leaves_nothing(where, fault, 
         assert s.streams.unfinished == 0
 
 
-async def test_notices_reach_the_engine_without_what_is_no_key():
-    async with service() as s:
-        await s.client.stub.NotifyItems(
-            pd_pb2.ItemsNotice(proxy_id="proxy", mm_hashes=["a" * 64, "../../x", "B" * 64, ""])
-        )
-        assert s.engine.ready == ["a" * 64]
-
-
-async def test_a_notice_to_a_stopping_engine_is_an_error_of_the_call():
-    async with service() as s:
-        s.engine.fault = Unavailable("stopping")
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await s.client.stub.NotifyItems(pd_pb2.ItemsNotice(proxy_id="proxy", mm_hashes=["a" * 64]))
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-
-
-async def test_a_stream_that_breaks_leaves_the_requests_to_the_next_one():
-    async with service() as s:
-        await s.client.submit(s.client.message("r1", "x"))
-        await s.client.detach()
-        names = {"request_id": "r1", "attempt": 1, "proxy_id": "proxy"}
-        await asyncio.to_thread(s.streams.emit, [NewTokens(position=0, token_ids=(5,), text="five", **names)])
-        await s.client.attach(pd_pb2.Reattach(request_id="r1", attempt=1, position=0))
-        assert (await s.client.until("r1", tokens=1)).text == "five"
-        assert s.engine.cancelled == []
-
-
 async def test_a_worker_that_demands_the_token_refuses_others():
-    door = WorkerAuth("the-token-of-the-worker")
-    server = make_server(door)
+    server = make_server("the-token-of-the-worker")
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    info = door.add_worker(WorkerInfo(address, "pd", "i", "key", "m"))
     engine, input_processor = Engine(), InputProcessor()
     input_processor.gate.set()
     with ThreadPoolExecutor(1) as pool:
         servicer = PDServicer(engine, input_processor, EventStreams(engine.cancel), pool, pool)
         pd_pb2_grpc.add_PDServiceServicer_to_server(servicer, server)
         await server.start()
-        for session in (None, WorkerSession("a-guess-of-its-token", info)):
-            async with make_channel(address, session) as channel:
+        for token in ("", "a-guess-of-its-token"):
+            async with make_channel(address, token) as channel:
                 client = PDClient(channel, "key")
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await client.submit(client.message("r1", "x"))
-            refused = grpc.StatusCode.UNAUTHENTICATED if session is None else grpc.StatusCode.UNAVAILABLE
-            assert caught.value.code() is refused
-        async with make_channel(address, WorkerSession("the-token-of-the-worker", info)) as channel:
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        async with make_channel(address, "the-token-of-the-worker") as channel:
             client = PDClient(channel, "key")
             await client.submit(client.message("r1", "x"))
         await server.stop(0)
     assert engine.submitted == ["r1"]
-
-
-async def test_a_refusal_is_logged_with_the_requests_trace_and_the_engine_gets_it_too(caplog):
-    tracer, _ = kept_tracer()
-    async with service(max_requests=1, traces=PDTraces(tracer, Producers())) as s:
-        traced = new_context(sampled=True)
-        for name in ("r1", "r2"):
-            message = s.client.message(name, "x")
-            message.traceparent = metadata(traced)[0][1]
-            with caplog.at_level(logging.INFO):
-                await s.client.submit(message)
-        [record] = [record for record in caplog.records if "refused" in record.message]
-        assert (record.request_id, record.trace_id) == ("r2", hex_trace_id(traced))
-        [submitted] = s.engine.requests
-        assert submitted.trace_id == hex_trace_id(traced)

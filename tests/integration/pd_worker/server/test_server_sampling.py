@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-import torch
 
 from support.data.oracle import generate
 from support.engine.pd_serving import serving, tiny_model
@@ -55,34 +54,6 @@ async def test_logprobs_are_the_log_softmax_of_the_models_own_logits(model, stor
         assert values == [pytest.approx(float(row[token.token_id]), abs=1e-4) for token in position.top]
     assert [len(position.top) for position in none.logprobs] == [0] * 40
     assert not plain.logprobs
-
-
-async def test_the_bytes_of_logprobs_are_the_answers_text(model, store_url):
-    async with serving(model, store_url) as (_, client):
-        answer = await ask(client, "r", max_tokens=60, ignore_eos=True, temperature=1.0, seed=4, logprobs=1)
-    special = set(model.tokenizer.get_added_tokens_decoder())
-    plain = [p.chosen.utf8 for p in answer.logprobs if p.chosen.token_id not in special]
-    assert b"".join(plain).decode(errors="replace") == answer.text
-
-
-async def test_logprobs_go_on_through_a_resume_and_a_new_stream(model, store_url):
-    sampling = {"max_tokens": 30, "ignore_eos": True, "temperature": 1.0, "seed": 9, "logprobs": 3}
-    sampling |= {"frequency_penalty": 0.6, "presence_penalty": 0.4, "repetition_penalty": 1.2, "min_p": 0.01}
-    async with serving(model, store_url) as (_, client):
-        whole = await ask(client, "whole", **sampling)
-        for split in (1, 13, 29):
-            resume = pd_pb2.Resume(
-                prompt_token_ids=whole.admitted.prompt_token_ids, output_token_ids=whole.token_ids[:split]
-            )
-            resumed = await ask(client, f"resumed-{split}", "", attempt=2, resume=resume, **sampling)
-            assert resumed.token_ids == whole.token_ids
-            assert_close(resumed.logprobs, whole.logprobs[split:])
-        await client.detach()
-        await client.attach(pd_pb2.Reattach(request_id="whole", attempt=1, position=12))
-        again = client.answers["whole"] = type(whole)(whole.token_ids[:12])
-        await client.until("whole")
-    assert again.token_ids == whole.token_ids
-    assert list(again.logprobs) == list(whole.logprobs[12:])
 
 
 async def test_a_bad_word_stays_away_also_where_a_resume_parts_its_tokens(model, store_url):
@@ -181,13 +152,3 @@ async def test_a_forged_value_is_refused_by_its_name_or_does_no_harm(model, stor
         else:
             assert (reply.status, reply.error.param) == (pd_pb2.SubmitReply.STATUS_REFUSED, field)
         assert len((await ask(client, "next", max_tokens=3, ignore_eos=True)).token_ids) == 3
-
-
-def assert_close(got, expected) -> None:
-    assert len(got) == len(expected)
-    for left, right in zip(got, expected, strict=True):
-        assert left.chosen.token_id == right.chosen.token_id
-        values = torch.tensor([token.logprob for token in (left.chosen, *left.top)])
-        assert torch.allclose(
-            values, torch.tensor([t.logprob for t in (right.chosen, *right.top)]), atol=1e-4
-        )

@@ -8,7 +8,6 @@ import pytest
 
 from support.vllm.scripted_server import event, greedy, hangs, scripted_server
 from support.vllm.serving import front_model, fronting
-from triptych.base.hashing import prefix_root
 from triptych.protos import common_pb2, pd_pb2
 
 SAMPLING = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}
@@ -32,31 +31,6 @@ async def test_a_text_request_is_answered_token_by_token(store):
     assert found.text == front_model().tokenizer.decode(found.token_ids)
     assert (found.finished.reason, found.finished.completion_tokens) == ("length", 12)
     assert (found.finished.prompt_tokens, found.finished.cached_tokens) == (len(prompt), 3)
-
-
-async def test_tenants_have_salts_of_their_own(store):
-    async with scripted_server() as server, fronting(server, store) as served:
-        client = served.client
-        for name, salt in (("r1", ""), ("r2", "tenant"), ("r3", "tenant")):
-            message = client.message(name, "hello", **SAMPLING)
-            message.salt = salt
-            await client.submit(message)
-            await client.until(name)
-        salts = [call.body["cache_salt"] for call in server.calls]
-    key = front_model().identity.model_key
-    assert salts == [prefix_root(key, salt).hex() for salt in ("", "tenant", "tenant")]
-
-
-async def test_an_output_that_has_ended_goes_on_nowhere(store):
-    async with scripted_server() as server, fronting(server, store) as served:
-        client = served.client
-        await client.submit(client.message("whole", "hello", **SAMPLING))
-        whole = await client.until("whole")
-        resume = resume_of(whole, 12)
-        await client.submit(client.message("r1", "", attempt=2, resume=resume, **SAMPLING))
-        found = await client.until("r1")
-        assert len(server.calls) == 1
-    assert found.finished.reason == "length" and found.token_ids == whole.token_ids
 
 
 def resume_of(whole, count: int, chars: int = 0) -> pd_pb2.Resume:
@@ -130,19 +104,6 @@ async def test_a_penalised_output_that_comes_otherwise_goes_on_with_biases(store
     assert found.token_ids == received + expected(prompt + received, 10)
 
 
-async def test_a_stop_string_ends_the_answer_and_the_call(store):
-    async with scripted_server() as server, fronting(server, store) as served:
-        client = served.client
-        await client.submit(client.message("whole", "hello", **SAMPLING))
-        whole = await client.until("whole")
-        stop = front_model().tokenizer.decode(whole.token_ids[:5])[-2:]
-        server.scripts = [hangs(12)]
-        await client.submit(client.message("r1", "hello", stop=[stop], **SAMPLING))
-        found = await client.until("r1")
-        await asyncio.wait_for(server.calls[1].gone.wait(), 20)
-    assert found.finished.reason == "stop" and found.text == whole.text[: whole.text.index(stop)]
-
-
 async def test_logprobs_come_with_their_tokens(store):
     async def script(call):
         response = await call.stream()
@@ -213,20 +174,3 @@ async def test_what_cannot_be_done_is_refused_by_name_before_any_call(store, sam
         assert server.calls == []
     assert reply.status == pd_pb2.SubmitReply.STATUS_REFUSED
     assert (reply.error.code.split("_")[0] in ("invalid", "context"), reply.error.param) == (True, param)
-
-
-async def test_a_set_apart_worker_first_lets_all_others_go(store):
-    async with scripted_server() as server, fronting(server, store) as served:
-        server.scripts = [hangs(1)]
-        client = served.client
-        await client.submit(client.message("r1", "hello", **SAMPLING))
-        await client.until("r1", tokens=1)
-        probes = server.probes
-        apart = pd_pb2.SetApartRequest(proxy_id="proxy", request_id="r2", tokens=4)
-        reply = await client.stub.SetApart(apart, timeout=20)
-        assert not reply.HasField("error") and (await client.until("r1")).lost
-        assert server.calls[0].gone.is_set() and server.probes == probes + 1
-        refused = await client.submit(client.message("r3", "hello", **SAMPLING))
-        assert refused.error.code == "unavailable"
-        await client.submit(client.message("r2", "hello", **SAMPLING))
-        assert len((await client.until("r2")).token_ids) == 12

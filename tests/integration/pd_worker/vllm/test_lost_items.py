@@ -6,13 +6,12 @@ import base64
 
 import msgpack
 import numpy as np
-import pytest
 
 from support.vllm.scripted_server import Call, fails, scripted_server
 from support.vllm.serving import front_model, fronting
 from triptych.base.hashing import framed_digest
 from triptych.base.types import ItemPlan
-from triptych.pd_worker.vllm.retries import MAX_FAILURES
+from triptych.pd_worker.vllm.run import MAX_FAILURES
 from triptych.protos import common_pb2, pd_pb2
 from triptych.store import keys
 
@@ -112,16 +111,6 @@ async def test_an_item_that_is_gone_is_asked_for_before_vllm_is(store):
     assert len(found.token_ids) == 6
 
 
-async def test_an_item_that_nobody_encodes_is_asked_for_once_admitted(store):
-    async with scripted_server() as server, fronting(server, store) as served:
-        await submit(served, pd_pb2.ITEM_STATE_UNENCODED)
-        found = await served.client.has("r1", "item_missing")
-        await save(store, *PLANS)
-        await notify(served, *PLANS)
-        found = await served.client.until("r1")
-    assert sorted(found.missing) == sorted(one.mm_hash for one in PLANS) and len(found.token_ids) == 6
-
-
 async def test_an_item_lost_while_vllm_loads_it_is_asked_for_again_and_again(store):
     rounds = 6
 
@@ -169,37 +158,3 @@ async def test_a_failure_with_all_items_there_is_bounded(store):
         found = await served.client.until("r1")
         assert len(server.calls) == MAX_FAILURES
     assert found.finished.error.code == "internal_error" and found.missing == []
-
-
-async def test_embeddings_are_admitted_by_bytes_and_text_passes_them(store):
-    await save(store, *PLANS)
-    size = sum(one.nbytes for one in PLANS)
-    async with scripted_server() as server, fronting(server, store, encoder_cache_memory=size) as served:
-        await submit(served, pd_pb2.ITEM_STATE_PENDING, "first")
-        await served.client.has("first", "admitted")
-        (other,) = (one for one in [plan(3)])
-        slot = slots()[0]
-        slot.plan.mm_hash = other.mm_hash
-        message = served.client.message("second", QUESTION[:1], items=[slot], **SAMPLING)
-        await served.client.submit(message)
-        await served.client.submit(served.client.message("text", "hello", **SAMPLING))
-        await served.client.until("text")
-        assert served.client.answers["second"].bodies == []
-        await save(store, other)
-        await notify(served, *PLANS)
-        assert len((await served.client.until("first")).token_ids) == 6
-        assert len((await served.client.until("second")).token_ids) == 6
-        served.worker.engine.show_metrics()
-        assert served.metrics.reserved_bytes._value.get() == 0
-
-
-@pytest.mark.parametrize("missing", [0, 1])
-async def test_items_found_and_missing_are_counted(store, missing):
-    await save(store, *PLANS[missing:])
-    async with scripted_server() as server, fronting(server, store) as served:
-        await submit(served)
-        await served.client.has("r1", "item_missing" if missing else "item_loaded")
-        lookups = served.metrics.ec_lookups
-        name = front_model().name
-        counted = {result: lookups.labels(name, result)._value.get() for result in ("fetched", "missing")}
-    assert counted == {"fetched": 2 - missing, "missing": missing}

@@ -11,8 +11,7 @@ from support.fakes.fake_encoder import ROWS
 from support.fakes.fake_workers import MODEL, picture, user
 from support.fakes.proxy_fakes import FakeCluster, raw_post
 from support.waiting import until
-from triptych.proxy.auth.key_ring import KeyRing
-from triptych.proxy.auth.keys import KeyLimits
+from triptych.proxy.auth.keys import KeyLimits, KeyRing
 from triptych.proxy.auth.limits import Session
 from triptych.store.embedding_store import EmbeddingStore
 

@@ -76,19 +76,3 @@ async def test_its_deadline_stays_and_names_what_was_not_there(store: EmbeddingS
         assert "encoder worker" in caught.value.message
         assert cluster.pd_workers[0].reserved == 0
         await cluster.at_rest()
-
-
-async def test_an_encoder_that_is_back_soon_costs_no_second_attempt(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        first = await admitted_without_encoders(cluster, NEW)
-        await cluster.encoders[0].start()
-        assert await first == whole_text(8)
-        assert all(submit.attempt == 1 for submit in cluster.pd_workers[0].submits)
-
-
-async def test_a_client_that_goes_meanwhile_leaves_nothing(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        first = await admitted_without_encoders(cluster, NEW)
-        await until(lambda: cluster.pd_workers[0].reserved == 0, "the room to be free")
-        first.cancel()
-        await cluster.at_rest()

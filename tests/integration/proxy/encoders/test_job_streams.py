@@ -18,13 +18,13 @@ from support.processes.cluster import PATIENCE
 from support.waiting import until, within
 from triptych.base.config import ProxyConfig
 from triptych.base.metrics import ProxyMetrics
-from triptych.base.rpc.client_auth import WorkerSession
+from triptych.base.rpc.channels import make_channel
 from triptych.base.types import ItemPlan
 from triptych.protos import encoder_pb2
 from triptych.proxy.encoders import encoder_client
 from triptych.proxy.encoders.encoder_client import EncodeStream
+from triptych.proxy.events import JobReady
 from triptych.proxy.media.spool import MediaSpool, SpooledMedia
-from triptych.proxy.ports import JobReady
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -46,10 +46,8 @@ class Lingering(FakeEncoder):
 @contextlib.asynccontextmanager
 async def _channel_to(encoder: FakeEncoder) -> AsyncIterator[aio.Channel]:
     await encoder.start()
-    session = WorkerSession(TOKEN, encoder.info)
     try:
-        async with aio.insecure_channel(encoder.address, interceptors=session.interceptors()) as channel:
-            session.bind(channel)
+        async with make_channel(encoder.address, TOKEN) as channel:
             yield channel
     finally:
         await encoder.kill()

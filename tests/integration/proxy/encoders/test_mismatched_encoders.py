@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
@@ -12,10 +11,9 @@ from openai import APIStatusError
 
 from support.fakes.fake_encoder import FakeEncoder
 from support.fakes.fake_pd import FakePD
-from support.fakes.fake_workers import MODEL_KEY, NAMESPACE, WIDTH, FakeWorker, picture, user, whole_text
+from support.fakes.fake_workers import MODEL_KEY, WIDTH, FakeWorker, picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.proxy.workers import BIND_POLL_SECONDS
 from triptych.store.embedding_store import EmbeddingStore
 
 OTHER_KEY, OTHER_NAMESPACE = "c" * 64, "d" * 64
@@ -70,21 +68,6 @@ async def test_an_encoder_of_another_key_gets_no_jobs_until_a_pd_worker_of_its_k
         await cluster.at_rest()
 
 
-async def test_rows_of_another_width_are_never_asked_for(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with FakeCluster(store, encoders=0, pd_workers=0) as cluster:
-        pd_worker, right, wrong = FakePD(), FakeEncoder(store), FakeEncoder(store)
-        pd_worker.row_width = right.row_width = WIDTH
-        wrong.row_width, wrong.namespace = WIDTH + 1, OTHER_NAMESPACE
-        async with joined(cluster, pd_worker), joined(cluster, wrong), joined(cluster, right):
-            await answers(cluster, "one", "two")
-            assert (len(wrong.jobs), len(right.jobs)) == (0, 2)
-            assert mismatched(cluster, "row_width") == 1
-            assert f"its rows are {WIDTH + 1} wide" in caplog.text
-            assert [worker.info.address for worker in cluster.pool.serving("encoder")] == [right.address]
-
-
 async def test_with_only_a_wrong_encoder_pictures_wait_within_their_deadline_and_text_goes_on(
     store: EmbeddingStore,
 ) -> None:
@@ -98,39 +81,3 @@ async def test_with_only_a_wrong_encoder_pictures_wait_within_their_deadline_and
             assert error.value.status_code in (503, 504)
             assert not wrong.jobs
         await cluster.at_rest()
-
-
-async def test_a_picture_that_came_while_only_a_wrong_encoder_was_there_goes_to_the_right_one(
-    store: EmbeddingStore,
-) -> None:
-    """A request keeps its namespace for life: it must not be that of an encoder which gets no jobs."""
-    async with FakeCluster(store, encoders=0, pd_workers=0) as cluster:
-        pd_worker, right, wrong = FakePD(), FakeEncoder(store), FakeEncoder(store)
-        pd_worker.row_width = right.row_width = WIDTH
-        wrong.row_width, wrong.namespace = WIDTH + 1, OTHER_NAMESPACE
-        async with joined(cluster, pd_worker), joined(cluster, wrong):
-            asked = asyncio.create_task(answers(cluster, "one"))
-            await until(lambda: cluster.dispatcher.in_flight == 1, "the request")
-            await asyncio.sleep(3 * BIND_POLL_SECONDS)
-            async with joined(cluster, right):
-                await asked
-            assert ([job.namespace for job in right.jobs], wrong.jobs) == ([NAMESPACE], [])
-
-
-async def test_encoders_keep_their_jobs_while_the_pd_workers_of_their_key_are_away(
-    store: EmbeddingStore,
-) -> None:
-    """A PD worker that is started again beside one of another version makes no encoder a foreign one."""
-    async with FakeCluster(store) as cluster:
-        encoder, new = cluster.encoders[0], FakePD()
-        new.model_key = OTHER_KEY
-        async with joined(cluster, new):
-            old = cluster.pd_workers[0]
-            await old.kill()
-            await cluster.registry.withdraw(old.info)
-            await until(lambda: ("pd", old.address) not in cluster.pool.workers, "the loss")
-            await until(lambda: mismatched(cluster, "model_key") == 1, "the count")
-            assert cluster.pool.namespaces_served() == {NAMESPACE}
-            await old.start()
-            await until(lambda: mismatched(cluster, "model_key") == 0, "the match")
-            assert not encoder.jobs

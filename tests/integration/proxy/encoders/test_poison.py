@@ -35,21 +35,6 @@ async def test_a_picture_that_ends_three_encoders_is_refused_and_the_others_go_o
         await cluster.at_rest()
 
 
-async def test_an_encoder_that_cannot_be_reached_says_nothing_about_the_picture(
-    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A health check in between would take the encoder from the pool, and end the tries.
-    monkeypatch.setattr("triptych.proxy.pool.HEALTH_INTERVAL", 60.0)
-    async with FakeCluster(store) as cluster:
-        encoder = cluster.encoders[0]
-        await encoder.kill()
-        asked = asyncio.create_task(cluster.ask(user("?", picture("p"))))
-        jobs = cluster.dispatcher.jobs.table
-        await until(lambda: (job := jobs.get(key_of(picture("p")))) is not None and job.tries > 3)
-        await encoder.start()
-        assert (await asked).choices[0].message.content == whole_text(8)
-
-
 async def test_the_items_that_an_encoder_loses_make_one_line(
     store: EmbeddingStore, caplog: pytest.LogCaptureFixture
 ) -> None:

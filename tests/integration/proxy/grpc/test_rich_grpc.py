@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 import pytest
 
-from support.fakes.fake_workers import choice_text, token_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.hostile.malformed import tool
 from triptych.base.rpc.channels import make_channel
@@ -25,25 +24,6 @@ async def chat(cluster: FakeCluster, **fields: Any) -> list[proxy_pb2.ChatEvent]
     async with make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
         stub: Any = proxy_pb2_grpc.ProxyServiceStub(channel)
         return [event async for event in stub.Chat(request, timeout=20.0)]
-
-
-async def test_choices_carry_their_index_and_one_usage(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        events = await chat(cluster, n=2)
-        for choice in range(2):
-            own = [event for event in events if event.choice == choice]
-            assert "".join(event.text for event in own) == "".join(choice_text(choice, i) for i in range(8))
-            assert own[-1].finish.reason == "length"
-        assert (events[-1].finish.prompt_tokens, events[-1].finish.completion_tokens) == (3, 16)
-
-
-async def test_log_probabilities_come_with_their_tokens(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        events = await chat(cluster, sampling=Sampling(max_tokens=3, logprobs=1), return_token_ids=True)
-        for index, event in enumerate(events[:-1]):
-            (position,) = event.logprobs
-            assert (position.chosen.text, len(position.top)) == (token_text(index), 1)
-            assert list(event.token_ids) == [position.chosen.token_id]
 
 
 async def test_calls_are_found_and_answered(store: EmbeddingStore) -> None:

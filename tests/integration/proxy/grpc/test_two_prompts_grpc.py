@@ -48,15 +48,6 @@ async def test_text_and_ids_reach_their_sides_and_are_reported(store: EmbeddingS
         await cluster.at_rest()
 
 
-async def test_audio_comes_with_what_to_do(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, modality="audio") as cluster:
-        task = common_pb2.Transcription(language="de", task="translate")
-        await _generate(cluster, audio=WAV, transcription=task)
-        assert cluster.pd_workers[0].submits[0].transcription == task
-        assert cluster.encoders[0].media == [WAV]
-        await cluster.at_rest()
-
-
 async def test_a_picture_comes_as_a_file_or_as_a_url(store: EmbeddingStore) -> None:
     url = "data:image/png;base64," + base64.b64encode(PNG).decode()
     async with FakeCluster(store, modality="image", encoder_decoder=True) as cluster:
@@ -106,17 +97,6 @@ async def with_client(cluster: FakeCluster, use: Callable[[triptych.Client], Any
             return use(client)
 
     return await asyncio.to_thread(run)
-
-
-async def test_the_client_completes_with_both_prompts(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, modality="text") as cluster:
-        one = await with_client(cluster, lambda client: client.complete("Hi", max_tokens=3))
-        assert (one.text, one.encoder_prompt_token_ids) == (whole_text(3), (72, 105))
-        assert (one.prompt_token_ids, len(one.token_ids)) == ((1, 2, 3), 3)
-        async with triptych.AsyncClient(f"http://127.0.0.1:{cluster.port}") as client:
-            two = await client.complete(encoder_prompt={"prompt": "Hi"}, decoder_prompt=[5, 6], max_tokens=3)
-        assert two.encoder_prompt_token_ids == (72, 105)
-        assert list(cluster.pd_workers[0].submits[-1].prompt.token_ids.ids) == [5, 6]
 
 
 async def test_the_client_writes_a_file_down(store: EmbeddingStore, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -11,9 +10,7 @@ import pytest
 
 from support.fakes.proxy_fakes import FakeCluster
 from triptych.base.rpc.channels import make_channel
-from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
-from triptych.proxy.auth.key_ring import KeyRing
-from triptych.proxy.auth.keys import KeyLimits
+from triptych.protos import proxy_pb2, proxy_pb2_grpc
 from triptych.store.embedding_store import EmbeddingStore
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
@@ -57,14 +54,6 @@ async def test_every_refusal_is_counted_by_status_and_route(store: EmbeddingStor
         }
 
 
-async def test_refused_keys_are_counted_and_probes_are_not(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, keys=KeyRing("tk-right-key-of-this-test", "", KeyLimits())) as cluster:
-        wrong: Mapping[str, str] = {"Authorization": "Bearer wrong"}
-        assert await send(cluster, "POST", CHAT, json=HELLO, headers=wrong) == 401
-        assert await send(cluster, "GET", "/health", headers=wrong) == 200
-        assert counted(cluster) == {("401", CHAT): 1}
-
-
 async def test_a_refused_call_of_grpc_is_counted_by_its_method(store: EmbeddingStore) -> None:
     async with FakeCluster(store) as cluster, make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
         stub = proxy_pb2_grpc.ProxyServiceStub(channel)
@@ -79,27 +68,14 @@ async def test_refusals_are_in_the_log_and_on_the_page_and_hold_no_line_of_a_cli
     store: EmbeddingStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with FakeCluster(store, live=True) as cluster:
-        source = "triptych.proxy.refusals.refusals"
+        source = "triptych.proxy.http.refusals"
         with caplog.at_level(logging.INFO, logger=source):
             for _ in range(50):
                 assert await send(cluster, "POST", CHAT, json={**HELLO, "model": "renamed"}) == 404
-        lines = [
-            record.message for record in caplog.records if record.name == "triptych.proxy.refusals.refusals"
-        ]
+        lines = [record.message for record in caplog.records if record.name == "triptych.proxy.http.refusals"]
         assert lines == [f"{CHAT} refused with 404: not_found"]
         reply = await cluster.client._client.get(f"http://127.0.0.1:{cluster.port}/cluster")
         [row] = reply.json()["failures"]
         assert row["what"] == f"requests to {CHAT} are refused with 404"
         assert row["count"] == 50
         assert "named" not in str(row)
-
-
-async def test_a_call_that_fails_is_counted_once_and_is_no_refusal(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with FakeCluster(store) as cluster:
-        cluster.pd_workers[0].refusals = [common_pb2.Error(code="invalid_request_error", message="no")]
-        with caplog.at_level(logging.INFO):
-            assert await send(cluster, "POST", CHAT, json=HELLO) == 400
-        assert counted(cluster) == {("400", CHAT): 1}
-        assert not [line for line in caplog.messages if "refused with" in line]

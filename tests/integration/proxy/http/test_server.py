@@ -10,8 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from triptych.proxy.http.listener import bind
-from triptych.proxy.http.server import HttpServer
+from triptych.proxy.http.server import HttpServer, bind
 
 
 async def _refuse(request: Request) -> PlainTextResponse:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from support.fakes.fake_workers import MODEL
 from support.fakes.proxy_fakes import FakeCluster
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -47,18 +46,6 @@ async def test_ignored_fields_are_named_in_a_header_and_refused_where_the_operat
         error = refused.json()["error"]
         assert (refused.status_code, error["param"]) == (400, known[:-1] + "x")
         assert f"did you mean {known}?" in error["message"]
-
-
-async def test_unknown_fields_of_a_form_are_named_too(store: EmbeddingStore) -> None:
-    form = {"data": {"languages": "en", "language": "en", "model": MODEL}, "files": {"file": b"RIFF0000WAVE"}}
-    async with FakeCluster(store, modality="audio") as cluster:
-        cluster.pd_workers[0].script = [" H", "i", ""]
-        reply = await post(cluster, "/v1/audio/transcriptions", **form)
-        assert (reply.status_code, reply.headers[HEADER]) == (200, "languages")
-    async with FakeCluster(store, modality="audio", unknown_fields="reject") as cluster:
-        refused = await post(cluster, "/v1/audio/transcriptions", **form)
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "languages")
-        assert "did you mean language?" in refused.json()["error"]["message"]
 
 
 async def test_the_header_is_short_and_of_plain_characters_whatever_a_client_sends(

@@ -13,15 +13,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-from openai import APIStatusError
 
-from support.fakes.fake_workers import picture, user, whole_text
+from support.fakes.fake_workers import picture, user
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.base.errors import RequestError
-from triptych.protos import common_pb2, encoder_pb2, pd_pb2
-from triptych.proxy.auth.key_ring import KeyRing
-from triptych.proxy.auth.keys import KeyLimits
+from triptych.proxy.auth.keys import KeyLimits, KeyRing
 from triptych.store.embedding_store import EmbeddingStore
 
 ALICE, BOB, OPERATOR = "alices-key-0123456789", "bobs-key-0123456789ab", "operators-key-0123456789"
@@ -134,52 +131,6 @@ async def test_the_record_of_a_request_says_which_worker_has_done_what(store: Em
         assert "model" in record and record["started"] > 0
 
 
-async def test_an_item_that_is_stored_is_named_so(store: EmbeddingStore) -> None:
-    async with watched(store) as live:
-        await live.ask("first", "a")
-        await live.ask("second", "a")
-        record = await live.shows("second")
-        assert "in the store" in spans(record, 0, "encode")[0]["note"]
-        assert spans(record, 0, "encode")[0]["where"] == "store"
-
-
-async def test_an_item_of_another_request_is_named_so(store: EmbeddingStore) -> None:
-    async with watched(store) as live:
-        live.cluster.encoders[0].tower.clear()
-        asked = [asyncio.create_task(live.ask(name, "a")) for name in ("first", "second")]
-        await until(lambda: len(live.cluster.pd_workers[0].submits) == 2, "both requests at the PD worker")
-        live.cluster.encoders[0].tower.set()
-        await asyncio.gather(*asked)
-        records = [await live.shows(name) for name in ("first", "second")]
-        said = [span["note"] for record in records for span in spans(record, 0, "wait")]
-        assert said == ["encoded for another request"]
-
-
-async def test_a_try_that_failed_is_in_the_record(store: EmbeddingStore) -> None:
-    async with watched(store) as live:
-        busy = common_pb2.Error(code="overloaded", message="busy")
-        live.cluster.encoders[0].failures += [encoder_pb2.JobFailed(error=busy, retryable=True)]
-        await live.ask("mine", "a")
-        record = await live.shows("mine")
-        assert [span["note"] for span in spans(record, 0, "encode")][0] == "this try has failed: busy"
-
-
-async def test_a_second_attempt_is_in_the_record(store: EmbeddingStore) -> None:
-    async with watched(store, pd_workers=2) as live:
-        for worker in live.cluster.pd_workers:
-            worker.pause_at = 3
-        asked = asyncio.create_task(live.ask("mine"))
-        await until(lambda: live.cluster.received == 3, "three tokens")
-        first, second = sorted(live.cluster.pd_workers, key=lambda worker: -len(worker.requests))
-        second.pause_at = -1
-        await first.kill()
-        reply = await asked
-        assert reply.choices[0].message.content == whole_text(8)
-        record = await live.shows("mine")
-        assert record["attempts"] == 2
-        assert {span["where"] for span in spans(record, None, "decode")} == {first.address, second.address}
-
-
 async def test_requests_in_flight_are_shown_with_their_stage(store: EmbeddingStore) -> None:
     async with watched(store) as live:
         encoder, worker = live.cluster.encoders[0], live.cluster.pd_workers[0]
@@ -208,25 +159,6 @@ async def test_requests_in_flight_are_shown_with_their_stage(store: EmbeddingSto
         assert seen["requests"] == [] and seen["encoders"][0]["done"] == 1
 
 
-async def test_a_pd_worker_says_how_loaded_it_is(store: EmbeddingStore) -> None:
-    async with watched(store) as live:
-        (worker,) = (await live.snapshot())["pd_workers"]
-        assert [worker[name] for name in ("running", "waiting", "kv_usage", "cache_usage")] == [None] * 4
-        fake = live.cluster.pd_workers[0]
-        load = pd_pb2.PDLoad(running=3, waiting=2, kv_usage=0.5, cache_usage=0.25)
-        for queue in fake.streams.values():
-            queue.put_nowait(pd_pb2.Beat(count=1, patience=1.0, load=load))
-        link = live.cluster.dispatcher.pd_links[fake.address]
-        await until(lambda: link.load(asyncio.get_running_loop().time()), "the report")
-        (worker,) = (await live.snapshot())["pd_workers"]
-        assert [worker[name] for name in ("running", "waiting", "kv_usage", "cache_usage")] == [
-            3,
-            2,
-            0.5,
-            0.25,
-        ]
-
-
 async def test_an_encoder_that_dies_is_a_failure_and_serves_again(store: EmbeddingStore) -> None:
     async with watched(store, health_timeout=0.3) as live:
         encoder = live.cluster.encoders[0]
@@ -242,33 +174,6 @@ async def test_an_encoder_that_dies_is_a_failure_and_serves_again(store: Embeddi
         await encoder.start()
         while (await live.snapshot())["encoders"][0]["state"] != "serving":
             await asyncio.sleep(0.05)
-
-
-async def test_a_request_that_fails_is_a_failure_without_its_text(store: EmbeddingStore) -> None:
-    async with watched(store) as live:
-        error = common_pb2.Error(code="internal_error", message="secret of the request")
-        live.cluster.pd_workers[0].refusals += [error]
-        with pytest.raises(APIStatusError):
-            await live.ask("mine")
-        seen = await live.snapshot()
-        assert [row["what"] for row in seen["failures"]] == ["a request failed with 500: an internal error"]
-        assert "secret" not in json.dumps(seen)
-        assert (await live.shows("mine"))["status"] == 500
-
-
-async def test_bad_media_are_counted_and_not_listed(store: EmbeddingStore) -> None:
-    async with watched(store) as live:
-        error = common_pb2.Error(code="invalid_request_error", message="image: no picture", param="image")
-        live.cluster.encoders[0].failures += [encoder_pb2.JobFailed(error=error, retryable=False)]
-        with pytest.raises(APIStatusError) as refused:
-            await live.ask("mine", "a")
-        assert refused.value.status_code == 400
-        refusals = 0.0
-        while not refusals:
-            seen = await live.snapshot()
-            refusals = seen["rates"]["refused"]
-            await asyncio.sleep(0.05)
-        assert seen["failures"] == [] and seen["rates"]["errors"] == 0
 
 
 async def test_the_stream_begins_with_the_history_and_goes_on_every_second(store: EmbeddingStore) -> None:
@@ -316,15 +221,6 @@ async def test_a_drain_ends_the_stream_in_good_order(store: EmbeddingStore) -> N
             assert refused.status == 503 and refused.headers["retry-after"]
 
 
-@pytest.mark.parametrize("path", ["/cluster", "/cluster/events", "/cluster/requests/mine"])
-async def test_live_data_need_a_key_where_keys_are_in_use(store: EmbeddingStore, path: str) -> None:
-    async with watched(store, keys=keys_of(ALICE)) as live:
-        assert (await live.get(path))[0] == 401
-        assert (await live.get(path, "not-a-key-of-anybody"))[0] == 401
-        async with live.web.get(path, headers={"Authorization": f"Bearer {ALICE}"}) as reply:
-            assert reply.status == (404 if "requests" in path else 200)
-
-
 @pytest.mark.parametrize("key,rows", [(ALICE, 1), (BOB, 0), (OPERATOR, 1)])
 async def test_a_key_sees_rows_of_its_own_requests_and_an_operators_those_of_all(
     store: EmbeddingStore, keys: KeyRing, key: str, rows: int
@@ -337,37 +233,6 @@ async def test_a_key_sees_rows_of_its_own_requests_and_an_operators_those_of_all
                 assert (name, len(shown["requests"])) == ("snapshot", rows)
                 # Those of others are counted.
                 assert shown["proxy"]["in_flight"] == shown["pd_workers"][0]["requests"] == 1
-
-
-async def test_a_tenant_finds_no_request_of_another_one(store: EmbeddingStore, keys: KeyRing) -> None:
-    async with watched(store, keys=keys) as live:
-        async with two_tokens_of_alice(live):
-            seen = {key: (await live.get("/cluster", key))[1] for key in (ALICE, BOB)}
-            (row,) = seen[ALICE]["requests"]
-            for name in ("alices-own", row["id"]):
-                assert (await live.get(f"/cluster/requests/{name}", BOB))[0] == 404
-                for key in (ALICE, OPERATOR):
-                    assert (await live.shows(name, key))["id"] == "alices-own"
-            shown = json.dumps([*seen.values()])
-            (request,) = live.cluster.dispatcher._requests.values()
-            for secret in ("alices-own", "secret", "flag:", ALICE, request.request_id[:8]):
-                assert secret not in shown
-        missing = await live.get("/cluster/requests/alices-own", BOB)
-        assert missing == await live.get("/cluster/requests/nobody-s", BOB)
-        assert missing[0] == 404
-
-
-async def test_equal_labels_of_two_tenants_are_two_records(store: EmbeddingStore) -> None:
-    async with watched(store, keys=keys_of(ALICE, BOB)) as live:
-        for key, tokens in ((ALICE, 3), (BOB, 5)):
-            await live.cluster.client.with_options(api_key=key).chat.completions.create(
-                model="demo",
-                messages=user("x"),  # type: ignore[arg-type]
-                max_tokens=tokens,
-                extra_headers={"X-Request-ID": "same"},
-            )
-        assert (await live.shows("same", ALICE))["completion_tokens"] == 3
-        assert (await live.shows("same", BOB))["completion_tokens"] == 5
 
 
 @pytest.mark.parametrize("path", ["/cluster", "/cluster/events", "/cluster/requests/mine"])

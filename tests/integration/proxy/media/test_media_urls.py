@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import grpc
@@ -12,7 +11,7 @@ from grpc import aio
 from openai import APIStatusError, BadRequestError
 
 from support.fakes.fake_workers import data_url, key_of, picture, whole_text
-from support.fakes.proxy_fakes import FakeCluster, as_json, raw_post
+from support.fakes.proxy_fakes import FakeCluster
 from support.processes.web import PNG, WebServer, redirect, reply
 from support.waiting import until
 from triptych.protos import common_pb2, encoder_pb2, proxy_pb2, proxy_pb2_grpc
@@ -48,16 +47,6 @@ async def test_a_picture_by_url_reaches_the_encoder_as_it_was_served(store: Embe
         await cluster.at_rest()
 
 
-async def test_one_url_twice_in_a_request_is_fetched_once(store: EmbeddingStore) -> None:
-    async with WebServer() as web, FakeCluster(store, media_flags=FLAGS) as cluster:
-        url, other = web.give("/a", reply(), reply(PNG + b"2")), web.give("/b", reply(PNG + b"3"))
-        await cluster.ask(ask_about(url, other, url, url))
-        assert sorted(web.asked) == ["/a", "/b"]
-        keys = [slot.plan.mm_hash for slot in cluster.pd_workers[0].submits[0].items]
-        assert keys == [key_of(PNG), key_of(PNG + b"3"), key_of(PNG), key_of(PNG)]
-        await cluster.at_rest()
-
-
 async def test_all_choices_of_a_request_see_the_same_bytes_of_a_url(store: EmbeddingStore) -> None:
     async with WebServer() as web, FakeCluster(store, media_flags=FLAGS) as cluster:
         url = web.give("/a", reply(), reply(PNG + b"2"))
@@ -75,23 +64,6 @@ async def test_other_bytes_behind_the_same_url_never_get_the_old_embedding(store
         slots = [submit.items[0].plan.mm_hash for submit in cluster.pd_workers[0].submits]
         assert slots == [key_of(PNG), key_of(PNG + b"changed"), key_of(PNG)]
         assert cluster.encoders[0].media == [PNG, PNG + b"changed"]
-
-
-async def test_a_url_and_a_data_url_of_the_same_bytes_share_an_embedding(store: EmbeddingStore) -> None:
-    async with WebServer() as web, FakeCluster(store, media_flags=FLAGS) as cluster:
-        await cluster.ask(ask_about(web.give("/a", reply()), data_url(PNG), web.give("/b", reply())))
-        assert len(cluster.jobs) == 1
-
-
-async def test_without_flags_nothing_inside_is_fetched(store: EmbeddingStore) -> None:
-    async with WebServer() as web, FakeCluster(store) as cluster:
-        for url in (web.give("/a", reply()), web.url("/a", "localhost"), f"http://[::1]:{web.port}/a"):
-            with pytest.raises(BadRequestError) as caught:
-                await cluster.ask(ask_about(data_url(PNG), url))
-            assert caught.value.param == "messages[0].content[1].image_url.url"
-        assert web.asked == []
-        assert cluster.jobs == []
-        await cluster.at_rest()
 
 
 async def test_an_origins_error_is_a_400_that_names_the_field_and_echoes_nothing(
@@ -116,19 +88,6 @@ async def test_a_server_that_hangs_past_the_requests_deadline_is_a_504(store: Em
         await cluster.at_rest()
 
 
-async def test_a_client_that_leaves_ends_its_fetch(store: EmbeddingStore) -> None:
-    async with WebServer() as web, FakeCluster(store, media_flags=FLAGS) as cluster:
-        body = json.dumps({"model": "demo", "messages": ask_about(web.give("/a", hang))}).encode()
-        _, writer = await asyncio.open_connection("127.0.0.1", cluster.port)
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n")
-        writer.write(f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        await until(lambda: web.asked)
-        writer.close()
-        await cluster.at_rest()
-        fetches = cluster.metrics.registry.get_sample_value
-        await until(lambda: fetches("triptych_media_fetches_total", {"result": "given_up"}) == 1)
-
-
 async def test_a_second_try_of_a_job_does_not_fetch_again(store: EmbeddingStore) -> None:
     async with WebServer() as web, FakeCluster(store, media_flags=FLAGS) as cluster:
         error = common_pb2.Error(code="unavailable", message="try elsewhere")
@@ -149,9 +108,7 @@ async def test_a_job_outlives_the_request_that_brought_its_media(store: Embeddin
         first = asyncio.create_task(cluster.ask(ask_about(url)))
         await until(lambda: encoder.media)
         second = asyncio.create_task(cluster.ask(ask_about(url)))
-        await until(
-            lambda: any(len(job.waiters) == 2 for job in cluster.dispatcher.jobs.table._jobs.values())
-        )
+        await until(lambda: any(len(job.waiters) == 2 for job in cluster.dispatcher.jobs.table.jobs()))
         first.cancel()
         await until(lambda: cluster.dispatcher.in_flight == 1)
         encoder.ask_media_again = True
@@ -168,23 +125,6 @@ async def test_one_bad_picture_of_many_ends_the_others(store: EmbeddingStore) ->
                 ask_about(web.give("/a", hang), web.give("/b", reply(b"", 410)), data_url(LARGE[: 1 << 18]))
             )
         assert caught.value.param == "messages[0].content[1].image_url.url"
-        await cluster.at_rest()
-
-
-async def test_media_above_the_room_for_them_are_a_429_with_retry_after(store: EmbeddingStore) -> None:
-    flags = FLAGS | {"media_disk": 4 << 20}
-    async with WebServer() as web, FakeCluster(store, media_flags=flags) as cluster:
-        cluster.encoders[0].gate.clear()
-        url = web.give("/a", reply(LARGE), reply(LARGE + b"x"))
-        held = asyncio.create_task(cluster.ask(ask_about(url)))
-        await until(lambda: cluster.encoders[0].media)
-        body = json.dumps({"model": "demo", "messages": ask_about(url)}).encode()
-        status, headers, raw = await raw_post(cluster.port, body)
-        assert (status, as_json(raw)["error"]["code"]) == (429, "overloaded")
-        assert int(headers["retry-after"]) > 0
-        assert await cluster.stream([{"role": "user", "content": "x"}]) == whole_text(8)
-        cluster.encoders[0].gate.set()
-        await held
         await cluster.at_rest()
 
 

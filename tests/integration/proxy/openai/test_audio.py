@@ -99,16 +99,6 @@ async def test_a_stream_brings_the_text_as_it_comes(store: EmbeddingStore) -> No
         await cluster.at_rest()
 
 
-async def test_a_translation_says_so(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, modality="audio") as cluster:
-        cluster.pd_workers[0].answers, cluster.pd_workers[0].script = [[GERMAN]], PLAIN
-        with pytest.warns(DeprecationWarning):  # of the package: OpenAI itself has no translations any more
-            reply = await cluster.client.audio.translations.create(file=("a.mp3", WAV), model=MODEL)
-        assert reply.text == "Hi"
-        task = cluster.pd_workers[0].submits[-1].transcription
-        assert (task.task, task.language) == ("translate", "de")
-
-
 async def test_a_long_file_goes_on_where_the_last_segment_ended(store: EmbeddingStore) -> None:
     windows = [
         [at(0), *HI, at(12), at(12), *YO, at(28), at(28), 90, END_TOKEN],
@@ -195,25 +185,6 @@ async def test_bodies_that_are_no_form_are_told_what_to_send(store: EmbeddingSto
                     error = reply.json()["error"]
                     assert (reply.status_code, error["param"]) == (status, "body")
                     assert words in error["message"]
-        await cluster.at_rest()
-
-
-async def test_a_decoder_only_model_hears_nothing(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        with pytest.raises(BadRequestError) as refused:
-            await _write_down(cluster)
-        assert refused.value.param == "file"
-        await cluster.at_rest()
-
-
-async def test_a_client_that_goes_takes_its_windows_along(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, modality="audio") as cluster:
-        cluster.pd_workers[0].gate.clear()
-        asked = asyncio.create_task(_write_down(cluster))
-        await until(lambda: cluster.pd_workers[0].requests, "a window at the PD worker")
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
-        await until(lambda: cluster.pd_workers[0].cancels, "the cancel")
         await cluster.at_rest()
 
 

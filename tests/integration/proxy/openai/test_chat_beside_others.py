@@ -1,4 +1,4 @@
-"""Chat is answered beside a hundred clients of every other endpoint, though these get no answer."""
+"""Chat is answered beside many clients of every other endpoint, though these get no answer."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from triptych.proxy.openai import app
 from triptych.proxy.openai.app import MetricsPage
 from triptych.store.embedding_store import EmbeddingStore
 
-CLIENTS = 100
+CLIENTS = 30
 QUESTIONS = {
     "/tokenize": {"prompt": "hello"},
     "/detokenize": {"tokens": [104, 105]},
     "/v1/completions": {"model": "demo", "prompt": [104, 105], "echo": True, "max_tokens": 2},
 }
 #: Endpoints that no worker is asked for, and those that generate.
-OTHERS = ("/v1/models", "/version", "/openapi.json", "/docs", "/health", "/ready", "/metrics")
+OTHERS = ("/v1/models", "/metrics", "/ready")
 GENERATING = {
     "/v1/chat/completions": {"model": "demo", "messages": user("x"), "max_tokens": 2},
     "/v1/responses": {"model": "demo", "input": "x", "max_output_tokens": 2},
@@ -105,7 +105,7 @@ async def test_a_question_whose_client_has_gone_gives_its_turn_back(store: Embed
 async def test_chat_is_answered_within_one_round_of_every_other_endpoint(
     store: EmbeddingStore, path: str
 ) -> None:
-    """A hundred clients ask again and again: while chat is answered, each gets its turns and no more."""
+    """They ask again and again: while chat is answered, each gets its turns and no more."""
     async with FakeCluster(store) as cluster, client(cluster) as asker:
         assert (await asker.get(path)).status_code == 200
         rounds = Counter[int]()

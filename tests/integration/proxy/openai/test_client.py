@@ -9,9 +9,8 @@ import pytest
 import triptych
 from support.fakes.fake_workers import MODEL, picture, whole_text
 from support.fakes.proxy_fakes import FakeCluster
-from support.processes.cluster import free_port
 from support.waiting import until
-from triptych.base.errors import InvalidRequest, NotFound, Unavailable
+from triptych.base.errors import InvalidRequest, NotFound
 from triptych.base.types import Usage
 from triptych.protos import common_pb2
 from triptych.store.embedding_store import EmbeddingStore
@@ -83,10 +82,3 @@ async def test_a_full_cluster_is_asked_again(store: EmbeddingStore) -> None:
         cluster.pd_workers[0].refusals = [full]
         assert await client.ask("x", max_tokens=2) == whole_text(2)
         assert len(cluster.pd_workers[0].submits) == 2
-
-
-async def test_nobody_there_is_unavailable() -> None:
-    url = f"http://127.0.0.1:{free_port()}"
-    async with triptych.AsyncClient(url, retries=0) as client:
-        with pytest.raises(Unavailable, match=url):
-            await client.models()

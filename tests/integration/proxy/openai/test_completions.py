@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
-from openai import APIStatusError, BadRequestError
+from openai import BadRequestError
 
 from support.fakes.fake_workers import MODEL, choice_text, whole_text
 from support.fakes.proxy_fakes import FakeCluster
-from support.waiting import until
 from triptych.protos import common_pb2
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -75,19 +73,6 @@ async def test_echo_puts_the_prompt_in_front(store: EmbeddingStore) -> None:
         assert texts == {0: "Once" + whole_text(2)}
 
 
-async def test_log_probabilities_come_in_the_legacy_shape(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        whole = (await _complete(cluster, "x", max_tokens=2, logprobs=3)).choices[0].logprobs
-        assert whole.tokens == ["t0 ", "t1 "]
-        assert whole.token_logprobs == [-0.5, -0.5]
-        assert whole.text_offset == [0, 3]
-        assert whole.top_logprobs[0] == {"t0 ": -0.5, "other1": -1.0, "other2": -9999.0}
-        _, chunks = await _streamed(cluster, "x", max_tokens=2, logprobs=0)
-        found = [c.choices[0].logprobs for c in chunks if c.choices and c.choices[0].logprobs]
-        assert [entry.text_offset for entry in found] == [[0], [3]]
-        assert [entry.top_logprobs for entry in found] == [[{"t0 ": -0.5}], [{"t1 ": -0.5}]]
-
-
 async def test_a_refusal_of_one_prompt_ends_the_request(store: EmbeddingStore) -> None:
     async with FakeCluster(store) as cluster:
         cluster.pd_workers[0].refusals = [
@@ -96,22 +81,3 @@ async def test_a_refusal_of_one_prompt_ends_the_request(store: EmbeddingStore) -
         with pytest.raises(BadRequestError, match="too long"):
             await _complete(cluster, ["a", "b", "c"], max_tokens=500)
         await cluster.at_rest()
-
-
-async def test_a_client_that_leaves_cancels_all_its_prompts(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        worker = cluster.pd_workers[0]
-        worker.gate.clear()
-        asked = asyncio.create_task(_complete(cluster, ["a", "b"], max_tokens=9))
-        await until(lambda: len(worker.requests) == 2, "both prompts at the worker")
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
-        await until(lambda: len(set(worker.cancels)) == 2, "both cancellations")  # one may be sent again
-        await cluster.at_rest()
-
-
-async def test_an_unknown_model_is_404(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        with pytest.raises(APIStatusError) as unknown:
-            await cluster.client.completions.create(model="gpt-9", prompt="x")
-        assert (unknown.value.status_code, unknown.value.param) == (404, "model")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import jsonschema
 import pytest
 from httpx2 import AsyncClient, Response
 
-import triptych
 from support.fakes.fake_workers import END_TOKEN, FIRST_TIME
 from support.fakes.proxy_fakes import FakeCluster
 from triptych.proxy.openai.openapi.document import FORM_OPERATIONS, OPERATIONS
@@ -103,18 +101,6 @@ async def test_another_method_is_refused_and_the_right_one_named(store: Embeddin
             assert operation.method.upper() in reply.headers["allow"]
 
 
-async def test_version_and_page_are_served(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster, _http(cluster) as http:
-        assert (await http.get("/version")).json() == {"version": triptych.__version__}
-        page = await http.get("/docs")
-        assert page.headers["content-type"] == "text/html; charset=utf-8"
-        assert "default-src 'none'" in page.headers["content-security-policy"]
-        # The page's script makes the rest of it from this.
-        (data,) = re.findall(r'<script type="application/json" id="openapi">(.*?)</script>', page.text)
-        assert "<" not in data
-        assert json.loads(data) == (await http.get("/openapi.json")).json()
-
-
 async def test_tokens_are_those_of_the_pd_worker(store: EmbeddingStore) -> None:
     async with FakeCluster(store) as cluster, _http(cluster) as http:
         reply = await http.post("/tokenize", json={"prompt": "Hi"})
@@ -131,19 +117,3 @@ async def test_tokens_are_those_of_the_pd_worker(store: EmbeddingStore) -> None:
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tokens")
         for wrong in ({}, {"prompt": "x", "messages": messages}, {"prompt": "x", "return_token_strs": True}):
             assert (await http.post("/tokenize", json=wrong)).status_code == 400
-
-
-async def test_without_a_live_pd_worker_tokens_are_unavailable(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster, _http(cluster) as http:
-        await cluster.pd_workers[0].kill()
-        reply = await http.post("/tokenize", json={"prompt": "Hi"})
-        assert reply.status_code == 503
-        assert reply.headers["retry-after"]
-
-
-async def test_the_client_tokenises(store: EmbeddingStore) -> None:
-    url = "http://127.0.0.1"
-    async with FakeCluster(store) as cluster, triptych.AsyncClient(f"{url}:{cluster.port}") as client:
-        assert await client.tokenize("Hi") == [72, 105]
-        assert await client.tokenize([{"role": "user", "content": "x"}]) == [1, 2, 3]
-        assert await client.detokenize([72, 105]) == "Hi"

@@ -14,8 +14,7 @@ import pytest
 from support.fakes.fake_workers import MODEL, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster, raw_post
 from support.waiting import until
-from triptych.proxy.auth.key_ring import KeyRing
-from triptych.proxy.auth.keys import KeyLimits
+from triptych.proxy.auth.keys import KeyLimits, KeyRing
 from triptych.proxy.http.connections import ConnectionLimits
 from triptych.proxy.requests.reply_memory import UNPAUSED
 from triptych.store.embedding_store import EmbeddingStore

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from openai import APIStatusError, NotFoundError
+from openai import APIStatusError
 
 from support.fakes.fake_workers import data_url, key_of, picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
@@ -11,12 +11,6 @@ from support.waiting import until
 from triptych.base.rpc.channels import make_channel
 from triptych.protos import common_pb2, encoder_pb2, pd_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.store.embedding_store import EmbeddingStore
-
-
-async def test_a_text_request_streams_every_token_once(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        assert await cluster.stream([{"role": "user", "content": "hello"}]) == whole_text(8)
-        await cluster.at_rest()
 
 
 async def test_a_text_request_reaches_no_encoder_and_works_without_any(store: EmbeddingStore) -> None:
@@ -283,27 +277,6 @@ async def test_grpc_gives_the_same_answer(store: EmbeddingStore) -> None:
         models = await stub.ListModels(proxy_pb2.ListModelsRequest())
         assert list(models.models) == ["demo"]
         await channel.close()
-
-
-async def test_models_are_listed_and_the_proxy_is_ready(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        assert [model.id async for model in await cluster.client.models.list()] == ["demo"]
-        model = await cluster.client.models.retrieve("demo")
-        assert (model.id, model.owned_by) == ("demo", "triptych")
-        with pytest.raises(NotFoundError, match="'a/b' is not served here; there is demo"):
-            await cluster.client.models.retrieve("a/b")
-        ready = await cluster.client._client.get(f"http://127.0.0.1:{cluster.port}/ready")
-        assert (ready.status_code, ready.json()["models"]) == (200, ["demo"])
-
-
-async def test_a_plain_image_part_and_a_uuid_are_taken(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        parts = [
-            {"type": "image", "image": data_url(picture("p")), "uuid": "mine"},
-            {"type": "image_url", "image_url": {"url": data_url(picture("p"))}, "uuid": "other"},
-        ]
-        await cluster.ask([{"role": "user", "content": parts}])
-        assert len(cluster.jobs) == 1
 
 
 async def test_two_pictures_under_one_uuid_keep_two_keys(store: EmbeddingStore) -> None:

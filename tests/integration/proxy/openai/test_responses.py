@@ -49,13 +49,6 @@ async def test_text_and_picture_in_text_out(store: EmbeddingStore) -> None:
         await cluster.at_rest()
 
 
-async def test_an_answer_that_ends_by_itself_is_completed(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        cluster.pd_workers[0].script = ["Hel", "lo"]
-        reply = await _respond(cluster, input="x", max_output_tokens=9)
-        assert (reply.status, reply.output_text, reply.incomplete_details) == ("completed", "Hello", None)
-
-
 async def test_a_stream_tells_the_response_step_by_step(store: EmbeddingStore) -> None:
     async with FakeCluster(store) as cluster:
         cluster.pd_workers[0].script = ["Hel", "lo"]
@@ -79,13 +72,6 @@ async def test_a_stream_tells_the_response_step_by_step(store: EmbeddingStore) -
         assert events[-1].response.usage.output_tokens == 2
 
 
-async def test_a_stream_that_is_cut_short_ends_as_incomplete(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        events = await _events(cluster, input="x")
-        assert events[-1].type == "response.incomplete"
-        assert events[-1].response.output[0].status == "incomplete"
-
-
 async def test_calls_become_items_between_the_texts(store: EmbeddingStore) -> None:
     async with FakeCluster(store) as cluster:
         call = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
@@ -105,25 +91,6 @@ async def test_calls_become_items_between_the_texts(store: EmbeddingStore) -> No
             "response.completed",
         ]
         assert events[-1].response.output[1].name == "f"
-
-
-async def test_an_answer_without_text_has_an_empty_message(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        cluster.pd_workers[0].script = [""]
-        reply = await _respond(cluster, input="x", max_output_tokens=9)
-        assert (reply.status, reply.output_text, len(reply.output)) == ("completed", "", 1)
-
-
-async def test_log_probabilities_are_part_of_the_text(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        wish: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-        reply = await _respond(cluster, input="x", **wish)
-        found = reply.output[0].content[0].logprobs
-        assert [entry.token for entry in found] == ["t0 ", "t1 ", "t2 "]
-        assert [top.token for top in found[0].top_logprobs] == ["t0 ", "other1"]
-        events = await _events(cluster, input="x", **wish)
-        deltas = [event for event in events if event.type == "response.output_text.delta"]
-        assert [delta.logprobs[0].token for delta in deltas] == ["t0 ", "t1 ", "t2 "]
 
 
 async def test_a_broken_picture_is_named_by_the_clients_field(store: EmbeddingStore) -> None:

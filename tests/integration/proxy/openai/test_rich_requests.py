@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from openai import APIStatusError
 
-from support.fakes.fake_workers import choice_text, picture, token_text, user, whole_text
+from support.fakes.fake_workers import choice_text, picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.hostile.malformed import chosen, tool
 from support.waiting import until
@@ -91,19 +91,6 @@ async def test_one_choice_that_fails_ends_the_others_and_the_request(store: Embe
         await cluster.at_rest()
 
 
-async def test_every_choice_counts_in_the_queue(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, max_queue=4) as cluster:
-        worker = cluster.pd_workers[0]
-        worker.gate.clear()
-        asking = asyncio.create_task(cluster.ask(HELLO, n=3))
-        await until(lambda: len(worker.requests) == 3)
-        with pytest.raises(APIStatusError) as caught:
-            await cluster.ask(HELLO, n=2)
-        assert caught.value.status_code == 429
-        worker.gate.set()
-        assert len((await asking).choices) == 3
-
-
 async def test_choices_resume_each_on_its_own(store: EmbeddingStore) -> None:
     async with FakeCluster(store, pd_workers=2) as cluster:
         for worker in cluster.pd_workers:
@@ -120,30 +107,6 @@ async def test_choices_resume_each_on_its_own(store: EmbeddingStore) -> None:
             shown = [token.token for token in choice.logprobs.content]
             assert shown == [choice_text(choice.index, index) for index in range(8)]
         assert any(submit.attempt == 2 for submit in alive.submits)
-
-
-async def test_log_probabilities_have_openais_shape(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        reply = await cluster.ask(HELLO, logprobs=True, top_logprobs=3)
-        content = reply.choices[0].logprobs.content
-        assert [token.token for token in content] == [token_text(index) for index in range(8)]
-        assert bytes(content[0].bytes) == token_text(0).encode()
-        assert [top.logprob for top in content[0].top_logprobs] == [-0.5, -1.0, -9999.0]
-        plain = await cluster.ask(HELLO)
-        assert plain.choices[0].logprobs is None
-        without_top = await cluster.ask(HELLO, logprobs=True)
-        assert without_top.choices[0].logprobs.content[0].top_logprobs == []
-
-
-async def test_streamed_log_probabilities_miss_no_token(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        chunks = await streamed(cluster, HELLO, logprobs=True, extra_body={"return_token_ids": True})
-        choices = [chunk.choices[0] for chunk in chunks]
-        tokens = [token.token for choice in choices if choice.logprobs for token in choice.logprobs.content]
-        assert tokens == [token_text(index) for index in range(8)]
-        ids = [token for choice in choices for token in choice.model_extra["token_ids"]]
-        assert ids == [1000 + index for index in range(8)]
-        assert chunks[0].model_extra["prompt_token_ids"] == [1, 2, 3]
 
 
 async def test_tools_go_to_the_template_and_calls_come_back(store: EmbeddingStore) -> None:
@@ -175,23 +138,6 @@ async def test_streamed_calls_have_openais_deltas(store: EmbeddingStore) -> None
         assert [delta.function.arguments for delta in deltas] == ["", '{"at": "sky"}'] * 2
         assert len({delta.id for delta in deltas if delta.id}) == 2
         assert choices[-1].finish_reason == "tool_calls"
-
-
-async def test_a_broken_call_is_content(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        cluster.pd_workers[0].script = ["<tool_call>", '{"name": ', "</tool_call>"]
-        reply = await cluster.ask(HELLO, tools=TOOLS)
-        assert reply.choices[0].message.content == '<tool_call>{"name": </tool_call>'
-        assert (reply.choices[0].finish_reason, reply.choices[0].message.tool_calls) == ("stop", None)
-
-
-async def test_text_like_a_call_is_text_where_no_tools_were_sent(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        cluster.pd_workers[0].script = CALL
-        for extra in ({}, {"tools": TOOLS, "tool_choice": "none"}):
-            reply = await cluster.ask(HELLO, **extra)
-            assert reply.choices[0].message.content == "".join(CALL)
-        assert all(not submit.template.tools for submit in cluster.pd_workers[0].submits)
 
 
 @pytest.mark.parametrize(

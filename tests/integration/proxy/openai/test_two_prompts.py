@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from typing import Any
 
@@ -11,7 +10,6 @@ from openai import BadRequestError
 
 from support.fakes.fake_workers import MODEL, NAMESPACE, whole_text
 from support.fakes.proxy_fakes import FakeCluster
-from support.waiting import until
 from triptych.base.errors import InvalidRequest
 from triptych.base.hashing import mm_hash
 from triptych.protos.convert import error_to_proto
@@ -89,15 +87,6 @@ async def test_both_prompts_come_in_every_form(store: EmbeddingStore, encoder: A
         await cluster.at_rest()
 
 
-async def test_a_list_of_texts_is_as_many_requests(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, modality="text") as cluster:
-        reply = await _complete(cluster, ["a", "bc"], n=2)
-        shown = [choice.encoder_prompt_token_ids for choice in reply.choices]
-        assert shown == [[97], [97], [98, 99], [98, 99]]
-        assert len(cluster.jobs) == 2, "the choices share an item"
-        await cluster.at_rest()
-
-
 async def test_audio_is_the_encoders_and_text_the_decoders(store: EmbeddingStore) -> None:
     async with FakeCluster(store, modality="audio") as cluster:
         await _complete(cluster, "The rain", multi_modal_data=AUDIO)
@@ -135,16 +124,6 @@ async def test_a_picture_is_the_encoders_in_every_form(store: EmbeddingStore) ->
         await cluster.at_rest()
 
 
-async def test_processor_options_of_a_picture_are_part_of_its_key(store: EmbeddingStore) -> None:
-    data = {"image": {"data": base64.b64encode(PNG).decode()}}
-    options = {"max_pixels": 4096}
-    async with FakeCluster(store, modality="image", encoder_decoder=True) as cluster:
-        await _complete(cluster, multi_modal_data=data, mm_processor_kwargs=options)
-        job = cluster.jobs[0]
-        assert job.mm_hash == mm_hash(PNG, namespace=NAMESPACE, modality="image", processor_options=options)
-        await cluster.at_rest()
-
-
 REFUSED_BY_PICTURES: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "x"}, "prompt"),
     ({"encoder_prompt": "x"}, "encoder_prompt"),
@@ -171,47 +150,6 @@ async def test_what_a_model_of_pictures_cannot_take_is_refused_by_field(store: E
         ) as refused:
             await cluster.ask([{"role": "user", "content": "Hi"}])
         assert refused.value.param == "messages"
-        assert not cluster.jobs and not cluster.pd_workers[0].submits
-        await cluster.at_rest()
-
-
-REFUSED_BY_TEXT = [
-    ({"decoder_prompt": "x"}, "decoder_prompt"),
-    ({"prompt": "x", "encoder_prompt": "y"}, "prompt"),
-    ({"prompt": "x", "decoder_prompt": "y"}, "prompt"),
-    ({"encoder_prompt": ""}, "encoder_prompt"),
-    ({"encoder_prompt": []}, "encoder_prompt"),
-    ({"encoder_prompt": 5}, "encoder_prompt"),
-    ({"encoder_prompt": [-1]}, "encoder_prompt"),
-    ({"encoder_prompt": [True]}, "encoder_prompt"),
-    ({"encoder_prompt": {}}, "encoder_prompt"),
-    ({"encoder_prompt": {"prompt": "a", "prompt_token_ids": [1]}}, "encoder_prompt"),
-    ({"encoder_prompt": {"text": "a"}}, "encoder_prompt"),
-    ({"encoder_prompt": {"prompt": 3}}, "encoder_prompt.prompt"),
-    ({"encoder_prompt": "a", "multi_modal_data": AUDIO}, "encoder_prompt"),
-    (
-        {"encoder_prompt": "a", "decoder_prompt": {"multi_modal_data": AUDIO}},
-        "decoder_prompt.multi_modal_data",
-    ),
-    ({"multi_modal_data": AUDIO}, "multi_modal_data.audio"),
-    ({"multi_modal_data": {"image": {}}}, "multi_modal_data.image.data"),
-    ({"multi_modal_data": {"video": {}}}, "multi_modal_data"),
-    ({"encoder_prompt": "a", "mm_processor_kwargs": {"form": "token_ids"}}, "mm_processor_kwargs"),
-    ({"prompt": "a", "mm_processor_kwargs": {"form": "token_ids"}}, "mm_processor_kwargs"),
-    ({"multi_modal_data": {"audio": {"data": 5}}}, "multi_modal_data.audio.data"),
-    ({"multi_modal_data": {"audio": {"url": "http://x/y.wav"}}}, "multi_modal_data.audio.url"),
-    ({"encoder_prompt": "a", "echo": True}, "echo"),
-    ({}, "prompt"),
-]
-
-
-async def test_what_a_text_model_cannot_take_is_refused_by_field(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, modality="text") as cluster:
-        for fields, param in REFUSED_BY_TEXT:
-            prompt = fields.get("prompt")
-            with pytest.raises(BadRequestError) as refused:
-                await _complete(cluster, prompt, **{k: v for k, v in fields.items() if k != "prompt"})
-            assert refused.value.param == param, fields
         assert not cluster.jobs and not cluster.pd_workers[0].submits
         await cluster.at_rest()
 
@@ -276,20 +214,3 @@ async def test_a_streamed_reply_reports_both_prompts_first(store: EmbeddingStore
         assert first.choices[0].encoder_prompt_token_ids == [72, 105]
         assert first.choices[0].prompt_token_ids == [1, 2, 3]
         assert "".join(chunk.choices[0].text for chunk in rest) == whole_text(2)
-
-
-async def test_a_text_is_read_again_by_another_encoder_when_one_dies(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, modality="text", encoders=2) as cluster:
-        key = mm_hash(b"Hi", namespace=NAMESPACE, modality="text")
-        for encoder in cluster.encoders:
-            encoder.tower.clear()
-        asked = asyncio.create_task(_complete(cluster, "Hi"))
-        await until(lambda: any(encoder.runs for encoder in cluster.encoders), "a run")
-        owner = next(encoder for encoder in cluster.encoders if encoder.runs)
-        for encoder in cluster.encoders:
-            if encoder is not owner:
-                encoder.tower.set()
-        await owner.kill()
-        assert (await asked).choices[0].text == whole_text(3)
-        assert {job.mm_hash for job in cluster.jobs} == {key}
-        await cluster.at_rest()

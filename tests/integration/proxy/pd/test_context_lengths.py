@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from openai import APIStatusError, AsyncOpenAI
 
-from support.fakes.fake_workers import MODEL, ROWS, picture, user, whole_text
+from support.fakes.fake_workers import MODEL, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.store.embedding_store import EmbeddingStore
@@ -46,23 +46,6 @@ async def test_token_ids_go_at_once_to_a_worker_that_takes_them(store: Embedding
         answers = await asyncio.gather(*(complete(cluster.client, prompt, 8) for prompt in prompts))
         assert answers == [whole_text(8)] * 6
         assert submits(cluster) == [0, 6, 0]
-
-
-async def test_a_prompts_end_at_the_limit_is_inside_it(store: EmbeddingStore) -> None:
-    async with mixed(store, SMALL) as cluster:
-        assert await complete(cluster.client, [1] * (SMALL - 8), 8) == whole_text(8)
-        with pytest.raises(APIStatusError) as caught:
-            await complete(cluster.client, [1] * (SMALL - 7), 8)
-        assert caught.value.status_code == 400
-        assert submits(cluster) == [1]
-
-
-async def test_pictures_count_with_their_placeholders(store: EmbeddingStore) -> None:
-    async with mixed(store, SMALL, LARGE) as cluster:
-        pictures = [picture(str(number)) for number in range(8)]
-        assert len(pictures) * ROWS + 8 > SMALL
-        assert await cluster.stream(user("?", *pictures)) == whole_text(8)
-        assert submits(cluster) == [0, 1]
 
 
 async def test_text_that_one_worker_finds_too_long_goes_to_a_larger_one(store: EmbeddingStore) -> None:
@@ -122,9 +105,3 @@ async def test_a_stream_is_resumed_where_all_of_it_fits(store: EmbeddingStore) -
         await holder.kill()
         assert await asked == whole_text(40)
         assert not small.submits
-
-
-async def test_a_worker_that_names_no_limit_takes_whatever_comes(store: EmbeddingStore) -> None:
-    async with mixed(store, SMALL, 0) as cluster:
-        assert await complete(cluster.client, [1] * 500, 8) == whole_text(8)
-        assert submits(cluster) == [0, 1]

@@ -22,11 +22,12 @@ from triptych.base.types import FinishReason, PDTimings, Usage
 from triptych.pd_worker import server
 from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.request_events import NewTokens, RequestAdmitted, RequestFinished
+from triptych.pd_worker.events.request_log import TokenTexts
 from triptych.pd_worker.events.streams import MESSAGE_BYTES, EventStreams
-from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.pd_worker.frontend.wire import MAX_KEYS, MAX_REQUESTS
 from triptych.pd_worker.server import PDServicer
 from triptych.protos import pd_pb2, pd_pb2_grpc
+from triptych.proxy.events import Lost
 from triptych.proxy.pd import link as pd_client
 from triptych.proxy.pd import wire
 from triptych.proxy.pd.link import PDLink
@@ -66,7 +67,7 @@ class Heard:
     streams: int = 0
     ends: list[ProcessEnd] = field(default_factory=list)
 
-    def lost(self, request_id: str, attempt: int) -> None:
+    def deliver(self, request_id: str, event: Lost) -> None:
         self.losses.append(request_id)
 
     def tokens(self, request_id: str, attempt: int, position: int, ids: list[int], text: str) -> None:
@@ -209,22 +210,6 @@ async def test_much_output_comes_in_pieces_and_its_end_last() -> None:
         assert both.heard.events[-1].HasField("finished")
 
 
-async def test_new_output_comes_in_lists_and_again_after_a_break() -> None:
-    async with pair() as both:
-        for name in ("r1", "r2"):
-            both.open(name)
-            both.streams.deliver([RequestAdmitted(prompt_token_ids=(1,), placements=(), **names(name))])
-        await until(lambda: len(both.heard.ids("admitted")) == 2, "both admissions")
-        step = [NewTokens(position=0, token_ids=(at,), text=f"{at}", **names(f"r{at}")) for at in (1, 2)]
-        both.streams.deliver(step)
-        await until(lambda: len(both.heard.listed) == 2, "the tokens")
-        assert both.heard.listed == [("r1", 0, [1], "1"), ("r2", 0, [2], "2")]
-        assert not both.heard.ids("tokens")
-        both.break_stream()
-        await until(lambda: len(both.heard.ids("tokens")) == 2, "the tokens again")
-        assert [event.tokens.text for event in both.heard.events if event.HasField("tokens")] == ["1", "2"]
-
-
 async def test_the_losses_of_a_worker_that_leaves_come_after_all_pieces() -> None:
     async with pair() as both:
         count = MESSAGE_BYTES // 32
@@ -240,22 +225,6 @@ async def test_the_losses_of_a_worker_that_leaves_come_after_all_pieces() -> Non
             if event.HasField("lost"):
                 assert received[event.request_id] == count
             received[event.request_id] += len(event.tokens.token_ids)
-
-
-async def test_a_request_that_ends_while_it_is_named_is_cancelled_all_the_same() -> None:
-    async with pair() as both:
-        both.open("r1")
-        both.open("r2")
-        real = both.link._established
-
-        async def ends_now(call: Any) -> None:
-            both.link.forget("r1")
-            both.link.cancel("r1")
-            await real(call)
-
-        both.link._established = ends_now  # type: ignore[method-assign]
-        both.break_stream()
-        await until(lambda: both.cancelled == ["r1"], "the cancel")
 
 
 async def test_more_notices_and_cancels_than_one_call_takes_all_arrive() -> None:

@@ -12,8 +12,7 @@ from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until, within
 from triptych.base.config import ScalingConfig
 from triptych.base.scaling import ScalingDecision
-from triptych.proxy.scaling.autoscaler import Autoscaler
-from triptych.proxy.scaling.service import start_scaling
+from triptych.proxy.scaling.autoscaler import Autoscaler, start_scaling
 from triptych.registry.scaling import ScalingBoard
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -67,16 +66,6 @@ async def test_the_first_media_request_asks_for_an_encoder_and_is_answered_when_
         await cluster.at_rest()
         # Before an encoder has gone for good the pool must have been idle for the whole window.
         assert (await decided(board, 1)).active
-
-
-async def test_texts_ask_for_no_encoder(store: EmbeddingStore) -> None:
-    board = ScalingBoard(store)
-    async with FakeCluster(store, encoders=0) as cluster, scaling(cluster) as autoscaler:
-        await decided(board, 0)
-        for _ in range(3):
-            await cluster.ask(user("no picture"))
-        await autoscaler.look("encoder")
-        assert await board.decision("encoder") == ScalingDecision(0, "idle", active=False)
 
 
 async def test_a_request_that_gives_up_waiting_asks_for_nothing_any_more(store: EmbeddingStore) -> None:
@@ -136,26 +125,6 @@ async def test_proxies_of_two_settings_on_one_store_announce_one_number(store: E
                 await each.look("encoder")
                 heard.append(await board.decision("encoder"))
     assert [decision.workers for decision in heard if decision is not None] == [2] * 8
-
-
-async def test_a_new_proxy_takes_over_the_decision_in_force(store: EmbeddingStore) -> None:
-    board = ScalingBoard(store)
-    await board.announce("encoder", ScalingDecision(3, "flow", active=True), 60.0)
-    async with FakeCluster(store, encoders=0) as cluster, scaling(cluster) as autoscaler:
-        await until(lambda: autoscaler.decision("encoder") is not None, "a decision")
-        for _ in range(3):
-            await autoscaler.look("encoder")
-        assert autoscaler.decision("encoder") == ScalingDecision(3, "hold", active=True)
-
-
-async def test_a_flushed_store_changes_no_decision(store: EmbeddingStore) -> None:
-    board = ScalingBoard(store)
-    await board.announce("encoder", ScalingDecision(2, "flow", active=True), 60.0)
-    async with FakeCluster(store, encoders=0) as cluster, scaling(cluster) as autoscaler:
-        await until(lambda: autoscaler.decision("encoder") is not None, "a decision")
-        await store.control.execute("FLUSHALL")
-        await autoscaler.look("encoder")
-        assert (await decided(board, 2)).active
 
 
 async def test_an_item_costs_its_part_of_the_batch_or_all_of_it_where_the_worker_does_not_tell(

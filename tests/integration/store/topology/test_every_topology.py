@@ -33,14 +33,6 @@ async def test_many_items_are_saved_looked_up_and_loaded_byte_for_byte(
     assert await topology_store.load(absent, fresh_buffer) == Missing("no such key", "")
 
 
-async def test_a_second_save_finds_the_first_one(topology_store: EmbeddingStore) -> None:
-    plan = make_plan()
-    await topology_store.save(plan, make_body(plan, 1), ttl=60)
-    assert await topology_store.save(plan, make_body(plan, 2), ttl=60) is SaveResult.ALREADY
-    loaded = await topology_store.load(plan, fresh_buffer)
-    assert isinstance(loaded, Loaded) and bytes(loaded.body) == make_body(plan, 1)
-
-
 async def test_a_value_in_parts_is_saved_renewed_loaded_and_replaced(
     topology_store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,24 +84,6 @@ async def test_workers_find_each_other_and_the_scaling_board_works(topology_stor
     assert await board.decision("encoder") == ScalingDecision(2, "backlog", True)
     await registry.withdraw(info)
     assert await registry.collect_dead(-61) == 1
-
-
-async def test_the_budget_is_that_of_all_servers(topology_store: EmbeddingStore, topology_url: str) -> None:
-    memory = await topology_store.memory()
-    servers = topology_store.topology.servers()
-    assert abs(memory.max_bytes - len(servers) * (64 << 20)) < 64 << 10
-    assert memory.policy == "volatile-lru"
-    assert memory.used_bytes > 0
-
-
-async def test_the_epoch_stays_until_a_flush(topology_store: EmbeddingStore) -> None:
-    before = await topology_store.epoch()
-    assert await topology_store.epoch() == before
-    assert (await Registry(topology_store).poll("p1")).epoch == before, "they are compared with each other"
-    for each in topology_store.topology.servers():
-        await each.server.control.execute("FLUSHALL")
-    assert await topology_store.epoch() != before
-    assert topology_store.clock_jumps == 0
 
 
 async def test_a_cancelled_load_does_not_disturb_the_next_one(topology_store: EmbeddingStore) -> None:

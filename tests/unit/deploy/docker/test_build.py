@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
 from triptych import __version__
 
@@ -59,15 +57,6 @@ def test_without_a_builder_it_says_so_with_the_remedy(machine):
     assert "apt-get install buildah crun" in done.stderr
 
 
-def test_a_docker_without_its_daemon_is_passed_over(machine):
-    machine.add("docker", "exit 1")
-    done = machine.run("build.sh")
-    assert done.returncode == 2 and "docker reaches no daemon" in done.stderr
-    machine.add("buildah")
-    assert machine.run("build.sh").returncode == 0
-    assert len(machine.asked("buildah bud")) == 2
-
-
 def test_buildah_s_policy_is_a_file_that_is_gone_afterwards_and_the_only_one(machine, tmp_path):
     """Where the machine has a policy of its own, none is made."""
     before = sorted(path.name for path in FOLDER.iterdir())
@@ -82,27 +71,10 @@ def test_buildah_s_policy_is_a_file_that_is_gone_afterwards_and_the_only_one(mac
     assert sorted(path.name for path in FOLDER.iterdir()) == before
 
 
-def test_a_builder_that_is_named_is_taken_or_refused(machine):
-    machine.add("docker")
-    machine.add("podman")
-    assert machine.run("build.sh", IMAGE_BUILDER="podman").returncode == 0
-    assert machine.asked("podman build --format docker") and not machine.asked("docker build")
-    refused = machine.run("build.sh", IMAGE_BUILDER="kaniko")
-    assert refused.returncode == 2 and "kaniko" in refused.stderr
-
-
 def test_an_image_that_does_not_exist_is_refused_by_name(machine):
     machine.add("buildah")
     done = machine.run("build.sh", "worker-tpu")
     assert done.returncode == 2 and '"worker-tpu"' in done.stderr and "worker-cuda" in done.stderr
-
-
-def test_the_health_check_is_kept_and_a_base_that_is_here_is_not_fetched(machine):
-    machine.add("buildah", 'echo "$BUILDAH_ISOLATION"')
-    done = machine.run("build.sh", "proxy")
-    (asked,) = machine.asked("buildah bud")
-    assert "--format docker" in asked and "--pull=false" in asked
-    assert "chroot" in done.stdout.splitlines()  # no namespaces are needed
 
 
 def test_arguments_reach_the_builder_and_torch_s_only_those_that_have_it(machine):
@@ -127,48 +99,9 @@ def test_arguments_reach_the_builder_and_torch_s_only_those_that_have_it(machine
     assert "PIP_TORCH_ARGS" not in proxy
 
 
-def test_the_images_have_the_names_that_the_chart_runs(machine):
-    machine.add("docker")
-    assert machine.run("build.sh", "proxy", "worker-cpu", "worker-cuda").returncode == 0
-    built = [line.split(" -t ")[1].split()[0] for line in machine.asked("docker build")]
-    images = yaml.safe_load((ROOT / "deploy/helm/triptych/values.yaml").read_text())["image"]
-    assert built == [f"{images[kind]}:{__version__}" for kind in ("proxy", "cpu", "cuda")]
-
-
 def test_a_build_that_fails_names_the_usual_remedies(machine):
     machine.add("docker", '[ "$1" = version ]')
     done = machine.run("build.sh", "proxy")
     assert done.returncode == 2
     for remedy in ("IMAGE_BASE=", "deploy/docker/base.sh", "PIP_INDEX_URL", "deploy/docker/host_pip.py"):
         assert remedy in done.stderr
-
-
-def test_make_passes_its_variables_on(machine):
-    make = shutil.which("make")
-    assert make, "make is missing"
-    machine.add("docker")
-    variables = ["IMAGES=proxy", "IMAGE_BUILD_ARGS=--no-cache", "IMAGE_TAG=7", "IMAGE_BUILDER=docker"]
-    path = os.environ | {"PATH": f"{machine._bin}:{os.environ['PATH']}"}
-    subprocess.run([make, "images", *variables], cwd=ROOT, env=path, check=True, timeout=30)
-    (asked,) = machine.asked("docker build")
-    assert " triptych-proxy:7 " in asked and asked.endswith("--no-cache .")
-
-
-def test_a_base_is_made_under_the_name_that_the_dockerfiles_want(machine):
-    needs = machine.run("base.sh")
-    assert needs.returncode == 2 and "apt-get install mmdebstrap" in needs.stderr
-    machine.add("mmdebstrap", 'for word in "$@"; do case $word in */base.tar) echo x > $word ;; esac; done')
-    needs = machine.run("base.sh")
-    assert needs.returncode == 2 and "apt-get install buildah" in needs.stderr
-    machine.add("podman")
-    assert machine.run("base.sh", DEBIAN_SUITE="trixie").returncode == 0
-    (asked,) = machine.asked("podman import")
-    assert asked.endswith("docker.io/library/python:3.11-slim")
-    assert " trixie " in machine.asked("mmdebstrap")[-1]
-
-
-def test_a_mirror_that_does_not_answer_is_named(machine):
-    machine.add("mmdebstrap", "exit 1")
-    machine.add("podman")
-    done = machine.run("base.sh", DEBIAN_SOURCE="http://mirror.example/debian")
-    assert done.returncode == 2 and "no Debian from http://mirror.example/debian" in done.stderr

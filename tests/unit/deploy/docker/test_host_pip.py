@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deploy.docker.host_pip import configuration, local_paths, settings
+from deploy.docker.host_pip import local_paths, settings
 
 LISTING = r"""
 :env:.cert='/certs/ours.crt'
@@ -31,12 +31,3 @@ def test_only_what_says_where_packages_come_from_is_taken_and_a_variable_wins():
 def test_every_local_folder_is_mounted_and_an_index_with_the_files_beside_it():
     expected = {"/certs/ours.crt", "/mirror", "/wheels", "/more wheels"}
     assert set(local_paths(settings(LISTING))) == {Path(path) for path in expected}
-
-
-def test_the_configuration_is_one_that_pip_reads():
-    import configparser
-
-    parser = configparser.RawConfigParser()
-    parser.read_string(configuration(settings(LISTING)))
-    assert parser["global"]["find-links"].split() == ["/wheels", "file:///more%20wheels"]
-    assert settings("") == {} and configuration({}) == "[global]\n"

@@ -19,6 +19,7 @@ OF_EXAMPLES = GIVEN | {
     "triptych-internal": GIVEN["tokens"],
     "triptych-keys": GIVEN["keys"],
     "redis-ca": GIVEN["certificates"],
+    "triptych-tls": GIVEN["certificates"],
     "triptych-store": GIVEN["roles"],
 }
 

@@ -111,23 +111,6 @@ def test_workers_do_not_reach_each_other_and_the_store_reaches_nothing(name: str
         assert not allowed(rules, found["store"], DNS, 53, "UDP")
 
 
-def test_an_external_store_is_reached_where_the_values_say() -> None:
-    manifests = case("external-redis")
-    rules = policies(manifests)
-    for pod in pods(manifests).values():
-        assert allowed(rules, pod, Peer(address="10.20.0.7"), 6380)
-        assert not allowed(rules, pod, Peer(address="10.20.0.7"), 6379)
-        assert not allowed(rules, pod, Peer(address="10.21.0.7"), 6380)
-
-
-def test_clients_may_be_limited_to_a_gateway() -> None:
-    manifests = case("mixed-cpu-gpu")
-    proxy = pods(manifests)["proxy"]
-    assert allowed(policies(manifests), Peer({}, "gateways"), proxy, 8000)
-    assert not allowed(policies(manifests), STRANGER, proxy, 8000)
-    assert not allowed(policies(manifests), STRANGER, proxy, 8001)
-
-
 def test_a_media_server_inside_is_reached_by_an_egress_rule() -> None:
     manifests = case("air-gapped")
     found = pods(manifests)
@@ -144,16 +127,6 @@ def test_workers_that_download_reach_the_hub_and_nothing_private() -> None:
         assert not allowed(policies(manifests), found[role], PUBLIC, 80)
         assert not allowed(policies(manifests), found[role], METADATA, 443)
     assert not allowed(policies(manifests), found["proxy"], PUBLIC, 443)
-
-
-def test_name_servers_are_reached_at_their_ports_alone() -> None:
-    manifests = render()
-    for pod in (one for role, one in pods(manifests).items() if role != "store"):
-        assert allowed(policies(manifests), pod, Peer(address="169.254.20.10"), 53, "UDP")
-        assert allowed(policies(manifests), pod, Peer({}, "openshift-dns"), 5353, "UDP")
-        assert not allowed(policies(manifests), pod, Peer(address="169.254.20.10"), 80)
-        assert not allowed(policies(manifests), pod, METADATA, 53, "UDP")
-        assert not allowed(policies(manifests), pod, PUBLIC, 53, "UDP")
 
 
 def test_two_releases_in_one_namespace_do_not_reach_each_other() -> None:

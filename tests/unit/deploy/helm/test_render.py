@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from helm_python.chart import lint
-from helm_python.errors import HelmError
 
-from support.kubernetes.chart import CASES, CHART, case, example, notes, render
+from support.kubernetes.chart import CASES, CHART, case, example, notes, render, render_upgrade
 from support.kubernetes.manifests import (
     SecretKey,
     called,
@@ -22,6 +22,9 @@ from support.kubernetes.manifests import (
 )
 from support.kubernetes.validation import validate
 from triptych import __version__
+from triptych.base.config import TlsFiles
+from triptych.base.errors import ConfigError
+from triptych.base.rpc.tls.material import read_material
 
 #: The oldest version that the chart allows, and the newest one with a schema.
 VERSIONS = ("1.30", "1.37")
@@ -55,12 +58,6 @@ def test_every_object_is_valid(name: str, version: str) -> None:
         validate(manifest, version)
 
 
-@pytest.mark.parametrize("engine", ["keda", "hpa"])
-def test_every_object_of_every_option_is_valid(engine: str) -> None:
-    for manifest in render(EVERYTHING | {"autoscaling": {"engine": engine}}):
-        validate(manifest, VERSIONS[0])
-
-
 @pytest.mark.parametrize(
     "values",
     [
@@ -79,14 +76,6 @@ def test_every_object_of_every_option_is_valid(engine: str) -> None:
 def test_objects_are_valid_with_rarer_options(values: dict[str, Any]) -> None:
     for manifest in render(values):
         validate(manifest, VERSIONS[0])
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_helm_has_nothing_to_complain_of(name: str) -> None:
-    report = lint(CHART, {} if name == "defaults" else example(name), strict=True)
-    # Severity 1 is information: a chart without an icon.
-    assert [one for one in report["messages"] if one["severity"] > 1] == []
-    assert report["errors"] == []
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -130,7 +119,8 @@ def test_the_notes_name_the_service_and_say_what_is_open() -> None:
     text = notes(name="blue", namespace="models")
     assert "kubectl --namespace models port-forward service/blue-proxy 8000:8000" in text
     assert "get secret blue-api-keys" in text
-    assert "WARNING: tls.enabled is false" in text
+    assert "WARNING: tls.enabled is false" not in text
+    assert "WARNING: tls.enabled is false" in notes({"tls": {"enabled": False}})
     assert "triptych-proxy:0.1.0, which is not there" in text and "set image.registry" in text
     assert "which is not there" not in notes({"image": {"registry": "registry.example"}})
     open_door = notes({"apiKeys": {"enabled": False}, "networkPolicy": {"enabled": False}})
@@ -170,11 +160,29 @@ def test_a_secret_that_is_not_given_is_random_and_long() -> None:
     assert len(set(passwords)) == 3
 
 
+def test_an_upgrade_keeps_every_secret_and_makes_what_is_missing(tmp_path: Path) -> None:
+    before = [one for one in render() if one["kind"] == "Secret"]
+    kept = [one for one in render_upgrade(tmp_path / "kept", before) if one["kind"] == "Secret"]
+    assert kept == before
+    without = [one for one in before if one["metadata"]["name"] != "triptych-tls"]
+    after = [one for one in render_upgrade(tmp_path / "made", without) if one["kind"] == "Secret"]
+    assert [one for one in after if one["metadata"]["name"] != "triptych-tls"] == without
+    assert called(after, "Secret", "triptych-tls") != called(before, "Secret", "triptych-tls")
+
+
+def test_the_charts_own_certificate_is_one_of_services_keda_and_the_store(tmp_path: Path) -> None:
+    made = called(render(name="blue", namespace="models"), "Secret", "blue-tls")["stringData"]
+    for name, content in made.items():
+        (tmp_path / name).write_text(content)
+    cert, key, ca = (str(tmp_path / name) for name in ("tls.crt", "tls.key", "ca.crt"))
+    for name in ("triptych.internal", "blue-proxy-internal.models.svc", "blue-store-0.models.svc"):
+        # As a server of this name and as a client, for nearly ten years.
+        material = read_material(TlsFiles(cert, key, ca, name))
+        assert 3640 < (material.not_after - time.time()) / 86400 < 3651
+    with pytest.raises(ConfigError, match="mismatch"):
+        read_material(TlsFiles(cert, key, ca, "blue-store-0.others.svc"))
+
+
 def test_rendering_is_the_same_every_time_where_secrets_are_given() -> None:
     values = example("external-redis")
     assert render(values) == render(values)
-
-
-def test_values_that_helm_cannot_place_are_refused() -> None:
-    with pytest.raises(HelmError, match="proxi"):
-        render({"proxi": {"replicas": 1}})

@@ -16,7 +16,6 @@ from support.kubernetes.manifests import called, component, containers, main_con
 from triptych.integrations.vllm.options import parse_options
 
 EXAMPLE = example("vllm")
-TLS = {"enabled": True, "existingSecret": "internal"}
 EXTERNAL = {"url": "rediss://me@redis.example:6380/0", "caSecret": "ca", "clientSecret": "client"}
 NAMESPACE = "a1" * 32
 
@@ -59,8 +58,8 @@ def transfer_of(manifest: Manifest, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("more", "store"),
     [
-        ({}, "redis://triptych-vllm@triptych-store-0.default.svc:6379/0"),
-        ({"tls": TLS}, "rediss://triptych-vllm@triptych-store-0.default.svc:6379/0"),
+        ({"tls": {"enabled": False}}, "redis://triptych-vllm@triptych-store-0.default.svc:6379/0"),
+        ({}, "rediss://triptych-vllm@triptych-store-0.default.svc:6379/0"),
         (
             {"store": {"mode": "external", "acl": False, "existingSecret": "s", "external": EXTERNAL}},
             "rediss://me@redis.example:6380/0",
@@ -83,14 +82,6 @@ def test_the_connector_takes_the_configuration_that_the_pod_writes(
     options = parse_options(given)
     assert options.namespaces == (NAMESPACE,)
     assert options.host_memory_bytes == 4 << 30
-
-
-def test_namespaces_of_an_upgrade_are_read_beside_the_own_one(tmp_path: Path) -> None:
-    other = "b2" * 32
-    vllm = EXAMPLE["pd"]["vllm"] | {"namespaces": [other]}
-    given = transfer_of(worker(pd={"vllm": vllm}), tmp_path)["ec_connector_extra_config"]
-    del given["store_password_file"]
-    assert parse_options(given).namespaces == (NAMESPACE, other)
 
 
 def test_worker_server_and_namespace_are_of_one_model_dtype_and_revision(tmp_path: Path) -> None:
@@ -138,11 +129,6 @@ def test_the_gpus_are_the_servers_and_the_ranks_too() -> None:
     assert ours["image"].startswith("triptych-worker-cpu:")
 
 
-def test_shared_memory_has_room_for_the_host_copies() -> None:
-    (shm,) = [one for one in pod(worker())["volumes"] if one["name"] == "shm"]
-    assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": (4 << 30) + (1 << 30)}
-
-
 def test_the_servers_user_is_one_of_the_store_and_reads_no_other_password() -> None:
     manifests = render(EXAMPLE)
     users = called(manifests, "Secret", "triptych-store")["stringData"]["users.acl"]
@@ -151,16 +137,6 @@ def test_the_servers_user_is_one_of_the_store_and_reads_no_other_password() -> N
     assert "store-password-vllm" in mounted and "store-password" not in mounted
     without = called(render(), "Secret", "triptych-store")["stringData"]
     assert "vllm" not in without and "triptych-vllm" not in without["users.acl"]
-
-
-def test_native_pools_stand_beside_pools_in_front_of_vllm() -> None:
-    pools = [
-        {"name": "vllm"},
-        {"name": "own", "engine": "native", "device": "cpu", "args": ["--dtype", "bfloat16"]},
-    ]
-    found = [one for one in workloads(render(merged(EXAMPLE, pdPools=pools))) if component(one) == "pd"]
-    assert ["initContainers" in pod(one) for one in found] == [True, False]
-    assert ["--engine" in main_container(one)["args"] for one in found] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shlex
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,6 @@ from triptych.base.config import ServeConfig
 FOLDER = Path(__file__).parents[4] / "deploy" / "ray"
 SCHEMA = Draft202012Validator(json.loads((FOLDER / "schema.json").read_text()))
 DOCUMENTS = list(yaml.safe_load_all((FOLDER / "rayjob.yaml").read_text()))
-#: Whose keys are names of the user's.
-FREE = ("labels", "selector", "data", "stringData", "annotations")
 
 
 def _one(kind: str) -> dict[str, Any]:
@@ -41,56 +37,9 @@ def _pods() -> dict[str, dict[str, Any]]:
     return {"head": CLUSTER["headGroupSpec"]["template"], **groups}
 
 
-def _keys(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The paths of all keys whose names are the schema's."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if not path or path[-1] not in FREE:
-                yield (*path, key)
-            yield from _keys(inner, (*path, key))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _keys(inner, (*path, index))
-
-
-def _misspelt(document: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
-    changed = copy.deepcopy(document)
-    inner = changed
-    for step in path[:-1]:
-        inner = inner[step]
-    inner[f"{path[-1]}x"] = inner.pop(path[-1])
-    return changed
-
-
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda one: one["kind"])
 def test_a_manifest_is_valid(document):
     assert [error.message for error in SCHEMA.iter_errors(document)] == []
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda one: one["kind"])
-def test_a_typo_in_any_key_is_found(document):
-    paths = list(_keys(document))
-    assert len(paths) > 4
-    assert [path for path in paths if SCHEMA.is_valid(_misspelt(document, path))] == []
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (("spec", "rayClusterSpec", "workerGroupSpecs", 0, "minReplicas"), "0"),
-        (("spec", "rayClusterSpec", "headGroupSpec", "rayStartParams", "num-cpus"), 0),
-        (("spec", "rayClusterSpec", "autoscalerOptions", "upscalingMode"), "Fast"),
-        (("spec", "submissionMode"), "Http"),
-        (("spec", "rayClusterSpec", "enableInTreeAutoscaling"), "true"),
-    ],
-)
-def test_a_value_of_the_wrong_kind_is_found(path, value):
-    changed = copy.deepcopy(JOB)
-    inner = changed
-    for step in path[:-1]:
-        inner = inner[step]
-    inner[path[-1]] = value
-    assert not SCHEMA.is_valid(changed)
 
 
 def _served(words: list[str]) -> ServeConfig:
@@ -141,14 +90,6 @@ def test_every_pool_finds_its_resources_in_a_group_of_pods(pools):
         assert pool.num_gpus <= float(limits.get("nvidia.com/gpu", 0))
 
 
-def test_the_groups_can_grow_as_far_as_the_pools():
-    config = _served(shlex.split(JOB["spec"]["entrypoint"]))
-    groups = {group["groupName"]: group for group in CLUSTER["workerGroupSpecs"]}
-    for name, size in config.pools.items():
-        assert groups[name]["maxReplicas"] >= size.most
-        assert groups[name]["minReplicas"] <= size.least
-
-
 def test_the_service_finds_the_proxy_at_its_ports():
     config = _served(shlex.split(JOB["spec"]["entrypoint"]))
     spec = _one("Service")["spec"]
@@ -178,8 +119,3 @@ def test_the_slurm_script_is_bash_and_its_command_is_known():
     check_secrets(config)
     check_shared(config)
     assert config.launcher == "ray"
-
-
-def test_the_example_of_pools_has_the_defaults():
-    read = read_resources(str(FOLDER / "pools.toml"), {"encoder": "cpu", "pd": "cpu", "proxy": ""})
-    assert all(pool == PoolResources() for pool in read.values())

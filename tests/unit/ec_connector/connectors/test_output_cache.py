@@ -6,7 +6,7 @@ import torch
 
 from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import EncoderOutput
-from triptych.ec_connector.connectors.output_cache import OutputCache
+from triptych.ec_connector.connectors.memory_store import OutputCache
 
 
 def output(key: str, rows: int = 1) -> EncoderOutput:

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.ec_connector.connectors import pinned_memory
-from triptych.ec_connector.connectors.pinned_memory import PinnedMemory, PinnedPool
+from triptych.ec_connector.connectors import host_buffers
+from triptych.ec_connector.connectors.host_buffers import PinnedMemory, PinnedPool
 
 
 @given(seed=st.integers(0, 1 << 30), size=st.integers(0, 60))
@@ -97,4 +97,4 @@ def test_memory_that_is_not_closed_is_unlocked_before_it_is_freed(monkeypatch) -
 def test_memory_that_cannot_be_locked_is_an_error_at_start(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     fake_driver(monkeypatch, Driver(status=2))
     with pytest.raises(RuntimeError, match="CUDA error 2.*: lower --encoder-cache-memory"):
-        pinned_memory.PinnedMemory(4096, lock=True)
+        host_buffers.PinnedMemory(4096, lock=True)

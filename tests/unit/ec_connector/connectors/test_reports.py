@@ -8,9 +8,8 @@ import pytest
 
 from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.ec_connector.base import ECConnectorOutput, ECTransferConfig, Presence
-from triptych.ec_connector.connectors.reports import Reports
 from triptych.ec_connector.connectors.scheduler_role import TableScheduler
-from triptych.ec_connector.metadata import LoadId
+from triptych.ec_connector.metadata import LoadId, Reports
 
 KEY = "a" * 64
 PLAN = ItemPlan(KEY, "n" * 64, "image", 3, 4, "float32", 3)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from triptych.base.machine.graphs import EagerStatic
-from triptych.encoder_worker.graphs.budget_graph import BudgetGraphMetadata, poison, write_buffers
+from triptych.encoder_worker.graphs.manager import BudgetGraphMetadata, poison, write_buffers
 from triptych.models.encoder_graph import EncoderCudaGraphConfig, pad_repeat_last
 
 CONFIG = EncoderCudaGraphConfig(
@@ -74,12 +74,6 @@ def test_values_that_do_not_fit_are_an_error_and_nothing_is_written(
     with pytest.raises(ValueError, match=message):
         write_buffers(held, given, CONFIG)
     assert held["pixel_values"].isnan().all()
-
-
-def test_pixels_are_brought_into_the_buffers_dtype() -> None:
-    held = {"pixel_values": torch.empty(4, 2, dtype=torch.bfloat16), "cu_seqlens": buffers()["cu_seqlens"]}
-    write_buffers(held, values(), CONFIG)
-    assert held["pixel_values"].dtype is torch.bfloat16 and held["pixel_values"][0, 0] == 1
 
 
 def test_the_metadata_of_a_budget_is_what_a_replay_needs() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.base.errors import ConfigError
-from triptych.encoder_worker.graphs.budgets import parse_budgets, smallest_fitting, token_budgets
+from triptych.encoder_worker.graphs.packing import parse_budgets, smallest_fitting, token_budgets
 
 
 @pytest.mark.parametrize(

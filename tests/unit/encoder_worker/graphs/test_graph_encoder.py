@@ -15,9 +15,7 @@ from triptych.base.errors import ConfigError
 from triptych.base.machine.graphs import EagerStatic
 from triptych.base.metrics import EncoderMetrics
 from triptych.encoder_worker.graphs import graph_encoder
-from triptych.encoder_worker.graphs.graph_encoder import GraphEncoder, with_graphs
-from triptych.encoder_worker.graphs.metrics import count_graphs
-from triptych.encoder_worker.graphs.packing import GraphLimits
+from triptych.encoder_worker.graphs.graph_encoder import GraphEncoder, count_graphs, with_graphs
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder
 
@@ -29,29 +27,9 @@ def encoder() -> EncoderSide:
     return load_encoder(build_checkpoint("qwen3_vl"), device=torch.device("cpu"), dtype=torch.float32)
 
 
-def limits(config: EncoderConfig, encoder: EncoderSide) -> GraphLimits:
-    made = with_graphs(config, encoder)
-    assert isinstance(made, GraphEncoder)
-    return made.graphs.limits
-
-
 def test_by_default_and_with_auto_on_a_cpu_there_are_no_graphs(encoder: EncoderSide) -> None:
     assert with_graphs(EncoderConfig(), encoder) is encoder
     assert with_graphs(EncoderConfig(encoder_graphs="auto"), encoder) is encoder
-
-
-def test_budgets_end_with_the_rows_of_a_batch_by_default(encoder: EncoderSide) -> None:
-    assert limits(STATIC, encoder) == GraphLimits((64, 128), 2, 2)
-    large = replace(STATIC, encoder_batch_patches=1400)
-    assert limits(large, encoder) == GraphLimits((64, 128, 256, 350), 5, 5)
-    assert limits(replace(STATIC, encoder_batch_patches=1), encoder) == GraphLimits((64,), 1, 1)
-
-
-def test_budgets_and_items_can_be_given(encoder: EncoderSide) -> None:
-    config = replace(STATIC, encoder_graph_budgets="96,32", encoder_graph_max_items=7)
-    assert limits(config, encoder) == GraphLimits((32, 96), 7, 7)
-    with pytest.raises(ConfigError, match="--encoder-graph-budgets 32;96"):
-        with_graphs(replace(STATIC, encoder_graph_budgets="32;96"), encoder)
 
 
 def test_cuda_graphs_need_cuda(encoder: EncoderSide) -> None:
@@ -110,10 +88,3 @@ def test_it_encodes_like_the_tower_and_counts_in_the_worker_s_metrics(encoder: E
     padding = 64 - items[0].rows - items[2].rows
     assert value("triptych_encoder_graph_padding_rows_total", labels) == padding
     assert value("triptych_encoder_graph_buffer_bytes", labels) == graphs.graphs.nbytes > 0
-
-
-def test_all_else_is_the_tower_s_own(encoder: EncoderSide) -> None:
-    graphs = with_graphs(STATIC, encoder)
-    assert (graphs.modality, graphs.width, graphs.dtype) == (encoder.modality, encoder.width, encoder.dtype)
-    assert graphs.module is encoder.module and graphs.device == encoder.device
-    assert graphs.sample().size == encoder.sample().size

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.encoder_worker.graphs.budgets import smallest_fitting
-from triptych.encoder_worker.graphs.packing import GraphLimits, ItemSize, PackedBatch, pack
+from triptych.encoder_worker.graphs.packing import GraphLimits, ItemSize, PackedBatch, pack, smallest_fitting
 
 LIMITS = GraphLimits((128, 256, 512), max_batch_size=4, max_frames_per_batch=6)
 

@@ -7,11 +7,9 @@ import time
 from support.fakes.encoder_jobs import Jobs, plan, spec
 from support.tracing.spans import KeptSpans, TickingClock, kept_tracer, new_context
 from triptych.base.errors import InvalidRequest
-from triptych.base.tracing.context import SpanContext, hex_trace_id, to_bytes
-from triptych.base.tracing.producers import Producers
+from triptych.base.tracing.context import Producers, SpanContext, hex_trace_id, to_bytes
 from triptych.base.tracing.tracer import SpanKind, Tracer
-from triptych.encoder_worker.jobs.job import EncodeJob, Failed, Ready, Waiter
-from triptych.encoder_worker.jobs.job_trace import StreamTrace
+from triptych.encoder_worker.jobs.job import EncodeJob, Failed, Ready, StreamTrace, Waiter
 from triptych.encoder_worker.jobs.streams import JobStreams
 
 STAGES = ["preprocess", "wait for tower", "tower", "save"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from triptych.encoder_worker.jobs.tasks import BackgroundTasks
+from triptych.encoder_worker.jobs.loop import BackgroundTasks
 
 
 async def test_tasks_run_and_those_left_are_cancelled() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.encoder_worker.ranks.balance import calls, divide
+from triptych.encoder_worker.ranks.tower import calls, divide
 
 COSTS = st.lists(st.integers(1, 5000), max_size=40)
 

@@ -14,11 +14,10 @@ from support.fakes.fake_connector import fake_transfer
 from support.processes.cluster import wait_for
 from support.ranks.threads import RankThreads
 from triptych.base.types import ItemPlan, Options
-from triptych.ec_connector.connectors.output_cache import OutputCache
+from triptych.ec_connector.connectors.memory_store import OutputCache
 from triptych.encoder_worker.engine import Encoded, EncoderEngine, EngineEvent, TowerItem
 from triptych.encoder_worker.ranks.program import handler
-from triptych.encoder_worker.ranks.share_encoder import ShareEncoder
-from triptych.encoder_worker.ranks.tower import DataParallelTower
+from triptych.encoder_worker.ranks.tower import DataParallelTower, ShareEncoder
 from triptych.models.base import EncoderSide, Media, PreparedItem
 
 WIDTH = 4

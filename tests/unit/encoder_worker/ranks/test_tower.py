@@ -16,11 +16,8 @@ from triptych.base.errors import ConfigError
 from triptych.base.metrics import EncoderMetrics
 from triptych.base.ranks.errors import RankFailed, RankLost
 from triptych.encoder_worker.loading import load_tower
-from triptych.encoder_worker.ranks.metrics import RankMetrics
 from triptych.encoder_worker.ranks.program import handler
-from triptych.encoder_worker.ranks.share_encoder import ShareEncoder
-from triptych.encoder_worker.ranks.starting import load_ranks
-from triptych.encoder_worker.ranks.tower import DataParallelTower
+from triptych.encoder_worker.ranks.tower import DataParallelTower, RankMetrics, ShareEncoder, load_ranks
 from triptych.models.base import EncoderSide, PreparedItem
 
 RANKS = 4

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-import statistics
 
 import pytest
 
 from triptych.base.errors import ConfigError
-from triptych.goodput.load.arrivals import KINDS, Arrivals, arrival_times, check_arrivals
-from triptych.goodput.load.trace import read_trace
-from triptych.goodput.load.workload import plan_requests
+from triptych.goodput.load.workload import (
+    KINDS,
+    Arrivals,
+    arrival_times,
+    plan_requests,
+    read_trace,
+)
 from triptych.goodput.measure.slo import preset
-
-
-def gaps_of(arrivals: Arrivals, count: int = 5000) -> list[float]:
-    times = arrival_times(arrivals, count, 1)
-    return [after - before for before, after in zip(times, times[1:], strict=False)]
-
-
-def variation(gaps: list[float]) -> float:
-    return statistics.pstdev(gaps) / statistics.fmean(gaps)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -30,39 +24,6 @@ def test_times_ascend_offer_the_rate_exactly_and_come_from_the_seed(kind):
     assert times == sorted(times) == arrival_times(arrivals, 240, 1)
     assert times[-1] == pytest.approx(240 / (12.0 if kind == "ramp" else 8.0))
     assert kind == "constant" or times != arrival_times(arrivals, 240, 2)
-
-
-def test_gaps_between_arrivals_have_the_variance_of_their_distribution():
-    assert variation(gaps_of(Arrivals("constant", 4.0))) < 1e-9
-    assert variation(gaps_of(Arrivals("poisson", 4.0))) == pytest.approx(1.0, abs=0.05)
-    assert variation(gaps_of(Arrivals("gamma", 4.0, burstiness=0.25))) == pytest.approx(2.0, abs=0.15)
-    assert variation(gaps_of(Arrivals("gamma", 4.0, burstiness=4.0))) == pytest.approx(0.5, abs=0.05)
-
-
-@pytest.mark.parametrize(("low", "high"), [(2.0, 10.0), (10.0, 2.0), (6.0, 6.0)])
-def test_a_ramp_goes_evenly_from_one_rate_to_the_other(low, high):
-    times = arrival_times(Arrivals("ramp", low, ramp_to=high), 6000, 1)
-    span = 6000 / ((low + high) / 2)
-    tenth = span / 10
-    first = sum(time < tenth for time in times) / tenth
-    last = sum(time > span - tenth for time in times) / tenth
-    assert first == pytest.approx(low + (high - low) * 0.05, rel=0.12)
-    assert last == pytest.approx(low + (high - low) * 0.95, rel=0.12)
-
-
-@pytest.mark.parametrize(
-    "arrivals",
-    [
-        Arrivals("weekly"),
-        Arrivals(rate=0.0),
-        Arrivals(rate=float("inf")),
-        Arrivals("gamma", burstiness=0.0),
-        Arrivals("ramp"),
-    ],
-)
-def test_arrivals_that_cannot_be_are_refused_by_flag(arrivals):
-    with pytest.raises(ConfigError, match="--"):
-        check_arrivals(arrivals)
 
 
 def test_a_written_trace_replays_lengths_pictures_and_times(tmp_path):
@@ -104,11 +65,3 @@ def test_a_bad_line_of_a_trace_is_named(tmp_path, line):
     path.write_text('{"time": 0, "text_tokens": 1, "output_tokens": 1}\n' + line)
     with pytest.raises(ConfigError, match="line 2"):
         read_trace(path)
-
-
-def test_a_missing_or_empty_trace_is_a_clear_error(tmp_path):
-    with pytest.raises(ConfigError, match="--trace"):
-        read_trace(tmp_path / "missing.jsonl")
-    (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(ConfigError, match="no request"):
-        read_trace(tmp_path / "empty.jsonl")

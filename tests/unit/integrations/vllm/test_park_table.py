@@ -89,11 +89,6 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_a_request_without_items_to_come_is_scheduled_at_once(bench):
-    assert bench.ensure("r")
-    assert bench.loads.started == []
-
-
 def test_a_request_is_parked_until_its_item_is_copied(bench):
     assert not bench.ensure("r", item("a"))
     assert not bench.ensure("r", item("a"))
@@ -227,14 +222,6 @@ def test_a_value_of_another_size_goes_and_media_are_encoded_by_the_engine(bench)
     assert bench.ensure("r", item("a", 5, media=True))
     assert not bench.table.has_copy(key("a"))
     assert bench.loads.dropped == [key("a")]
-
-
-def test_a_copy_that_another_request_holds_stays_for_it(bench):
-    bench.ready("r", "a")
-    assert not bench.ensure("s", item("a", 5, media=True))
-    assert bench.table.take_unavailable() == {"s"}
-    assert bench.ensure("r", item("a"))
-    assert bench.table.has_copy(key("a"))
 
 
 def test_one_identifier_for_items_of_two_sizes_fails_the_request(bench):
@@ -371,17 +358,6 @@ def test_an_item_in_the_engines_cache_needs_no_load(bench):
     assert bench.ensure("s", item("a"), item("b"))
 
 
-def test_an_item_in_the_engines_cache_fails_no_parked_request(bench):
-    assert not bench.ensure("r", item("a"), item("b"))
-    bench.loads.absent("a")
-    bench.computed("a")
-    bench.now += WAIT / 2
-    assert not bench.ensure("r", item("a"), item("b"))
-    bench.loads.copied("b")
-    assert bench.ensure("r", item("a"), item("b"))
-    assert bench.table.take_unavailable() == set()
-
-
 def test_an_item_that_has_left_the_engines_cache_is_loaded(bench):
     bench.computed("a")
     bench.table.end_step([key("a")])
@@ -398,16 +374,3 @@ def test_the_engines_cache_is_not_relied_on_where_a_place_for_another_item_may_e
     assert not bench.ensure("s", item("a"))
     bench.table.end_step()
     assert bench.ensure("s", item("a"))
-
-
-def test_what_the_engine_has_computed_for_another_size_is_not_taken(bench):
-    bench.computed("a")
-    assert not bench.ensure("r", item("a", 5))
-    assert not bench.ensure("s", item("a", grid=(1, 2, 8)))
-
-
-def test_a_preempted_request_takes_its_copy_again(bench):
-    bench.ready("r", "a")
-    assert bench.ensure("r")
-    assert bench.ensure("r", item("a"))
-    assert bench.loads.started == [key("a")]

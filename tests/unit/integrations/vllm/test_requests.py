@@ -64,20 +64,6 @@ def test_an_item_with_pixels_has_media():
     assert needed_item(Feature(Place(3, 4), data), SIZES).has_media
 
 
-def test_a_field_that_is_there_without_a_value_is_no_media():
-    data = Data(grid(1, 4, 4).fields | {"pixel_values": None, "image_embeds": None})
-    assert not needed_item(Feature(Place(3, 4), data), SIZES).has_media
-
-
-def test_an_item_without_processed_fields_has_no_media():
-    assert not needed_item(Feature(Place(3, 4)), SIZES).has_media
-
-
-def test_only_tokens_that_take_a_row_are_counted():
-    place = Place(0, 6, torch.tensor([False, True, True, False, True, False]))
-    assert needed_item(Feature(place, grid(1, 4, 4)), SIZES).rows == 3
-
-
 def test_a_grid_is_read_whatever_its_shape():
     assert grid_of({"image_grid_thw": torch.tensor([[1, 2, 4]])}) == (1, 2, 4)
     assert grid_of({"video_grid_thw": torch.tensor([8, 2, 4])}) == (8, 2, 4)

@@ -37,11 +37,6 @@ def test_rows_take_the_models_dtype():
     assert read.tolist() == [[1.5, -2.0]]
 
 
-def test_an_item_without_rows_is_an_empty_tensor():
-    source = CopySource(KEY, 0, 4, "float32", memory=memoryview(b""))
-    assert read_rows(source, CPU, torch.float32).shape == (0, 4)
-
-
 def test_the_bytes_to_save_are_a_copy_of_the_rows_alone():
     batch = torch.arange(24, dtype=torch.float32).reshape(6, 4)
     body = host_body(batch[2:4])()
@@ -53,8 +48,3 @@ def test_the_plan_to_save_is_that_of_the_rows():
     order = SaveOrder(KEY, "image", 5, ((0, 2), (3, 1)), (1, 2, 6))
     plan = plan_to_save(order, NAMESPACE, torch.zeros(3, 4, dtype=torch.bfloat16))
     assert plan == ItemPlan(KEY, NAMESPACE, "image", 3, 4, "bfloat16", 5, ((0, 2), (3, 1)), (1, 2, 6))
-
-
-@pytest.mark.parametrize("rows", [torch.zeros(2, 3, 4), torch.zeros(3, 4, dtype=torch.float64)])
-def test_what_the_store_does_not_hold_is_not_saved(rows):
-    assert plan_to_save(SaveOrder(KEY, "image", 3, None, ()), NAMESPACE, rows) is None

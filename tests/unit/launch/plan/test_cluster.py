@@ -60,20 +60,6 @@ def test_pinned_workers_get_cores_of_their_own(tmp_path, monkeypatch):
     assert [flags["cpus"] for flags in workers.values()] == ["0", "1"]
 
 
-def test_paced_workers_have_a_slot_each_in_one_core_page(tmp_path):
-    words = ("--encoders", "2", "--encoder-threads", "2", "--threads", "1")
-    workers = _planned(tmp_path, "--cpu-sharing", "pace", *words)
-    assert [workers[f"encoder-{index}"]["threads"] for index in (0, 1)] == [2, 2]
-    assert workers["pd-0"]["threads"] == 1
-    assert not any(flags["spare_cores"] for flags in workers.values()), "what the user says counts"
-    assert {name: flags["core_slot"] for name, flags in workers.items()} == {
-        "pd-0": 0,
-        "encoder-0": 1,
-        "encoder-1": 2,
-    }
-    assert {flags["core_page"] for flags in workers.values()} == {str(tmp_path / "cores")}
-
-
 def test_without_a_word_towers_take_every_core_and_decode_steps_are_paced(tmp_path):
     workers = _planned(tmp_path)
     assert list(workers) == ["pd-0", "encoder-0", "encoder-1"]
@@ -105,11 +91,6 @@ def test_places_are_planned_for_the_most_workers_and_the_fewest_are_waited_for(t
     assert slots == [0, 1, 2, 3, 4]
 
 
-def test_a_fixed_number_is_not_scaled(tmp_path):
-    plan = plan_cluster(share_cores(serve_config("--encoders", "2", "--pd-workers", "3..3"), 2), tmp_path)
-    assert (plan.pools, plan.scaled) == ({"encoder": 2, "pd": 3}, {})
-
-
 @pytest.mark.parametrize(
     ("words", "decided"),
     [
@@ -123,13 +104,3 @@ def test_the_proxy_decides_on_the_pools_that_are_a_range(tmp_path, words, decide
     scaling = parse(ProxyConfig, "proxy", *plan.proxy[4:]).scaling
     found = (scaling.min_encoders, scaling.max_encoders, scaling.min_pd_workers, scaling.max_pd_workers)
     assert found == decided
-
-
-@pytest.mark.parametrize("topology", ["epd", "colocated"])
-def test_all_processes_log_in_the_form_of_the_cluster(tmp_path, topology):
-    words = ["--topology", topology, "--log-format", "json", "--log-level", "debug"]
-    plan = plan_cluster(share_cores(serve_config(*words), 2), tmp_path)
-    for command in (plan.proxy, *(command for _, command in plan.workers)):
-        assert command[command.index("--log-format") + 1] == "json"
-        assert command[command.index("--log-level") + 1] == "debug"
-    assert plan.fork_server[-1] == "json"

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.apps.launch.plan.cores import assign_cores, check_sharing, proxy_cores, share_cores
+from triptych.apps.launch.plan.cores import assign_cores, proxy_cores, share_cores
 from triptych.base.config import ServeConfig, WorkerRange
 from triptych.base.config.flags import config_from
 from triptych.base.errors import ConfigError
-
-
-def test_each_worker_gets_cores_of_its_own():
-    assert assign_cores({7, 2, 3, 5, 4}, 2, 2) == ["2,3", "4,5"]
-    assert assign_cores({0}, 3, 0) == ["", "", ""]
 
 
 def test_too_few_cores_are_an_error_that_counts_them_and_names_the_flag():
@@ -25,14 +20,6 @@ def test_the_proxy_leaves_the_last_cores_to_the_pd_workers_and_keeps_one():
     assert proxy_cores({3, 1, 2, 5}, 2) == "1,2"
     assert proxy_cores({4, 6}, 5) == "4"
     assert proxy_cores({7}, 1) == ""
-
-
-def test_workers_that_share_no_cores_cannot_be_paced():
-    with pytest.raises(ConfigError, match="--cpus-per-worker"):
-        check_sharing(ServeConfig(cpu_sharing="pace", cpus_per_worker=1))
-    with pytest.raises(ConfigError, match="--topology epd"):
-        check_sharing(ServeConfig(cpu_sharing="pace", topology="colocated"))
-    check_sharing(ServeConfig(cpu_sharing="free", cpus_per_worker=1, topology="colocated"))
 
 
 @pytest.mark.parametrize(

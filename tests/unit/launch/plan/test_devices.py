@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 
 import pytest
 
-from triptych.apps.launch.plan.devices import Gpu, Need, Share, find_devices, place_workers, share_table
+from triptych.apps.launch.plan.devices import Gpu, Need, find_devices, place_workers, share_table
 from triptych.base.config import GIB
 from triptych.base.errors import ConfigError
 
@@ -20,34 +19,6 @@ def _gpus(*gib: float) -> list[Gpu]:
 def _needs(pd: int, encoders: int, *, decoder: int = 10, tower: int = 4) -> list[Need]:
     decoders = [Need(f"pd-{index}", decoder * GIB, grows=True) for index in range(pd)]
     return decoders + [Need(f"encoder-{index}", tower * GIB, grows=False) for index in range(encoders)]
-
-
-def _by_device(shares: list[Share]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for share in shares:
-        found.setdefault(share.device, []).append(share.worker)
-    return found
-
-
-def test_four_pd_workers_and_two_encoders_are_spread_over_what_there_is():
-    needs = _needs(4, 2)
-    assert _by_device(place_workers(_gpus(*[80] * 6), needs)) == {
-        **{f"cuda:{index}": [f"pd-{index}"] for index in range(4)},
-        "cuda:4": ["encoder-0"],
-        "cuda:5": ["encoder-1"],
-    }
-    assert _by_device(place_workers(_gpus(80, 80), needs)) == {
-        "cuda:0": ["pd-0", "pd-2", "encoder-0"],
-        "cuda:1": ["pd-1", "pd-3", "encoder-1"],
-    }
-    assert list(_by_device(place_workers(_gpus(80), needs))) == ["cuda:0"]
-
-
-def test_workers_of_one_device_get_shares_of_its_memory():
-    shares = {share.worker: share.nbytes // GIB for share in place_workers(_gpus(80), _needs(2, 2))}
-    assert shares == {"pd-0": 36, "pd-1": 36, "encoder-0": 4, "encoder-1": 4}
-    alone = place_workers(_gpus(80, 80), _needs(1, 1))
-    assert [share.nbytes // GIB for share in alone] == [80, 80]
 
 
 def test_ranks_of_a_worker_get_gpus_whose_numbers_follow_one_another_and_equal_shares():
@@ -103,15 +74,6 @@ def test_no_device_is_given_away_twice_and_nobody_gets_less_than_it_needs(seed: 
 
 def _saying(words: str) -> tuple[str, ...]:
     return (sys.executable, "-c", words)
-
-
-def test_the_devices_are_those_that_another_process_finds():
-    found = json.dumps([{"name": "cuda:0", "free": 5}, {"name": "cuda:1", "free": 7}])
-    command = _saying(f"print({found!r})")
-    assert find_devices("cuda", command) == [Gpu("cuda:0", 5), Gpu("cuda:1", 7)]
-    assert find_devices("cuda:1", command) == [Gpu("cuda:1", 7)]
-    with pytest.raises(ConfigError, match="--device cuda:2: this torch finds cuda:0, cuda:1"):
-        find_devices("cuda:2", command)
 
 
 @pytest.mark.parametrize("words", ["print('?')", "raise SystemExit(3)", "print('[1]')"])

@@ -52,18 +52,6 @@ def test_what_the_user_says_is_left_alone(words: tuple[str, ...]):
     assert check_memory(_config(*words)) == {}
 
 
-def test_swapped_blocks_count_where_requests_are_swapped(monkeypatch: pytest.MonkeyPatch):
-    words = ("--swap-memory", "70GiB")
-    assert check_memory(_config(*words))
-    with pytest.raises(ConfigError, match=r"needs 7\d\.\d GiB(.|\n)*--swap-memory"):
-        check_memory(_config(*words, "--preemption", "swap"))
-
-
-def test_replicas_get_a_share_each():
-    found = check_memory(_config("--topology", "colocated", "--replicas", "3"))
-    assert set(found) == {"colocated-0", "colocated-1", "colocated-2"}
-
-
 def test_serve_on_gpus_gives_each_worker_its_device_and_its_share(tmp_path: Path):
     config = _config("--device", "cuda", "--pd-workers", "4", "--encoders", "2")
     gpus = [Gpu(f"cuda:{index}", 80 * GIB) for index in range(3)]
@@ -93,23 +81,10 @@ def test_a_gpu_that_cannot_hold_them_is_refused_before_anything_starts():
         place_on_gpus(config, lambda flag: [Gpu("cuda:0", 80 * GIB)])
 
 
-def test_on_a_cpu_no_gpu_is_asked():
-    assert place_on_gpus(_config(), lambda flag: pytest.fail("asked")) == {}
-
-
 def test_weights_context_and_caches_count_in_what_a_worker_needs():
     pd, encoder = gpu_needs(8 * GIB, _config("--kv-memory", "2GiB", "--device", "cuda"))
     assert pd.least - encoder.least == 2 * GIB + 256 * (1 << 20) and pd.grows and not encoder.grows
     assert encoder.least > 8 * GIB + CUDA_CONTEXT_BYTES
-
-
-def test_ranks_of_a_decoder_share_its_weights_and_those_of_a_tower_have_them_all():
-    config = _config("--device", "cuda", "--tensor-parallel", "2", "--encoder-data-parallel", "2")
-    whole = {need.worker: need for need in gpu_needs(8 * GIB, _config("--device", "cuda"))}
-    needs = {need.worker: need for need in gpu_needs(8 * GIB, config)}
-    assert (needs["pd-0"].ranks, needs["encoder-0"].ranks) == (2, 2)
-    assert needs["encoder-0"].least == whole["encoder-0"].least
-    assert 4 * GIB < whole["pd-0"].least - needs["pd-0"].least < 5 * GIB
 
 
 def test_serve_gives_every_rank_a_gpu_and_its_worker_the_first_one(tmp_path: Path):

@@ -15,15 +15,6 @@ def test_a_worker_listens_on_all_interfaces_and_names_its_node():
     assert address == "10.0.0.7:20001"
 
 
-def test_on_a_ray_of_loopback_it_listens_there_only():
-    assert listen_at("127.0.0.1", 1)[0][:2] == ["--host", "127.0.0.1"]
-
-
-def test_an_address_of_ip_version_6_stands_in_brackets():
-    words, address = listen_at("fd00::7", 20001)
-    assert (words[1], address) == ("::", "[fd00::7]:20001")
-
-
 def test_a_free_port_is_one_of_the_range_that_nothing_listens_at():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -17,10 +17,6 @@ def test_a_fresh_cluster_asks_for_the_groups_of_what_it_always_has():
     assert changes == ActorChanges(groups=(("encoder", "encoder"), ("pd", "pd")), start=ALL)
 
 
-def test_nothing_changes_once_all_is_there():
-    assert find_changes(POOLS, ALL, ALL, ["encoder", "pd"]) == ActorChanges()
-
-
 def test_a_worker_above_the_least_has_a_placement_group_of_its_own():
     changes = find_changes(POOLS, (*ALL, "encoder-1", "encoder-2"), ALL, ["encoder", "pd"])
     assert changes.groups == (("encoder", "encoder-1"), ("encoder", "encoder-2"))
@@ -35,13 +31,6 @@ def test_a_group_is_given_back_when_its_worker_has_drained_and_ended():
     # It drains, and then is gone.
     assert find_changes(POOLS, wanted, names, groups, ["encoder-2"]) == ActorChanges()
     assert find_changes(POOLS, wanted, wanted, groups) == ActorChanges(remove=("encoder-2",))
-
-
-def test_a_name_is_started_again_only_when_it_has_drained():
-    names, groups = (*ALL, "encoder-1"), ["encoder", "pd", "encoder-1"]
-    assert find_changes(POOLS, names, names, groups, ["encoder-1"]) == ActorChanges()
-    assert find_changes(POOLS, names, ALL, groups, ["encoder-1"]) == ActorChanges()
-    assert find_changes(POOLS, names, ALL, groups) == ActorChanges(start=("encoder-1",))
 
 
 def test_an_actor_and_a_group_that_are_gone_are_asked_for_again():

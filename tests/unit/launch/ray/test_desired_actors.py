@@ -20,10 +20,6 @@ def _follow(actors: DesiredActors, count: int) -> None:
         actors.drain(name)
 
 
-def test_at_first_they_are_those_that_the_pools_always_have():
-    assert DesiredActors(POOLS).names == ["encoder-0", "pd-0", "pd-1"]
-
-
 def test_the_number_goes_up_and_down_and_the_first_ones_stay():
     actors = DesiredActors(POOLS)
     _follow(actors, 4)

@@ -9,7 +9,7 @@ import trustme
 
 from support.certificates import CertificateFolder, issue, pem_of
 from support.options import serve_config
-from triptych.apps.launch.ray.flags import check_shared, with_files
+from triptych.apps.launch.ray.flags import check_shared, with_files, with_own_files
 from triptych.apps.launch.ray.pools import plan_actors
 from triptych.base.config import ServeConfig
 from triptych.base.errors import ConfigError
@@ -38,6 +38,22 @@ def test_services_on_several_nodes_need_tls_or_a_flag_that_allows_clear_text(
     check_shared(config_of(tmp_path, "--insecure"))
     check_shared(config_of(tmp_path, *folder.flags))
     check_shared(config_of(tmp_path, address="127.0.0.1:6379"))  # its nodes are this machine
+
+
+def test_a_ray_of_this_machine_has_a_token_and_certificates_of_its_own(
+    tmp_path: Path, folder: CertificateFolder
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    config = with_files(with_own_files(serve_config("--launcher", "ray"), run))
+    assert len(Path(config.proxy.internal_token_file).read_text()) >= 32
+    for pool in plan_actors(config, model="", store="unix:///s", home="10.0.0.1").values():
+        command = " ".join(pool.command)
+        assert f"--tls-cert-file {run}/tls/cert.pem" in command, pool.name
+        assert "--insecure" not in command, "what is sent from actor to actor is encrypted"
+    assert {path.stat().st_mode & 0o777 for path in (run / "tls").iterdir()} == {0o600}
+    given = with_own_files(serve_config("--launcher", "ray", *folder.flags), run)
+    assert given.proxy.tls_cert_file == str(folder.cert)
 
 
 def test_certificates_that_cannot_be_used_are_refused_on_this_node_already(

@@ -9,7 +9,7 @@ import pytest
 
 from support.options import parse, serve_config
 from triptych.apps.launch.ray.pools import ActorPool, plan_actors
-from triptych.base.config import ColocatedConfig, EncoderConfig, PDConfig, ProxyConfig, WorkerRange
+from triptych.base.config import EncoderConfig, PDConfig, ProxyConfig, WorkerRange
 from triptych.base.errors import ConfigError
 
 STORE = "redis://10.0.0.5:6379/0"
@@ -42,33 +42,9 @@ def test_the_proxies_decide_on_the_pools_that_are_ranges():
     assert (scaling.min_encoders, scaling.max_encoders, scaling.max_pd_workers) == (0, 4, 0)
 
 
-def test_an_open_number_of_encoders_is_one():
-    assert _plan()["encoder"].size == WorkerRange.fixed(1)
-
-
-def test_the_demo_model_is_named_by_no_path():
-    words = _plan(model="")["encoder"].words("encoder-0")
-    assert words[:2] == ["encoder", "--max-image-pixels"] or words[1].startswith("--")
-
-
-def test_each_proxy_has_ports_of_its_own():
-    plan = _plan("--proxies", "2", "--port", "8000", "--grpc-port", "8001", "--host", "0.0.0.0", "--no-auth")
-    ports = [_parsed(ProxyConfig, plan["proxy"], name) for name in plan["proxy"].names(2)]
-    assert [(one.port, one.grpc_port) for one in ports] == [(8000, 8001), (8010, 8011)]
-    assert plan["proxy"].port_of("proxy-1") == 8010
-    assert plan["encoder"].port_of("encoder-1") == 0
-
-
 def test_a_proxy_of_loopback_stands_on_this_node_and_one_for_all_anywhere():
     assert _plan()["proxy"].resources.resources == {"node:10.0.0.1": 0.001}
     assert _plan("--host", "0.0.0.0", "--no-auth")["proxy"].resources.resources == {}
-
-
-def test_replicas_are_actors_of_their_own_kind():
-    plan = _plan("--topology", "colocated", "--replicas", "3")
-    assert list(plan) == ["colocated", "proxy"]
-    replica = _parsed(ColocatedConfig, plan["colocated"], "colocated-0")
-    assert (replica.connector, replica.pd.store, plan["colocated"].size.most) == ("redis", STORE, 3)
 
 
 def test_what_a_pool_reserves_becomes_threads_and_memory_of_its_workers(tmp_path: Path):
@@ -105,10 +81,6 @@ def test_the_least_share_a_placement_group_and_each_other_worker_has_its_own():
 def test_flags_that_mean_nothing_on_ray_are_refused(words, said):
     with pytest.raises(ConfigError, match=said):
         _plan(*words)
-
-
-def test_ports_that_do_not_meet_are_accepted():
-    assert _plan("--proxies", "2", "--port", "8000", "--grpc-port", "8020")["proxy"].size.most == 2
 
 
 def test_a_part_of_a_gpu_needs_the_memory_of_a_worker(tmp_path: Path):

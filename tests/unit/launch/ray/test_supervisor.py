@@ -10,7 +10,7 @@ import pytest
 
 from triptych.apps.launch.ray.actor import ActorState
 from triptych.apps.launch.ray.connection import ActorGone, ActorGroup, frozen
-from triptych.apps.launch.ray.pools import ActorPool, PoolResources, pool_of
+from triptych.apps.launch.ray.pools import ActorPool, PoolResources
 from triptych.apps.launch.ray.supervisor import ActorSupervisor
 from triptych.base.config import WorkerRange
 from triptych.base.errors import ConfigError
@@ -85,12 +85,6 @@ async def _settled(supervisor: ActorSupervisor, wanted: Collection[str]) -> None
             await asyncio.sleep(0.01)
 
 
-async def test_a_fresh_cluster_gets_its_room_and_then_its_actors():
-    ray = RememberedRay()
-    await _settled(_supervisor(ray), ["encoder-0", "proxy-0"])
-    assert ray.done == ["room encoder", "room proxy", "start encoder-0", "start proxy-0"]
-
-
 async def test_one_that_is_not_wanted_is_drained_killed_and_its_room_returned():
     ray = RememberedRay()
     supervisor = _supervisor(ray)
@@ -137,13 +131,6 @@ async def test_actors_that_differ_are_drained_and_removed_with_their_room(differ
     assert ray.done == [*drained, "kill encoder-0", "return encoder"]
 
 
-async def test_actors_of_pools_that_are_not_planned_are_not_adopted():
-    ray = RememberedRay(commands={"colocated-0": [], "encoder-9": []})
-    ray.held["colocated"] = ActorGroup((), "PACK", True)
-    assert await _supervisor(ray).adopt() == set()
-    assert (ray.commands, ray.held) == ({}, {})
-
-
 async def test_the_stop_drains_proxies_before_workers_and_leaves_nothing():
     ray = RememberedRay()
     supervisor = _supervisor(ray)
@@ -175,17 +162,3 @@ async def test_one_that_cannot_work_is_not_started_again_at_once():
 async def test_a_cluster_that_another_process_has_is_refused_with_its_name():
     with pytest.raises(ConfigError, match="process 7 on there.*--cluster-name"):
         await _supervisor(RememberedRay(owner="process 7 on there")).claim()
-
-
-async def test_what_has_no_room_is_named_with_what_it_wants(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("triptych.apps.launch.ray.supervisor.free_resources", lambda: "CPU 0 of 2")
-    ray = RememberedRay()
-    supervisor = _supervisor(ray)
-    await _settled(supervisor, ["encoder-0", "proxy-0"])
-    assert await supervisor.waiting() == ""
-    ray.held["encoder"] = ActorGroup((*ray.held["encoder"].bundles,), "PACK", False)
-    assert await supervisor.waiting() == "encoder: 1 x (CPU 1), PACK. Free in Ray: CPU 0 of 2"
-
-
-def test_pools_are_found_by_the_names_of_their_actors():
-    assert [pool_of(name) for name in ("encoder-0", "pd-12", "colocated-3")] == ["encoder", "pd", "colocated"]

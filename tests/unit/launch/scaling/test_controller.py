@@ -68,19 +68,6 @@ def following(board: _Board, host: _Host) -> PoolController:
     return PoolController(board, {"encoder": WorkerRange(0, 3), "pd": WorkerRange(1, 2)}, host)
 
 
-async def test_each_pool_follows_its_own_decision(
-    board: _Board, host: _Host, following: PoolController
-) -> None:
-    board.wanted = {"encoder": 2, "pd": 2}
-    for pool in ("encoder", "pd", "encoder"):
-        await following.follow(pool)
-    assert host.calls == ["+encoder-0", "+encoder-1", "+pd-1"]
-    board.wanted = {"encoder": 0, "pd": 1}
-    for pool in ("encoder", "pd"):
-        await following.follow(pool)
-    assert host.calls[3:] == ["-encoder-1", "-encoder-0", "-pd-1"]
-
-
 async def test_a_decision_outside_of_the_range_goes_to_its_end(
     board: _Board, host: _Host, following: PoolController
 ) -> None:

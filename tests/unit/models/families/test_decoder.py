@@ -32,12 +32,6 @@ def test_a_placeholder_is_the_image_token_once_per_row(family: str) -> None:
     assert side.placeholder(PLAN) == [token] * 6
 
 
-def test_a_placeholder_of_llava_is_as_long_as_its_tower_puts_out() -> None:
-    token = AutoTokenizer.from_pretrained(build_checkpoint("llava")).convert_tokens_to_ids("<image>")
-    plan = replace(PLAN, rows=36, length=36, grid_thw=())
-    assert decoder("llava").placeholder(plan) == [token] * 36
-
-
 @pytest.mark.parametrize(
     "plan",
     [
@@ -58,14 +52,6 @@ def test_a_plan_that_does_not_fit_its_grid_is_refused(family: str, plan: ItemPla
 def test_llava_refuses_a_plan_of_another_length() -> None:
     with pytest.raises(InvalidRequest):
         decoder("llava").placeholder(replace(PLAN, grid_thw=()))
-
-
-@pytest.mark.parametrize(("family", "rows"), [("qwen3_vl", 3), ("qwen2_5_vl", 3), ("llava", 1)])
-def test_positions_have_the_familys_rows(family: str, rows: int) -> None:
-    side = decoder(family)
-    positions, delta = side.positions([5, 6, 7], [])
-    assert (positions.shape, positions.dtype, delta) == ((rows, 3), torch.int64, 0)
-    assert side.geometry.position_rows == rows
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -58,15 +58,6 @@ def test_a_missing_cross_projection_is_named(family: str, tmp_path: Path) -> Non
         decoder(path)
 
 
-def test_what_old_files_hold_without_use_is_left_aside(tmp_path: Path) -> None:
-    path = build_checkpoint("t5", tmp_path / "model")
-    file = path / "model.safetensors"
-    unused = {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": torch.zeros(12, 5)}
-    save_file(load_file(file) | unused, file)
-    encoder(path)
-    decoder(path)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sizes_of_cross_attention_are_those_of_the_decoders_own(family: str) -> None:
     side = decoder(build_checkpoint(family))
@@ -141,13 +132,6 @@ def test_an_identity_names_what_items_are(family: str, modality: str) -> None:
     identity = model_identity(build_checkpoint(family), dtype="float32")
     assert isinstance(identity, ModelIdentity)
     assert identity.modality == modality
-
-
-def test_a_dithering_checkpoint_is_refused(tmp_path: Path) -> None:
-    path = build_checkpoint("whisper", tmp_path / "model")
-    _set(path / "preprocessor_config.json", "dither", 0.5)
-    with pytest.raises(ConfigError, match="set dither to 0"):
-        encoder(path)
 
 
 def test_a_checkpoint_without_feature_extractor_is_refused(tmp_path: Path) -> None:

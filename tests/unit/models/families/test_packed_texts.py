@@ -57,18 +57,6 @@ def test_a_texts_rows_do_not_change_with_the_texts_beside_it(family: str) -> Non
     assert not torch.allclose(one[1], other[1], atol=1e-2)
 
 
-@FAMILIES
-def test_positions_are_those_in_the_text_not_in_the_row(family: str) -> None:
-    first, _, again = packed(loaded(family), [ids(9, 12, 7), ids(30, 31), ids(9, 12, 7)])
-    torch.testing.assert_close(again, first, atol=1e-5, rtol=0)
-
-
-@FAMILIES
-def test_the_order_of_a_texts_tokens_counts(family: str) -> None:
-    forward, backward = packed(loaded(family), [ids(9, 12, 7), ids(7, 12, 9)])
-    assert not torch.allclose(forward, backward.flip(0), atol=1e-2)
-
-
 @pytest.mark.parametrize("louder", [1.0, 6e4])
 @torch.inference_mode()
 def test_in_float16_a_layer_of_bart_gives_what_its_own_code_gives(louder: float) -> None:

@@ -68,12 +68,6 @@ def test_a_text_prompt_counts_in_every_row() -> None:
     assert delta == 0
 
 
-def test_text_after_an_image_goes_on_after_its_longer_side() -> None:
-    positions, delta = mrope_positions(10, [feature(2, 2, 3)], MERGE)
-    assert positions[:, 8:].tolist() == [[5, 6]] * 3
-    assert delta == -3
-
-
 def test_features_may_come_in_any_order() -> None:
     features = [feature(1, 2, 2), feature(6, 1, 3)]
     forward, _ = mrope_positions(12, features, MERGE)

@@ -16,7 +16,6 @@ from triptych.models.families import qwen_graph, segments
 from triptych.models.families.qwen2_5_vl import Qwen2_5VLEncoder
 from triptych.models.families.qwen3_vl import Qwen3VLEncoder
 from triptych.models.families.qwen_graph import QwenGraph
-from triptych.models.families.segments import Segments
 from triptych.models.registry import family_of
 
 CPU = torch.device("cpu")
@@ -63,21 +62,11 @@ def test_the_eager_tower_is_transformers_own_to_the_bit(tower: Qwen3VLEncoder | 
     original.load_state_dict(tower.module.state_dict(), strict=False, assign=True)
     original.patch_embed = tower.module.get_submodule("patch_embed")
     items = prepared(tower)
-    pixels = torch.cat([item.tensors["pixel_values"] for item in items])
+    pixels = tower.pixels(items)
     with torch.inference_mode():
         out = original(pixels, grid_thw=torch.tensor([item.grid_thw for item in items]))
     expected = torch.cat(tower.columns(out), dim=-1)
     assert torch.equal(torch.cat(tower.encode(items)), expected)
-
-
-def test_offsets_padded_with_zeros_would_mix_items(tower: Qwen3VLEncoder | Qwen2_5VLEncoder) -> None:
-    items = prepared(tower, 2)
-    values = values_of(tower, items, 128)
-    values["cu_seqlens"][len(items) + 1 :] = 0
-    with torch.inference_mode():
-        rows = tower.split_encoder_cudagraph_output(tower.encoder_cudagraph_forward(values), items)
-    with pytest.raises(AssertionError):
-        torch.testing.assert_close(torch.cat(rows), torch.cat(tower.encode(items)), atol=1e-2, rtol=0)
 
 
 def test_small_large_small_gives_the_first_rows_again(tower: Qwen3VLEncoder | Qwen2_5VLEncoder) -> None:
@@ -118,25 +107,6 @@ def test_segments_with_a_kernel_for_offsets_give_the_same(
     rows = run(tower, items, sum(item.rows for item in items) + 61)
     for own, row in zip(tower.encode(items), rows, strict=True):
         torch.testing.assert_close(row, own, atol=2e-5, rtol=0)
-
-
-def test_a_kernel_for_offsets_is_used_for_halves_on_cuda_only() -> None:
-    cuda = torch.device("cuda")
-    assert segments.has_varlen(cuda, torch.bfloat16) and segments.has_varlen(cuda, torch.float16)
-    assert not segments.has_varlen(cuda, torch.float32) and not segments.has_varlen(CPU, torch.bfloat16)
-
-
-def test_rows_behind_the_last_offset_are_a_segment_of_their_own() -> None:
-    made = Segments.of(torch.tensor([0, 2, 3, 3, 3]).int(), 5, 5, varlen=False)
-    assert made.offsets.tolist() == [0, 2, 3, 3, 3, 5]
-    assert made.mask is not None
-    assert made.mask.int().tolist() == [
-        [1, 1, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [0, 0, 1, 0, 0],
-        [0, 0, 0, 1, 1],
-        [0, 0, 0, 1, 1],
-    ]
 
 
 SIDES = st.integers(1, 30)

@@ -64,14 +64,6 @@ def test_windows_of_a_long_file_are_slices_of_the_whole_files_features(path: Pat
     assert not torch.allclose(cut, whole[:, :3000], atol=1e-3)
 
 
-def test_a_files_features_are_computed_once_for_all_its_windows(path: Path) -> None:
-    encoder, _ = sides(path)
-    file = Sound(sound(33.0, seed=3))
-    for start in (0, 1000, 2000):
-        encoder.preprocess(file, {"start_frame": start})
-    assert file.decoded == 1
-
-
 @pytest.mark.parametrize(
     "options", [{"start_frame": -1}, {"start_frame": True}, {"start": 1}, {"start_frame": "1"}]
 )

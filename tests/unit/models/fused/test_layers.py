@@ -77,15 +77,6 @@ def test_layers_that_do_something_else_stay(
     assert reason in caplog.text
 
 
-@pytest.mark.parametrize("part", ["mlp.up_proj", "self_attn.o_proj", "input_layernorm"])
-def test_layers_with_other_parts_stay(part: str) -> None:
-    layers = _layers("llava")
-    owner, _, name = part.rpartition(".")
-    del layers[0].get_submodule(owner)._modules[name]
-    fuse_layers(layers)
-    assert not any(isinstance(layer, FusedDecoderLayer) for layer in layers)
-
-
 def test_layers_whose_projections_are_apart_stay() -> None:
     path = build_checkpoint("llava")
     side = family_of(path).decoder.load(path, device=CPU, dtype=torch.float32, attn_implementation="sdpa")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 
 from support.data.checkpoints import build_checkpoint
-from triptych.models.fused.merged import MergedLinear, MergedPart, merge, whole
+from triptych.models.fused.merged import MergedLinear, MergedPart, merge
 from triptych.models.registry import load_decoder
 from triptych.models.weights.loading import parameter_bytes
 from triptych.models.weights.prepack import PrepackedLinear, prepack
@@ -72,18 +71,6 @@ def test_another_tensor_and_a_second_call_are_computed_anew() -> None:
     torch.testing.assert_close(module.v_proj(x), nn.functional.linear(x, *weights[2]))
 
 
-@torch.no_grad()
-def test_nothing_of_a_forward_is_held_after_it() -> None:
-    module = Projections()
-    merge(module)
-    x = torch.randn(3, 48)
-    outputs = module(x)
-    watched = [weakref.ref(x), *(weakref.ref(out) for out in outputs)]
-    del x, outputs
-    gc.collect()
-    assert all(found() is None for found in watched)
-
-
 def test_weights_are_held_once_and_those_of_before_are_let_go() -> None:
     module = Projections()
     before = parameter_bytes(module)
@@ -106,15 +93,6 @@ def test_a_weight_or_a_layer_that_is_something_elses_too_stays_apart() -> None:
     assert module.k_proj.weight is module.embed.weight
 
 
-def test_layers_of_different_kinds_or_inputs_stay_apart() -> None:
-    mixed, wider = Projections(), Projections()
-    mixed.k_proj = mixed.k_proj.bfloat16()
-    wider.v_proj = nn.Linear(47, 16)
-    for module in (mixed, wider):
-        merge(module)
-        assert not any(isinstance(part, MergedLinear) for part in module.modules())
-
-
 @pytest.mark.parametrize("bias", [(True, False, True), (False, True, True), (False, False, False)])
 @torch.no_grad()
 def test_layers_in_8_bits_are_merged_with_their_scales(bias: tuple[bool, bool, bool]) -> None:
@@ -131,21 +109,6 @@ def test_layers_in_8_bits_are_merged_with_their_scales(bias: tuple[bool, bool, b
     assert isinstance(module.q_proj, MergedLinear) and isinstance(module.q_proj.linear, Int8Linear)
     for found, expected in zip(module(x), wanted, strict=True):
         torch.testing.assert_close(found, expected)
-
-
-def test_only_layers_that_were_merged_in_this_order_are_whole() -> None:
-    module, other = Projections(), Projections()
-    with pytest.raises(ValueError, match="not merged into one"):
-        whole([module.q_proj, module.k_proj, module.v_proj])
-    merge(module)
-    merge(other)
-    linear, sizes = whole([module.q_proj, module.k_proj, module.v_proj])
-    assert linear.weight.shape == (64, 48) and sizes == [32, 16, 16]
-    with pytest.raises(ValueError, match="not merged into one"):
-        whole([module.q_proj, module.k_proj])
-    for wrong in ([module.q_proj, module.v_proj, module.k_proj], [module.q_proj, other.k_proj, other.v_proj]):
-        with pytest.raises(ValueError, match="projection 2 of 3"):
-            whole(wrong)
 
 
 @pytest.mark.parametrize(

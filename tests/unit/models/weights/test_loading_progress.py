@@ -7,8 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from support.data.checkpoints import FAMILIES, build_checkpoint
-from triptych.base.progress.progress import shown_by
-from triptych.base.progress.step import BYTES, StepState
+from triptych.base.progress.progress import BYTES, StepState, shown_by
 from triptych.models.checkpoint.cut import Cut
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.registry import family_of, load_decoder, load_encoder

@@ -163,10 +163,6 @@ def test_a_ragged_batch_equals_dense_attention(kv_heads: int, options: dict[str,
         check(sequences, kv_heads, seed, **options)
 
 
-def test_decodes_that_fill_their_blocks_need_no_mask() -> None:
-    check(make_sequences(torch.Generator().manual_seed(1), [(8, 1), (8, 1)], 2), 2, 1)
-
-
 @pytest.mark.parametrize("spans", SpanRule)
 @pytest.mark.parametrize(("window", "chunk"), [(None, None), (3, None), (None, 4), (5, 6)])
 def test_a_layers_rule_decides_what_it_reaches(

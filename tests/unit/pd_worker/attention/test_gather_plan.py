@@ -9,7 +9,7 @@ import torch
 
 from support.engine.engine_requests import bare_decoder, make_cross, make_request
 from triptych.pd_worker.attention import attention
-from triptych.pd_worker.attention.gather_plan import GatherGroup, gather_limit, plan_gathers
+from triptych.pd_worker.attention.gather_plan import plan_gathers
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
 from triptych.pd_worker.core.outputs import ScheduledChunk
@@ -31,12 +31,6 @@ def test_every_group_is_below_the_limit_or_one_decode_and_all_are_in_one(seed: i
     for group in groups:
         assert group.blocks == max(blocks[group.first : group.last])
         assert group.last - group.first == 1 or (group.last - group.first) * group.blocks <= most
-
-
-def test_decodes_that_fit_together_are_one_group() -> None:
-    assert plan_gathers([3, 1, 2], 9) == [GatherGroup(0, 3, 3)]
-    assert plan_gathers([], 9) == []
-    assert gather_limit(torch.device("cuda")) > gather_limit(torch.device("cpu"))
 
 
 def _cache() -> PagedKVCache:

@@ -11,7 +11,6 @@ from support.engine.engine_requests import (
     Make,
     ModellessEngine,
     finished,
-    make_cross,
     make_feature,
     make_request,
     names,
@@ -91,28 +90,6 @@ def test_the_items_of_a_prefilled_part_stay_until_the_request_starts(make: Make)
     assert finished(engine)["a"].error is None
 
 
-def test_requests_that_can_start_come_first(make: Make) -> None:
-    engine = make(budget=16)
-    engine.add(make_request("a", 36, [CAT, DOG], ready=[]))
-    arrive(engine, CAT)
-    engine.add(*(make_request(f"t{i}", [50 + i] * 12, arrival=1.0 + i) for i in range(3)))
-    assert steps(engine, 6) == [
-        [("t0", 0, 12), ("t1", 0, 4)],
-        [("t1", 4, 8), ("t2", 0, 8)],
-        [("t2", 8, 4), ("a", 0, 12)],
-        [("a", 12, 8)],
-    ]
-
-
-def test_a_step_with_as_many_requests_as_may_run_has_no_place_for_it(make: Make) -> None:
-    engine = make(max_num_seqs=1)
-    engine.add(make_request("text", [9] * 4, max_tokens=3))
-    engine.add(make_request("a", 36, [CAT, DOG], ready=[]))
-    arrive(engine, CAT)
-    assert steps(engine, 5) == [[("text", 0, 4)], [("text", 4, 1)], [("text", 5, 1)], [("a", 0, 16)],
-                                [("a", 16, 4)]]  # fmt: skip
-
-
 def test_nobody_is_prefilled_early_while_another_waits_for_blocks(make: Make) -> None:
     engine = make(num_blocks=16, max_model_len=64)
     engine.add(make_request("text", [9] * 40, max_tokens=4))
@@ -150,13 +127,6 @@ def test_chunks_end_with_a_block(make: Make) -> None:
     assert steps(engine, 6) == [[("a", 0, 8)], [("a", 8, 8)], [("a", 16, 4)]], "nothing is computed twice"
 
 
-def test_an_atomic_span_is_prefilled_whole_before_a_missing_item(make: Make) -> None:
-    engine, image = make(), make_feature("cat", 2, 9, atomic=True)
-    engine.add(make_request("a", 24, [image, make_feature("dog", 11, 6, atomic=True)], ready=[]))
-    arrive(engine, image)
-    assert steps(engine) == [[("a", 0, 11)]], "not cut at token 8, the last block's end"
-
-
 def test_a_missing_item_inside_a_span_ends_the_prefill_before_the_span(make: Make) -> None:
     engine = make()
     request = make_request("a", 24, [make_feature("dog", 11, 6)], ready=[])
@@ -172,22 +142,6 @@ def test_an_atomic_span_above_what_is_left_of_the_step_waits(make: Make) -> None
     engine.add(make_request("a", 24, [image, make_feature("dog", 12, 6)], ready=[], arrival=1.0))
     arrive(engine, image)
     assert steps(engine) == [[("text", 0, 4)], [("a", 0, 12)]]
-
-
-def test_a_request_with_a_cross_item_is_never_prefilled_early(make: Make) -> None:
-    engine = make(cross=True)
-    engine.add(make_request("a", 12, [make_cross("speech", 8)], ready=[]))
-    assert steps(engine) == []
-
-
-@pytest.mark.parametrize("off", ["overlap", "prefix_caching"])
-def test_there_is_no_early_prefill_without_the_flag_or_the_prefix_cache(make: Make, off: str) -> None:
-    engine = make(**{off: False})
-    engine.add(make_request("a", 36, [CAT, DOG], ready=[]))
-    arrive(engine, CAT)
-    assert steps(engine) == []
-    arrive(engine, DOG)
-    assert steps(engine) == [[("a", 0, 16)], [("a", 16, 16)], [("a", 32, 4)]]
 
 
 def test_of_requests_with_one_prompt_the_first_is_prefilled_and_the_others_find_it(make: Make) -> None:
@@ -219,20 +173,6 @@ def test_only_what_others_have_computed_counts_as_cached(make: Make) -> None:
     assert sum(output.prefix_hit for output in outputs) == 12
 
 
-def test_text_that_decodes_goes_on_beside_it(make: Make) -> None:
-    engine = make(budget=16)
-    engine.add(make_request("text", [9] * 4, max_tokens=30))
-    engine.step()
-    engine.add(make_request("a", 36, [CAT, DOG], ready=[]))
-    arrive(engine, CAT)
-    assert steps(engine) == [
-        [("text", 4, 1), ("a", 0, 4)],
-        [("text", 5, 1)],
-        [("text", 6, 1), ("a", 4, 8)],
-        [("text", 7, 1), ("a", 12, 8)],
-    ], "half of the step's budget"
-
-
 def test_an_item_lost_in_the_gap_is_encoded_again_and_nothing_is_computed_twice(make: Make) -> None:
     engine = half_way(make())
     engine.scheduler.mark_ready([DOG.mm_hash], engine.now)  # stored, and gone again
@@ -258,14 +198,6 @@ def test_the_deadline_counts_in_the_gap(make: Make) -> None:
     engine.step()
     assert isinstance(finished(engine)["a"].error, DeadlineExceeded)
     engine.assert_at_rest()
-
-
-def test_an_attempt_that_follows_finds_what_the_last_one_computed_early(make: Make) -> None:
-    engine = half_way(make())
-    engine.scheduler.cancel(["a"], "proxy")
-    engine.add(make_request("a", 36, [CAT, DOG], attempt=2))
-    arrive(engine, DOG)
-    assert steps(engine) == [[("a", 20, 16)]]
 
 
 def test_a_step_that_fails_ends_the_request_and_keeps_nothing_of_it(make: Make) -> None:
@@ -294,34 +226,6 @@ def test_what_is_not_finite_is_never_found(make: Make, monkeypatch: pytest.Monke
     assert isinstance(finished(engine)["a"].error, InternalError)
     engine.add(make_request("b", 36, [CAT, DOG], ready=[]))
     assert steps(engine) == [[("b", 0, 4)]]
-
-
-@pytest.mark.parametrize("host_blocks", [0, 16], ids=["recomputed", "swapped"])
-def test_a_request_that_has_run_is_not_prefilled_early(make: Make, host_blocks: int) -> None:
-    engine = make(num_blocks=10, host_blocks=host_blocks)
-    publish(STORE, CAT)
-    engine.add(make_request("text", [9] * 8, max_tokens=24))
-    engine.add(make_request("a", 20, [CAT], max_tokens=16, arrival=1.0))
-    outputs = engine.run_out()
-    assert "a" in [state.request.request_id for output in outputs for state in output.preempted]
-    chunks = [chunk for output in outputs for chunk in output.chunks if chunk.state.features]
-    assert [chunk.overlap for chunk in chunks] == [True] + [False] * (len(chunks) - 1)
-    assert {event.error for event in finished(engine).values()} == {None}
-
-
-def test_not_even_one_whose_item_has_gone_since(make: Make) -> None:
-    engine = make()
-    engine.add(make_request("a", 36, [CAT, DOG], ready=[]))
-    state = engine.scheduler._requests.get(("proxy", "a"))
-    assert state is not None
-    state.first_scheduled_at = 0.0
-    assert steps(engine) == []
-
-
-def test_requests_of_two_tenants_share_nothing(make: Make) -> None:
-    engine = half_way(make(), root=b"a" * 32)
-    engine.add(make_request("b", 36, [CAT, DOG], ready=[CAT.mm_hash], root=b"b" * 32))
-    assert [share for step in steps(engine) for share in step] == [("b", 0, 16), ("b", 16, 4)]
 
 
 @settings(max_examples=40, deadline=None)
@@ -370,12 +274,3 @@ def test_few_tokens_are_prefilled_beside_others_but_not_in_a_step_of_their_own(m
     assert steps(engine) == [], "a sixteenth of the budget is 8, and 4 stand before the first item"
     engine.add(make_request("text", [9] * 4, arrival=1.0))
     assert steps(engine) == [[("text", 0, 4), ("a", 0, 4)]]
-
-
-def test_no_chunk_is_made_of_less_than_a_block_before_an_item_that_is_just_coming(make: Make) -> None:
-    engine, late = make(budget=32), make_feature("dog", 22, 8)
-    engine.add(make_request("a", 36, [CAT, late], ready=[]))
-    arrive(engine, CAT)
-    assert steps(engine) == [[("a", 0, 4)], [("a", 4, 16)]]
-    arrive(engine, late)
-    assert steps(engine) == [[("a", 20, 16)]], "not tokens 20 and 21 alone"

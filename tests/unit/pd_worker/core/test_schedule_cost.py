@@ -39,13 +39,6 @@ def test_an_item_that_comes_costs_as_much_with_256_waiting_requests_as_with_16()
     assert coming(256) < MOST_GROWTH * coming(16)
 
 
-@pytest.mark.parametrize("what", SITUATIONS)
-def test_in_the_measured_step_all_requests_wait_and_text_runs(what: str) -> None:
-    full = SITUATIONS[what](256)
-    assert full.scheduler.num_waiting == 256
-    assert len(full.schedule().chunks) == full.scheduler.num_running == 8
-
-
 def test_a_step_of_text_costs_as_much_with_10_000_waiting_requests_as_with_16() -> None:
     few, many = (operations(TextScheduler(8, waiting).step) for waiting in (16, 10_000))
     assert many < MOST_GROWTH * few

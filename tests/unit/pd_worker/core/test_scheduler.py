@@ -175,7 +175,7 @@ def test_the_output_ends_where_the_model_ends(make: Make) -> None:
     assert finished(engine)["a"].usage.completion_tokens == 6
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6))
 def test_every_request_ends_and_nothing_is_kept(seed: int) -> None:
     """Random traffic over few blocks and little room: loss in the store, failed steps, cancels."""

@@ -115,7 +115,7 @@ def _draw(rng: random.Random, name: str, *, cross: bool) -> EngineRequest:
 
 @pytest.mark.parametrize("cross", [False, True], ids=["in the prompt", "beside the prompt"])
 @pytest.mark.parametrize("host_blocks", [0, 12])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_looking_only_where_something_has_happened_decides_as_looking_at_all(
     cross: bool, host_blocks: int, seed: int

@@ -6,8 +6,7 @@ import pytest
 
 from support.tracing.spans import KeptSpans, TickingClock, kept_tracer, new_context
 from triptych.base.errors import InternalError
-from triptych.base.tracing.context import hex_trace_id, metadata, to_bytes
-from triptych.base.tracing.producers import Producers
+from triptych.base.tracing.context import Producers, hex_trace_id, metadata, to_bytes
 from triptych.base.tracing.tracer import SpanKind
 from triptych.base.types import FinishReason, PDTimings, Placement, Usage
 from triptych.pd_worker.core.request_events import (

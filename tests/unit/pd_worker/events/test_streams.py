@@ -17,8 +17,8 @@ from triptych.pd_worker.core.request_events import (
     RequestAdmitted,
     RequestFinished,
 )
+from triptych.pd_worker.events.request_log import TokenTexts
 from triptych.pd_worker.events.streams import KEEP_DETACHED_SECONDS, KEEP_FINISHED_SECONDS, EventStreams
-from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.protos import pd_pb2
 
 KEY = "a" * 64
@@ -92,16 +92,6 @@ async def test_one_steps_events_of_all_requests_are_one_message(box):
     assert [(p.offset, p.length) for p in events[0].admitted.placements] == [(1, 2)]
 
 
-async def test_proxies_get_their_own_events_only(box):
-    streams = {proxy: box.streams.attach(proxy, []) for proxy in ("p1", "p2")}
-    for proxy in streams:
-        box.streams.open(proxy, "r1", 1)
-    box.deliver(tokens(0, 1, proxy="p1"), tokens(0, 2, proxy="p2"))
-    for proxy, token in (("p1", 1), ("p2", 2)):
-        events = await following(streams[proxy])
-        assert [list(event.tokens.token_ids) for event in events] == [[token]]
-
-
 async def test_what_waits_for_a_slow_proxy_is_merged(box):
     stream = box.streams.attach("p1", [])
     box.streams.open("p1", "r1", 1)
@@ -113,16 +103,6 @@ async def test_what_waits_for_a_slow_proxy_is_merged(box):
     assert events[0].tokens.position == 0
     assert list(events[0].tokens.token_ids) == list(range(1000))
     assert events[0].tokens.text == "x" * 1000
-
-
-async def test_the_last_event_carries_usage_times_and_the_error(box):
-    stream = box.streams.attach("p1", [])
-    box.streams.open("p1", "r1", 1)
-    box.deliver(finished(FinishReason.ERROR, InternalError("it broke", param="x")))
-    last = (await following(stream))[0].finished
-    assert (last.reason, last.error.code, last.error.message) == ("error", "internal_error", "it broke")
-    assert (last.prompt_tokens, last.completion_tokens, last.cached_tokens) == (5, 3, 2)
-    assert (last.queue_seconds, last.load_seconds, last.prefill_seconds, last.decode_seconds) == (1, 2, 3, 4)
 
 
 async def test_events_of_other_attempts_and_unknown_requests_are_dropped(box):
@@ -237,15 +217,6 @@ async def test_the_end_of_a_replaced_stream_detaches_no_proxy(box):
     box.clock.now += 10 * KEEP_DETACHED_SECONDS
     box.streams.sweep()
     assert box.cancelled == []
-
-
-async def test_a_replaced_stream_takes_nothing_from_its_successor(box):
-    old = box.streams.attach("p1", [])
-    box.streams.open("p1", "r1", 1)
-    box.deliver(tokens(0, 1, text="a"))
-    new = box.streams.attach("p1", [reattach(0)])
-    assert await asyncio.wait_for(old.next(), 1) is None
-    assert kinds(await following(new)) == [("r1", "tokens")]
 
 
 async def test_a_later_attempt_takes_the_place_of_the_earlier(box):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from support.data.trained import tokenizer
-from triptych.pd_worker.events.token_texts import TokenTexts
+from triptych.pd_worker.events.request_log import TokenTexts
 
 TEXT = "A naïve café: 你好 🙂🙃 \n\tx = f(1)"
 

@@ -8,9 +8,6 @@ from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.pd_worker.frontend.chat_template import ChatTemplate, read_template
 
 STRINGS = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
-PARTS = (
-    "{% for m in messages %}{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}{% endfor %}"
-)
 
 
 def user(content):
@@ -32,10 +29,6 @@ def test_a_template_for_strings_refuses_images():
 
 def test_a_template_that_prints_its_list_is_one_for_strings():
     assert not ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}").takes_parts
-
-
-def test_a_template_for_parts_gets_strings_as_parts():
-    assert ChatTemplate(PARTS).render(user("hi")) == "hi"
 
 
 def test_what_a_template_objects_to_is_the_requests_error():
@@ -74,10 +67,6 @@ def test_loop_controls_generation_blocks_and_json_work():
         "{% endfor %}{{ {'a': '<é>'} | tojson }}{{ strftime_now('%%') }}"
     )
     assert ChatTemplate(source).render(user("x") * 2) == '"user"{"a": "<é>"}%'
-
-
-def test_special_tokens_are_variables():
-    assert ChatTemplate("{{ bos_token }}", {"bos_token": "<s>"}).render(user("x")) == "<s>"
 
 
 def test_a_broken_template_is_a_config_error():

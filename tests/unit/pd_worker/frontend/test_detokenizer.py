@@ -95,13 +95,6 @@ def test_an_end_token_stops_and_is_not_text():
     assert output.append(2) == ("", FinishReason.STOP)
 
 
-def test_a_stop_token_with_text_is_not_text():
-    ids = encode("qwen", "one two")
-    output = OutputText(tokenizer("qwen"), sampling(stop_token_ids=(ids[-1],)))
-    assert run(output, ids) == tokenizer("qwen").decode(ids[:-1])
-    assert output.finished is FinishReason.STOP
-
-
 def test_ignore_eos_goes_on_past_the_end_token():
     ids = [*encode("llava", "Hi"), 2, *encode("llava", "you")]
     output = OutputText(tokenizer("llava"), sampling(ignore_eos=True))
@@ -131,12 +124,6 @@ def test_text_that_only_begins_a_stop_string_is_sent_in_the_end():
     assert sent == "well "
     assert output.flush() == "</sto"
     assert output.flush() == ""
-
-
-def test_the_earliest_of_several_stop_strings_cuts():
-    ids = encode("qwen", "aaa bbb ccc")
-    output = OutputText(tokenizer("qwen"), sampling(stop=("ccc", "bbb")))
-    assert run(output, ids) == "aaa "
 
 
 @pytest.mark.parametrize("style", ["qwen", "llava"])
@@ -204,12 +191,6 @@ def test_a_resumed_output_goes_on_at_the_character_after_the_last_received(case)
             rest = resumed.flush() if resumed.finished else run(resumed, ids[split:taken])
             assert whole[:received] + rest == whole
             assert resumed.finished is unbroken.finished
-
-
-def test_text_received_ahead_of_its_tokens_is_not_sent_twice():
-    ids = encode("qwen", "one two three")
-    resumed = OutputText(tokenizer("qwen"), sampling(), ids[:1], 7)
-    assert "one two" + run(resumed, ids[1:]) == "one two three"
 
 
 def test_tokens_after_the_end_are_refused():

@@ -9,8 +9,7 @@ import pytest
 from support.data.trained import tokenizer
 from triptych.base.errors import InvalidRequest
 from triptych.base.types import ItemPlan
-from triptych.pd_worker.frontend.chat_template import ChatTemplate
-from triptych.pd_worker.frontend.messages import parse_messages
+from triptych.pd_worker.frontend.chat_template import ChatTemplate, parse_messages
 from triptych.pd_worker.frontend.prompt import PromptBuilder
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from triptych.pd_worker.ranks.progress import ProgressListener, ProgressWriter
+from triptych.pd_worker.ranks.decoder_ranks import ProgressListener, ProgressWriter
 
 PATIENCE = 30.0
 

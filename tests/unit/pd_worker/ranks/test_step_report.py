@@ -9,7 +9,7 @@ from triptych.base.ranks.errors import RankLost
 from triptych.ec_connector.base import ECConnectorOutput, FailedLoad
 from triptych.pd_worker.core.outputs import ModelRunnerOutput
 from triptych.pd_worker.ranks.ranked_runner import check_same_step, merge_into
-from triptych.pd_worker.ranks.step_report import StepReport, read_report, report_of
+from triptych.pd_worker.ranks.step_message import StepReport, read_report, report_of
 
 
 def test_a_report_says_what_the_rank_has_done() -> None:

@@ -15,7 +15,7 @@ from support.pd_ranks.ranked_engine import RankedTightEngine
 from triptych.ec_connector.base import ECConnectorOutput, FailedLoad
 from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
-from triptych.pd_worker.ranks.transfer_merger import TransferMerger
+from triptych.pd_worker.ranks.ranked_runner import TransferMerger
 
 PLAN = make_feature("a", 0, 3).plan
 KEY = PLAN.mm_hash
@@ -162,7 +162,7 @@ def engine_of(seed: int, rows: int, losses: float, ranks: int = 2) -> tuple[bool
         engine.close()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),
     rows=st.integers(6, 14),

@@ -21,10 +21,6 @@ GEOMETRY = DecoderGeometry(
 )  # fmt: skip
 
 
-def test_a_block_counts_keys_and_values_of_all_layers() -> None:
-    assert block_bytes(GEOMETRY, 16, torch.bfloat16) == 2 * 4 * 16 * 2 * 64 * 2
-
-
 @pytest.mark.parametrize(
     ("mode", "device", "used"),
     [
@@ -72,11 +68,6 @@ def test_the_default_length_is_no_more_than_the_memory_holds() -> None:
     config = PDConfig(kv_memory=MIB)
     assert max_model_len(config, GEOMETRY, torch.float32) == 256
     assert num_kv_blocks(config, GEOMETRY, torch.float32) * config.block_size == 256
-
-
-def test_memory_below_one_block_is_an_error_also_with_the_default_length() -> None:
-    with pytest.raises(ConfigError, match=r"1 blocks of 16 tokens x 64.0 KiB"):
-        num_kv_blocks(PDConfig(kv_memory=1024), GEOMETRY, torch.float32)
 
 
 def test_a_length_above_the_checkpoints_positions_is_an_error() -> None:

@@ -184,18 +184,6 @@ def test_a_budget_that_is_given_counts_and_not_what_is_free_now(checkpoint: Chec
     assert plan.budget == 32 * MIB and plan.kv_memory == plan.needs.most
 
 
-def test_another_model_of_the_process_that_takes_more_in_its_turn_counts(checkpoint: Checkpoint) -> None:
-    memory = FakeMemory(64 * MIB, 8 * MIB, MIB)
-    plan = memory_profile.size_kv_memory(_config(), checkpoint.decoder, memory, other_peak=9 * MIB)
-    assert plan.needs.activations == 9 * MIB
-
-
-def test_requests_can_use_no_more_than_their_number_times_their_length(checkpoint: Checkpoint) -> None:
-    memory = FakeMemory(100 * GIB, 0, 0)
-    plan = memory_profile.size_kv_memory(_config(), checkpoint.decoder, memory)
-    assert plan.kv_memory == 4 * 256 // 16 * plan.needs.block == plan.needs.most
-
-
 @pytest.mark.parametrize(
     "family", ["qwen3_vl", "qwen2_5_vl", "llava", "whisper", "bart", "mbart", "t5", "trocr"]
 )

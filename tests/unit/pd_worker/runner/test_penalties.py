@@ -63,20 +63,11 @@ def test_a_bias_is_added_before_the_repetition_penalty():
     assert sample(values, [row((), logit_bias=((3, 10.0),), repetition_penalty=2.0)]) == [5]
 
 
-def test_a_bias_of_minus_100_keeps_a_token_out():
-    values = torch.zeros(1, 4)
-    assert chosen(values, temperature=1.0, logit_bias=((2, -100.0),)) == {0, 1, 3}
-
-
 @pytest.mark.parametrize("cuts", [{}, {"top_k": 30}, {"top_p": 0.999}])
 def test_min_p_keeps_what_transformers_keeps(cuts):
     values = logits(4)
     kept = torch.isfinite(MinPLogitsWarper(0.05)(None, values.clone()))[0].nonzero()[:, 0].tolist()
     assert chosen(values, temperature=1.0, min_p=0.05, **cuts) == set(kept)
-
-
-def test_min_p_of_one_is_the_largest_logit():
-    assert chosen(logits(1), 50, temperature=3.0, min_p=1.0) == {int(logits(1).argmax())}
 
 
 def test_choices_of_one_request_differ_and_each_is_its_own():

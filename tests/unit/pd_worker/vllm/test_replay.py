@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.pd_worker.vllm.replay import Diverged, Replay
+from triptych.pd_worker.vllm.attempt import Diverged, Replay
 
 
 def test_known_tokens_are_dropped_and_later_ones_are_new():
@@ -17,7 +17,3 @@ def test_another_token_than_before_is_a_divergence():
     replay.is_new(5)
     with pytest.raises(Diverged, match="output token 1 is 7, and was 6"):
         replay.is_new(7)
-
-
-def test_without_known_tokens_all_are_new():
-    assert Replay(()).is_new(5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triptych.pd_worker.vllm.retries import MAX_FAILURES, Retries
+from triptych.pd_worker.vllm.run import MAX_FAILURES, Retries
 
 
 def test_failures_in_a_row_end_a_request():

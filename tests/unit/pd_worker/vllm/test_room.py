@@ -41,23 +41,6 @@ async def test_requests_start_in_order_and_resumed_ones_first():
     assert started == ["resumed", "early", "late"]
 
 
-async def test_a_cancelled_wait_leaves_its_place_to_the_next():
-    places = BatchPlaces(1)
-    reached = asyncio.Event()
-
-    async def work(at: tuple[bool, float, str]) -> None:
-        async with places.place(at):
-            reached.set()
-
-    async with places.place(order(0.0)):
-        first, second = asyncio.create_task(work(order(1.0))), asyncio.create_task(work(order(2.0)))
-        await settled()
-        first.cancel()
-        await settled()
-    await second
-    assert reached.is_set() and first.cancelled()
-
-
 async def test_a_wait_cancelled_after_its_turn_came_gives_the_place_back():
     places = BatchPlaces(1)
 
@@ -91,17 +74,3 @@ async def test_bytes_are_reserved_together_in_order_and_shared_by_key():
     room.release("b")
     await asyncio.gather(big, small)
     assert room.reserved == 70
-
-
-async def test_a_request_without_items_does_not_wait():
-    room = EmbeddingRoom(10)
-    await room.reserve("a", order(0.0), {"x": 10})
-    waiting = asyncio.create_task(room.reserve("b", order(1.0), {"y": 10}))
-    await settled()
-    await room.reserve("text", order(2.0), {})
-    assert not waiting.done()
-    waiting.cancel()
-    await settled()
-    room.release("a")
-    room.release("b")
-    assert room.reserved == 0

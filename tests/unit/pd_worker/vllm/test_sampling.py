@@ -10,7 +10,7 @@ from triptych.base.errors import InvalidRequest
 from triptych.base.types import OutputFormat, SamplingParams
 from triptych.models.base import GenerationDefaults
 from triptych.pd_worker.core.sampling import ResolvedSampling, resolve
-from triptych.pd_worker.vllm.sampling import check_sampling, engine_seed, replays, sampling_params
+from triptych.pd_worker.vllm.calls import check_sampling, engine_seed, replays, sampling_params
 
 DEFAULTS = GenerationDefaults(eos_token_ids=(2, 7))
 FORMAT = OutputFormat("json_object")
@@ -35,16 +35,8 @@ def test_a_greedy_request_says_how_it_ends_and_nothing_of_chance():
     }
 
 
-def test_stop_strings_are_not_sent_since_the_text_is_ours():
-    assert "stop" not in params(stop=("end",))
-
-
 def test_stop_tokens_are_the_clients_and_the_checkpoints():
     assert params(stop_token_ids=(5,))["stop_token_ids"] == [2, 5, 7]
-
-
-def test_an_ignored_end_of_sequence_is_no_stop_token():
-    assert params(ignore_eos=True, stop_token_ids=(5,))["stop_token_ids"] == [5]
 
 
 def test_a_continuation_counts_the_tokens_that_have_come():
@@ -99,11 +91,6 @@ def test_tokens_before_a_continuation_are_penalised_by_a_bias():
     assert made["logit_bias"] == {"4": -1.0, "6": 0.25, "9": 2.0}
 
 
-def test_a_replay_leaves_penalties_to_vllm():
-    made = params((4, 4, 6), replay=True, presence_penalty=0.5, logit_bias=((6, 1.0),))
-    assert made["logit_bias"] == {"6": 1.0}
-
-
 def test_one_more_logprob_is_asked_for_than_is_reported():
     assert "logprobs" not in params()
     assert [params(logprobs=count)["logprobs"] for count in (0, 1, 19, 20)] == [0, 2, 20, 20]
@@ -139,20 +126,6 @@ def test_what_vllm_cannot_do_is_refused_by_name(given, output_format, field):
     with pytest.raises(InvalidRequest, match="vLLM") as refused:
         check_sampling(sampling, output_format)
     assert refused.value.param == field
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {},
-        {"temperature": 0.01},
-        {"temperature": 2.0},
-        {"min_tokens": 3},
-        {"ignore_eos": True, "min_tokens": 3},
-    ],
-)
-def test_what_vllm_can_do_is_let_through(given):
-    check_sampling(resolved(**given), None)
 
 
 def test_only_formats_and_presence_penalties_are_generated_again():

@@ -13,9 +13,9 @@ import pytest
 from triptych.base.errors import ConfigError, RateLimited
 from triptych.base.hashing import prefix_root
 from triptych.base.types import SamplingParams
-from triptych.proxy.auth.key_ring import KeyRing
 from triptych.proxy.auth.keys import (
     KeyLimits,
+    KeyRing,
     KeyTable,
     Principal,
     new_key,
@@ -39,17 +39,6 @@ def test_a_made_key_opens_what_its_line_describes():
     assert table.find(key.encode()) == Principal("alice", NONE)
     assert table.find(key[:-1].encode()) is None
     assert table.find(line.split(":")[1].encode()) is None
-
-
-def test_a_made_operators_key_is_one_and_no_other_is():
-    for operator in (True, False):
-        key, line = new_key("ops", operator=operator)
-        principal = KeyTable(parse_key_lines(line, NONE)).find(key.encode())
-        assert principal == Principal("ops", NONE, operator)
-
-
-def test_two_made_keys_differ():
-    assert new_key("alice")[0] != new_key("alice")[0]
 
 
 def test_a_line_may_give_limits_and_the_others_take_the_defaults():
@@ -130,15 +119,6 @@ def test_an_edited_key_file_counts_without_a_restart(tmp_path):
     assert ring.find(b"new") == Principal("alice", NONE)
 
 
-def test_a_key_that_was_just_added_opens_at_once(tmp_path):
-    path, clock = tmp_path / "keys", Clock()
-    path.write_text(f"alice {_digest('old')}\n")
-    ring = KeyRing("", str(path), NONE, clock)
-    _rewrite(path, f"alice {_digest('old')}\nbob {_digest('new')}\n")
-    clock.now = 0.1
-    assert ring.find(b"new") == Principal("bob", NONE)
-
-
 def test_a_flood_of_wrong_keys_looks_at_the_file_and_complains_only_now_and_then(
     tmp_path, monkeypatch, caplog
 ):
@@ -185,10 +165,6 @@ def test_an_unusable_key_file_is_an_error_at_the_start(tmp_path, text, told):
         path.write_text(text)
     with pytest.raises(ConfigError, match=told):
         KeyRing("", str(path), NONE)
-
-
-def test_without_keys_none_are_in_use():
-    assert not KeyRing("", "", NONE).in_use
 
 
 def _salt(tenant: str, cache_salt: str) -> str:

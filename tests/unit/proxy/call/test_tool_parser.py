@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.proxy.call.tool_parser import MAX_BLANKS, CallText, Piece, make_parser
+from triptych.proxy.call.answer import MAX_BLANKS, CallText, Piece, make_parser
 from triptych.proxy.call.tools import CallForm
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "sky"}}\n</tool_call>'

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 from triptych.base.types import ItemPlan
-from triptych.proxy.encoders.fair_turns import FairTurns
-from triptych.proxy.encoders.job import EncoderSlot, StartPlan, StartRun
+from triptych.proxy.encoders.job import EncoderSlot, FairTurns, StartPlan, StartRun
 from triptych.proxy.encoders.job_table import EncoderJobTable
 
 

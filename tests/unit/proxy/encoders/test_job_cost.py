@@ -6,8 +6,7 @@ import pytest
 
 from support.hostile.operations import operations
 from support.queue_load import FullTable, PlannedTable
-from triptych.proxy.encoders.job import EncoderJob
-from triptych.proxy.encoders.job_queue import JobQueue
+from triptych.proxy.encoders.job import EncoderJob, JobQueue
 
 #: The logarithm of the number of jobs, and nothing more, may show.
 MOST_GROWTH = 1.5

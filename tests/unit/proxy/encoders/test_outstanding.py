@@ -5,7 +5,7 @@ import random
 import pytest
 
 from triptych.proxy.encoders.job import EncoderJob, JobState
-from triptych.proxy.encoders.outstanding import (
+from triptych.proxy.encoders.loads import (
     FAST_SECONDS,
     SLOW_SECONDS,
     ArrivedItems,
@@ -53,7 +53,7 @@ def test_a_constant_stream_is_its_rate_by_both_averages() -> None:
         now = 1000.0 + step / 10
         one = job(step)
         arrived.add(one, now)
-        arrived.planned(one, 200, now + 0.05)
+        arrived.resize(one, 200, now + 0.05)
     for rate in arrived.rates(now):
         assert rate.known == pytest.approx(10.0, rel=0.05)
         assert rate.patches == pytest.approx(2000.0, rel=0.05)
@@ -65,9 +65,9 @@ def test_a_plan_that_comes_late_counts_at_the_time_of_the_arrival() -> None:
     one, other = job(1), job(2)
     late.add(one, 10.0)
     prompt.add(other, 10.0)
-    prompt.planned(other, 50, 10.0)
-    late.planned(one, 50, 15.0)
-    late.planned(one, 50, 16.0)
+    prompt.resize(other, 50, 10.0)
+    late.resize(one, 50, 15.0)
+    late.resize(one, 50, 16.0)
     for ours, theirs in zip(late.rates(17.0), prompt.rates(17.0), strict=True):
         assert ours.known == pytest.approx(theirs.known)
         assert ours.patches == pytest.approx(theirs.patches)

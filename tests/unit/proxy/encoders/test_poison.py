@@ -148,8 +148,8 @@ def test_others_go_on_at_another_encoder_meanwhile() -> None:
     assert started(jobs) == ["k"]
     want(jobs, *"abc")
     assert started(jobs) == ["a", "b", "c"]
-    busy = {jobs.get(key).address for key in "abc"}
-    assert busy == {"e1", "e2"} - {jobs.get("k").address}
+    busy = {jobs.items.job(key).address for key in "abc"}
+    assert busy == {"e1", "e2"} - {jobs.items.job("k").address}
 
 
 def test_two_items_that_must_be_alone_take_turns() -> None:

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from triptych.proxy.grpc.connections import GrpcConnections
-from triptych.proxy.grpc.sockets import PortSocket, block, shut_down, sockets_of
+from triptych.proxy.grpc.connections import GrpcConnections, PortSocket, block, shut_down, sockets_of
 from triptych.proxy.http.peers import TrustedProxies
 from triptych.proxy.quotas.quota import Quota, QuotaSpec
 
@@ -77,12 +76,6 @@ def test_a_gateway_has_no_bound_and_no_deadline() -> None:
     clock.now = 1000.0
     quota.sweep()
     assert watched.look(found, set())[0] == set()
-
-
-def test_a_connection_that_is_not_accepted_yet_does_not_count() -> None:
-    watched, quota = connections(Clock())
-    watched.look([PortSocket(0, False, "192.0.2.7", 40000)], set())
-    assert quota.used == 0
 
 
 @pytest.fixture(params=["127.0.0.1", "::"])

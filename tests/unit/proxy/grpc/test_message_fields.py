@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from triptych.base.errors import TooLarge
 from triptych.protos import common_pb2, proxy_pb2
-from triptych.proxy.grpc import message_fields
-from triptych.proxy.grpc.message_fields import check_fields
+from triptych.proxy.grpc import admission as message_fields
+from triptych.proxy.grpc.admission import check_fields
 
 CHAT = proxy_pb2.ChatRequest.DESCRIPTOR
 

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from triptych.proxy.http.proxy_protocol import BadHeader, parse_header
+from triptych.proxy.http.peers import BadHeader, parse_header
 
 SIGNATURE = b"\r\n\r\n\x00\r\nQUIT\n"
 

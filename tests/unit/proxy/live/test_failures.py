@@ -9,7 +9,6 @@ import pytest
 from triptych.base.errors import DeadlineExceeded, InternalError, RequestError, Unavailable
 from triptych.base.types import WorkerInfo
 from triptych.proxy.live.failures import (
-    MOST_FAILURES,
     FailureLog,
     WorkerFailures,
     WorkerState,
@@ -29,15 +28,6 @@ def test_equal_failures_are_one_entry_with_a_count_and_the_newest_time() -> None
         (3.0, "a", "w", 2),
         (2.0, "b", "", 1),
     ]
-
-
-def test_only_the_newest_failures_are_kept() -> None:
-    log = FailureLog()
-    for index in range(MOST_FAILURES + 5):
-        log.add(float(index), f"failure {index}", "help")
-    rows = log.read()
-    assert len(rows) == MOST_FAILURES
-    assert rows[0].what == f"failure {MOST_FAILURES + 4}"
 
 
 @pytest.mark.parametrize(
@@ -108,26 +98,6 @@ def test_a_worker_that_is_lost_is_noted_at_once_and_once() -> None:
     assert watched.log.read()[0].time == 7.0
 
 
-def test_a_worker_that_is_lost_again_is_counted() -> None:
-    watched = Watched()
-    for _ in range(2):
-        watched.worker.alive = False
-        watched.known.report_loss(watched.worker)
-        watched.look()
-        watched.worker.alive = True
-        watched.look()
-    assert watched.said == [("encoder worker 10.0.0.1:9000 is lost", 2)]
-
-
-def test_a_worker_that_has_drained_is_no_failure() -> None:
-    watched = Watched()
-    watched.worker.registered = watched.worker.serving = False
-    watched.look()
-    watched.known.report_loss(watched.worker)
-    watched.look(gone=True)
-    assert watched.said == []
-
-
 def test_a_worker_that_stalls_is_a_failure() -> None:
     watched = Watched()
     watched.worker.serving = False
@@ -143,29 +113,12 @@ def test_a_process_that_replaces_another_unseen_is_a_failure() -> None:
     assert watched.said == [("encoder worker 10.0.0.1:9000 was started again at its address", 1)]
 
 
-def test_a_process_that_replaces_a_lost_one_is_no_second_failure() -> None:
-    watched = Watched()
-    watched.worker.alive = False
-    watched.known.report_loss(watched.worker)
-    watched.worker.info = replace(INFO, incarnation="second")
-    watched.worker.alive = True
-    watched.look()
-    watched.look()
-    assert watched.said == [("encoder worker 10.0.0.1:9000 is lost", 1)]
-
-
 def test_a_store_that_does_not_answer_is_a_failure_each_time_it_stops() -> None:
     watched = Watched()
     for store_up in (False, False, True, False):
         watched.look(store_up=store_up)
     assert watched.said == [("the embedding store does not answer", 2)]
     assert watched.log.read()[0].where == "store"
-
-
-def test_workers_that_have_gone_are_forgotten() -> None:
-    watched = Watched()
-    watched.look(gone=True)
-    assert not watched.failures._states and not watched.failures._incarnations
 
 
 PD = WorkerInfo("a:1", "pd", "i", "key", "model")

@@ -9,8 +9,7 @@ from starlette.types import Message
 
 from support.fakes.live_view import CountingView, places
 from support.waiting import until
-from triptych.proxy.live.feed import LiveFeed
-from triptych.proxy.live.service import EventsEndpoint
+from triptych.proxy.live.service import EventsEndpoint, LiveFeed
 
 
 class Client:
@@ -63,25 +62,8 @@ async def test_a_client_that_leaves_ends_its_stream() -> None:
     assert feed.listeners == 0
 
 
-async def test_the_feeds_end_ends_a_reply_in_good_order() -> None:
-    feed = LiveFeed(CountingView(), places())
-    client = Client(EventsEndpoint(feed))
-    await until(lambda: len(client.events) == 2, "the first events")
-    feed.drain()
-    await client.task
-    assert client.sent[0]["status"] == 200
-    assert client.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
-
-
 async def test_too_many_listeners_get_429_with_a_time_to_come_back() -> None:
     client = Client(EventsEndpoint(LiveFeed(CountingView(), places(capacity=0))))
     await client.task
     assert client.sent[0]["status"] == 429
     assert b"retry-after" in dict(client.sent[0]["headers"])
-
-
-async def test_a_head_request_ends() -> None:
-    feed = LiveFeed(CountingView(), places())
-    client = Client(EventsEndpoint(feed), "HEAD")
-    await client.task
-    assert client.sent[0]["status"] == 200 and feed.listeners == 0

@@ -9,30 +9,30 @@ import pytest
 
 from support.data.items import make_plan
 from triptych.base.types import PDTimings, Usage
-from triptych.proxy.encoders.job import JobRetried
-from triptych.proxy.live.calls import CallRecord
-from triptych.proxy.live.objects import StageSpan, Waterfall
-from triptych.proxy.live.waterfall import waterfall
-from triptych.proxy.ports import JobReady
-from triptych.proxy.requests.events import (
+from triptych.proxy.call.chat import Started
+from triptych.proxy.events import (
     Accepted,
     Admitted,
-    Event,
     Fetched,
     Finished,
     FirstToken,
+    ItemPlanned,
     ItemReady,
+    JobReady,
     JobsStarted,
     LoadReported,
     LookedUp,
     MissReported,
-    PlanReported,
 )
-from triptych.proxy.requests.instructions import EndAttempt, SkipJob, StartJobs, Submit
-from triptych.proxy.requests.timeline import MOST_MOMENTS, TIMED_ITEMS, RequestTimeline
+from triptych.proxy.live.calls import CallRecord
+from triptych.proxy.live.objects import StageSpan, Waterfall
+from triptych.proxy.live.waterfall import waterfall
+from triptych.proxy.requests.instructions import EndAttempt, StartJobs, Submit
+from triptych.proxy.requests.views import TIMED_ITEMS, Event, RequestTimeline
 
 START, PD, PD2, ENCODER = 100.0, "pd:1", "pd:2", "encoder:1"
 PLAN = make_plan(rows=4, width=8)
+STARTED = Started((7,))
 
 
 class Script:
@@ -41,10 +41,9 @@ class Script:
     def __init__(self) -> None:
         self.timeline = RequestTimeline()
 
-    def at(self, seconds: float, *events: Event, pd: str = PD, origin: str = "encoded") -> None:
+    def at(self, seconds: float, *events: Event, pd: str = PD) -> None:
         for event in events:
-            origins = dict.fromkeys(event.mm_hashes, origin) if isinstance(event, JobsStarted) else {}
-            self.timeline.observe(event, START + seconds, pd, origins)
+            self.timeline.observe(event, START + seconds, pd, {})
 
     def shown(self, end: float | None, now: float = 0.0) -> Waterfall:
         record = CallRecord(
@@ -89,6 +88,10 @@ def notes(found: Waterfall, item: int | None = 0) -> str:
     return "; ".join(s.note for s in found.spans if s.item == item)
 
 
+def fetched(*items: str, seconds: float) -> Fetched:
+    return Fetched(dict.fromkeys(items, ""), seconds)
+
+
 def ready(item: str, preprocess: float, encode: float, save: float, address: str = ENCODER) -> ItemReady:
     return ItemReady(
         item, JobReady(PLAN, False, encode, save, preprocess_seconds=preprocess, address=address)
@@ -96,26 +99,26 @@ def ready(item: str, preprocess: float, encode: float, save: float, address: str
 
 
 def finished(attempt: int, prefill: float, decode: float) -> Finished:
-    return Finished(attempt, Usage(7, 3), PDTimings(prefill=prefill, decode=decode))
+    return Finished(attempt, "stop", Usage(7, 3), PDTimings(prefill=prefill, decode=decode))
 
 
 def planned(script: Script, *items: str) -> None:
     """Fetched by 1 s, looked up by 2 s; then each item is wanted."""
-    script.at(1.0, Fetched(items, 0.5))
-    script.at(2.0, LookedUp(()), JobsStarted(items))
+    script.at(1.0, fetched(*items, seconds=0.5))
+    script.at(2.0, LookedUp({}), JobsStarted(dict.fromkeys(items, "encoded")))
 
 
 def answered(script: Script, attempt: int = 1, pd: str = PD, since: float = 0.0) -> None:
     """Submitted at 4 s, with a PD worker by 5 s, admitted at 6 s."""
     script.at(4.0 + since, Submit(attempt, None, frozenset()))
     script.at(5.0 + since, Accepted(attempt), pd=pd)
-    script.at(6.0 + since, Admitted(attempt), pd=pd)
+    script.at(6.0 + since, Admitted(attempt, STARTED, ()), pd=pd)
 
 
 def test_every_stage_of_a_request_with_an_item_has_its_span() -> None:
     script = Script()
     planned(script, "a")
-    script.at(4.0, PlanReported("a"))
+    script.at(4.0, ItemPlanned("a", PLAN))
     answered(script)
     script.at(10.0, ready("a", 1.5, 2.0, 0.5))
     script.at(11.0, LoadReported(1, "a", 0.75))
@@ -147,48 +150,10 @@ def test_every_stage_of_a_request_with_an_item_has_its_span() -> None:
     assert (found.id, found.seconds, found.status, found.attempts, found.items) == ("mine", 15.5, 200, 1, 1)
 
 
-def test_text_has_no_item_spans() -> None:
-    script = Script()
-    script.at(0.5, Fetched((), 0.0))
-    answered(script)
-    script.at(9.0, FirstToken())
-    script.at(10.0, finished(1, 2.0, 1.0))
-    found = script.shown(10.0)
-    assert {span.item for span in found.spans} == {None}
-    assert ("prefill", PD, 7.0, 9.0) in tiles(found)
-
-
-def test_hits_are_named() -> None:
-    script = Script()
-    script.at(1.0, Fetched(("stored", "held", "joined"), 0.5))
-    script.at(2.0, LookedUp(("stored",)), JobsStarted(("joined",)), origin="joined")
-    answered(script)
-    script.at(7.0, SkipJob("held"))
-    script.at(8.0, ready("joined", 9.0, 9.0, 9.0))
-    found = script.shown(9.0)
-    assert of_item(found, 0) == [("encode", "store", 2.0, 2.0)]
-    assert "in the store" in notes(found, 0)
-    assert of_item(found, 1) == [("encode", PD, 7.0, 7.0)]
-    assert "held by the KV cache" in notes(found, 1)
-    assert of_item(found, 2) == [("wait", ENCODER, 2.0, 8.0)]
-    assert "encoded for another request" in notes(found, 2)
-
-
-def test_a_try_that_failed_is_a_span_of_its_own() -> None:
-    script = Script()
-    planned(script, "a")
-    script.at(3.0, JobRetried("a", (), ENCODER, "the encoder worker does not answer"))
-    script.at(8.0, ready("a", 0.5, 1.0, 0.5, "encoder:2"))
-    found = script.shown(9.0)
-    assert of_item(found)[0] == ("encode", ENCODER, 2.0, 3.0)
-    assert ("encode", "encoder:2", 6.5, 7.5) in of_item(found)
-    assert "does not answer" in notes(found) and "another try" in notes(found)
-
-
 def test_an_embedding_that_the_store_has_lost_is_encoded_again() -> None:
     script = Script()
-    script.at(1.0, Fetched(("a",), 0.0))
-    script.at(2.0, LookedUp(("a",)))
+    script.at(1.0, fetched("a", seconds=0.0))
+    script.at(2.0, LookedUp({"a": PLAN}))
     answered(script)
     script.at(7.0, MissReported(1, "a"))
     script.at(7.0, StartJobs(("a",), re_encode=True))
@@ -201,12 +166,12 @@ def test_an_embedding_that_the_store_has_lost_is_encoded_again() -> None:
 
 def test_a_second_attempt_is_seen_and_late_moments_of_the_first_are_not() -> None:
     script = Script()
-    script.at(1.0, Fetched((), 0.0))
+    script.at(1.0, fetched(seconds=0.0))
     answered(script)
     script.at(8.0, FirstToken())
     script.at(9.0, EndAttempt(cancel=False))
     answered(script, 2, PD2, since=6.0)
-    script.at(13.0, Admitted(1))
+    script.at(13.0, Admitted(1, STARTED, ()))
     script.at(20.0, finished(2, 2.0, 3.0))
     found = script.shown(20.0)
     assert tiles(found)[-6:] == [
@@ -222,22 +187,9 @@ def test_a_second_attempt_is_seen_and_late_moments_of_the_first_are_not() -> Non
     assert found.attempts == 2
 
 
-def test_a_request_in_flight_lasts_until_now() -> None:
-    script = Script()
-    planned(script, "a")
-    found = script.shown(None, now=3.0)
-    assert (found.seconds, found.status) == (None, None)
-    assert of_item(found) == [("queue", "proxy", 2.0, 3.0)]
-
-
-def test_a_request_that_is_still_fetched_is_one_span() -> None:
-    found = Script().shown(None, now=2.0)
-    assert tiles(found) == [("fetch", "proxy", 0.0, 2.0)]
-
-
 def test_a_request_that_ends_before_its_look_up_adds_up() -> None:
     script = Script()
-    script.at(1.0, Fetched(("a",), 5.0))
+    script.at(1.0, fetched("a", seconds=5.0))
     assert tiles(script.shown(1.5))[0] == ("fetch", "proxy", 0.0, 1.0)
 
 
@@ -266,13 +218,3 @@ def test_items_beyond_the_first_are_one_span() -> None:
     assert summed == [("encode", "", 2.0, 5.0)]
     assert "3 further items" in notes(found, TIMED_ITEMS)
     assert max(span.item or 0 for span in found.spans) == TIMED_ITEMS
-
-
-def test_a_trace_holds_a_bounded_number_of_moments() -> None:
-    script = Script()
-    planned(script, "a")
-    for index in range(10_000):
-        script.at(3.0 + index / 1000, JobRetried("a", (), ENCODER, "x" * 10_000))
-    assert len(script.timeline.moments) == MOST_MOMENTS
-    assert max(len(moment.note) for moment in script.timeline.moments) <= 120
-    script.shown(20.0)

@@ -7,7 +7,7 @@ import ipaddress
 import pytest
 
 from triptych.base.errors import ConfigError
-from triptych.proxy.media.address_rules import AddressRules, is_public, parse_rules
+from triptych.proxy.media.connection import AddressRules, is_public, parse_rules
 
 _PUBLIC = """
 1.1.1.1 8.8.8.8 9.255.255.255 11.0.0.0 100.63.255.255 100.128.0.0 126.255.255.255 128.0.0.1 169.253.255.255

@@ -12,10 +12,9 @@ from yarl import URL
 
 from support.data.media import content, kept_bytes, media_loader
 from support.processes.web import PNG
-from triptych.base.errors import ConfigError, InvalidRequest, Overloaded, RequestError, TooLarge
-from triptych.proxy.media.fetcher import _redirected
+from triptych.base.errors import ConfigError, InvalidRequest, TooLarge
+from triptych.proxy.media.fetcher import FetchFailed, _redirected
 from triptych.proxy.media.loader import MediaLoader
-from triptych.proxy.media.response import FetchFailed
 from triptych.proxy.media.source import ImagePart, image_format, parse_image_url
 from triptych.proxy.media.spool import MediaHold
 
@@ -101,12 +100,6 @@ async def test_without_the_flag_no_file_is_served(folder: Path) -> None:
         assert caught.value.param == "field"
 
 
-async def test_with_urls_switched_off_none_is_fetched() -> None:
-    async with media_loader(media_urls=False) as loader:
-        with pytest.raises(InvalidRequest, match="data: URL"):
-            await loaded(loader, part_of("http://93.184.216.34/a.png"))
-
-
 async def test_inline_pictures_have_the_same_byte_limit() -> None:
     text = base64.b64encode(bytes(2000)).decode()
     async with media_loader(max_media_bytes=1999) as loader:
@@ -114,12 +107,6 @@ async def test_inline_pictures_have_the_same_byte_limit() -> None:
             with pytest.raises(TooLarge):
                 await loaded(loader, ImagePart(source, "field"))
         assert await loaded(loader, ImagePart(bytes(1999), "field")) == bytes(1999)
-
-
-async def test_the_text_that_a_request_keeps_is_counted_too() -> None:
-    async with media_loader(media_memory=3000) as loader:
-        with pytest.raises(Overloaded):
-            await loaded(loader, ImagePart(base64.b64encode(bytes(1500)).decode(), "field"))
 
 
 @pytest.mark.parametrize(
@@ -180,22 +167,6 @@ async def test_one_who_leaves_early_does_not_end_the_load_of_the_others() -> Non
         go_on.set()
         assert await content(await stays) == PNG
         hold.leave()
-
-
-async def test_a_failed_load_fails_all_who_ask_with_the_same_error() -> None:
-    hold = MediaHold()
-
-    async def load() -> object:
-        raise InvalidRequest("no", param="field")
-
-    hold.join()
-    found = await asyncio.gather(
-        hold.get("a", load),  # type: ignore[arg-type]
-        hold.get("a", load),  # type: ignore[arg-type]
-        return_exceptions=True,
-    )
-    assert all(isinstance(error, RequestError) for error in found)
-    hold.leave()
 
 
 def test_https_is_never_left_for_http() -> None:

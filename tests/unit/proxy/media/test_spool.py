@@ -16,7 +16,7 @@ from triptych.base.errors import ConfigError, InternalError, Overloaded
 from triptych.base.hashing import framed_digest
 from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.media import spool as media_spool
-from triptych.proxy.media.spool import MEMORY_ITEM_BYTES, MediaSpool
+from triptych.proxy.media.spool import MediaSpool
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 
 SMALL = b"s" * 1000
@@ -56,12 +56,6 @@ async def test_small_media_stay_in_memory_and_large_ones_go_to_a_file_without_a_
     small.release()
     large.release()
     assert (gauge(metrics, "memory"), gauge(metrics, "disk")) == (0, 0)
-
-
-async def test_an_item_of_exactly_the_limit_stays_in_memory(spool: MediaSpool) -> None:
-    media = await spool.keep(bytes(MEMORY_ITEM_BYTES))
-    assert not media.on_disk
-    media.release()
 
 
 async def test_media_written_in_pieces_are_whole_and_hash_as_one(spool: MediaSpool) -> None:
@@ -158,16 +152,6 @@ async def test_a_disk_that_fails_is_our_error_and_leaves_nothing(
     async with asyncio.timeout(10):
         while kept_bytes(spool):
             await asyncio.sleep(0.001)
-
-
-async def test_without_nameless_files_the_name_goes_at_once(
-    spool: MediaSpool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delattr(media_spool.os, "O_TMPFILE")
-    media = await spool.keep(LARGE)
-    assert list(tmp_path.iterdir()) == []
-    assert await content(media) == LARGE
-    media.release()
 
 
 def test_a_folder_that_cannot_be_written_to_is_a_config_error(metrics: ProxyMetrics) -> None:

@@ -8,8 +8,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import Message
 
-from triptych.proxy.page.endpoint import PageEndpoints
-from triptych.proxy.page.files import page_files
+from triptych.proxy.page.endpoint import PageEndpoints, page_files
 
 
 @pytest.fixture
@@ -24,23 +23,6 @@ async def test_the_root_is_the_page(http):
     assert reply.status_code == 200
     assert reply.headers["content-type"] == "text/html; charset=utf-8"
     assert reply.content == page_files()["index.html"].data
-
-
-@pytest.mark.parametrize(
-    ("name", "media_type"),
-    [
-        ("app.js", "text/javascript; charset=utf-8"),
-        ("style.css", "text/css; charset=utf-8"),
-        ("icon.svg", "image/svg+xml"),
-        ("examples.json", "application/json"),
-        ("examples/two_shapes.png", "image/png"),
-    ],
-)
-async def test_a_file_has_its_media_type_and_may_be_taken_for_no_other(http, name, media_type):
-    reply = await http.get(f"/page/{name}")
-    assert reply.status_code == 200
-    assert reply.headers["content-type"] == media_type
-    assert reply.headers["x-content-type-options"] == "nosniff"
 
 
 async def test_the_policy_allows_no_inline_script_no_other_origin_and_no_html_from_text(http):
@@ -63,14 +45,6 @@ async def test_a_known_tag_gets_304_without_a_body(http):
         assert (again.status_code, again.content) == (304, b""), wanted
         assert again.headers["etag"] == tag
     assert (await http.get("/page/app.js", headers={"if-none-match": '"other"'})).status_code == 200
-
-
-async def test_head_has_the_headers_of_get(http):
-    for path in ("/", "/page/style.css"):
-        got, head = await http.get(path), await http.head(path)
-        assert head.status_code == 200
-        assert head.headers["content-length"] == str(len(got.content))
-        assert head.headers["etag"] == got.headers["etag"]
 
 
 async def test_only_get_and_head_are_served(http):

@@ -4,7 +4,7 @@ import pytest
 
 from triptych.base.types import SamplingParams
 from triptych.proxy.call.chat import ChatCall, RawPrompt
-from triptych.proxy.pd.context_length import least_tokens, takes, too_long
+from triptych.proxy.pd.router import least_tokens, takes, too_long
 from triptych.proxy.requests.instructions import ResumeState
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triptych.protos import pd_pb2
-from triptych.proxy.pd.load_reports import FRESH_SECONDS, LoadReports
+from triptych.proxy.pd.beats import FRESH_SECONDS, LoadReports
 
 
 def beat(tokens: int = 0, **given: float) -> pd_pb2.Beat:

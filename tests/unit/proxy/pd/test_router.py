@@ -11,7 +11,7 @@ import pytest
 from triptych.protos import pd_pb2
 from triptych.proxy.pd import router as module
 from triptych.proxy.pd.router import PDRouter
-from triptych.proxy.requests.instructions import Submit
+from triptych.proxy.requests.instructions import EndAttempt, Submit
 
 
 class NotingLink:
@@ -44,8 +44,9 @@ def make_request(attempt: int) -> Any:
         call=SimpleNamespace(prompt=(1,), encoder=None, sampling=SimpleNamespace(max_tokens=1)),
         bound=SimpleNamespace(model_key="m"),
         content=SimpleNamespace(items=(), chain=()),
-        lifecycle=SimpleNamespace(attempt=attempt, ended=False, plans={}, output_token_ids=[]),
+        lifecycle=SimpleNamespace(attempt=attempt, ended=False, items={}, output_token_ids=[]),
         link=None,
+        output=SimpleNamespace(paused=False),
         stale_link=None,
         refused_by=set(),
         least_tokens=0,
@@ -67,7 +68,7 @@ async def test_an_attempt_that_is_over_in_the_moment_of_its_hand_over_reaches_no
         max_model_lens=lambda key: [],
     )
     accepted: list[int] = []
-    events: Any = SimpleNamespace(accepted=lambda request_id, attempt: accepted.append(attempt))
+    events: Any = SimpleNamespace(deliver=lambda request_id, event: accepted.append(event.attempt))
     transport: Any = SimpleNamespace(open_link=lambda *_: link)
     monkeypatch.setattr(module, "submit_message", lambda request, order, proxy_id, timeout: order)
     monkeypatch.setattr(module, "least_tokens", lambda call, items, resume: 1)
@@ -77,7 +78,7 @@ async def test_an_attempt_that_is_over_in_the_moment_of_its_hand_over_reaches_no
 
     router.submit(request, Submit(1, None, frozenset(), frozenset()))
     request.lifecycle.attempt = 2  # before its hand-over has run
-    router.release(request, cancel=True, now=True)
+    router.release(request, EndAttempt(cancel=True, now=True))
     router.submit(request, Submit(2, None, frozenset(), frozenset()))
     while not accepted:
         await asyncio.sleep(0)

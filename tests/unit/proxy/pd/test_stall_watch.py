@@ -8,7 +8,7 @@ import pytest
 
 from triptych.base.engine_beat import SLOW_FACTOR
 from triptych.protos import pd_pb2
-from triptych.proxy.pd.stall_watch import StallWatch
+from triptych.proxy.pd.beats import StallWatch
 
 LIMIT = 5.0
 EVENT = pd_pb2.StepEvents(events=[pd_pb2.RequestEvent(request_id="r")])

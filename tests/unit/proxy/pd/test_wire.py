@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.pd_worker.events.stream_message import StreamMessage
+from triptych.pd_worker.events.streams import StreamMessage
 from triptych.protos import common_pb2, pd_pb2
+from triptych.proxy.events import Lost, RequestEvent
 from triptych.proxy.pd.wire import deliver
 
 
@@ -31,11 +32,9 @@ class Events:
         self.said.append((request_id, *args))
         self.calls.append(("tokens", request_id))
 
-    def lost(self, request_id: str, attempt: int, *, back_off: bool = False) -> None:
-        self.calls.append(("back off" if back_off else "lost", request_id))
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda request_id, *_: self.calls.append((name, request_id))
+    def deliver(self, request_id: str, event: RequestEvent) -> None:
+        backs_off = isinstance(event, Lost) and event.back_off
+        self.calls.append(("back off" if backs_off else type(event).__name__.lower(), request_id))
 
 
 def tokens(request_id: str) -> pd_pb2.RequestEvent:
@@ -64,7 +63,10 @@ def test_log_probabilities_are_read_only_for_requests_that_asked() -> None:
 
 
 def test_an_event_that_makes_no_sense_fails_its_request_alone() -> None:
-    assert delivered(Events(), tokens("broken"), tokens("well")) == [("failed", "broken"), ("tokens", "well")]
+    assert delivered(Events(), tokens("broken"), tokens("well")) == [
+        ("requestfailed", "broken"),
+        ("tokens", "well"),
+    ]
 
 
 def test_an_end_without_an_answer_goes_on_elsewhere_unless_the_request_is_at_fault() -> None:
@@ -98,7 +100,7 @@ def test_lists_say_what_each_request_has_put_out(entries: list[tuple[str, list[i
 def test_one_requests_tokens_that_make_no_sense_fail_it_alone() -> None:
     events = Events()
     deliver(step_of(("broken", [5], "a"), ("well", [6], "b")), events)  # type: ignore[arg-type]
-    assert events.calls == [("failed", "broken"), ("tokens", "well")]
+    assert events.calls == [("requestfailed", "broken"), ("tokens", "well")]
 
 
 @pytest.mark.parametrize("field", ["request_ids", "attempts", "positions", "texts", "token_ids", "counts"])

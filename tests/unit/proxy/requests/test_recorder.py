@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 
 from support.data.items import make_plan
@@ -14,12 +12,11 @@ from triptych.base.tracing.server_span import ServerSpan
 from triptych.base.types import SamplingParams
 from triptych.proxy.admission import make_choices
 from triptych.proxy.call.chat import ChatCall
-from triptych.proxy.encoders.job import JobRetried
-from triptych.proxy.ports import JobReady
-from triptych.proxy.requests.events import CallEnded, Ended, Event, FirstToken
+from triptych.proxy.events import CallEnded, Ended, FirstToken, JobReady
 from triptych.proxy.requests.instructions import LookUpItems, ResumeState, Submit
 from triptych.proxy.requests.recorder import Recorder
 from triptych.proxy.requests.request import Choices
+from triptych.proxy.requests.views import Event, Items
 
 RESUME = ResumeState((1,), (), (2,), 0)
 
@@ -32,7 +29,7 @@ class Watcher:
         self.ended: list[tuple[int, RequestError | None]] = []
         self.items: list[JobReady] = []
 
-    def observe(self, event: Event, at: float, address: str, origins: Mapping[str, str]) -> None:
+    def observe(self, event: Event, at: float, address: str, items: Items) -> None:
         self.seen.append((event, at, address))
 
     def opened(self, choices: Choices) -> Watcher:
@@ -53,9 +50,8 @@ class Recorded:
         call = ChatCall("mine", "m", (), SamplingParams(), 1.0, n=2)
         self.choices = make_choices(call, 1, 0.0)
         self.first, self.second = self.choices.requests
-        requests = {request.request_id: request for request in self.choices.requests}
         observer = self.watcher if watched else None
-        self.recorder = Recorder(requests, self.metrics, self.clock, lambda name: name, observer)
+        self.recorder = Recorder(self.metrics, self.clock, lambda name: name, observer)
         tracer, self.kept = kept_tracer(ratio or 1.0, clock=self.clock)
         self.recorder.open(self.choices, None if ratio is None else ServerSpan(tracer, None, "chat", {}))
 
@@ -84,19 +80,10 @@ def test_a_call_ends_once_after_all_its_choices() -> None:
     assert r.watcher.ended == [(499, None)]
 
 
-def test_a_try_that_has_failed_is_an_event_of_those_that_wait_for_the_job() -> None:
-    r = Recorded()
-    other = JobRetried("b", (r.second.request_id, "gone"), "encoder:1", "it is full")
-    own = JobRetried("a", ("gone", r.first.request_id), "encoder:1", "it is full")
-    r.recorder.record_job(other)
-    r.recorder.record_job(own)
-    assert r.events() == [own]
-
-
 def test_a_ready_item_is_told_once_for_its_job() -> None:
     r = Recorded()
     end = JobReady(make_plan(rows=4, width=8), False, 2.0, 3.0)
-    r.recorder.record_job(end)
+    r.recorder.encoded(end)
     assert r.watcher.items == [end]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from support.tracing.spans import KeptSpan, KeptSpans, TickingClock, kept_tracer, remote
@@ -12,10 +10,26 @@ from triptych.base.tracing.server_span import ServerSpan
 from triptych.base.tracing.tracer import SpanKind
 from triptych.base.types import ItemPlan, Usage
 from triptych.proxy.call.chat import Started
-from triptych.proxy.ports import JobReady
-from triptych.proxy.requests.events import Accepted, Ended, Event, ItemReady
+from triptych.proxy.events import (
+    Accepted,
+    Admitted,
+    ClientLeft,
+    EncodersBack,
+    EncodersGone,
+    Ended,
+    Fetched,
+    Finished,
+    ItemPlanned,
+    ItemReady,
+    JobFailed,
+    JobReady,
+    LookedUp,
+    Lost,
+    MissReported,
+    RequestEvent,
+)
 from triptych.proxy.requests.lifecycle import Lifecycle
-from triptych.proxy.requests.request_trace import RequestTrace
+from triptych.proxy.requests.views import Event, RequestTrace
 
 A, B = "a" * 64, "b" * 64
 
@@ -25,7 +39,7 @@ def plan(key: str) -> ItemPlan:
 
 
 class Traced:
-    """A state machine whose instructions its trace sees, as in the dispatcher."""
+    """A state machine whose events and instructions its trace sees, as in the dispatcher."""
 
     def __init__(self, *keys: str, ratio: float = 1.0) -> None:
         self.clock = TickingClock()
@@ -34,28 +48,33 @@ class Traced:
         self.server = ServerSpan(tracer, None, "chat", {})
         self.trace = RequestTrace(self.server, "r1", 0)
         self.views = [self.trace] if self.server.recording else []
-        self.machine = Lifecycle(dict.fromkeys(keys, "image"))
-        self.address = ""
-        self.origins: dict[str, str] = {}
+        self.keys, self.machine, self.address = keys, Lifecycle(), ""
 
-    def carry_out(self, events: Sequence[Event], at: float) -> None:
+    def see(self, event: Event, at: float) -> None:
         self.clock.now = at
-        for event in events:
-            for view in self.views:
-                view.observe(event, at, self.address, self.origins)
+        for view in self.views:
+            view.observe(event, at, self.address, self.machine.items)
+
+    def deliver(self, event: RequestEvent, at: float) -> None:
+        self.see(event, at)
+        for order in self.machine.deliver(event):
+            self.see(order, at)
+
+    def begin(self, at: float) -> None:
+        self.deliver(Fetched(dict.fromkeys(self.keys, "image"), 0.0), at)
+
+    def look_up(self, at: float, *stored: str) -> None:
+        self.deliver(LookedUp({key: plan(key) for key in stored}), at)
 
     def accept(self, at: float) -> None:
-        attempt = self.machine.attempt
-        self.carry_out([Accepted(attempt), *self.machine.accepted(attempt)], at)
+        self.deliver(Accepted(self.machine.attempt), at)
         self.address = "127.0.0.1:5000"
 
     def ready(self, key: str, at: float) -> None:
-        ready = ItemReady(key, JobReady(plan(key), False, 0.1, 0.1))
-        self.carry_out([ready, *self.machine.item_ready(key, plan(key))], at)
+        self.deliver(ItemReady(key, JobReady(plan(key), False, 0.1, 0.1)), at)
 
     def finish(self, at: float) -> None:
-        done = self.machine.finished(self.machine.attempt, "stop", Usage(5, 3, 2))
-        self.carry_out(done, at)
+        self.deliver(Finished(self.machine.attempt, "stop", Usage(5, 3, 2)), at)
 
     def attempts(self) -> list[KeptSpan]:
         return self.kept.all("PD attempt")
@@ -63,16 +82,16 @@ class Traced:
 
 def test_a_request_with_an_item_has_all_its_stages() -> None:
     t = Traced(A)
-    t.carry_out(t.machine.begin(), 101.0)
-    t.carry_out(t.machine.looked_up({}), 102.0)
-    item = t.trace.item(A)
-    t.carry_out(t.machine.planned(A, plan(A)), 103.0)
+    t.begin(101.0)
+    t.look_up(102.0)
+    item = t.trace.item(t.machine.items[A])
+    t.deliver(ItemPlanned(A, plan(A)), 103.0)
     attempt = t.trace.attempt
     t.accept(103.5)
-    t.carry_out(t.machine.admitted(1, Started((7, 8)), [(0, 1)]), 104.0)
+    t.deliver(Admitted(1, Started((7, 8)), [(0, 1)]), 104.0)
     t.ready(A, 105.0)
     t.finish(108.0)
-    spans = {s.name: (s.start, s.end) for s in t.kept.spans}
+    spans = {s.name: (s.start, s.end) for s in t.kept.spans if s.name != "fetch"}
     assert spans == {
         "look up": (101.0, 102.0),
         "queue": (103.0, 103.5),
@@ -94,10 +113,10 @@ def test_a_request_with_an_item_has_all_its_stages() -> None:
 
 def test_a_lost_worker_is_a_failed_attempt_and_a_second_one() -> None:
     t = Traced()
-    t.carry_out(t.machine.begin(), 101.0)
+    t.begin(101.0)
     t.accept(102.0)
     first = t.trace.attempt
-    t.carry_out(t.machine.worker_lost(1), 103.0)
+    t.deliver(Lost(1), 103.0)
     assert t.trace.attempt != first
     t.accept(104.0)
     t.finish(105.0)
@@ -109,9 +128,9 @@ def test_a_lost_worker_is_a_failed_attempt_and_a_second_one() -> None:
 
 def test_a_late_acceptance_is_not_the_next_attempts() -> None:
     t = Traced()
-    t.carry_out(t.machine.begin(), 101.0)
-    t.carry_out(t.machine.worker_lost(1), 103.0)
-    t.carry_out([Accepted(1)], 104.0)
+    t.begin(101.0)
+    t.deliver(Lost(1), 103.0)
+    t.see(Accepted(1), 104.0)
     t.accept(105.0)
     t.finish(106.0)
     queue = t.kept.one("queue")
@@ -120,10 +139,10 @@ def test_a_late_acceptance_is_not_the_next_attempts() -> None:
 
 def test_a_lost_item_is_encoded_again_under_a_span_of_its_own() -> None:
     t = Traced(A, B)
-    t.carry_out(t.machine.begin(), 101.0)
-    t.carry_out(t.machine.looked_up({A: plan(A), B: plan(B)}), 102.0)
+    t.begin(101.0)
+    t.look_up(102.0, A, B)
     t.accept(102.5)
-    t.carry_out(t.machine.item_missing(1, A, ""), 103.0)
+    t.deliver(MissReported(1, A, ""), 103.0)
     t.ready(A, 104.0)
     t.finish(105.0)
     again = t.kept.one("encode item")
@@ -133,13 +152,13 @@ def test_a_lost_item_is_encoded_again_under_a_span_of_its_own() -> None:
 
 def test_an_attempt_ends_when_no_encoder_worker_is_there() -> None:
     t = Traced(A)
-    t.carry_out(t.machine.begin(), 101.0)
-    t.carry_out(t.machine.looked_up({}), 102.0)
-    t.carry_out(t.machine.planned(A, plan(A)), 103.0)
+    t.begin(101.0)
+    t.look_up(102.0)
+    t.deliver(ItemPlanned(A, plan(A)), 103.0)
     t.accept(103.5)
-    t.carry_out(t.machine.encoders_gone(), 104.0)
+    t.deliver(EncodersGone(), 104.0)
     assert [(s.error, s.end) for s in t.attempts()] == [("no_encoder_worker", 104.0)]
-    t.carry_out(t.machine.encoders_back(), 106.0)
+    t.deliver(EncodersBack(), 106.0)
     t.ready(A, 107.0)
     t.finish(108.0)
     assert [s.error for s in t.attempts()] == ["no_encoder_worker", ""]
@@ -147,36 +166,36 @@ def test_an_attempt_ends_when_no_encoder_worker_is_there() -> None:
 
 def test_a_failed_job_fails_what_is_open_by_its_code() -> None:
     t = Traced(A, B)
-    t.carry_out(t.machine.begin(), 101.0)
-    t.carry_out(t.machine.looked_up({}), 102.0)
-    t.carry_out(t.machine.job_failed(A, InvalidRequest("a secret file name", param="image")), 103.0)
+    t.begin(101.0)
+    t.look_up(102.0)
+    t.deliver(JobFailed(A, InvalidRequest("a secret file name", param="image")), 103.0)
     assert [s.error for s in t.kept.all("encode item")] == [InvalidRequest.code] * 2
-    t.carry_out([Ended()], 104.0)
+    t.see(Ended(), 104.0)
     assert len(t.kept.all("encode item")) == 2
     assert "secret" not in repr(t.kept.spans)
 
 
 def test_a_client_that_leaves_cancels_what_is_open() -> None:
     t = Traced(A)
-    t.carry_out(t.machine.begin(), 101.0)
-    t.carry_out(t.machine.looked_up({}), 102.0)
-    t.carry_out(t.machine.planned(A, plan(A)), 103.0)
-    t.carry_out(t.machine.client_gone(), 104.0)
-    t.carry_out([Ended()], 104.0)
+    t.begin(101.0)
+    t.look_up(102.0)
+    t.deliver(ItemPlanned(A, plan(A)), 103.0)
+    t.deliver(ClientLeft(), 104.0)
+    t.see(Ended(), 104.0)
     assert [s.error for s in t.kept.spans if s.kind is SpanKind.CLIENT] == ["cancelled"] * 2
 
 
 def test_a_request_that_is_not_recorded_sends_its_unsampled_context_on() -> None:
     t = Traced(A, ratio=0.1)
-    t.carry_out(t.machine.begin(), 101.0)
-    t.carry_out(t.machine.looked_up({}), 102.0)
-    t.carry_out(t.machine.planned(A, plan(A)), 103.0)
-    assert t.trace.item(A) == t.trace.attempt == t.server.context
+    t.begin(101.0)
+    t.look_up(102.0)
+    t.deliver(ItemPlanned(A, plan(A)), 103.0)
+    assert t.trace.item(t.machine.items[A]) == t.trace.attempt == t.server.context
     assert not t.trace.attempt.trace_flags.sampled
     t.accept(104.0)
     t.ready(A, 105.0)
     t.finish(106.0)
-    t.carry_out([Ended()], 107.0)
+    t.see(Ended(), 107.0)
     assert t.kept.spans == []
 
 
@@ -184,6 +203,7 @@ def test_a_request_that_is_not_recorded_sends_its_unsampled_context_on() -> None
 def test_choices_are_told_apart(choice: int) -> None:
     tracer, kept = kept_tracer(clock=TickingClock())
     trace = RequestTrace(ServerSpan(tracer, None, "chat", {}), "r1", choice)
-    for event in [*Lifecycle({}).begin(), Ended()]:
+    fetched = Fetched({}, 0.0)
+    for event in [fetched, *Lifecycle().deliver(fetched), Ended()]:
         trace.observe(event, 101.0, "", {})
     assert kept.one("PD attempt").attributes.get("triptych.request.choice", 0) == choice

@@ -11,16 +11,27 @@ from support.waiting import until
 from triptych.base.errors import RequestError
 from triptych.base.types import ItemPlan
 from triptych.proxy.call.chat import Started
+from triptych.proxy.events import (
+    Accepted,
+    Admitted,
+    ClientLeft,
+    Fetched,
+    LoadReported,
+    LookedUp,
+    Lost,
+    RequestEvent,
+    RequestFailed,
+)
 from triptych.proxy.requests.lifecycle import Lifecycle
-from triptych.proxy.requests.store_wait import StoreWait
+from triptych.proxy.requests.shortages import StoreWait
 
 PLAN = ItemPlan("a", "n", "image", 1, 1, "float32", 1)
 
 
 def looked_up(*stored: ItemPlan) -> Lifecycle:
-    machine = Lifecycle({"a": "field"})
-    machine.begin()
-    machine.looked_up({plan.mm_hash: plan for plan in stored})
+    machine = Lifecycle()
+    machine.deliver(Fetched({"a": "field"}, 0.0))
+    machine.deliver(LookedUp({plan.mm_hash: plan for plan in stored}))
     return machine
 
 
@@ -29,26 +40,26 @@ def test_an_item_without_an_embedding_waits_for_encoders_and_one_that_is_stored_
     assert not looked_up().waits_for("pd")
     stored = looked_up(PLAN)
     assert (stored.waits_for("encoder"), stored.waits_for("pd")) == (False, True)
-    stored.accepted(1)
-    stored.admitted(1, Started((7,)), [(0, 1)])
-    stored.item_loaded(1, "a")
+    stored.deliver(Accepted(1))
+    stored.deliver(Admitted(1, Started((7,)), [(0, 1)]))
+    stored.deliver(LoadReported(1, "a"))
     assert not stored.waits_for("pd")
 
 
 def test_an_attempt_elsewhere_has_loaded_nothing_yet() -> None:
     machine = looked_up(PLAN)
-    machine.accepted(1)
-    machine.item_loaded(1, "a")
-    machine.worker_lost(1)
+    machine.deliver(Accepted(1))
+    machine.deliver(LoadReported(1, "a"))
+    machine.deliver(Lost(1))
     assert machine.waits_for("pd")
 
 
 def test_text_and_what_has_ended_wait_for_no_store() -> None:
-    text = Lifecycle({})
-    text.begin()
+    text = Lifecycle()
+    text.deliver(Fetched({}, 0.0))
     assert not text.waits_for("encoder") and not text.waits_for("pd")
     gone = looked_up()
-    gone.client_gone()
+    gone.deliver(ClientLeft())
     assert not gone.waits_for("encoder")
 
 
@@ -60,8 +71,12 @@ class Proxy:
         self.errors: dict[str, RequestError] = {}
         self.requests: dict[str, Any] = {}
         pool: Any = SimpleNamespace(store_lost=lambda pool: pool in self.lost)
-        events: Any = SimpleNamespace(failed=self.errors.__setitem__)
+        events: Any = SimpleNamespace(deliver=self._failed)
         self.limit = StoreWait(pool, self.requests, events, 0.0)
+
+    def _failed(self, name: str, event: RequestEvent) -> None:
+        assert isinstance(event, RequestFailed)
+        self.errors[name] = event.error
 
     def add(self, name: str, machine: Lifecycle, first_token: float | None = None) -> None:
         self.requests[name] = SimpleNamespace(

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from triptych.proxy.scaling.cold_starts import ColdStarts
+from triptych.proxy.scaling.autoscaler import ColdStarts
 
 
 def test_the_time_from_the_decision_to_the_registration_is_learnt_for_each_kind() -> None:
@@ -21,22 +21,6 @@ def test_workers_that_nobody_asked_for_say_nothing() -> None:
     starts.withdrawn()
     starts.look({"a": "cpu", "b": "cpu"}, 9.0)
     assert starts.expected("cpu") == 0.0
-
-
-def test_workers_that_were_there_before_the_first_look_say_nothing() -> None:
-    starts = ColdStarts()
-    starts.asked(1, 0.0)
-    starts.look({"a": "cpu"}, 5.0)
-    assert starts.seconds == {}
-
-
-def test_a_later_start_counts_half() -> None:
-    starts = ColdStarts()
-    starts.look({}, 0.0)
-    for index, seconds in enumerate((4.0, 8.0)):
-        starts.asked(1, 100.0 * index)
-        starts.look({f"w{index}": "cpu"}, 100.0 * index + seconds)
-    assert starts.expected("cpu") == 6.0
 
 
 def test_a_start_that_never_comes_is_forgotten() -> None:

@@ -6,10 +6,10 @@ from triptych.base.scaling import PoolDemand, ScalingRules, WorkerGroup
 from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.job import EncoderSlot, StartPlan
 from triptych.proxy.encoders.job_table import EncoderJobTable
-from triptych.proxy.encoders.outstanding import ArrivedItems
+from triptych.proxy.encoders.loads import ArrivedItems
 from triptych.proxy.encoders.work_model import WorkModel
-from triptych.proxy.scaling.demand import PDDemand, encoder_demand, total_demand
 from triptych.proxy.scaling.policy import Observation, ScalingState, decide
+from triptych.proxy.scaling.pools import PDDemand, encoder_demand, total_demand
 
 SPACE = "n"
 
@@ -35,7 +35,7 @@ class Proxy:
             if isinstance(action, StartPlan):
                 plan = ItemPlan(action.job.mm_hash, SPACE, "image", rows, 1, "float32", rows)
                 self.table.planned(action.job.try_id, plan)
-                self.arrived.planned(action.job, rows, 100.0)
+                self.arrived.resize(action.job, rows, 100.0)
 
     def demand(self, unbound: int = 0) -> PoolDemand:
         return encoder_demand(
@@ -47,10 +47,6 @@ class Proxy:
             jobs=len(self.table),
             unbound=unbound,
         )
-
-
-def test_no_jobs_are_no_demand() -> None:
-    assert Proxy().demand() == PoolDemand()
 
 
 def test_items_cost_what_their_sizes_say_once_they_are_known() -> None:
@@ -153,7 +149,3 @@ def test_requests_that_wait_for_a_pd_worker_ask_for_one_at_once() -> None:
     pool.look(16, 0, 16, 0.0)
     demand = pool.look(40, 24, 16, 1.0)
     assert pd_workers(demand, 1) == 3  # all of them at once: 2.5
-
-
-def test_no_requests_are_no_demand_for_pd_workers() -> None:
-    assert PDDemand().look(0, 0, 16, 5.0) == PoolDemand()

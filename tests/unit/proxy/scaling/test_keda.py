@@ -16,7 +16,6 @@ from grpc import aio
 from support.certificates import NAME, CertificateFolder, issue, pem_of
 from support.keda.stubs import ScalerStub, message, scaled_object
 from support.waiting import until, within
-from triptych.base.errors import ConfigError
 from triptych.base.rpc.tls.certificates import Certificates
 from triptych.base.scaling import ScalingDecision
 from triptych.protos import externalscaler_pb2 as ours
@@ -89,14 +88,6 @@ async def test_the_metric_is_the_number_of_workers_with_a_target_of_one() -> Non
         assert (await stub.IsActive(PD)).result is False
 
 
-async def test_no_workers_are_zero_in_the_float_and_in_the_field_that_keda_reads_then() -> None:
-    decisions = Decisions()
-    async with scaler(decisions) as stub:
-        decisions.set("encoder", 0, active=False)
-        (value,) = (await stub.GetMetrics(metrics_of("triptych-encoder-workers"))).metricValues
-        assert (value.metricValue, value.metricValueFloat) == (0, 0.0)
-
-
 async def test_while_nothing_is_known_there_is_no_number_but_the_metric_has_its_name() -> None:
     async with scaler(Decisions()) as stub:
         for call in (stub.IsActive(ENCODERS), stub.GetMetrics(metrics_of(""))):
@@ -120,14 +111,6 @@ async def test_a_pool_that_does_not_exist_is_refused_with_the_names_of_those_tha
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert why.endswith("set pool to encoder or pd")
         assert len(why) < 200
-
-
-async def test_another_metric_is_refused_with_the_name_of_the_pools() -> None:
-    decisions = Decisions()
-    decisions.set("encoder", 1, active=True)
-    async with scaler(decisions) as stub:
-        code, why = await refusal(stub.GetMetrics(metrics_of("queue-length")))
-        assert (code, "triptych-encoder-workers" in why) == (grpc.StatusCode.INVALID_ARGUMENT, True)
 
 
 async def test_a_stream_says_what_is_when_it_opens_and_then_every_change_and_nothing_else() -> None:
@@ -238,28 +221,10 @@ async def test_nothing_but_the_scaler_is_reached_through_its_port() -> None:
         for path in (
             "/triptych.v1.ProxyService/ListModels",
             "/triptych.v1.ProxyService/Chat",
-            "/triptych.v1.WorkerAuth/Authenticate",
             "/grpc.health.v1.Health/Check",
         ):
             code, _ = await refusal(channel.unary_unary(path)(b""))
             assert code is grpc.StatusCode.UNIMPLEMENTED
-
-
-async def test_a_message_above_the_limit_is_refused_and_the_next_one_answered() -> None:
-    decisions = Decisions()
-    decisions.set("encoder", 1, active=True)
-    async with scaler(decisions) as stub:
-        code, _ = await refusal(stub.IsActive(scaled_object({"pool": "encoder", "x": "y" * (128 << 10)})))
-        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert (await stub.IsActive(ENCODERS)).result is True
-
-
-async def test_a_port_that_is_taken_is_named_with_the_flag_that_picks_another() -> None:
-    async with scaler(Decisions()) as stub:
-        second = ScalerServer(Decisions())
-        with pytest.raises(ConfigError, match="--scaler-port picks another port"):
-            await second.start("127.0.0.1", stub.server.port)
-        await second.stop()
 
 
 def test_the_wire_has_kedas_numbers() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.types import WorkerInfo
-from triptych.proxy.scaling.pool_metrics import PoolMetrics
+from triptych.proxy.scaling.upkeep import PoolMetrics
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.store.results import StoreMemory
 
@@ -49,13 +49,6 @@ def test_a_registered_worker_that_stops_answering_is_a_loss(shown):
     assert shown.value("triptych_worker_losses_total", pool="encoder") == 0
 
 
-def test_a_worker_that_has_drained_is_no_loss(shown):
-    worker = shown.workers.add("one")
-    worker.registered = False
-    shown.workers.report_loss(worker)
-    assert shown.value("triptych_worker_losses_total", pool="pd") == 0
-
-
 def test_another_process_at_the_address_is_a_restart_and_a_first_one_is_none(shown):
     worker = shown.workers.add("one")
     assert shown.value("triptych_worker_restarts_total", pool="pd") == 0
@@ -89,11 +82,3 @@ def test_evictions_are_counted_from_the_first_look_and_go_on_after_a_restart_of_
     assert shown.value("triptych_store_evictions_total") == 35
     assert shown.value("triptych_store_used_bytes") == 900
     assert shown.value("triptych_store_max_bytes") == 1000
-
-
-def test_a_pool_of_another_name_makes_no_series(shown):
-    before = len(list(shown.metrics.registry.collect()))
-    worker = shown.workers.add("one", "x" * 50)
-    shown.workers.report_loss(worker)
-    assert shown.value("triptych_worker_losses_total", pool="x" * 50) is None
-    assert len(list(shown.metrics.registry.collect())) == before

@@ -12,7 +12,7 @@ from support.certificates import CertificateFolder, issue, pem_of
 from triptych.base.config import TlsFiles
 from triptych.base.errors import ConfigError
 from triptych.base.rpc.tls.certificates import LOOK_SECONDS, RETRY_SECONDS, Certificates
-from triptych.base.rpc.tls.material import TlsMaterial
+from triptych.base.rpc.tls.material import TlsMaterial, read_material
 
 
 class _Clock:
@@ -97,24 +97,24 @@ def test_files_that_vanish_change_nothing(
 
 
 def test_files_that_could_not_be_used_are_tried_again_though_they_are_the_same(
-    certificates: Certificates,
-    folder: CertificateFolder,
-    clock: _Clock,
-    authority: trustme.CA,
-    monkeypatch: pytest.MonkeyPatch,
+    folder: CertificateFolder, clock: _Clock, authority: trustme.CA
 ) -> None:
     """Their time has not begun, or a disk fails for a while: their dates show nothing of that."""
+    usable = True
 
-    def too_early(files: TlsFiles) -> TlsMaterial:
-        raise ConfigError("--tls-cert-file: certificate is not yet valid")
+    def read(files: TlsFiles) -> TlsMaterial:
+        if not usable:
+            raise ConfigError("--tls-cert-file: certificate is not yet valid")
+        return read_material(files)
 
+    certificates = Certificates(folder.internal, clock, read)
     first = certificates.current()
     cert, key = issue(authority)
     folder.write((cert, key), pem_of(authority))
-    with monkeypatch.context() as patched:
-        patched.setattr("triptych.base.rpc.tls.certificates.read_material", too_early)
-        clock.now += LOOK_SECONDS
-        assert certificates.current() is first
+    usable = False
+    clock.now += LOOK_SECONDS
+    assert certificates.current() is first
+    usable = True
     clock.now += LOOK_SECONDS
     assert certificates.current() is first
     clock.now += RETRY_SECONDS

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from support.simulated import COSTS, LIMITS, MODEL, PICTURE, RPC, TEXT, run
+from support.simulated import COSTS, LIMITS, MODEL, RPC, run
 from triptych.base.config import EncoderConfig
 from triptych.goodput.load.workload import Picture, PlannedRequest
 from triptych.simulator.cluster.requests import JPEG_BYTES
@@ -18,7 +18,6 @@ PATCHES, ROWS = 400, 100
 MEDIA = round(JPEG_BYTES["noise"] * PIXELS)
 #: Tokens before a picture.
 HEAD = MODEL.prompt_overhead_tokens // 2 + MODEL.item_overhead_tokens // 2
-OUT = RPC + COSTS.proxy.token
 
 
 def picture_request(seed: int, output_tokens: int = 1) -> PlannedRequest:
@@ -27,17 +26,6 @@ def picture_request(seed: int, output_tokens: int = 1) -> PlannedRequest:
 
 def prefill(tokens: int, start: int = 0) -> float:
     return COSTS.pd.step_seconds(tokens, 0, 0, chunk_context(start, tokens))
-
-
-def test_a_lone_text_request_takes_the_sum_of_its_stages() -> None:
-    [record] = run(on_devices(1, 1), TEXT, [0.0]).records
-    prompt = 100 + MODEL.prompt_overhead_tokens
-    assert record.ttft == pytest.approx(
-        COSTS.proxy.request + RPC + COSTS.pd.take(prompt) + prefill(prompt) + OUT
-    )
-    steps = [COSTS.pd.step_seconds(0, 1, prompt + done, 0.0) for done in range(1, 20)]
-    assert record.itls == pytest.approx(steps)
-    assert (record.prompt_tokens, record.output_tokens, record.error) == (prompt, 20, "")
 
 
 def test_a_lone_picture_takes_the_sum_of_its_stages() -> None:
@@ -66,22 +54,7 @@ def test_a_lone_picture_takes_the_sum_of_its_stages() -> None:
     assert record.stages["save"] == pytest.approx(stages[3])
 
 
-def test_the_second_of_two_pictures_waits_for_the_tower() -> None:
-    alone, late = (
-        run(on_devices(1, 2), requests, [0.0, 0.0][: len(requests)]).records[-1]
-        for requests in ([picture_request(2)], [picture_request(1), picture_request(2)])
-    )
-    # Its batch is looked up and leased once the tower is free.
-    assert late.ttft - alone.ttft == pytest.approx(COSTS.encoder.tower(1, PATCHES) + 4 * RPC)
-    assert late.stages["encode"] == pytest.approx(alone.stages["encode"])
-
-
-def test_pictures_that_wait_together_go_through_the_tower_together() -> None:
-    requests = [picture_request(seed) for seed in range(8)]
-    counters = run(on_devices(1, 2), requests, [0.0] * 8).counters
-    assert counters.tower_items == 8 and counters.tower_calls < 8
-
-
+@pytest.mark.slow
 def test_waiting_for_the_tower_is_that_of_a_queue_with_equal_service_times() -> None:
     """M/D/1: the mean wait is ρ·S / 2(1 − ρ)."""
     service, load = 0.05, 0.6
@@ -120,23 +93,7 @@ def test_text_never_waits_for_a_tower_of_its_own_cluster_but_does_where_both_sha
     assert together.ttft > alone.ttft + 0.9
 
 
-def test_a_picture_that_was_shown_before_costs_no_tower_call() -> None:
-    requests = [replace(picture_request(1), seed=seed) for seed in range(20)]
-    found = run(on_devices(2, 2), requests, [float(at) for at in range(20)])
-    assert found.counters.tower_calls == found.counters.tower_items == 1
-    assert found.counters.items == {"encoded": 1, "store": 19}
-    assert max(record.ttft for record in found.records[1:]) < found.records[0].ttft
-
-
 def test_requests_for_one_picture_at_once_share_its_job() -> None:
     requests = [replace(picture_request(1), seed=seed) for seed in range(5)]
     counters = run(on_devices(2, 2), requests, [0.0] * 5).counters
     assert counters.tower_items == 1 and counters.items == {"encoded": 1, "joined": 4}
-
-
-def test_more_encoders_and_more_pd_workers_are_faster_under_load() -> None:
-    def mean(encoders: int, workers: int) -> float:
-        records = run(on_devices(encoders, workers), PICTURE, rate=60, count=120).records
-        return sum(record.e2e for record in records) / len(records)
-
-    assert mean(1, 1) > mean(2, 1) > mean(2, 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -38,6 +38,7 @@ def plan(*words: str | Path) -> Result:
     return CliRunner().invoke(app, ["plan", *map(str, words)], terminal_width=200)
 
 
+@pytest.mark.slow
 def test_a_plan_is_shown_written_and_drawn(profile: Path, tmp_path: Path) -> None:
     document, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
     files = ("--json", document, "--plot", picture)
@@ -86,53 +87,7 @@ def test_an_impossible_plan_is_an_error_that_names_the_flag(words: tuple[str, ..
     assert said in str(result.exception)
 
 
-def test_a_device_must_be_named() -> None:
-    result = plan()
-    assert result.exit_code == 2
-    assert "--gpu" in result.output
-
-
 def test_a_profile_with_a_negative_cost_is_refused(profile: Path) -> None:
     found = json.loads(profile.read_text())
     profile.write_text(json.dumps(found | {"rpc": -1.0}))
     assert "--gpu" in str(plan("--gpu", profile).exception)
-
-
-def test_encoders_of_another_device_are_planned_within_a_budget(profile: Path, tmp_path: Path) -> None:
-    small = tmp_path / "small.json"
-    encoder = asdict(replace(COSTS.encoder, tower_item=0.3))
-    small.write_text(
-        json.dumps(asdict(COSTS) | {"shape": asdict(MODEL), "name": "small", "encoder": encoder})
-    )
-    document = tmp_path / "plan.json"
-    prices = f"{small}=0.5,{profile}=2"
-    devices = ("--encoder-gpu", small, "--pd-gpu", profile, "--price", prices, "--budget", "3")
-    result = plan(*QUICK[:2], *QUICK[4:], *devices, "--json", document)
-    assert result.exit_code == 0, result.output
-    told = json.loads(document.read_text())
-    assert [one["shape"] for one in told["ratios"]] == ["2E1PD"]
-    assert told["encoder_device"]["dollars_per_hour"] == 0.5 and told["replicas"]["shape"] == "1 colocated"
-    # Two encoders take 150 ms a picture together, a replica not a tenth of that, at two thirds of the price.
-    assert told["advice"]["disaggregate"] is False and "Don't disaggregate" in result.output
-    served = told["replicas"]
-    assert served["requests_per_dollar"] == pytest.approx(served["rate"] * 3600 / 2)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--encoder-gpu", "b60", "--pd-gpu", "h200"), "--budget"),
-        (("--encoder-gpu", "b60", "--pd-gpu", "h200", "--budget", "9"), "--price"),
-        (
-            ("--encoder-gpu", "b60", "--pd-gpu", "h200", "--budget", "9", "--price", "h200=3"),
-            "leaves out b60",
-        ),
-        (("--gpu", "a100", "--encoder-gpu", "b60", "--pd-gpu", "h200"), "--gpu"),
-        (("--encoder-gpu", "tpu", "--pd-gpu", "h200"), "--encoder-gpu 'tpu'"),
-        (("--gpu", "a100", "--price", "cheap"), "--price 'cheap'"),
-    ],
-)
-def test_unequal_devices_that_cannot_be_compared_are_said_by_flag(words: tuple[str, ...], said: str) -> None:
-    result = plan(*words)
-    assert isinstance(result.exception, ConfigError)
-    assert said in str(result.exception)

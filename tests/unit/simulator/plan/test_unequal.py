@@ -12,11 +12,9 @@ from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import Slo
 from triptych.simulator.cluster.shape import colocated, in_step, on_devices
 from triptych.simulator.costs.costs import CostModel, EncoderCosts
-from triptych.simulator.plan.answer import purchase
-from triptych.simulator.plan.estimate import Estimate, estimate
-from triptych.simulator.plan.question import PlannedDevice, Question, check_question, parse_prices
+from triptych.simulator.plan.estimate import Estimate
+from triptych.simulator.plan.question import PlannedDevice, Question, parse_prices
 from triptych.simulator.plan.ratios import Ratios, Served, advise, candidates
-from triptych.simulator.plan.trials import Trials
 
 SLO = Slo((("ttft", 2000.0), ("tpot", 50.0)))
 LOAD = Workload(50, 10, ((1, 1.0),), ((320, 320, 1.0),))
@@ -48,67 +46,12 @@ def test_a_budget_buys_encoders_of_what_pd_workers_leave() -> None:
     assert [shape.name for shape in candidates(question(6.0), pictures=False)] == ["0E3PD"]
 
 
-def test_a_shape_costs_what_its_devices_do() -> None:
-    asked = question()
-    assert asked.hourly(asked.apart(3, 2)) == pytest.approx(5.5)
-    assert asked.hourly(colocated(2)) == asked.hourly(in_step(2)) == pytest.approx(4.0)
-    assert replace(asked, device=device("large", 0.01, None)).hourly(asked.apart(1, 1)) is None
-
-
-def test_encoders_are_bound_by_their_own_device_and_replicas_by_theirs() -> None:
-    found, equal = estimate(question()), estimate(question(encoder_device=None))
-    assert found.encoder == pytest.approx(25.0) and equal.encoder == pytest.approx(100.0)
-    assert found.replica == equal.replica and found.pd_worker == equal.pd_worker
-
-
-def test_the_simulation_gives_encoders_their_own_costs() -> None:
-    trials = Trials(question())
-    shape = trials.question.apart(1, 1)
-    # One picture takes 40 ms.
-    assert trials.window(shape, LOAD, 20.0, most=250).sustained
-    assert not trials.window(shape, LOAD, 28.0, most=250).sustained
-
-
-def test_a_rate_is_bought_from_each_pool_apart() -> None:
-    trials = Trials(question(8.0))
-    served = Served(trials.question.apart(4, 1), 50.0, (40.0,))
-    found = purchase(trials, served, 30.0, apart=True)
-    # 30 / 0.8 / 25 = 1.5 encoders; one PD worker serves far more.
-    assert found.shape.name == "2E1PD" and found.confirmed
-    assert found.dollars_per_million == pytest.approx(3.0 / 3600 / 30 * 1e6)
-
-
-def test_prices_are_one_for_all_or_one_for_each() -> None:
-    assert parse_prices("", ("a100",)) == {}
-    assert parse_prices("1.5", ("a100", "b60")) == {"a100": 1.5, "b60": 1.5}
-    assert parse_prices("A100=1.5, b60=0.4", ("a100", "b60")) == {"a100": 1.5, "b60": 0.4}
-
-
 @pytest.mark.parametrize(
     ("text", "said"), [("a100=much", "write 1.5"), ("a100=1", "leaves out b60"), ("1,l4=2", "names l4")]
 )
 def test_prices_that_do_not_fit_the_devices_are_refused(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=f"--price.*{said}"):
         parse_prices(text, ("a100", "b60"))
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"budget": 0.0}, "--encoder-gpu.*--budget"),
-        ({"budget": 1.0}, "--budget 1: one encoder and one PD worker cost 2.5"),
-        ({"budget": 1000.0}, "--budget 1000 buys up to 2000 devices"),
-        ({"device": device("large", 0.01, None)}, "--budget needs --price"),
-        ({"encoder_device": device("small", 0.04, 0.0)}, "prices above 0"),
-        (
-            {"device": PlannedDevice("other", COSTS, replace(MODEL, row_bytes=4096), LIMITS, 2.0)},
-            "different models",
-        ),
-    ],
-)
-def test_a_budget_that_compares_nothing_is_refused(changes: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        check_question(question(**changes))
 
 
 def ratios(apart: float, replicas: float, step: float, encoders: int = 1) -> Ratios:
@@ -147,14 +90,3 @@ def test_advice_compares_with_the_better_replicas_and_says_why(
     assert words in found.reason
     if verdict is False and rates[0]:
         assert "encoders are at 25% of what they could serve" in found.reason
-
-
-def test_what_serves_more_for_twice_the_price_is_not_better() -> None:
-    found = advise(ratios(12.0, 10.0, 10.0), FOUND, price=2.0)
-    assert found.disaggregate is False and found.gain == pytest.approx(0.6)
-    assert "4 colocated serves 1.67x of 1E3PD per dollar" in found.reason
-    assert advise(ratios(12.0, 10.0, 10.0), FOUND, price=1.0).disaggregate is True
-
-
-def test_texts_alone_need_no_encoders() -> None:
-    assert "no request has a picture" in advise(ratios(9.0, 9.0, 9.0, encoders=0), FOUND).reason

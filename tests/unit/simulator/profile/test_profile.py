@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from triptych.goodput.report.machine import Machine
-from triptych.simulator.costs.published import QWEN3_VL_4B_SHAPE, published
+from triptych.simulator.costs.costs import QWEN3_VL_4B_SHAPE, published
 from triptych.simulator.profile.profile import Profile, Settings, report
 
 MACHINE = Machine("abc", {}, "a chip", 2, 8.0, "Linux", "triptych profile", 0.1, 1.5)

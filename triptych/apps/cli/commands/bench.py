@@ -115,7 +115,7 @@ def ab(options: AbOptions) -> None:
 @contextmanager
 def _load_errors() -> Iterator[None]:
     """Turns an error that ends a run into one sentence and exit code 1."""
-    from triptych.goodput.load.processes import LoadError
+    from triptych.goodput.load.generator import LoadError
 
     try:
         yield

@@ -12,11 +12,10 @@ from triptych.base.config.flags import CommandOptions, flag, part
 from triptych.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from triptych.goodput.load.arrivals import Arrivals
     from triptych.goodput.load.job import Target
-    from triptych.goodput.load.workload import Workload
-    from triptych.goodput.measure.settings import RunSettings
+    from triptych.goodput.load.workload import Arrivals, Workload
     from triptych.goodput.measure.slo import Slo
+    from triptych.goodput.measure.window import RunSettings
     from triptych.goodput.run import Course, Output
 
 T = TypeVar("T")
@@ -86,7 +85,7 @@ class LoadOptions(CommandOptions):
 
     def make_arrivals(self) -> Arrivals:
         """The arrivals at the first rate; ConfigError where those at any rate are not possible."""
-        from triptych.goodput.load.arrivals import Arrivals, check_arrivals
+        from triptych.goodput.load.workload import Arrivals, check_arrivals
         from triptych.goodput.measure.slo import preset
 
         rates = self.rate or preset(self.preset.workload).rates[:1]
@@ -156,7 +155,7 @@ class MeasureOptions(CommandOptions):
 
     def make_settings(self, url: str) -> RunSettings:
         """The settings of the windows; ConfigError names the flag that cannot work."""
-        from triptych.goodput.measure.settings import RunSettings
+        from triptych.goodput.measure.window import RunSettings
 
         load, workload = self.load, self.load.preset
         return RunSettings(

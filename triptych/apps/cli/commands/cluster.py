@@ -8,7 +8,7 @@ import click
 
 from triptych.apps.cli.options import MODEL_HELP, configured, model_argument
 from triptych.base.config import ClusterConfig, ServeConfig
-from triptych.base.config.ray import check_no_ray
+from triptych.base.config.cluster import check_no_ray
 from triptych.base.errors import ConfigError
 
 

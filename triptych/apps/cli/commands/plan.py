@@ -37,9 +37,6 @@ class PlanOptions(CommandOptions):
     budget: float = flag(0.0, "dollars per hour that a shape may cost, instead of --devices")
     scale: bool = flag(False, "how far up to 1000 workers go, and what is full first")
     store_bandwidth: float = flag(0.0, "GB/s of the store, for --scale; as measured")
-    trace: str = flag(
-        "", "a day with the scaling policy, --rate at its peak: diurnal, burst, step or a file; nothing else"
-    )
     quick: bool = flag(False, "one load instead of --repeats, and no sensitivity")
     repeats: int = flag(3, "loads that the best shapes are tried with")
     seed: int = flag(0, "decides texts, pictures and times")
@@ -57,24 +54,19 @@ def plan(options: PlanOptions) -> None:
     check_extra()
     from rich.console import Console
 
-    from triptych.simulator.plan.answer import Wanted, answer, write_document
+    from triptych.simulator.plan.answer import answer, write_document
     from triptych.simulator.plan.question import check_question
     from triptych.simulator.plan.tables import show
 
     question = _question(options)
-    if options.trace:
-        _show_day(question, _at_least_0("--rate", options.rate), options.trace)
-        return
-    wanted = Wanted(
-        rate=_at_least_0("--rate", options.rate),
-        sensitivity=not options.quick,
-        scale=options.scale,
-        store_rate=_at_least_0("--store-bandwidth", options.store_bandwidth) * 1e9,
-    )
+    rate = _at_least_0("--rate", options.rate)
+    store_rate = _at_least_0("--store-bandwidth", options.store_bandwidth) * 1e9
     check_question(question)
     _check_files(options)
     with shown_by(command_renderer()):
-        found = answer(question, wanted)
+        found = answer(
+            question, rate=rate, sensitivity=not options.quick, scale=options.scale, store_rate=store_rate
+        )
     console = Console()
     show(found, console)
     if options.json:
@@ -85,16 +77,6 @@ def plan(options: PlanOptions) -> None:
 
         save(found, options.plot)
         console.print(f"wrote {options.plot}", markup=False, highlight=False)
-
-
-def _show_day(question: Question, rate: float, trace: str) -> None:
-    from rich.console import Console
-
-    from triptych.simulator.plan.day import day_of, show_day
-
-    with shown_by(command_renderer()):
-        found = day_of(question, rate, trace)
-    show_day(found, question, Console())
 
 
 def _question(options: PlanOptions) -> Question:

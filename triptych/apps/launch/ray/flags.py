@@ -15,6 +15,8 @@ from triptych.store.topology.location import has_password, is_on_this_machine
 
 #: Between the ports of proxy-0 and proxy-1.
 PROXY_PORT_STEP = 10
+#: A certificate of our own is made again at every start.
+_CERTIFICATE_DAYS = 825
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 
@@ -97,14 +99,25 @@ def with_files(config: ServeConfig) -> ServeConfig:
     return replace(config, proxy=proxy)
 
 
-def with_own_token(config: ServeConfig, folder: Path) -> ServeConfig:
-    """The config with a token in a file of its own, where none is given: for a Ray of this machine alone."""
-    if config.proxy.internal_token_file:
-        return config
-    file = folder / "internal-token"
-    file.touch(mode=0o600)
-    file.write_text(secrets.token_urlsafe(32))
-    return replace(config, proxy=replace(config.proxy, internal_token_file=str(file)))
+def with_own_files(config: ServeConfig, folder: Path) -> ServeConfig:
+    """The config with a token and certificates in files of its own, where none are given.
+
+    For a Ray of this machine alone, whose workers listen at the machine's address all the same.
+    """
+    proxy = config.proxy
+    if not proxy.internal_token_file:
+        file = folder / "internal-token"
+        file.touch(mode=0o600)
+        file.write_text(secrets.token_urlsafe(32))
+        proxy = replace(proxy, internal_token_file=str(file))
+    if internal_tls(proxy) is None and not proxy.insecure:
+        from triptych.base.rpc.tls.own_ca import CA, CERT, KEY, write_certificates
+
+        tls = folder / "tls"
+        write_certificates(tls, [], proxy.tls_name, _CERTIFICATE_DAYS)
+        cert, key, ca = (str(tls / name) for name in (CERT, KEY, CA))
+        proxy = replace(proxy, tls_cert_file=cert, tls_key_file=key, tls_ca_file=ca)
+    return replace(config, proxy=proxy)
 
 
 def _absolute(path: str) -> str:

@@ -164,8 +164,6 @@ def _worker(config: ServeConfig, kind: str, resources: PoolResources, store: str
         measured = resources.memory if worker.device == "cpu" else 0
         return replace(
             with_tls_of(worker, config.proxy),
-            # A Ray of our own is one machine, though its workers listen at the machine's address.
-            insecure=config.proxy.insecure or not config.ray.address,
             threads=threads or max(1, int(resources.num_cpus)),
             device_memory=worker.device_memory or measured,
             **{name: getattr(config.proxy, name) for name in _OF_PROXY},

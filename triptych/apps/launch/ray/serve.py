@@ -32,7 +32,7 @@ from triptych.apps.launch.ray.flags import (
     check_secrets,
     check_shared,
     with_files,
-    with_own_token,
+    with_own_files,
 )
 from triptych.apps.launch.ray.pools import ActorPool, plan_actors
 from triptych.apps.launch.ray.supervisor import ActorSupervisor, DesiredActors
@@ -221,7 +221,7 @@ def _serve(config: ServeConfig, run_dir: Path) -> int:
     if config.ray.address:
         check_shared(config)
     else:
-        config = with_own_token(config, run_dir)
+        config = with_own_files(config, run_dir)
     config, model = _with_model(with_files(config))
     with _own_store(config, run_dir) as own:
         store = own.url if own is not None else config.store

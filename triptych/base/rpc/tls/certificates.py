@@ -1,4 +1,4 @@
-"""The certificate of a service, which is read again when its files change."""
+"""Certificates of a service, which are read again when their files change."""
 
 from __future__ import annotations
 
@@ -23,17 +23,23 @@ _Signature = tuple[tuple[int, int, int], ...]
 
 
 class Certificates:
-    """The newest usable content of TLS files; may be asked by any thread, at every handshake.
+    """The newest usable content of TLS files, of servers and clients; any thread may ask, at every handshake.
 
     Files that are gone, half written or do not fit together change nothing, and are logged once.
     """
 
-    def __init__(self, files: TlsFiles, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        files: TlsFiles,
+        clock: Callable[[], float] = time.monotonic,
+        read: Callable[[TlsFiles], TlsMaterial] = read_material,
+    ) -> None:
         self._files = files
         self._clock = clock
+        self._read = read
         self._lock = threading.Lock()
         self._tried = _signature(files)
-        self._material = read_material(files)
+        self._material = read(files)
         self._look_at = clock() + LOOK_SECONDS
         #: When files that could not be used are tried again; None where they could be used.
         self._retry_at: float | None = None
@@ -60,15 +66,15 @@ class Certificates:
             return
         known, self._tried = found == self._tried, found
         try:
-            self._material = read_material(self._files)
+            self._material = self._read(self._files)
         except Exception as error:  # whatever it is: gRPC is in the middle of a handshake
             self._retry_at = now + RETRY_SECONDS
             if not known:
                 logger.error("the certificate stays as it was: %s", error)
             return
         self._retry_at = None
-        until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._material.not_after))
-        logger.info("%s %s is in use from now on, until %s", self._files.flags[0], self._files.cert, until)
+        named = ", ".join(f"{flag} {path}" for flag, path in self._files.named if path)
+        logger.info("in use from now on as they are now: %s", named)
 
 
 def internal_certificates(config: ServiceConfig) -> Certificates | None:

@@ -3,7 +3,7 @@
 The name that a channel verifies is one that all services' certificates carry, `triptych.internal` by default,
 and not the dialled address. Workers are dialled by the addresses of their registrations, which are those of
 pods: new ones at every start, which no certificate can name beforehand. The certificate says that a process
-belongs to the cluster; which worker it is, the proofs of the internal token say (`triptych.base.rpc.proofs`).
+belongs to the cluster; which worker is where, its signed registration says (`rpc.internal_token`).
 """
 
 from __future__ import annotations

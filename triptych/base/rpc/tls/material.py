@@ -22,7 +22,7 @@ _KEY_KINDS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class TlsMaterial:
-    """Certificate chain, key and CA as PEM, which fit together; `context` serves with them over HTTP."""
+    """Certificate chain, key and CA as PEM, which fit together; `context` is for connections without gRPC."""
 
     cert: bytes
     key: bytes = field(repr=False)
@@ -31,6 +31,7 @@ class TlsMaterial:
     name: str
     #: When the certificate expires, in seconds since 1970.
     not_after: float
+    #: Of a server over HTTP, or of a client of the store.
     context: ssl.SSLContext
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Set
-from itertools import chain
-from typing import Any
+from collections.abc import Iterable
 
 from support.engine.engine_requests import (
     STORE,
@@ -16,51 +13,11 @@ from support.engine.engine_requests import (
     make_request,
     publish,
 )
+from support.owners import owners
 from triptych.base.types import MMFeature
 from triptych.pd_worker.core.request_events import ItemLoaded
 
 OWNERS = {"ItemTable", "EncoderCache", "Admission", "MemoryConnectorScheduler"}
-
-
-def attributes(thing: object) -> Iterator[Any]:
-    yield from getattr(thing, "__dict__", {}).values()
-    for kind in type(thing).__mro__:
-        for name in getattr(kind, "__slots__", ()):
-            if hasattr(thing, name):
-                yield getattr(thing, name)
-
-
-def parts(container: object) -> Iterable[Any]:
-    """What stands in a container; nothing where it is none."""
-    if isinstance(container, Mapping):
-        return chain(container.keys(), container.values())
-    return container if isinstance(container, list | tuple | Set | deque) else ()
-
-
-def names_one(container: object, keys: set[str]) -> bool:
-    return any(part in keys if isinstance(part, str) else names_one(part, keys) for part in parts(container))
-
-
-def owners(root: object, keys: set[str]) -> set[str]:
-    """The classes of ours, reachable from `root`, that have one of the keys in a mutable container.
-
-    Without the store, which is in this process.
-    """
-    classes: set[str] = set()
-    seen: dict[int, object] = {id(STORE): STORE}
-    left = [root]
-    while left:
-        thing = left.pop()
-        if id(thing) in seen:
-            continue
-        seen[id(thing)] = thing
-        left += parts(thing)
-        if type(thing).__module__.startswith("triptych."):
-            for value in (value for value in attributes(thing) if value is not STORE):
-                left.append(value)
-                if not isinstance(value, tuple | frozenset) and names_one(value, keys):
-                    classes.add(type(thing).__name__)
-    return classes
 
 
 def in_flight(engine: ModellessEngine, features: Iterable[MMFeature]) -> set[str]:
@@ -70,7 +27,7 @@ def in_flight(engine: ModellessEngine, features: Iterable[MMFeature]) -> set[str
 
     def watched(steps: int) -> None:
         for _ in range(steps):
-            seen.update(owners(engine.scheduler, keys))
+            seen.update(owners(engine.scheduler, keys, without=STORE))
             engine.step()
 
     watched(2)
@@ -113,4 +70,4 @@ def test_a_key_in_any_container_of_an_object_is_seen() -> None:
     engine = ModellessEngine(STORE)
     for place in ({"key": 1}, {1: "key"}, ["key"], {("key", 2): 1}, [(1.0, "key")], {"a": {2: "key"}}):
         engine.scheduler.kv.__dict__["extra"] = place
-        assert owners(engine.scheduler, {"key"}) == {"KVCacheManager"}
+        assert owners(engine.scheduler, {"key"}, without=STORE) == {"KVCacheManager"}

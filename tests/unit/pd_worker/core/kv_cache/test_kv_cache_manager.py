@@ -89,14 +89,6 @@ def test_tokens_that_move_across_a_block_boundary_change_the_digest() -> None:
     assert chain(range(8)).digests(2)[1] != chain([0, 0, 0, 0, 4, 5, 6, 7]).digests(2)[1]
 
 
-def test_output_tokens_lengthen_the_chain() -> None:
-    output: list[int] = []
-    grown = PrefixChain(ROOT, range(6), output, [], 4)
-    assert len(grown.digests(1)) == 1
-    output.extend([6, 7])
-    assert grown.digests(2) == chain(range(8)).digests(2)
-
-
 def test_without_prefix_caching_nothing_is_found() -> None:
     manager = KVCacheManager(8, 4, prefix_caching=False)
     computed(manager, "a", range(8))

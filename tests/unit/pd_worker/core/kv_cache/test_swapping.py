@@ -73,29 +73,6 @@ def test_a_swapped_request_goes_on_where_it_stopped() -> None:
     engine.assert_at_rest()
 
 
-def test_where_host_memory_is_full_a_request_is_computed_again() -> None:
-    engine = engine_of(num_blocks=7, host_blocks=1)
-    for index, name in enumerate("ab"):
-        engine.add(make_request(name, [index] * 6, max_tokens=14, arrival=index))
-    outputs = engine.run_out()
-    assert not any(output.swap_out for output in outputs)
-    assert computed(outputs)["b"] > 19
-    engine.assert_at_rest()
-
-
-def test_an_image_half_consumed_goes_on_behind_its_last_row() -> None:
-    engine = engine_of(num_blocks=8, host_blocks=8, budget=6)
-    engine.add(make_request("a", [1] * 8, max_tokens=22))
-    engine.step()
-    engine.step()
-    engine.add(make_request("b", [2] * 14, [stored(make_feature("cat", 1, 12))], max_tokens=8, arrival=1.0))
-    outputs = engine.run_out()
-    assert "b" in preempted(outputs)
-    assert computed(outputs)["b"] == 21
-    assert reasons(engine) == {FinishReason.LENGTH}
-    engine.assert_at_rest()
-
-
 def test_the_last_users_cross_table_moves_with_it_and_comes_back() -> None:
     engine = engine_of(cross=True, num_blocks=7, host_blocks=8)
     for index, name in enumerate("ab"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from triptych.pd_worker.core.outputs import RawLogprobs
-from triptych.pd_worker.vllm.http.chunks import (
+from triptych.pd_worker.vllm.http.errors import EngineGarbage
+from triptych.pd_worker.vllm.http.replies import (
     ChosenToken,
     RankedToken,
     StreamChoice,
@@ -13,7 +14,6 @@ from triptych.pd_worker.vllm.http.chunks import (
     TokenLogprobs,
     check_tokens,
 )
-from triptych.pd_worker.vllm.http.errors import EngineGarbage
 
 
 def chunk(token_ids: list[int], logprobs: TokenLogprobs | None = None) -> StreamChunk:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from triptych.proxy.openai.audio.replies import whole_reply
+from triptych.proxy.openai.audio.endpoint import whole_reply
 from triptych.proxy.openai.audio.transcriber import FileTranscript, TimedSegment
 
 SILENT_END = FileTranscript(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triptych.base.types import TimestampTokens
-from triptych.proxy.openai.audio.windows import Span, Window, WindowSegments, segment_window
+from triptych.proxy.openai.audio.transcriber import Span, Window, WindowSegments, segment_window
 
 TIMES = TimestampTokens(5000, 0.02)
 END = 2

@@ -10,7 +10,6 @@ import pytest
 
 from support.hostile.malformed import HELLO, chosen, tool, with_value
 from triptych.base.errors import InvalidRequest
-from triptych.base.request.chat import TextPart
 from triptych.base.types import OutputFormat
 from triptych.proxy.call.chat import ChatCall, ChatMessage
 from triptych.proxy.call.tools import CallForm
@@ -175,14 +174,6 @@ def test_tools_nested_without_end_are_an_error_and_no_crash() -> None:
             parse_body(raw % small, "r", max_images=1, timeout=1.0)
 
 
-def test_the_templates_options_are_taken_over() -> None:
-    template = parse(with_value(chat_template_kwargs={"a": 1}, add_generation_prompt=False))[0].template
-    assert (template.variables, template.generation_prompt) == (b'{"a":1}', False)
-    begun = {"messages": [*HELLO, {"role": "assistant", "content": "I"}], "continue_final_message": True}
-    template = parse(begun)[0].template
-    assert (template.continue_final_message, template.generation_prompt) == (True, False)
-
-
 def test_an_assistants_message_may_hold_calls_and_no_content() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, null]}'}}
     made = message(role="assistant", content=None, tool_calls=[call])
@@ -191,19 +182,8 @@ def test_an_assistants_message_may_hold_calls_and_no_content() -> None:
     assert sent["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": [1, None]}}
 
 
-def test_refusals_are_text() -> None:
-    assert message(role="assistant", content=None, refusal="No.").content == "No."
-    part = {"type": "refusal", "refusal": "No."}
-    assert message(role="assistant", content=[part]).content == (TextPart("No."),)
-
-
 @pytest.mark.parametrize("role", ["tool", "function"])
 def test_a_tools_answer_keeps_its_name_and_the_calls_id(role: str) -> None:
     answer = message(role=role, content="blue", name="look", tool_call_id="c1")
     (sent,) = json.loads(pd_messages([answer]))
     assert sent == {"role": "tool", "content": "blue", "name": "look", "tool_call_id": "c1"}
-
-
-def test_a_null_beside_a_message_is_as_good_as_nothing() -> None:
-    sent = message(role="user", content="x", name=None, tool_calls=None, function_call=None, audio=None)
-    assert sent == ChatMessage("user", "x")

@@ -43,25 +43,12 @@ def test_a_batch_of_tokens_becomes_one_chunk_each_that_differ_in_the_text_alone(
     assert first == second
 
 
-def test_a_batch_without_text_shows_nothing_yet() -> None:
-    stream = ChatStream("id", "m", options())
-    stream.render([Started((1,)), Delta("a", [1])])
-    assert stream.render([Delta("", [2]), Delta("", [3])]) == b""
-
-
 def test_tokens_before_the_end_in_one_batch_come_before_it() -> None:
     stream = ChatStream("id", "m", options(b', "stream_options": {"include_usage": true}'))
     shown = chunks(stream.render([Started((1,)), Delta("a", [1]), Delta("b", [2]), DONE]))
     assert [chunk["choices"][0]["delta"].get("content") for chunk in shown[:-1]] == ["", "a", "b", None]
     assert [chunk["usage"] for chunk in shown[:-1]] == [None] * 4
     assert shown[-1]["usage"]["completion_tokens"] == 2
-
-
-def test_token_ids_are_shown_also_of_tokens_without_text() -> None:
-    stream = ChatStream("id", "m", options(b', "return_token_ids": true'))
-    stream.render([Started((1,)), Delta("a", [1])])
-    shown = chunks(stream.render([Delta("", [2]), Delta("b", [3])]))
-    assert [chunk["choices"][0]["token_ids"] for chunk in shown] == [[2], [3]]
 
 
 class OneAnswer:

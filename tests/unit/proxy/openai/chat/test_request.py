@@ -70,11 +70,6 @@ def test_text_and_images_keep_their_order() -> None:
     )
 
 
-def test_an_image_url_may_be_a_plain_string() -> None:
-    call, _ = parse(with_part({"type": "image_url", "image_url": PNG}))
-    assert call.images()[0].param == "messages[0].content[1].image_url"
-
-
 def test_values_of_the_sampler_are_taken_over() -> None:
     body = with_value(
         max_tokens=9,
@@ -96,16 +91,6 @@ def test_values_of_the_sampler_are_taken_over() -> None:
 def test_a_seed_is_drawn_when_none_is_given() -> None:
     seeds = {parse(with_value())[0].sampling.seed for _ in range(5)}
     assert len(seeds) == 5
-
-
-def test_a_developer_message_is_a_system_message() -> None:
-    call, _ = parse({"messages": [{"role": "developer", "content": "x"}]})
-    assert call.messages[0].role == "system"
-
-
-def test_the_replys_format_is_parsed_apart_from_the_request() -> None:
-    body = with_value(stream=True, stream_options={"include_usage": True}, return_token_ids=True)
-    assert parse(body)[1] == ChatReplyOptions(True, True, True, False)
 
 
 def test_bad_words_and_the_stop_text_in_the_answer_are_taken_over() -> None:

@@ -38,10 +38,6 @@ def test_every_prompt_is_a_call_of_its_own_with_the_same_sampling():
     assert (first.sampling.seed, first.sampling.max_tokens, first.n, first.cache_salt) == (5, 7, 3, "s")
 
 
-def test_the_default_max_tokens_is_short():
-    assert _parsed(prompt="a").calls[0].sampling.max_tokens == 16
-
-
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -75,7 +71,3 @@ def test_what_is_not_served_is_refused_by_name(body: dict[str, Any], param: str)
         _parsed(**body)
     assert refused.value.param == param
     assert param.split("[")[0] in refused.value.message
-
-
-def test_best_of_as_many_as_are_returned_is_no_wish():
-    assert _parsed(prompt="a", n=2, best_of=2).calls[0].n == 2

@@ -11,7 +11,7 @@ from triptych.proxy.http.form_body import Form
 from triptych.proxy.openai.audio.request import parse_transcription
 from triptych.proxy.openai.chat.request import parse_body
 from triptych.proxy.openai.completions.request import parse_completion
-from triptych.proxy.openai.fields.unserved import UnservedBody
+from triptych.proxy.openai.fields.sampling import UnservedBody
 from triptych.proxy.openai.openapi.document import FORM_OPERATIONS, OPERATIONS, make_openapi
 from triptych.proxy.openai.responses.request import parse_responses
 
@@ -106,15 +106,6 @@ RANGES = [
 ]
 
 
-def test_the_ranges_of_all_numbers_are_shown() -> None:
-    names = {name for operation, name in RANGES if operation.path == "/v1/chat/completions"}
-    assert names == {
-        *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
-        *("repetition_penalty", "max_tokens", "max_completion_tokens", "min_tokens", "seed", "top_logprobs"),
-        "n",
-    }
-
-
 @pytest.mark.parametrize(
     ("operation", "name"), RANGES, ids=[f"{operation.path} {name}" for operation, name in RANGES]
 )
@@ -136,9 +127,3 @@ def test_every_range_is_the_parsers_own(operation: Any, name: str):
         with pytest.raises(InvalidRequest) as refused:
             parse(json.dumps({**base, name: value}).encode())
         assert refused.value.param == name
-
-
-def test_a_server_without_the_page_promises_none():
-    document = make_openapi(page=False)
-    validate(document)
-    assert make_openapi()["paths"].keys() - document["paths"].keys() == {"/docs"}

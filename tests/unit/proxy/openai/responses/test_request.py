@@ -69,12 +69,6 @@ def test_tools_and_forms_are_those_of_the_chat_api():
     )
 
 
-def test_logprobs_are_asked_for_by_include():
-    include = ["message.output_text.logprobs", "reasoning.encrypted_content"]
-    assert _parsed(input="x", include=include, top_logprobs=3).call.sampling.logprobs == 3
-    assert _parsed(input="x", top_logprobs=3).call.sampling.logprobs is None
-
-
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -125,7 +119,3 @@ def test_what_is_not_served_is_refused_by_the_clients_name_for_it(body: dict[str
     assert refused.value.param == param
     assert "messages" not in refused.value.message
     assert "max_completion_tokens" not in refused.value.message
-
-
-def test_store_is_no_wish_that_anybody_grants():
-    assert _parsed(input="x", store=True, metadata={"a": "b"}).body.metadata == {"a": "b"}

@@ -1,0 +1,221 @@
+"""Encoders that start, drain and leave in virtual time as a scaler decides, and a trace that they serve."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.autoscale.policies import PoolView, Scaler, WorkSeconds
+from triptych.goodput.load.job import RequestRecord
+from triptych.goodput.load.workload import PlannedRequest
+from triptych.goodput.measure.figures import percentile
+from triptych.goodput.measure.slo import Slo
+from triptych.proxy.pool import POLL_SECONDS
+from triptych.simulator.cluster.cluster import SimulatedCluster
+from triptych.simulator.cluster.loop import VirtualLoop, VirtualTimer
+from triptych.simulator.cluster.shape import Limits, on_devices
+from triptych.simulator.costs.costs import CostModel, ModelShape
+from triptych.simulator.run import simulate
+
+#: A scaler is asked once a second.
+TICK_SECONDS = 1.0
+#: How often a draining worker is looked at: it leaves once it holds nothing.
+_DRAIN_POLL = 0.05
+
+
+@dataclass(eq=False, slots=True)
+class WorkerLife:
+    """From the order to start a worker until its process has ended; what is paid for."""
+
+    address: str
+    ordered: float
+    #: None while it starts.
+    ready: float | None = None
+    drains: float | None = None
+    ended: float | None = None
+
+    def seconds(self, now: float) -> float:
+        return (now if self.ended is None else self.ended) - self.ordered
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMoment:
+    """The pool at one second: what the scaler wants and what there is, draining workers included."""
+
+    now: float
+    desired: int
+    ready: int
+    alive: int
+
+
+@dataclass(slots=True)
+class PoolHistory:
+    """`direction_changes`: how often the size that the scaler wants turns from up to down or back."""
+
+    workers: list[WorkerLife] = field(default_factory=list)
+    moments: list[PoolMoment] = field(default_factory=list)
+
+    def worker_seconds(self, now: float) -> float:
+        return sum(worker.seconds(now) for worker in self.workers)
+
+    @property
+    def direction_changes(self) -> int:
+        sizes = [moment.desired for moment in self.moments]
+        moves = [after > before for before, after in itertools.pairwise(sizes) if after != before]
+        return sum(before != after for before, after in itertools.pairwise(moves))
+
+
+class ElasticPool:
+    """A `PoolController`. New workers take `cold_start` seconds until they have registered.
+
+    Workers that start are given up first, then the youngest drain: they finish what may use their tower,
+    what only waits there goes elsewhere. The proxy sees a change at its next look at the registry.
+    """
+
+    def __init__(self, scaler: Scaler, cold_start: float, initial: int = 1) -> None:
+        self.history = PoolHistory()
+        self._scaler, self._cold_start, self._initial = scaler, cold_start, initial
+        self._names = itertools.count()
+        self._starting: dict[WorkerLife, VirtualTimer] = {}
+        self._ready: list[WorkerLife] = []
+        #: What the proxy's next look at the registry will show.
+        self._changes: list[tuple[Callable[[str], None], str]] = []
+        self._tick_timer: VirtualTimer | None = None
+
+    def start(self, loop: VirtualLoop, cluster: SimulatedCluster) -> None:
+        self._loop, self._cluster = loop, cluster
+        if isinstance(self._scaler, WorkSeconds):
+            self._scaler.attach(cluster)
+        for _ in range(self._initial):
+            self._order(0.0)
+        self._tick_timer = loop.call_later(0.0, self._tick)
+
+    def stop(self) -> None:
+        """Everything that would start later is given up; the history ends here."""
+        if self._tick_timer is not None:
+            self._tick_timer.cancel()
+        for timer in self._starting.values():
+            timer.cancel()
+
+    def _tick(self) -> None:
+        self._tick_timer = self._loop.call_later(TICK_SECONDS, self._tick)
+        desired = self._scaler.desired(self._view())
+        self._resize(desired)
+        alive = sum(worker.ended is None for worker in self.history.workers)
+        self.history.moments.append(PoolMoment(self._loop.now, desired, len(self._ready), alive))
+
+    def _view(self) -> PoolView:
+        encoders, proxy = self._cluster.encoders, self._cluster.proxy
+        table, unbound = proxy.dispatcher.jobs.table, self._cluster.known.unbound
+        return PoolView(
+            now=self._loop.now,
+            starting=len(self._starting),
+            busy={worker.address: encoders[worker.address].busy_seconds for worker in self._ready},
+            outstanding=len(table) + unbound,
+            waiting=table.waiting + unbound,
+            requests=self._cluster.context.counters.requests,
+        )
+
+    def _resize(self, desired: int) -> None:
+        for _ in range(desired - len(self._starting) - len(self._ready)):
+            self._order(self._cold_start)
+        while self._starting and len(self._starting) + len(self._ready) > desired:
+            worker, timer = self._starting.popitem()
+            timer.cancel()
+            worker.ended = self._loop.now
+        while len(self._ready) > desired:
+            self._drain(self._ready.pop())
+
+    def _order(self, seconds: float) -> None:
+        worker = WorkerLife(f"encoder-{next(self._names)}", self._loop.now)
+        self.history.workers.append(worker)
+        self._starting[worker] = self._loop.call_later(seconds, self._started, worker)
+
+    def _started(self, worker: WorkerLife) -> None:
+        del self._starting[worker]
+        worker.ready = self._loop.now
+        self._ready.append(worker)
+        self._cluster.start_encoder(worker.address)
+        self._show(self._cluster.register_encoder, worker.address)
+
+    def _drain(self, worker: WorkerLife) -> None:
+        worker.drains = self._loop.now
+        self._cluster.encoders[worker.address].drain()
+        self._show(self._cluster.encoder_drains, worker.address)
+        self._leave(worker)
+
+    def _leave(self, worker: WorkerLife) -> None:
+        if len(self._cluster.encoders[worker.address]):
+            self._loop.call_later(_DRAIN_POLL, self._leave, worker)
+            return
+        worker.ended = self._loop.now
+        self._show(self._cluster.encoder_gone, worker.address)
+
+    def _show(self, change: Callable[[str], None], address: str) -> None:
+        """The proxy's next look at the registry shows this, with all else since the last one."""
+        if not self._changes:
+            self._loop.call_later(POLL_SECONDS - self._loop.now % POLL_SECONDS, self._look)
+        self._changes.append((change, address))
+
+    def _look(self) -> None:
+        changes, self._changes = self._changes, []
+        for change, address in changes:
+            change(address)
+        self._cluster.known.report_change()
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSetup:
+    """The cluster beside its encoders, and what a good request keeps to."""
+
+    costs: CostModel
+    model: ModelShape
+    pd_workers: int
+    limits: Limits
+    slo: Slo
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """`ttft` is the 99th percentile in seconds; `good` requests met the SLO."""
+
+    records: Sequence[RequestRecord]
+    history: PoolHistory
+    seconds: float
+    leftovers: Mapping[str, int]
+    slo: Slo
+
+    @property
+    def worker_seconds(self) -> float:
+        return self.history.worker_seconds(self.seconds)
+
+    @property
+    def good(self) -> int:
+        return self.good_within(self.slo)
+
+    @property
+    def failures(self) -> int:
+        return sum(not record.ok for record in self.records)
+
+    @property
+    def ttft(self) -> float:
+        return percentile(sorted(record.ttft for record in self.records if record.ok), 99.0)
+
+    def good_within(self, slo: Slo) -> int:
+        return sum(not slo.misses(record.latencies()) for record in self.records)
+
+
+def run_trial(
+    setup: TrialSetup,
+    load: Sequence[PlannedRequest],
+    times: Sequence[float],
+    scaler: Scaler,
+    cold_start: float,
+    initial: int = 1,
+) -> TrialResult:
+    """Serves the load until its last request has ended; `initial` encoders are there from the start."""
+    pool = ElasticPool(scaler, cold_start, initial)
+    shape = on_devices(0, setup.pd_workers)
+    found = simulate(load, times, shape, setup.costs, setup.model, setup.limits, controller=pool)
+    return TrialResult(found.records, pool.history, found.counters.seconds, found.leftovers, setup.slo)

@@ -1,0 +1,142 @@
+"""CPU time of an encoder worker's host work for one picture, beside transformers' own steps, one thread."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import io
+import math
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import PIL
+import torch
+import transformers
+from PIL import Image
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
+from triptych.base.machine.device_memory import host_empty
+from triptych.encoder_worker.media.formats import decode_image
+from triptych.goodput.report.machine import chip
+from triptych.models.patches import PatchRecipe
+
+RESULT = RESULTS / "encoder_host.md"
+_PICTURES = ((1920, 1080, "JPEG"), (1920, 1080, "PNG"), (448, 448, "JPEG"))
+#: Qwen3-VL's: patches of 16, four to a row, rows of 4,096 with three DeepStack levels.
+_SETTINGS = {"patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+_SIZE = {"shortest_edge": 65536, "longest_edge": 16777216}
+_WIDTH, _DTYPE = 16384, torch.bfloat16
+_CPU = torch.device("cpu")
+
+
+def photo(width: int, height: int, kind: str) -> bytes:
+    """A file of a smooth picture with a sensor's noise."""
+    rows, columns = np.mgrid[0:height, 0:width]
+    waves = 127 + 90 * np.sin(rows / 97 + np.arange(3)[:, None, None]) * np.cos(columns / 83)
+    pixels = (waves + np.random.default_rng(0).normal(0, 4, waves.shape)).clip(0, 255).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0))).save(file, kind, quality=90)
+    return file.getvalue()
+
+
+class HostWork:
+    """The steps around the tower for one file, in both ways."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.processor = Qwen2VLImageProcessorPil(size=_SIZE, **_SETTINGS)
+        recipe = PatchRecipe.of(self.processor)
+        assert recipe is not None
+        self.recipe = recipe
+        self.picture = decode_image(data, max_pixels=1 << 26)
+        self.levels, grid = recipe.levels(self.picture)
+        self.rows = torch.randn(math.prod(grid) // 4, _WIDTH).to(_DTYPE)
+
+    def steps(self) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
+        """By name: transformers' way (or torch's plain one), and ours."""
+        pixels = self.processor(images=[self.picture], return_tensors="pt")["pixel_values"]
+        return {
+            "decode": (
+                lambda: Image.open(io.BytesIO(self.data)).convert("RGB"),
+                lambda: decode_image(self.data, max_pixels=1 << 26),
+            ),
+            "resize, normalise, patches": (
+                lambda: self.processor(images=[self.picture], return_tensors="pt"),
+                lambda: self.recipe.levels(self.picture),
+            ),
+            "the tower's input, bf16": (
+                lambda: torch.cat([pixels]).to(_DTYPE),
+                lambda: self.recipe.values(torch.cat([self.levels]), _CPU, _DTYPE),
+            ),
+            "the rows' copy": (
+                lambda: self.rows.clone(),
+                lambda: torch.cat([self.rows], out=host_empty(self.rows.shape, _DTYPE)),
+            ),
+            "finiteness of the rows": (
+                lambda: math.isfinite(float(self.rows.sum(dtype=torch.float32))),
+                lambda: all(map(math.isfinite, torch.stack(self.rows.aminmax()).tolist())),
+            ),
+        }
+
+
+def cpu_ms(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return (time.process_time() - began) * 1e3
+
+
+def measure(data: bytes, repeats: int) -> list[tuple[str, float, float]]:
+    """Median CPU milliseconds of every step in both ways, interleaved."""
+    steps = HostWork(data).steps()
+    times: dict[str, list[tuple[float, float]]] = {step: [] for step in steps}
+    for turn in range(repeats + 1):
+        for step, (theirs, ours) in steps.items():
+            pair = cpu_ms(theirs), cpu_ms(ours)
+            if turn:
+                times[step].append(pair)
+    medians = {
+        step: [statistics.median(way) for way in zip(*pairs, strict=True)] for step, pairs in times.items()
+    }
+    return [(step, theirs, ours) for step, (theirs, ours) in medians.items()]
+
+
+def table(width: int, height: int, kind: str, repeats: int) -> str:
+    name = f"{width}x{height} {kind}"
+    rows = measure(photo(width, height, kind), repeats)
+    rows.append(("**sum**", sum(row[1] for row in rows), sum(row[2] for row in rows)))
+    lines = "\n".join(f"| {step} | {a:.1f} | {b:.1f} | {a / b:.1f} |" for step, a, b in rows)
+    return f"## {name}\n\n| step, CPU ms | transformers | ours | ratio |\n|---|---|---|---|\n{lines}\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=15)
+    add_write_flag(parser, RESULT)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    tables = "\n".join(table(*picture, options.repeats) for picture in _PICTURES)
+    page = fill(
+        "encoder_host",
+        command=f"python -m benchmarks encoder_host --repeats {options.repeats}",
+        date=datetime.date.today(),
+        chip=chip(),
+        cores=os.cpu_count(),
+        python=platform.python_version(),
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+        pillow=PIL.__version__,
+        load=" ".join(f"{value:.1f}" for value in os.getloadavg()),
+        tables=tables,
+    )
+    publish(page, RESULT, write=options.write)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""How long requests wait while hosts are cut off from each other."""

@@ -1,0 +1,162 @@
+"""POST /tokenize and /detokenize, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from triptych.base.errors import InvalidRequest
+from triptych.base.request.limits import TokenId
+from triptych.protos import pd_pb2
+from triptych.proxy.admission import RequestAdmission
+from triptych.proxy.call.validation import MAX_TOKEN_IDS, check_text, check_token_count
+from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.http.endpoint import HttpReply, PostEndpoint
+from triptych.proxy.http.json_body import decode_body, to_json
+from triptych.proxy.openai.chat.request import ChatBody, call_of
+from triptych.proxy.openai.fields import schemas
+from triptych.proxy.openai.fields.sampling import (
+    ChatTools,
+    ContinueFinal,
+    GenerationPrompt,
+    ModelName,
+    SpecialTokens,
+    TemplateVariables,
+)
+from triptych.proxy.pd.queries import PDQueries
+from triptych.proxy.pd.wire import prompt_to_proto, template_to_proto
+from triptych.proxy.splitter import pd_messages
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """POST /tokenize: a text, or messages as POST /v1/chat/completions takes them."""
+
+    prompt: Annotated[str | None, Meta(description="A text.")] = None
+    messages: Annotated[
+        schemas.Messages | None,
+        Meta(description="The conversation. Images are parts of a message's content."),
+    ] = None
+    model: ModelName = None
+    add_generation_prompt: GenerationPrompt = None
+    continue_final_message: ContinueFinal = None
+    add_special_tokens: SpecialTokens = None
+    chat_template_kwargs: TemplateVariables = None
+    tools: ChatTools = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: Annotated[
+        Annotated[list[TokenId], Meta(extra_json_schema={"maxItems": MAX_TOKEN_IDS})],
+        Meta(description="Token ids."),
+    ]
+    model: ModelName = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeQuery:
+    """A question to a PD worker, and whose model it is about."""
+
+    model: str
+    message: pd_pb2.TokenizeRequest
+
+
+_tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
+_detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
+
+
+def parse_tokenize(raw: bytes, request_id: str, *, max_images: int) -> TokenizeQuery:
+    """The question that `raw` (JSON) holds. InvalidRequest names what is wrong with it."""
+    body = decode_body(_tokenize_decoder, raw)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("prompt or messages must be there, and not both", param="prompt")
+    if body.add_special_tokens is False and body.prompt is not None:
+        raise InvalidRequest("add_special_tokens: false is not served", param="add_special_tokens")
+    if body.return_token_strs:
+        raise InvalidRequest(
+            "return_token_strs is not supported: send the ids to /detokenize", param="return_token_strs"
+        )
+    if body.prompt is not None:
+        check_text(len(body.prompt), "prompt")
+        return TokenizeQuery(body.model or "", pd_pb2.TokenizeRequest(prompt=prompt_to_proto(body.prompt)))
+    chat = ChatBody(
+        messages=body.messages or [],
+        model=body.model,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
+        tools=body.tools,
+    )
+    call, _ = call_of(chat, request_id, max_images=max_images, timeout=1.0)
+    message = pd_pb2.TokenizeRequest(
+        messages=pd_messages(call.messages), template=template_to_proto(call.template)
+    )
+    return TokenizeQuery(call.model, message)
+
+
+def parse_detokenize(raw: bytes) -> DetokenizeBody:
+    """The token ids that `raw` (JSON) holds. InvalidRequest names what is wrong with it."""
+    body = decode_body(_detokenize_decoder, raw)
+    check_token_count(len(body.tokens), "tokens")
+    return body
+
+
+class TokenizeEndpoint(PostEndpoint[TokenizeQuery]):
+    """The token ids of a prompt; an item is one placeholder token in it."""
+
+    known = TokenizeBody.__struct_fields__
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        queries: PDQueries,
+        admission: RequestAdmission,
+        *,
+        max_images: int,
+        max_body: int,
+    ) -> None:
+        super().__init__(dispatcher.quotas["parser"], max_body=max_body)
+        self._dispatcher = dispatcher
+        self._queries = queries
+        self._admission = admission
+        self._max_images = max_images
+
+    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> TokenizeQuery:
+        return parse_tokenize(raw, request_id, max_images=self._max_images)
+
+    async def answer(self, request: TokenizeQuery, reply: HttpReply) -> None:
+        model = self._dispatcher.resolve_model(request.model)
+        async with self._admission.query():
+            found = await self._queries.tokenize(model, request.message)
+        count = len(found.token_ids)
+        await reply.whole(
+            to_json({"count": count, "max_model_len": found.max_model_len, "tokens": found.token_ids})
+        )
+
+
+class DetokenizeEndpoint(PostEndpoint[DetokenizeBody]):
+    """The text of token ids, special tokens included."""
+
+    known = DetokenizeBody.__struct_fields__
+
+    def __init__(
+        self, dispatcher: Dispatcher, queries: PDQueries, admission: RequestAdmission, *, max_body: int
+    ) -> None:
+        super().__init__(dispatcher.quotas["parser"], max_body=max_body)
+        self._dispatcher = dispatcher
+        self._queries = queries
+        self._admission = admission
+
+    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> DetokenizeBody:
+        return parse_detokenize(raw)
+
+    async def answer(self, request: DetokenizeBody, reply: HttpReply) -> None:
+        model = self._dispatcher.resolve_model(request.model or "")
+        async with self._admission.query():
+            text = await self._queries.detokenize(model, request.tokens)
+        await reply.whole(to_json({"prompt": text}))

@@ -1,1 +1,0 @@
-"""POST /tokenize and /detokenize."""

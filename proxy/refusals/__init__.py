@@ -1,1 +1,0 @@
-"""Refusals: what the proxy turns away at the door, counted and logged."""

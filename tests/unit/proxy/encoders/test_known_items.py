@@ -1,0 +1,82 @@
+"""What is known of items: plans seen lately, what landed during a look-up, published bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from triptych.base.types import ItemPlan
+from triptych.proxy.encoders.job import EncoderJob
+from triptych.proxy.encoders.known_items import KnownItems
+from triptych.proxy.events import JobReady
+
+
+def plan(key: str) -> ItemPlan:
+    return ItemPlan(key, "n" * 64, "image", 4, 8, "float32", 4)
+
+
+def end(key: str) -> JobReady:
+    return JobReady(plan(key), already_stored=False, encode_seconds=0.1, save_seconds=0.1)
+
+
+def known(items: KnownItems, keys: str = "abcd") -> list[str]:
+    return [key for key in keys if items.plan(key)]
+
+
+def test_an_item_that_landed_during_a_look_up_is_found_and_an_older_one_is_not() -> None:
+    items = KnownItems()
+    items.store(end("a"), 10.0)
+    assert items.stored_since("a", 10.0) == end("a")
+    assert items.stored_since("a", 10.1) is None
+    assert items.stored_since("b", 0.0) is None
+
+
+def test_an_item_that_lands_again_landed_when_it_did_last() -> None:
+    items = KnownItems()
+    items.store(end("a"), 0.0)
+    items.store(end("a"), 60.0)
+    items.learn(plan("a"))  # seen by a look-up
+    assert items.stored_since("a", 60.0) is not None
+
+
+def test_the_plans_used_least_recently_are_forgotten_with_all_else() -> None:
+    items = KnownItems(capacity=3)
+    for key in "abcad":
+        items.store(end(key), 0.0)
+    assert known(items) == ["a", "c", "d"]
+    assert items.stored_since("b", 0.0) is None
+    assert len(items) == 3
+
+
+def test_plans_of_many_stretches_take_the_room_of_many() -> None:
+    items = KnownItems(capacity=10)
+    long = replace(plan("l"), runs=tuple((index * 2, 1) for index in range(8)))
+    for one in (plan("a"), long, plan("b"), long):  # the same one again takes no room twice
+        items.learn(one)
+    assert known(items, "alb") == ["l", "b"]
+    assert len(items) == 2
+
+
+def test_what_has_a_job_or_is_still_to_be_loaded_stays_when_its_plan_is_forgotten() -> None:
+    items = KnownItems(capacity=1)
+    job = EncoderJob("a", "n", 1)
+    items.add_job(job)
+    items.learn(plan("a"))
+    items.publish("b", 8, ["r"])
+    items.learn(plan("b"))
+    items.learn(plan("c"))
+    assert known(items) == ["c"]
+    assert items.job("a") is job and items.loads("b", "r")
+    items.remove_job(job)
+    items.end("r")
+    assert (len(items), items.published_bytes) == (1, 0)
+
+
+def test_bytes_count_until_the_last_request_that_has_still_to_load_them_has_ended() -> None:
+    items = KnownItems()
+    items.publish("a", 8, ["r", "s"])
+    items.publish("a", 9, ["t"])  # counts already
+    items.end("r")
+    assert items.published_bytes == 8 and not items.loads("a", "t")
+    items.end("s")
+    items.free("a")
+    assert (len(items), items.published_bytes) == (0, 0)

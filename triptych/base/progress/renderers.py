@@ -1,0 +1,186 @@
+"""Renderers of progress: bars below the cursor of a terminal, and lines where there is none."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import Task
+
+from triptych.base.progress.progress import StepState
+from triptych.base.progress.screen import CLEAR, frame
+from triptych.base.progress.tasks import StepTasks, left, line, seconds
+
+#: Seconds between two frames. A step that ends before the first one is never seen.
+FRAME_SECONDS = 0.25
+
+
+class TerminalRenderer:
+    """A renderer that draws, from a thread of its own that lives as long as there are steps."""
+
+    interval = 0.1
+
+    def __init__(
+        self,
+        stream: TextIO,
+        clock: Callable[[], float] = time.monotonic,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._stream = stream
+        self._console = Console(
+            file=stream,
+            force_terminal=True,
+            legacy_windows=False,
+            no_color=bool(environ.get("NO_COLOR")),
+            _environ=environ,
+        )
+        self._steps = StepTasks(clock)
+        self._lock = threading.RLock()
+        self._drawn = False
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def show(self, state: StepState) -> None:
+        """Has the next frame show this state; the bar of an ended step goes."""
+        with self._lock:
+            if not state.ended:
+                self.keep(state)
+                return
+            self._steps.forget(state.key)
+            if not self._steps:
+                self._clear()
+                self._wake.set()
+
+    def keep(self, state: StepState) -> None:
+        """As `show`, but an ended step stays too, until `close`."""
+        with self._lock:
+            self._steps.follow(state)
+            if self._thread is None:
+                self._wake.clear()
+                self._thread = threading.Thread(target=self._draw_frames, name="progress", daemon=True)
+                self._thread.start()
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Keeps the terminal free of bars within the `with`, for what else is printed there."""
+        with self._lock:
+            self._clear()
+            yield
+
+    def ready(self) -> None:
+        """As `close`."""
+        self.close()
+
+    def close(self) -> None:
+        """Ends all steps, and leaves nothing on the terminal."""
+        with self._lock:
+            self._steps.clear()
+            self._clear()
+            self._wake.set()
+
+    def draw(self) -> None:
+        """Draws a frame now."""
+        with self._lock, self._surviving():
+            columns, rows = self._console.size
+            with self._console.capture() as drawn:
+                if self._steps:
+                    self._console.print(self._steps.table(max(1, rows - 2)), width=max(1, columns - 1))
+            self._write(frame(drawn.get().splitlines()))
+            self._drawn = bool(drawn.get())
+
+    def _draw_frames(self) -> None:
+        while True:
+            self._wake.wait(FRAME_SECONDS)
+            with self._lock:
+                if not self._steps:
+                    self._thread = None
+                    return
+                self._wake.clear()
+                self.draw()
+
+    def _clear(self) -> None:
+        if self._drawn:
+            with self._surviving():
+                self._write(CLEAR)
+            self._drawn = False
+
+    def _write(self, text: str) -> None:
+        encoding = self._console.encoding
+        self._stream.write(text.encode(encoding, "replace").decode(encoding))
+        self._stream.flush()
+
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """The terminal may be gone; the work goes on."""
+        try:
+            yield
+        except (OSError, ValueError):
+            self._steps.clear()
+
+
+#: A line follows another after this share of the step, but not before these seconds; and after these in any
+#: case, if the step goes on at all.
+SHARE = 0.1
+LEAST_SECONDS = 5.0
+MOST_SECONDS = 30.0
+#: A step that took longer, or that had lines, says when it ends.
+_SHORT_SECONDS = 1.0
+
+
+def due(seconds: float, shares: float) -> bool:
+    """Whether a line follows one so many seconds and such a share of the step ago."""
+    return seconds >= MOST_SECONDS or (seconds >= LEAST_SECONDS and shares >= SHARE)
+
+
+@dataclass(slots=True)
+class _LastLine:
+    """The last line of a step: when it was, how far the step then was, and how many there have been."""
+
+    at: float
+    share: float
+    count: int = 1
+
+
+class LineRenderer:
+    """A renderer that writes lines by `write`, such as a logger's method."""
+
+    interval = 1.0
+
+    def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._write = write
+        self._tasks = StepTasks(clock)
+        self._lock = threading.Lock()
+
+    def show(self, state: StepState) -> None:
+        """Writes a line where one is due."""
+        with self._lock:
+            task = self._tasks.follow(state)
+            last: _LastLine | None = task.fields.get("line")
+            if is_due := last is None or _is_due(state, last, task):
+                count = last.count + 1 if last is not None else 1
+                task.fields["line"] = _LastLine(task.get_time(), state.share or 0.0, count)
+            if state.ended:
+                self._tasks.forget(state.key)
+        if is_due:
+            self._write(line(state, seconds(task), left(task)))
+
+    def ready(self) -> None:
+        """Nothing: the service's own log says so."""
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """As a terminal's; lines stand in nobody's way."""
+        yield
+
+
+def _is_due(state: StepState, last: _LastLine, task: Task) -> bool:
+    if state.ended:
+        return last.count > 1 or seconds(task) >= _SHORT_SECONDS
+    # When all is done, the end says it.
+    return state.share != 1 and due(task.get_time() - last.at, (state.share or 0.0) - last.share)
