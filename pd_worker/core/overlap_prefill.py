@@ -34,6 +34,7 @@ class OverlapPrefill:
     The prefix cache alone keeps what such a chunk computes: its blocks are taken for the step and freed at
     its end, so that a waiting request holds no block and no slot. When its items are there it starts as any
     other, behind a cached prefix. Without prefix caching, or when not `enabled`, there are no such chunks.
+    With recurrent layers a snapshot keeps the state at the chunk's end.
 
     No chunk is made unless the whole requests of all that have begun so fit the free blocks. If blocks are
     evicted nevertheless, the request is not prefilled early again: no token is computed three times.
@@ -52,7 +53,7 @@ class OverlapPrefill:
         self._items = items
         self._chunks = chunks
         self._limits = limits
-        self._enabled = enabled and kv.prefix_caching
+        self._enabled = enabled and kv.prefix_caching and (kv.states is None or kv.states.num_snapshots > 0)
         #: Requests with tokens to compute before their first missing item.
         self._able = OrderedRequests[RequestState]()
         self._begun: dict[RequestState, _Begun] = {}
@@ -111,6 +112,7 @@ class OverlapPrefill:
                 continue
             if not self._take_blocks(state, prefix, end, running):
                 return
+            self._chunks.restore_state(output, state, len(prefix))
             made.add(block)
             budget.spend_prefill(self._chunks.add(output, state, start, end, overlap=True))
 
@@ -160,7 +162,7 @@ class OverlapPrefill:
         blocks = self._kv.blocks_for(state.num_tokens) if begun is None else 0
         if self._blocks + blocks + running > self._kv.num_free:
             return False
-        if not self._kv.allocate(state.request_id, prefix, end):
+        if not self._kv.allocate(state.request_id, prefix, end, boundaries=(end,)):
             return False
         if begun is None:
             cached = len(prefix) * self._kv.block_size
