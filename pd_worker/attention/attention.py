@@ -49,9 +49,17 @@ def paged_attention(
 ) -> tuple[torch.Tensor, None]:
     """query [1, heads, T, dim], key and value [1, kv_heads, T, dim] to [1, T, heads, dim of the values].
 
+    Or [T, heads, 1, dim] and [T, kv_heads, 1, dim] to [T, 1, heads, dim].
+
     A module with `is_cross` attends to the cross tables; its key and value are ignored.
     NotImplementedError for options of the model that are not supported.
     """
+    if len(query) > 1:
+        # One token of each sequence, as recurrent layers need them.
+        q, k, v = query.transpose(0, 2), key.transpose(0, 2), value.transpose(0, 2)
+        how = (attention_mask, scaling, dropout, sliding_window, softcap, attn_metadata)
+        out, _ = paged_attention(module, q, k, v, *how, **kwargs)  # type: ignore[arg-type]
+        return out.transpose(0, 1), None
     _refuse_unsupported(attention_mask, dropout, attn_metadata, kwargs)
     assert attn_metadata is not None
     meta, q = attn_metadata, query[0]

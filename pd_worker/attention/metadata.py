@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from triptych.models.base import AttentionBias, LayerRule, SpanRule
+from triptych.models.recurrent import RecurrentStates
 from triptych.pd_worker.attention.gather_plan import GatherGroup
 from triptych.pd_worker.attention.kv_runs import KVRun, last_tokens
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
@@ -96,6 +97,8 @@ class AttentionMetadata:
     #: What each layer reaches; empty: as its attention function is called.
     layer_rules: Sequence[LayerRule] = ()
     backend: str = "sdpa"
+    #: Set for models with recurrent layers: the batch is then one sequence, or has one token of each.
+    states: RecurrentStates | None = None
     #: The runs of the first decodes, as many as attend run by run; the others are gathered.
     decode_runs: Sequence[tuple[KVRun, ...]] = ()
     _masks: dict[tuple[int, LayerRule], torch.Tensor | None] = field(default_factory=dict)

@@ -22,6 +22,7 @@ from triptych.models.fused.merged import merge
 from triptych.models.fused.norms import fuse_norms
 from triptych.models.images import ImageProcessor
 from triptych.models.parallel.tensor_parallel import TensorParallel
+from triptych.models.recurrent import StateShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -155,6 +156,8 @@ class DecoderGeometry:
     max_position_embeddings: int
     #: Layers that take a deepstack level each, after the first; 0 when the family has none.
     deepstack_levels: int = 0
+    #: What recurrent layers keep of each sequence.
+    states: tuple[StateShape, ...] = ()
     #: Of each layer, where they are not all of `num_kv_heads` and `head_dim`.
     kv_shapes: tuple[KVShape, ...] = ()
 
@@ -393,7 +396,8 @@ class DecoderSide(ABC):
         `embeds` [T, hidden_size] are token embeddings; `merged` rows are written over them (their first
         hidden_size columns) and added in the deepstack layers (the columns after). `attention` reaches
         the registered attention function as the keyword `attn_metadata`. `inputs` [T, ...] are given only
-        where the decoder `takes_inputs`.
+        where the decoder `takes_inputs`. Where the attention's `states` are set they are the decoder's cache:
+        the batch is one sequence, or has one token of each.
         """
 
     @abstractmethod
