@@ -50,6 +50,15 @@ class PagedKVCache:
         """Bytes of one token over all layers."""
         return sum(part[0, 0].numel() * part.element_size() for part in (*self.keys, *self.values))
 
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of one token in the layer with the widest keys and values."""
+        pairs = zip(self.keys, self.values, strict=True)
+        return (
+            max(part[0, 0].numel() + other[0, 0].numel() for part, other in pairs)
+            * self.keys[0].element_size()
+        )
+
     def is_square(self, layer: int) -> bool:
         """Whether the layer's keys and values are equally wide."""
         return self._square[layer]

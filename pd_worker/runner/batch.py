@@ -61,7 +61,7 @@ class BatchBuilder:
         self.in_runs = in_runs
         limit = gather_bytes or gather_limit(decoder.device)
         #: Blocks whose keys and values one layer gathers at once.
-        self.gathered = max(1, limit // (cache.token_bytes // len(cache.keys) * cache.block_size))
+        self.gathered = max(1, limit // (cache.layer_bytes * cache.block_size))
 
     def build(self, chunks: Sequence[ScheduledChunk], embeddings: EncoderCacheMap) -> Batch:
         """The batch of `chunks`: those of one token first, of which those that attend in runs are first."""

@@ -62,7 +62,7 @@ class HostKVCache:
                 given = torch.tensor([copy.target for copy in batch], device=self._staging.device)
                 for part, (begin, end) in zip(self._parts, pairwise(self._bounds), strict=True):
                     part.index_copy_(
-                        0, given, self._staging[: len(batch), begin:end].view(-1, *part.shape[1:])
+                        0, given, self._staging[: len(batch), begin:end].view(len(batch), *part.shape[1:])
                     )
         self._block_model_stream()
         self.wait()

@@ -64,7 +64,7 @@ def needs_of(config: PDConfig, decoder: DecoderSide, held: int, activations: int
     rows = 0 if cross is None else cross.max_rows or longest
     blocks = -(-longest // config.block_size) + -(-rows // config.block_size)
     # A sequence above the gather limit is gathered alone.
-    in_layer = block // geometry.num_layers
+    in_layer = max(shape.elements for shape in geometry.layers) * config.block_size * decoder.dtype.itemsize
     gathered = max(gather_limit(decoder.device), -(-longest // config.block_size) * in_layer)
     # A later chunk of a long prompt has a mask over all that is before it, as bools and as what is added.
     tokens = min(config.max_num_batched_tokens, longest)

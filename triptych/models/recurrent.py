@@ -69,6 +69,10 @@ class RecurrentStates(_Cache):
         #: The gathered states of the layer that asked last.
         self._gathered: dict[StateKey, torch.Tensor] = {}
 
+    @property
+    def num_sequences(self) -> int:
+        return len(self._slots)
+
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor:
         return self._get(("conv", layer_idx, state_idx))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +21,7 @@ from triptych.models.generic.examine import Examined, examine
 from triptych.models.generic.layout import ItemLayout
 from triptych.models.generic.sides import base_of, decoder_of, empty_model, keep_decoder, load_side
 from triptych.models.parallel.tensor_parallel import TensorParallel
+from triptych.models.recurrent import cache_keyword
 
 
 class GenericDecoder(DecoderSide):
@@ -47,10 +47,7 @@ class GenericDecoder(DecoderSide):
         self._embedded = examined.embedded
         self._one_item = examined.one_item
         self.row_token_ids = frozenset({self.image_token_id})
-        # Recurrent layers keep their states in a cache, whose keyword has another name since transformers
-        # 5.24; a wrong one is swallowed by **kwargs. No such layers are served yet: nothing is passed.
-        names = inspect.signature(self._decoder.forward).parameters
-        self.cache_name = "cache" if "cache" in names else "past_key_values"
+        self._cache = cache_keyword(self._decoder.forward) if self.geometry.states else ""
 
     @classmethod
     def load(
@@ -69,7 +66,7 @@ class GenericDecoder(DecoderSide):
             raise ConfigError(
                 f"MODEL={path} cannot be quantized while it is loaded: leave out --quantization"
             )
-        examined = examine(cls.read_config(path))
+        examined = examine(cls.read_config(path), dtype)
         model = load_side(path, keep_decoder, device=device, dtype=dtype)
         config: Any = decoder_of(model).config
         config._attn_implementation_internal = attn_implementation
@@ -184,24 +181,30 @@ class GenericDecoder(DecoderSide):
         attention: object,
         **inputs: torch.Tensor,
     ) -> torch.Tensor:
-        given: dict[str, Any] = {name: values[None] for name, values in inputs.items()}
+        states, tokens = getattr(attention, "states", None), len(embeds)
+        # Recurrent layers go along the sequence: tokens of several sequences are a batch of one each.
+        shape = (1, tokens) if states is None or states.num_sequences == 1 else (tokens, 1)
+        in_rows = (-1, *shape) if self.geometry.position_rows > 1 else shape
+        given: dict[str, Any] = {name: x.view(*shape, *x.shape[1:]) for name, x in inputs.items()}
+        if states is not None:
+            given[self._cache] = states
         if merged is not None and merged.index.numel():
             merged = in_batch_order(merged, embeds)
             first, *levels = merged.rows.split(self.geometry.hidden_size, dim=1)
             embeds = embeds.index_copy(0, merged.index, first)
             if levels:
-                mask = torch.zeros(1, embeds.shape[0], dtype=torch.bool, device=embeds.device)
-                mask[0, merged.index] = True
-                given |= {"visual_pos_masks": mask, "deepstack_visual_embeds": levels}
+                mask = torch.zeros(tokens, dtype=torch.bool, device=embeds.device)
+                mask[merged.index] = True
+                given |= {"visual_pos_masks": mask.view(shape), "deepstack_visual_embeds": levels}
         out = self._decoder(
-            inputs_embeds=embeds[None],
-            position_ids=positions[:, None] if self.geometry.position_rows > 1 else positions,
+            inputs_embeds=embeds.view(*shape, -1),
+            position_ids=positions.view(in_rows),
             use_cache=False,
             attn_metadata=attention,
             **given,
         )
         hidden: torch.Tensor = out.last_hidden_state
-        return hidden[0]
+        return hidden.reshape(tokens, -1)
 
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from triptych.base.errors import ConfigError
 from triptych.models.base import DecoderGeometry, LayerRule, SpanRule
 from triptych.models.generic.capture import CapturedPrompt, Container, PromptCapture
 from triptych.models.generic.masks import ask_every_pair, span_rule, spans_of
-from triptych.models.generic.probe import check_layer_types, layer_rules, probe
+from triptych.models.generic.probe import check_layer_types, layer_rules, probe, recurrent_layers
 from triptych.models.generic.sides import base_of, decoder_of, empty_model, keep_decoder
 
 #: Placeholder tokens that the sample's picture may have: its grid is the same, classes count differently.
@@ -46,8 +46,11 @@ class Examined:
     grid_names: tuple[str, ...]
 
 
-def examine(config: PreTrainedConfig) -> Examined:
-    """ConfigError, with what is not known by its name, for a class that the adapter cannot serve."""
+def examine(config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> Examined:
+    """ConfigError, with what is not known by its name, for a class that the adapter cannot serve.
+
+    `dtype` is that of the weights, for the states of recurrent layers.
+    """
     model = empty_model(config)
     name, decoder = type(model).__name__, decoder_of(model)
     text: Any = decoder.config
@@ -63,14 +66,17 @@ def examine(config: PreTrainedConfig) -> Examined:
     rows = 1 if prompt.positions is None else prompt.positions.shape[0]
     inputs = {key: value[:2] for key, value in prompt.inputs.items()}
     width = int(model.get_input_embeddings().embedding_dim)
-    calls = probe(name, decoder, width, rows, inputs)
+    if recurrent_layers(text):
+        decoder.to(dtype)
+    calls, states = probe(name, decoder, width, rows, inputs)
     shapes = tuple(call.shape for call in calls)
-    first = shapes[0]
+    attending = next(call for call in calls if call.heads)
+    first = attending.shape
     equal = all(shape == first for shape in shapes) and first.key_dim == first.value_dim
     return Examined(
         DecoderGeometry(
             num_layers=len(calls),
-            num_heads=calls[0].heads,
+            num_heads=attending.heads,
             num_kv_heads=first.heads,
             head_dim=first.key_dim,
             hidden_size=width,
@@ -79,6 +85,7 @@ def examine(config: PreTrainedConfig) -> Examined:
             max_position_embeddings=_max_length(text),
             deepstack_levels=levels,
             kv_shapes=() if equal else shapes,
+            states=states,
         ),
         layer_rules(text, calls, _any_span_rules(name, capture, sample)),
         _embedded(capture, config),

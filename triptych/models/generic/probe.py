@@ -12,6 +12,13 @@ from transformers import AttentionInterface
 
 from triptych.base.errors import ConfigError
 from triptych.models.base import KVShape, LayerRule, SpanRule
+from triptych.models.recurrent import (
+    RECURRENT_LAYERS,
+    StateRecorder,
+    StateShape,
+    cache_keyword,
+    learn_states,
+)
 
 #: The attention implementation of a probe.
 PROBE = "triptych_probe"
@@ -25,8 +32,10 @@ _UNKNOWN = (
     "head_mask",
     "topk_indices",
 )
-#: Types of layers that keep keys and values, and no state of another kind.
-_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
+#: Types of layers that keep keys and values, or states of a kind that `triptych.models.recurrent` has.
+_LAYER_TYPES = (
+    frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"}) | RECURRENT_LAYERS
+)
 _TOKENS = 2
 
 
@@ -39,17 +48,29 @@ class AttentionCall:
     window: int | None
 
 
+_NO_ATTENTION = AttentionCall(KVShape(0, 0, 0), 0, None)
+
+
 def check_layer_types(name: str, config: Any) -> None:
-    """ConfigError, by name, for layers that do not keep keys and values alone."""
+    """ConfigError, by name, for layers that keep something else than keys, values and known states."""
     types = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
     if types:
         raise ConfigError(f"{name} has layers of type {', '.join(sorted(types))}: they are not served yet")
 
 
+def recurrent_layers(config: Any) -> list[int]:
+    """The layers that keep a state, by the config's `layer_types`."""
+    types = getattr(config, "layer_types", None) or ()
+    return [layer for layer, kind in enumerate(types) if kind in RECURRENT_LAYERS]
+
+
 def probe(
     name: str, decoder: nn.Module, width: int, position_rows: int, inputs: Mapping[str, torch.Tensor]
-) -> list[AttentionCall]:
-    """The attention call of each layer, in their order. `inputs` are those of two tokens, [2, ...] each.
+) -> tuple[list[AttentionCall], tuple[StateShape, ...]]:
+    """The attention call of each layer, in their order, and the states of all recurrent layers.
+
+    A layer that does not attend has keys and values without elements. `inputs` are those of two tokens,
+    [2, ...] each.
 
     ConfigError for attention that the paged function cannot compute. The decoder's attention implementation
     is the probe's afterwards.
@@ -64,15 +85,26 @@ def probe(
     restore = _without_experts(decoder) if device.type == "meta" else []
     # A value that decides the way is unknown on meta: floats are embeddings, others such decisions.
     given = {key: x for key, x in inputs.items() if x.is_floating_point() or device.type != "meta"}
+    recurrent = recurrent_layers(config)
+
+    @torch.no_grad()
+    def run(**cache: StateRecorder) -> None:
+        decoder(
+            inputs_embeds=torch.zeros(1, _TOKENS, width, dtype=dtype, device=device),
+            position_ids=torch.arange(_TOKENS, device=device).expand(shape),
+            use_cache=False,
+            attn_metadata=calls,
+            **cache,
+            **{key: x[None].to(device) for key, x in given.items()},
+        )
+
+    states: tuple[StateShape, ...] = ()
     try:
-        with torch.no_grad():
-            decoder(
-                inputs_embeds=torch.zeros(1, _TOKENS, width, dtype=dtype, device=device),
-                position_ids=torch.arange(_TOKENS, device=device).expand(shape),
-                use_cache=False,
-                attn_metadata=calls,
-                **{key: x[None].to(device) for key, x in given.items()},
-            )
+        if recurrent:
+            keyword = cache_keyword(decoder.forward)
+            states = learn_states(lambda recorder: run(**{keyword: recorder}), recurrent)
+        else:
+            run()
     except ConfigError:
         raise
     except Exception as error:  # of any kind: code of the class
@@ -81,9 +113,10 @@ def probe(
     finally:
         for module in restore:
             del module.forward
-    if not calls or sorted(calls) != list(range(len(calls))) or len(calls) != config.num_hidden_layers:
+    layers = range(config.num_hidden_layers)
+    if not calls or {*calls, *recurrent} != set(layers):
         raise ConfigError(f"{name}: only layers {sorted(calls)} attend through the attention interface")
-    return [calls[layer] for layer in sorted(calls)]
+    return [calls.get(layer, _NO_ATTENTION) for layer in layers], states
 
 
 def _record(
