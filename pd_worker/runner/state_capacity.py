@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triptych.config import PDConfig, format_size
-from triptych.errors import ConfigError
+from triptych.base.config import PDConfig, format_size
+from triptych.base.errors import ConfigError
 from triptych.models.base import DecoderGeometry
 from triptych.models.recurrent import slot_bytes
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 
 #: (kind, layer, index): "conv" or "recurrent", the layer's number, and its state's among those of a kind.
 StateKey = tuple[str, int, int]

@@ -14,7 +14,7 @@ from transformers import (
     Qwen3_5TextModel,
 )
 
-from triptych.errors import ConfigError
+from triptych.base.errors import ConfigError
 from triptych.models.recurrent import (
     RecurrentStates,
     StateShape,

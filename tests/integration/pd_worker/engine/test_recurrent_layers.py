@@ -12,7 +12,7 @@ import pytest
 from support.engine.engine_cell import EngineCell, engine_cell
 from support.engine.engine_requests import make_request
 from support.engine.hybrid_decoder import MODELS, HybridCheckpoint, HybridDecoder, generated
-from triptych.config import MIB
+from triptych.base.config import MIB
 from triptych.pd_worker.core.request import EngineRequest
 
 TOKENS = 16
