@@ -9,7 +9,6 @@ import torch
 from triptych.base.config import PDConfig, format_size
 from triptych.base.errors import ConfigError
 from triptych.models.base import CrossGeometry, DecoderGeometry, DecoderSide
-from triptych.models.recurrent import slot_bytes
 from triptych.pd_worker.core.limits import CrossLimits
 from triptych.pd_worker.runner.state_capacity import state_capacity
 
@@ -114,7 +113,7 @@ def num_host_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dt
     if config.preemption != "swap":
         return 0
     states = state_capacity(config, geometry)
-    memory = config.swap_memory - (0 if states is None else states.host_slots * slot_bytes(geometry.states))
+    memory = config.swap_memory - (0 if states is None else states.host_slots * geometry.slot_bytes)
     nbytes = block_bytes(geometry, config.block_size, dtype)
     if memory < nbytes:
         raise ConfigError(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from triptych.base.config import PDConfig, format_size
 from triptych.base.errors import ConfigError
 from triptych.models.base import DecoderGeometry
-from triptych.models.recurrent import slot_bytes
 
 #: One part in so many: of what is left for states and KV cache, the states' where no flag says it; of the
 #: states' memory, the snapshots'; of --swap-memory, the states'.
@@ -27,7 +26,7 @@ class StateCapacity:
 
 def state_capacity(config: PDConfig, geometry: DecoderGeometry) -> StateCapacity | None:
     """The slots of this decoder; None without recurrent layers. ConfigError where not even one fits."""
-    if not (nbytes := slot_bytes(geometry.states)):
+    if not (nbytes := geometry.slot_bytes):
         return None
     total = config.states_memory // nbytes
     if not total:
@@ -48,5 +47,5 @@ def state_capacity(config: PDConfig, geometry: DecoderGeometry) -> StateCapacity
 
 def auto_states(left: int, geometry: DecoderGeometry, max_num_seqs: int) -> int:
     """Bytes for states, of `left` for them and the KV cache; at least one slot, at most what is of use."""
-    nbytes = slot_bytes(geometry.states)
+    nbytes = geometry.slot_bytes
     return max(nbytes, min(left // _PART, _SLOTS_PER_REQUEST * max_num_seqs * nbytes))

@@ -168,6 +168,11 @@ class DecoderGeometry:
         return self.kv_shapes or (same,) * self.num_layers
 
     @property
+    def slot_bytes(self) -> int:
+        """Bytes of one sequence's states of recurrent layers."""
+        return sum(shape.nbytes for shape in self.states)
+
+    @property
     def token_elements(self) -> int:
         """Elements of one token's keys and values over all layers."""
         return sum(shape.elements for shape in self.layers)

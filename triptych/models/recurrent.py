@@ -35,11 +35,6 @@ class StateShape:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def slot_bytes(shapes: Sequence[StateShape]) -> int:
-    """Bytes of all states of one sequence."""
-    return sum(shape.nbytes for shape in shapes)
-
-
 class _Cache:
     """What layers ask of a cache beside their states."""
 

@@ -20,7 +20,6 @@ from triptych.models.recurrent import (
     StateShape,
     cache_keyword,
     learn_states,
-    slot_bytes,
 )
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 
@@ -165,7 +164,9 @@ def test_a_slot_has_the_bytes_of_all_states(model):
     shapes = learn(model)
     assert {shape.key[1] for shape in shapes} == {0, 1, 2}
     pool = pool_of(shapes, 1)
-    assert slot_bytes(shapes) == sum(states.numel() * states.element_size() for states in pool.values())
+    assert sum(shape.nbytes for shape in shapes) == sum(
+        states.numel() * states.element_size() for states in pool.values()
+    )
 
 
 def test_a_recurrent_layer_that_asks_for_no_state_is_refused(model):

@@ -112,6 +112,8 @@ def _kv_cache(
 ) -> CheckResult:
     token = geometry.token_elements * itemsize
     shown, pd = f"{format_size(token)} a token", config.pd
+    if geometry.slot_bytes:
+        shown += f", {format_size(geometry.slot_bytes)} a request for recurrent layers"
     if pd.kv_memory:
         return ok("KV cache", f"{shown}; --kv-memory holds {pd.kv_memory // token} tokens")
     if pd.device != "cpu":
