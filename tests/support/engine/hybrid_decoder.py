@@ -88,9 +88,8 @@ class HybridDecoder(DecoderSide):
     image_token_id = None
 
     def __init__(self, name: str) -> None:
-        self.module = copy.deepcopy(hybrid_model(name))
-        self._text = self.module.get_decoder()
-        self._config = self.module.config
+        self.module = self._model = copy.deepcopy(hybrid_model(name))
+        self._text, self._config = self._model.get_decoder(), self._model.config
         self.dtype, self.device = torch.float32, torch.device("cpu")
         self._cache = cache_keyword(self._text.forward)
         kinds = getattr(self._config, "layer_types", None) or self._config.layers_block_type
@@ -116,10 +115,16 @@ class HybridDecoder(DecoderSide):
         self._text(inputs_embeds=embeds, position_ids=positions, use_cache=False, **{self._cache: states})
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return self.module.get_input_embeddings()(token_ids)
+        rows: torch.Tensor = self._model.get_input_embeddings()(token_ids)
+        return rows
 
     def forward(
-        self, embeds: torch.Tensor, positions: torch.Tensor, merged: MergedEmbeds | None, attention: object
+        self,
+        embeds: torch.Tensor,
+        positions: torch.Tensor,
+        merged: MergedEmbeds | None,
+        attention: object,
+        **inputs: torch.Tensor,
     ) -> torch.Tensor:
         assert isinstance(attention, AttentionMetadata)
         assert isinstance(attention.states, RecurrentStates)
@@ -132,10 +137,12 @@ class HybridDecoder(DecoderSide):
             attn_metadata=attention,
             **{self._cache: attention.states},
         )
-        return out.last_hidden_state.reshape(tokens, -1)
+        hidden: torch.Tensor = out.last_hidden_state
+        return hidden.reshape(tokens, -1)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.module.get_output_embeddings()(hidden)
+        logits: torch.Tensor = self._model.get_output_embeddings()(hidden)
+        return logits
 
     def placeholder(self, plan: Any) -> list[int]:
         raise NotImplementedError

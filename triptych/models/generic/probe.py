@@ -48,6 +48,7 @@ class AttentionCall:
     window: int | None
 
 
+#: Of a layer that keeps a state alone.
 _NO_ATTENTION = AttentionCall(KVShape(0, 0, 0), 0, None)
 
 
@@ -88,7 +89,7 @@ def probe(
     recurrent = recurrent_layers(config)
 
     @torch.no_grad()
-    def run(**cache: StateRecorder) -> None:
+    def run(cache: Mapping[str, StateRecorder]) -> None:
         decoder(
             inputs_embeds=torch.zeros(1, _TOKENS, width, dtype=dtype, device=device),
             position_ids=torch.arange(_TOKENS, device=device).expand(shape),
@@ -102,9 +103,9 @@ def probe(
     try:
         if recurrent:
             keyword = cache_keyword(decoder.forward)
-            states = learn_states(lambda recorder: run(**{keyword: recorder}), recurrent)
+            states = learn_states(lambda recorder: run({keyword: recorder}), recurrent)
         else:
-            run()
+            run({})
     except ConfigError:
         raise
     except Exception as error:  # of any kind: code of the class

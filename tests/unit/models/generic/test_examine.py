@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
 from support.generic.classes import CLASSES, IMAGE, VIDEO, TinyClass
 from triptych.base.errors import ConfigError
 from triptych.models.base import KVShape, LayerRule, SpanRule
 from triptych.models.generic.examine import Examined, examine
+from triptych.models.generic.probe import check_layer_types
 
 
 def config_of(tiny: TinyClass) -> Any:
@@ -50,12 +53,21 @@ def test_placeholders_that_a_class_embeds_as_padding_are_known() -> None:
     assert dict(examined("latent attention").embedded) == {IMAGE: 0, VIDEO: 0}
 
 
-def test_recurrent_layers_are_refused_by_name() -> None:
+def test_recurrent_layers_have_states_and_no_keys_and_values() -> None:
     text = {**CLASSES["plain"].config["text_config"], "model_type": "lfm2", "conv_L_cache": 3}
     text |= {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}
     tiny = replace(CLASSES["plain"], config={**CLASSES["plain"].config, "text_config": text})
-    with pytest.raises(ConfigError, match="layers of type conv"):
-        examine(config_of(tiny))
+    geometry = examine(config_of(tiny), torch.bfloat16).geometry
+    assert geometry.kv_shapes == (KVShape(0, 0, 0), KVShape(2, 16, 16), KVShape(0, 0, 0))
+    assert [(s.key, s.shape, s.dtype) for s in geometry.states] == [
+        (("conv", layer, 0), (64, 3), torch.bfloat16) for layer in (0, 2)
+    ]
+    assert geometry.slot_bytes == 2 * 64 * 3 * 2
+
+
+def test_layers_that_keep_something_else_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="Sparse has layers of type indexed_attention"):
+        check_layer_types("Sparse", SimpleNamespace(layer_types=["conv", "indexed_attention"]))
 
 
 def test_a_class_that_transformers_lacks_is_refused_without_remote_code() -> None:
