@@ -12,8 +12,7 @@ from triptych.base.config import MIB, EncoderConfig
 from triptych.base.cpu.step_pacer import StepPacer, step_pacer
 from triptych.base.cpu.threads import threads_of_rank, tower_threads, use_threads
 from triptych.base.engine_beat import EngineBeat
-from triptych.base.machine.resources import threads_of_one_worker
-from triptych.base.machine.worker_kind import worker_kind
+from triptych.base.machine.resources import threads_of_one_worker, worker_kind
 from triptych.base.metrics import EncoderMetrics
 from triptych.base.tracing.start import worker_tracer
 from triptych.base.tracing.tracer import Tracer

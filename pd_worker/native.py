@@ -12,7 +12,7 @@ from pathlib import Path
 from triptych.base.config import PDConfig, format_size
 from triptych.base.cpu.step_pacer import StepPacer
 from triptych.base.cpu.threads import in_short_lived_thread
-from triptych.base.machine.worker_kind import worker_kind
+from triptych.base.machine.resources import worker_kind
 from triptych.base.metrics import PDMetrics
 from triptych.base.tracing.tracer import Tracer
 from triptych.base.types import WorkerInfo

@@ -12,7 +12,7 @@ import torch
 from triptych.base.config import PDConfig
 from triptych.base.engine_beat import EngineBeat
 from triptych.base.errors import ConfigError
-from triptych.base.machine.worker_kind import worker_kind
+from triptych.base.machine.resources import worker_kind
 from triptych.base.metrics import PDMetrics
 from triptych.base.tracing.context import Producers
 from triptych.base.tracing.tracer import Tracer

@@ -12,13 +12,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from triptych.apps.launch.children import Child
-from triptych.apps.launch.cluster_state import answers_ready
+from triptych.apps.launch.cluster_state import TARGETS_FILE, answers_ready, keep_targets
 from triptych.apps.launch.fork.client import ForkServer
 from triptych.apps.launch.plan.cluster import ClusterPlan
-from triptych.apps.launch.scaling.controller import PoolController
-from triptych.apps.launch.scaling.local_workers import GRACE_SECONDS, LocalWorkers
-from triptych.apps.launch.scrape_targets import FILE as TARGETS_FILE
-from triptych.apps.launch.scrape_targets import keep_targets
+from triptych.apps.launch.scaling import GRACE_SECONDS, LocalWorkers, PoolController
 from triptych.apps.launch.start_display import StartDisplay
 from triptych.base.errors import ConfigError, TriptychError
 from triptych.registry.registry import Registry

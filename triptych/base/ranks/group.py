@@ -11,8 +11,7 @@ from triptych.base.config.flags import Config, public_values
 from triptych.base.engine_beat import EngineBeat
 from triptych.base.errors import ConfigError
 from triptych.base.ranks.beat_page import BeatPage, new_page
-from triptych.base.ranks.channel import Message
-from triptych.base.ranks.errors import RankFailed, RankLost, RankStartError
+from triptych.base.ranks.channel import Message, RankFailed, RankLost, RankStartError
 from triptych.base.ranks.rank_process import COMMAND, RankProcess
 
 if TYPE_CHECKING:

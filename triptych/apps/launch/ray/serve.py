@@ -15,7 +15,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from triptych.apps.launch.cluster_state import answers_ready, registered, remove_state, write_state
+from triptych.apps.launch.cluster_state import (
+    answers_ready,
+    registered,
+    remove_state,
+    run_folder,
+    write_state,
+)
 from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.apps.launch.greeting import greeting
 from triptych.apps.launch.model_path import DEMO_MODEL, model_name, resolve_demo, resolve_model
@@ -36,9 +42,8 @@ from triptych.apps.launch.ray.flags import (
 )
 from triptych.apps.launch.ray.pools import ActorPool, plan_actors
 from triptych.apps.launch.ray.supervisor import ActorSupervisor, DesiredActors
-from triptych.apps.launch.run_folder import run_folder
-from triptych.apps.launch.scaling.controller import PoolController
-from triptych.apps.launch.secrets.credentials import forget_variables, store_url
+from triptych.apps.launch.scaling import PoolController
+from triptych.apps.launch.secrets import forget_variables, store_url
 from triptych.base.config import ServeConfig, check_scaled, front_door_tls, is_loopback
 from triptych.base.errors import ConfigError, TriptychError
 from triptych.base.log import setup_logging
