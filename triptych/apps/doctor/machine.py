@@ -6,7 +6,6 @@ import os
 import platform
 import resource
 import shutil
-import socket
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
 
 from triptych.apps.doctor.finding import CheckResult, fail, note, ok
+from triptych.apps.launch.supervisor import port_error
 from triptych.base.config import GIB, format_size
 from triptych.base.machine.resources import allowed_cpus, available_memory, cpu_quota
 
@@ -106,14 +106,8 @@ def _port(flag: str, host: str, port: int) -> CheckResult:
     shown = f"{host}:{port}"
     if not port:
         return ok(flag, "picked at the start")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except (OSError, OverflowError) as error:
-            why = error.strerror if isinstance(error, OSError) else "no such port"
-            return fail(flag, f"{shown}: {why}", f"end what listens there, or give {flag} another number")
+    if why := port_error(host, port):
+        return fail(flag, f"{shown}: {why}", f"end what listens there, or give {flag} another number")
     return ok(flag, f"{shown} is free")
 
 

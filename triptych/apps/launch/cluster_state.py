@@ -22,8 +22,17 @@ from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
 from triptych.store.topology.location import redacted
 
-FILE = "cluster.json"
-_ANSWER_SECONDS = 2.0
+FILE, TARGETS_FILE = "cluster.json", "targets.json"
+_ANSWER_SECONDS, _RETRY_SECONDS = 2.0, 0.5
+
+
+async def connected(store_url: str) -> EmbeddingStore:
+    """A connection to the store, as soon as that answers."""
+    while True:
+        try:
+            return await EmbeddingStore.connect(store_url)
+        except StoreUnavailable:
+            await asyncio.sleep(_RETRY_SECONDS)
 
 
 async def registered(store_url: str) -> dict[str, int]:
@@ -72,8 +81,9 @@ def write_state(run_dir: Path, store_url: str, more: Mapping[str, object]) -> No
 
 
 def remove_state(run_dir: Path) -> None:
-    """Removes the file. Idempotent."""
-    (run_dir / FILE).unlink(missing_ok=True)
+    """Removes the files. Idempotent."""
+    for name in (FILE, TARGETS_FILE):
+        (run_dir / name).unlink(missing_ok=True)
 
 
 _LOCK = "serve.lock"
@@ -116,7 +126,6 @@ def _lock(path: Path) -> int:
     return lock
 
 
-TARGETS_FILE = "targets.json"
 TARGETS_SECONDS = 5.0
 
 

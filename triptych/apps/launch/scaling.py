@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from triptych.apps.launch.children import Child
+from triptych.apps.launch.cluster_state import connected
 from triptych.apps.launch.fork.client import ForkServer
 from triptych.apps.launch.plan.cluster import ClusterPlan
 from triptych.base.config import WorkerRange
 from triptych.base.errors import TriptychError
 from triptych.base.scaling import ScalingDecision
+from triptych.registry.scaling import ScalingBoard
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,15 @@ class PoolController:
             return None
         self._reachable = True
         return decision
+
+
+async def follow_decisions(store_url: str, pools: Mapping[str, WorkerRange], host: PoolHost) -> None:
+    """Follows the proxies' decisions on the scaled pools, once the store answers."""
+    store = await connected(store_url)
+    try:
+        await PoolController(ScalingBoard(store), pools, host).run()
+    finally:
+        await store.close()
 
 
 #: Seconds that a service gets to finish what it holds when all end.
