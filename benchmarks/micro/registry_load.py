@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import statistics
 import sys
 import tempfile
@@ -112,7 +111,6 @@ def report(costs: Costs, repeats: int, load_before: float) -> str:
     return fill(
         "registry_load",
         repeats=repeats,
-        date=datetime.date.today(),
         machine=machine,
         fits=fits,
         loaded=" MADE ON A LOADED MACHINE." if machine.loaded else "",
