@@ -151,13 +151,8 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=20)
     add_write_flag(parser, RESULT)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        server = EmbeddedStore(Path(folder), 1 << 30)
-        server.start()
-        try:
-            speeds = asyncio.run(measure(server.url, options.repeats))
-        finally:
-            server.stop()
+    with tempfile.TemporaryDirectory() as folder, EmbeddedStore(Path(folder), 1 << 30) as server:
+        speeds = asyncio.run(measure(server.url, options.repeats))
     page = report(speeds, f"python -m benchmarks ec_transfer --repeats {options.repeats}")
     publish(page, RESULT, write=options.write)
     return 0

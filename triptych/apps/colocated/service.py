@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import uuid
 from collections import deque
@@ -78,9 +77,6 @@ class DeviceLock(StepPacer):
                 return  # handed over just now
             self._gates.remove(gate)
         raise InternalError(f"the device was not free for {self._patience:g} s")
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

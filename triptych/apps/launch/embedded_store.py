@@ -11,6 +11,7 @@ import subprocess
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Self
 
 from triptych.apps.launch.parent import supervised
 from triptych.base.errors import ConfigError, TriptychError
@@ -126,6 +127,13 @@ class EmbeddedStore:
     def _last_words(self) -> str:
         lines = (self._folder / "store.log").read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     async def keep_running(self) -> None:
         """Starts a server that is gone again, empty: what was in it is computed again on demand."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -17,8 +16,6 @@ from triptych.base.ranks.rank_process import COMMAND, RankProcess
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
-
-logger = logging.getLogger(__name__)
 
 #: Seconds that a rank has to load its model.
 LOAD_SECONDS = 1800.0

@@ -241,12 +241,8 @@ def _own_store(config: ServeConfig, run_dir: Path) -> Iterator[EmbeddedStore | N
         return
     # Refuses the files of a store of the user's.
     store_url(config.store, config.proxy)
-    server = EmbeddedStore(run_dir, config.store_memory)
-    server.start()
-    try:
+    with EmbeddedStore(run_dir, config.store_memory) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @contextmanager
