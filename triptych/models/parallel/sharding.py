@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from triptych.base.errors import ConfigError
-from triptych.models.checkpoint.cut import Cut
-from triptych.models.checkpoint.folder import Checkpoint
+from triptych.models.checkpoint.folder import Checkpoint, Cut
 from triptych.models.parallel import plan as shares
 from triptych.models.parallel.layers import RowParallelLinear, TiedRows, VocabularyParallelHead
 from triptych.models.parallel.plan import ShardPlan, Style, check_divides
