@@ -27,8 +27,7 @@ from triptych.base.machine.heap import bound_heap, collect_rarely
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.rpc.channels import listen, make_server
 from triptych.base.rpc.tls.proxy_certificates import ProxyCertificates
-from triptych.base.status.service_status import ServiceStatus
-from triptych.base.status.status_server import StatusServer, status_server
+from triptych.base.status.status_server import ServiceStatus, StatusServer, status_server
 from triptych.base.tracing.start import check_tracing, start_tracer
 from triptych.base.watchdog import check_stall_timeout
 from triptych.base.worker_process import Health, ProcessWatch, stop_signal

@@ -7,14 +7,14 @@ import secrets
 import sys
 from dataclasses import replace
 
+from triptych.apps.launch.cluster_state import run_folder
 from triptych.apps.launch.greeting import greeting
 from triptych.apps.launch.model_path import model_name, resolve_demo, resolve_model
 from triptych.apps.launch.plan.cluster import plan_cluster
 from triptych.apps.launch.plan.cores import share_cores
 from triptych.apps.launch.plan.devices import Share
-from triptych.apps.launch.plan.placement import check_memory, place_on_gpus
-from triptych.apps.launch.run_folder import run_folder
-from triptych.apps.launch.secrets.credentials import forget_variables, store_url, without_store_files
+from triptych.apps.launch.plan.memory import check_memory, place_on_gpus
+from triptych.apps.launch.secrets import forget_variables, store_url, without_store_files
 from triptych.apps.launch.supervisor import Supervisor, check_port
 from triptych.base.config import (
     ServeConfig,
