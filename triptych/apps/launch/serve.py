@@ -26,7 +26,7 @@ from triptych.base.config import (
 from triptych.base.errors import ConfigError
 from triptych.base.log import setup_logging
 from triptych.base.machine.resources import usable_cpus
-from triptych.base.rpc.tls.proxy_certificates import check_certificates
+from triptych.base.rpc.tls.certificates import proxy_certificates
 from triptych.base.tracing.start import check_tracing
 from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 
@@ -49,7 +49,7 @@ def _checked(config: ServeConfig) -> ServeConfig:
     store = store_url(config.store, config.proxy)
     proxy = with_token(config).proxy
     check_front_door(proxy.host, api_key=proxy.api_key, api_key_file=proxy.api_key_file, auth=proxy.auth)
-    check_certificates(proxy)
+    proxy_certificates(proxy)  # refuses what cannot be used
     check_tracing(proxy)
     path = resolve_model(resolve_demo(config.demo, config.model))
     check_supported(path, wanted_by_flags(config.pd))
