@@ -49,4 +49,5 @@ class ItemFormat:
             length=prepared.length,
             runs=prepared.runs,
             grid_thw=prepared.grid_thw,
+            layout=prepared.layout,
         )

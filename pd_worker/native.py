@@ -27,6 +27,7 @@ from triptych.pd_worker.core.encoder_cache import EncoderCache
 from triptych.pd_worker.core.items.tracker import ItemTracker
 from triptych.pd_worker.core.kv_cache.cross_kv_manager import CrossKVManager
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
+from triptych.pd_worker.core.kv_cache.state_slots import StateSlots
 from triptych.pd_worker.core.kv_cache.swap import SwapManager
 from triptych.pd_worker.core.limits import SchedulerLimits
 from triptych.pd_worker.core.request_events import EngineEvent
@@ -48,6 +49,7 @@ from triptych.pd_worker.runner.capacity import (
 )
 from triptych.pd_worker.runner.graph_start import capture_decode_graphs
 from triptych.pd_worker.runner.model_runner import ModelRunner
+from triptych.pd_worker.runner.state_capacity import state_capacity
 from triptych.pd_worker.step_metrics import StepMetrics
 from triptych.pd_worker.worker import PDModel, PDWorker, load_report
 
@@ -65,6 +67,7 @@ class LoadedModel(PDModel):
     #: --kv-memory, or the size found by profiling.
     kv_memory: int
     encoder_cache_memory: int = 0
+    state_memory: int = 0
     #: The other ranks, where `decoder` is rank 0's share; they have loaded theirs.
     ranks: DecoderRanks | None = None
 
@@ -110,8 +113,16 @@ def _load(config: PDConfig, ranks: DecoderRanks | None, other_peak: int) -> Load
         longest,
         kv_memory=config.kv_memory,
         encoder_cache_memory=config.encoder_cache_memory,
+        state_memory=config.state_memory,
         ranks=ranks,
     )
+    if (states := state_capacity(config, decoder.geometry)) is not None:
+        logger.info(
+            "recurrent layers: %d slots of %s for running requests, %d for snapshots (--state-memory)",
+            states.slots,
+            format_size(decoder.geometry.slot_bytes),
+            states.snapshots,
+        )
     size = format_size(sum(p.numel() * p.element_size() for p in decoder.module.parameters()))
     logger.info("loaded %s of decoder weights in %.1f s", size, time.monotonic() - start)
     return model
@@ -140,6 +151,7 @@ class NativeWorker(PDWorker):
             config,
             kv_memory=config.kv_memory or model.kv_memory,
             encoder_cache_memory=config.encoder_cache_memory or model.encoder_cache_memory,
+            state_memory=config.state_memory or model.state_memory,
         )
         super().__init__(config, model, incarnation)
         transfer = transfer or transfer_config(config, model.identity)
@@ -242,13 +254,18 @@ def _build_scheduler(
 ) -> Scheduler:
     longest = max_model_len(config, decoder.geometry, decoder.dtype)
     num_blocks = num_kv_blocks(config, decoder.geometry, decoder.dtype)
+    states = state_capacity(config, decoder.geometry)
     kv = KVCacheManager(
         num_blocks,
         config.block_size,
         prefix_caching=config.prefix_caching,
         evict_early=_EVICTED_EARLY if uses_runs(config.attention_backend, decoder) else 0.0,
+        states=None if states is None else StateSlots(states.slots, states.snapshots),
     )
-    swap = SwapManager(num_host_blocks(config, decoder.geometry, decoder.dtype))
+    swap = SwapManager(
+        num_host_blocks(config, decoder.geometry, decoder.dtype),
+        None if states is None else states.host_slots,
+    )
     cross = cross_limits = None
     if decoder.cross is not None:
         cross = CrossKVManager(kv.pool, config.block_size, swap)
@@ -268,6 +285,6 @@ def _build_runner(config: PDConfig, decoder: DecoderSide, ranks: OtherRanks | No
         runner = in_short_lived_thread(ModelRunner, decoder, **options)
     else:
         runner = in_short_lived_thread(RankedRunner, decoder, ranks, **options)
-    if uses_graphs(config, decoder.device):
+    if uses_graphs(config, decoder.device, decoder.geometry):
         in_short_lived_thread(capture_decode_graphs, config, decoder, runner)
     return runner

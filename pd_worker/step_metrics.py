@@ -14,7 +14,7 @@ from triptych.pd_worker.core.stats import ItemStats, Latencies, OverlapStats, Sc
 
 
 class StepMetrics:
-    """The engine's Prometheus metrics, updated after each step; all gauges are zero at rest."""
+    """The engine's Prometheus metrics, after each step; at rest all gauges but that of snapshots are 0."""
 
     def __init__(self, metrics: PDMetrics, model_name: str) -> None:
         self._metrics = metrics
@@ -50,6 +50,8 @@ class StepMetrics:
             (metrics.kv_blocks_used, stats.kv_blocks_used),
             (metrics.kv_cache_usage, stats.kv_blocks_used / stats.kv_blocks),
             (metrics.host_blocks_used, stats.host_blocks_used),
+            (metrics.state_slots_used, stats.state_slots_used),
+            (metrics.state_snapshots, stats.state_snapshots),
             (metrics.cross_tables, items.cross_tables),
             (metrics.encoder_cache_bytes, items.encoder_cache_bytes),
             (metrics.encoder_cache_references, items.encoder_cache_references),

@@ -15,7 +15,7 @@ class Run(_message.Message):
     def __init__(self, start: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class ItemPlan(_message.Message):
-    __slots__ = ("mm_hash", "namespace", "modality", "rows", "width", "dtype", "length", "runs", "grid_thw")
+    __slots__ = ("mm_hash", "namespace", "modality", "rows", "width", "dtype", "length", "runs", "grid_thw", "layout")
     MM_HASH_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     MODALITY_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class ItemPlan(_message.Message):
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
     GRID_THW_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
     mm_hash: str
     namespace: str
     modality: str
@@ -34,7 +35,8 @@ class ItemPlan(_message.Message):
     length: int
     runs: _containers.RepeatedCompositeFieldContainer[Run]
     grid_thw: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, mm_hash: _Optional[str] = ..., namespace: _Optional[str] = ..., modality: _Optional[str] = ..., rows: _Optional[int] = ..., width: _Optional[int] = ..., dtype: _Optional[str] = ..., length: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., grid_thw: _Optional[_Iterable[int]] = ...) -> None: ...
+    layout: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, mm_hash: _Optional[str] = ..., namespace: _Optional[str] = ..., modality: _Optional[str] = ..., rows: _Optional[int] = ..., width: _Optional[int] = ..., dtype: _Optional[str] = ..., length: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., grid_thw: _Optional[_Iterable[int]] = ..., layout: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_p", "logit_bias", "choice", "logprobs", "output_format", "bad_words", "include_stop_str_in_output")

@@ -32,6 +32,7 @@ def plan_from_proto(message: common_pb2.ItemPlan) -> ItemPlan:
         length=message.length,
         runs=tuple((run.start, run.count) for run in message.runs) or None,
         grid_thw=tuple(message.grid_thw),
+        layout=tuple(message.layout),
     )
 
 
@@ -46,6 +47,7 @@ def plan_to_proto(plan: ItemPlan) -> common_pb2.ItemPlan:
         length=plan.length,
         runs=[common_pb2.Run(start=start, count=count) for start, count in plan.runs or ()],
         grid_thw=plan.grid_thw,
+        layout=plan.layout,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import AttentionInterface
 
+from triptych.models.base import LayerRule, SpanRule
 from triptych.pd_worker.attention.backends import AttentionCall, attend, fused, whole_bias
 from triptych.pd_worker.attention.gather_plan import GatherGroup
 from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
@@ -46,19 +47,28 @@ def paged_attention(
     attn_metadata: AttentionMetadata | None = None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
-    """query [1, heads, T, dim], key and value [1, kv_heads, T, dim] to [1, T, heads, dim].
+    """query [1, heads, T, dim], key and value [1, kv_heads, T, dim] to [1, T, heads, dim of the values].
+
+    Or [T, heads, 1, dim] and [T, kv_heads, 1, dim] to [T, 1, heads, dim].
 
     A module with `is_cross` attends to the cross tables; its key and value are ignored.
     NotImplementedError for options of the model that are not supported.
     """
+    if len(query) > 1:
+        # One token of each sequence, as recurrent layers need them.
+        q, k, v = query.transpose(0, 2), key.transpose(0, 2), value.transpose(0, 2)
+        how = (attention_mask, scaling, dropout, sliding_window, softcap, attn_metadata)
+        out, _ = paged_attention(module, q, k, v, *how, **kwargs)  # type: ignore[arg-type]
+        return out.transpose(0, 1), None
     _refuse_unsupported(attention_mask, dropout, attn_metadata, kwargs)
     assert attn_metadata is not None
     meta, q = attn_metadata, query[0]
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     cache = meta.cache
     keys, values = cache.keys[layer], cache.values[layer]
-    options = _Options(q.shape[-1] ** -0.5 if scaling is None else scaling, softcap, sliding_window)
-    out = torch.empty(q.shape[1], q.shape[0], q.shape[2], dtype=q.dtype, device=q.device)
+    rule = meta.layer_rules[layer] if meta.layer_rules else LayerRule(sliding_window)
+    options = _Options(q.shape[-1] ** -0.5 if scaling is None else scaling, softcap, rule)
+    out = torch.empty(q.shape[1], q.shape[0], values.shape[-1], dtype=q.dtype, device=q.device)
     if meta.cross is not None and getattr(module, "is_cross", False):
         _cross(q, keys, values, meta, options, out)
         return out[None], None
@@ -85,7 +95,7 @@ def _prefills(
     keys, values = meta.cache.keys[layer], meta.cache.values[layer]
     for index, span in enumerate(meta.prefills):
         rows = slice(span.first, span.last)
-        if _in_runs(span, meta, options):
+        if _in_runs(span, layer, meta, options):
             chunk = (q[:, rows], key[:, rows], value[:, rows])
             out[rows] = attend_chunk(*chunk, _context(span, layer, meta), options.scale)
         else:
@@ -96,7 +106,7 @@ def _prefills(
 class _Options:
     scale: float
     softcap: float | None
-    window: int | None
+    rule: LayerRule
 
 
 def _refuse_unsupported(
@@ -127,9 +137,9 @@ def _decode(
 ) -> None:
     """All one-token sequences, into `out` [T, heads, dim]: run by run, or gathered group by group."""
     in_runs = 0
-    if meta.decode_runs and _is_plain(meta, options):
+    if meta.decode_runs and _is_plain(layer, meta, options):
         in_runs = len(meta.decode_runs)
-        runs, query = meta.runs_within(options.window), q[:, :in_runs].transpose(0, 1)
+        runs, query = meta.runs_within(options.rule.window), q[:, :in_runs].transpose(0, 1)
         rows = meta.cache.key_rows[layer], meta.cache.value_rows[layer]
         out[:in_runs] = attend_decodes(query, *rows, runs, options.scale)
     groups = [group for group in meta.groups if group.first >= in_runs]
@@ -141,20 +151,27 @@ def _decode(
         if meta.bias is not None:
             bias = _bound_bias(module, meta, -1, keys.shape[1], group, keep=len(groups) == 1)
         part = q[:, group.first : group.last]
-        mask = _part_of(meta.decode_mask(options.window), group, keys)
+        mask = _part_of(meta.decode_mask(options.rule), group, keys)
         out[group.first : group.last] = _attend_decodes(part, keys, values, mask, options, meta, bias)
 
 
-def _is_plain(meta: AttentionMetadata, options: _Options) -> bool:
-    """Scores are neither biased nor capped, and the backend is the one whose kernel gives their sum."""
-    return meta.backend == "sdpa" and meta.bias is None and options.softcap is None
+def _is_plain(layer: int, meta: AttentionMetadata, options: _Options) -> bool:
+    """Scores are neither biased nor capped, and the backend is the one whose kernel gives their sum.
+
+    That kernel takes no values of another width than the keys'.
+    """
+    plain = meta.backend == "sdpa" and meta.bias is None and options.softcap is None
+    return plain and options.rule.chunk is None and meta.cache.is_square(layer)
 
 
-def _in_runs(span: PrefillSpan, meta: AttentionMetadata, options: _Options) -> bool:
+def _in_runs(span: PrefillSpan, layer: int, meta: AttentionMetadata, options: _Options) -> bool:
     """Whether the chunk is causal and nothing else, so that it needs no mask."""
-    near = options.window is not None and options.window < span.end
-    both_ways = any(first < span.end and last > span.start for first, last in span.atomic)
-    return span.context is not None and _is_plain(meta, options) and not near and not both_ways
+    rule = options.rule
+    near = rule.window is not None and rule.window < span.end
+    both_ways = rule.spans is not SpanRule.NONE and any(
+        first < span.end and last > span.start for first, last in span.atomic
+    )
+    return span.context is not None and _is_plain(layer, meta, options) and not near and not both_ways
 
 
 def _context(
@@ -225,7 +242,7 @@ def _attend_decodes(
     count, kv_heads, dim = k.shape[0], k.shape[1], k.shape[3]
     packed = q.transpose(0, 1).reshape(count, kv_heads, -1, dim)
     out = _attend(packed, k, v, mask, options, meta, bias)
-    return out.reshape(count, -1, dim)
+    return out.reshape(count, -1, v.shape[3])
 
 
 def _gather(blocks: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
@@ -250,7 +267,7 @@ def _prefill(
     span = meta.prefills[index]
     k = _gather(keys, span.table[None])[:, :, : span.end]
     v = _gather(values, span.table[None])[:, :, : span.end]
-    mask = meta.prefill_mask(index, options.window)
+    mask = meta.prefill_mask(index, options.rule)
     bias = None if meta.bias is None else _bound_bias(module, meta, index, None)
     return _attend(q[None], k, v, mask, options, meta, bias, causal=mask is None)[0].transpose(0, 1)
 

@@ -97,12 +97,12 @@ def fused(
     out = F.scaled_dot_product_attention(
         query.reshape(entries, groups, queries, dim),
         key.reshape(entries, 1, keys, dim).expand(-1, groups, -1, -1),
-        value.reshape(entries, 1, keys, dim).expand(-1, groups, -1, -1),
+        value.reshape(entries, 1, keys, value.shape[3]).expand(-1, groups, -1, -1),
         mask,
         is_causal=causal,
         scale=scale,
     )
-    return out.reshape(batch, heads, queries, dim)
+    return out.reshape(batch, heads, queries, value.shape[3])
 
 
 def _repeated(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
@@ -138,7 +138,7 @@ def _blockwise(call: AttentionCall) -> torch.Tensor:
     shape = (*call.query.shape[:3], 1)
     highest = torch.full(shape, float("-inf"), device=call.query.device)
     total = torch.zeros(shape, device=call.query.device)
-    out = torch.zeros(call.query.shape, device=call.query.device)
+    out = torch.zeros(*shape[:3], value.shape[3], device=call.query.device)
     index = torch.arange(queries, device=call.query.device)[:, None]
     for first in range(0, keys, _BLOCK):
         last = min(first + _BLOCK, keys)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from triptych.models.base import AttentionBias
+from triptych.models.base import AttentionBias, LayerRule, SpanRule
+from triptych.models.recurrent import RecurrentStates
 from triptych.pd_worker.attention.gather_plan import GatherGroup
 from triptych.pd_worker.attention.kv_runs import KVRun, last_tokens
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
@@ -93,10 +94,14 @@ class AttentionMetadata:
     cross: CrossTables | None = None
     #: Bias that the model adds to the scores of self-attention.
     bias: AttentionBias | None = None
+    #: What each layer reaches; empty: as its attention function is called.
+    layer_rules: Sequence[LayerRule] = ()
     backend: str = "sdpa"
+    #: Set for models with recurrent layers: the batch is then one sequence, or has one token of each.
+    states: RecurrentStates | None = None
     #: The runs of the first decodes, as many as attend run by run; the others are gathered.
     decode_runs: Sequence[tuple[KVRun, ...]] = ()
-    _masks: dict[tuple[int, int | None], torch.Tensor | None] = field(default_factory=dict)
+    _masks: dict[tuple[int, LayerRule], torch.Tensor | None] = field(default_factory=dict)
     _runs: dict[int | None, Sequence[tuple[KVRun, ...]]] = field(default_factory=dict)
     #: Masks that are the same in all layers, and whole biases by the modules that share them.
     _cross_mask: list[torch.Tensor | None] = field(default_factory=list)
@@ -115,22 +120,20 @@ class AttentionMetadata:
             self._runs[window] = [last_tokens(runs, window) for runs in self.decode_runs]
         return self._runs[window]
 
-    def decode_mask(self, window: int | None) -> torch.Tensor | None:
+    def decode_mask(self, rule: LayerRule) -> torch.Tensor | None:
         """Bool [D, 1, 1, blocks * block_size], True where a key is attended to; None when all are."""
-        key = (-1, window)
+        key = (-1, rule)
         if key not in self._masks:
-            self._masks[key] = self._decode_mask(window)
+            self._masks[key] = self._decode_mask(rule)
         return self._masks[key]
 
-    def _decode_mask(self, window: int | None) -> torch.Tensor | None:
-        if window is None and not self.decode_padded:
+    def _decode_mask(self, rule: LayerRule) -> torch.Tensor | None:
+        if rule.window is None and rule.chunk is None and not self.decode_padded:
             return None
         lengths = self.decode_lengths[:, None]
         position = self._key_positions(self.decode_tables)
         mask = position < lengths
-        if window is not None:
-            mask &= position >= lengths - window
-        return mask[:, None, None]
+        return (mask & _near(lengths - 1, position, rule))[:, None, None]
 
     def _key_positions(self, tables: torch.Tensor) -> torch.Tensor:
         """[1, keys] of gathered tables [D, blocks]."""
@@ -159,24 +162,35 @@ class AttentionMetadata:
             torch.arange(span.end, device=device)[None],
         )
 
-    def prefill_mask(self, index: int, window: int | None) -> torch.Tensor | None:
+    def prefill_mask(self, index: int, rule: LayerRule) -> torch.Tensor | None:
         """Bool [queries, keys] of prefill `index`; None when plain causal from position 0."""
-        key = (index, window)
+        key = (index, rule)
         if key not in self._masks:
-            self._masks[key] = self._prefill_mask(self.prefills[index], window)
+            self._masks[key] = self._prefill_mask(self.prefills[index], rule)
         return self._masks[key]
 
-    def _prefill_mask(self, span: PrefillSpan, window: int | None) -> torch.Tensor | None:
-        if span.start == 0 and not span.atomic and (window is None or window >= span.end):
+    def _prefill_mask(self, span: PrefillSpan, rule: LayerRule) -> torch.Tensor | None:
+        atomic = span.atomic if rule.spans is not SpanRule.NONE else ()
+        limits = (limit for limit in (rule.window, rule.chunk) if limit is not None)
+        if span.start == 0 and not atomic and all(limit >= span.end for limit in limits):
             return None
         query = torch.arange(span.start, span.end, device=self.slots.device)[:, None]
         key = torch.arange(span.end, device=self.slots.device)[None]
-        mask = key <= query
-        if window is not None:
-            mask &= key > query - window
-        for start, end in span.atomic:
-            mask |= (query >= start) & (query < end) & (key >= start) & (key < end)
-        return mask
+        mask, near = key <= query, _near(query, key, rule)
+        for start, end in atomic:
+            both = (query >= start) & (query < end) & (key >= start) & (key < end)
+            mask |= both
+            if rule.spans is SpanRule.WHOLE:
+                near |= both
+        return mask & near
+
+
+def _near(query: torch.Tensor, key: torch.Tensor, rule: LayerRule) -> torch.Tensor:
+    """Whether the rule's window and chunk let a query's position reach a key's."""
+    near = key > query - rule.window if rule.window is not None else torch.ones_like(key > query)
+    if rule.chunk is not None:
+        near &= key // rule.chunk == query // rule.chunk
+    return near
 
 
 def _all_of(tables: torch.Tensor) -> tuple[GatherGroup, ...]:

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 
 import torch
 
+from triptych.models.base import KVShape
+
 
 class PagedKVCache:
-    """Keys and values of all layers: [num_blocks, block_size, num_kv_heads, head_dim] each.
+    """Keys and values of all layers: [num_blocks, block_size, num_kv_heads, head_dim] of the layer each.
 
     On a CPU they are views of memory that is ordered by head, so that one head's keys of consecutive tokens
     are contiguous; `key_rows` and `value_rows` are the same memory as [1, num_kv_heads, slots, head_dim].
@@ -26,12 +28,16 @@ class PagedKVCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        kv_shapes: Sequence[KVShape] = (),
     ) -> None:
-        shape = (num_blocks, block_size, num_kv_heads, head_dim)
+        """`kv_shapes` are those of each layer, where they are not all of `num_kv_heads` and `head_dim`."""
+        shapes = kv_shapes or (KVShape(num_kv_heads, head_dim, head_dim),) * num_layers
+        first = (num_blocks, block_size)
         self.block_size = block_size
         # Zeros: gathered values must never be NaN, even where they are masked.
-        self.keys = [_zeros(shape, dtype, device) for _ in range(num_layers)]
-        self.values = [_zeros(shape, dtype, device) for _ in range(num_layers)]
+        self.keys = [_zeros((*first, shape.heads, shape.key_dim), dtype, device) for shape in shapes]
+        self.values = [_zeros((*first, shape.heads, shape.value_dim), dtype, device) for shape in shapes]
+        self._square = [shape.key_dim == shape.value_dim for shape in shapes]
         self.key_rows = [keys.flatten(0, 1).transpose(0, 1)[None] for keys in self.keys]
         self.value_rows = [values.flatten(0, 1).transpose(0, 1)[None] for values in self.values]
         #: Keys and values of other dtypes stay far below their limits.
@@ -42,8 +48,20 @@ class PagedKVCache:
     @property
     def token_bytes(self) -> int:
         """Bytes of one token over all layers."""
-        _, _, heads, dim = self.keys[0].shape
-        return 2 * len(self.keys) * heads * dim * self.keys[0].element_size()
+        return sum(part[0, 0].numel() * part.element_size() for part in (*self.keys, *self.values))
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of one token in the layer with the widest keys and values."""
+        pairs = zip(self.keys, self.values, strict=True)
+        return (
+            max(part[0, 0].numel() + other[0, 0].numel() for part, other in pairs)
+            * self.keys[0].element_size()
+        )
+
+    def is_square(self, layer: int) -> bool:
+        """Whether the layer's keys and values are equally wide."""
+        return self._square[layer]
 
     def slots(self, block_ids: Sequence[int], count: int) -> torch.Tensor:
         """Slots [count] of the first `count` tokens of a table, int64."""

@@ -38,12 +38,9 @@ class Budget:
     def prefill_end(self, state: RequestState, start: int, num_tokens: int) -> int:
         """End of a prefill chunk from `start` up to `num_tokens`, by the budget and by atomic spans."""
         end = min(num_tokens, start + self.for_prefill)
-        for feature in state.features:
-            placement = feature.placement
-            if placement.atomic and placement.offset < end < placement.end:
-                if placement.offset > start:
-                    end = placement.offset
-                else:
-                    # Decodes must not starve it: the first prefill chunk of a step may exceed the budget.
-                    end = start if self.prefilling else placement.end
+        for first, last in state.spans:
+            if first < end < last:
+                # Decodes must not starve it: the first prefill chunk of a step may exceed the budget.
+                whole = start if self.prefilling else last
+                end = first if first > start else whole
         return end

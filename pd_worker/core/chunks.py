@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from triptych.pd_worker.core.items.tracker import ItemTracker
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
+from triptych.pd_worker.core.kv_cache.state_slots import StateCopy
 from triptych.pd_worker.core.outputs import GatheredRows, ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.core.request import RequestState
 
@@ -24,9 +25,32 @@ class ChunkMaker:
         blocks = tuple(self._kv.table(state.request_id)[: self._kv.blocks_for(end)])
         cross = self._items.cross.table(state.request_id) if state.cross is not None else ()
         length = state.features[0].plan.rows if cross else 0
-        chunk = ScheduledChunk(state, start, end - start, blocks, rows, samples, cross, length, overlap)
+        slot, snapshot = self._slots(state, end)
+        chunk = ScheduledChunk(
+            state, start, end - start, blocks, rows, samples, cross, length, overlap, slot, snapshot
+        )
         output.chunks.append(chunk)
         return chunk
+
+    def cut(self, state: RequestState, start: int, end: int) -> int:
+        """The end of a chunk of tokens [start, end), or the first before it at which the state is kept."""
+        states = self._kv.states
+        return end if states is None else states.cut(state.request_id, start, end)
+
+    def restore_state(self, output: SchedulerOutput, state: RequestState, num_blocks: int) -> None:
+        """The state of a request that starts with so many cached blocks: that of their snapshot."""
+        if (states := self._kv.states) is not None and num_blocks:
+            source = states.restore(state.chain.digests(num_blocks)[-1])
+            output.states_restored.append(StateCopy(source, states.slot(state.request_id)))
+
+    def _slots(self, state: RequestState, end: int) -> tuple[int, int]:
+        """The request's slot, and that of the snapshot after `end` tokens; -1: none."""
+        if (states := self._kv.states) is None:
+            return -1, -1
+        snapshot = None
+        if end % self._kv.block_size == 0 and states.ends_at(state.request_id, end):
+            snapshot = states.begin(state.chain.digests(end // self._kv.block_size)[-1])
+        return states.slot(state.request_id), -1 if snapshot is None else snapshot
 
 
 def gather_rows(state: RequestState, start: int, end: int) -> tuple[GatheredRows, ...]:

@@ -58,6 +58,13 @@ def check_request(request: EngineRequest, limits: SchedulerLimits, cross: CrossL
         return
     for feature in request.features:
         _check_placement(feature, num_prompt, limits)
+    for first, last in request.both_ways:
+        if last - first > limits.max_num_batched_tokens:
+            raise InvalidRequest(
+                f"{last - first} tokens of the prompt at once are above --max-num-batched-tokens "
+                f"{limits.max_num_batched_tokens}: shorten the prompt, or raise it",
+                param="messages",
+            )
 
 
 def _check_placement(feature: MMFeature, num_prompt: int, limits: SchedulerLimits) -> None:

@@ -8,6 +8,7 @@ import msgspec
 
 from triptych.base.errors import RequestError
 from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput
+from triptych.pd_worker.core.kv_cache.state_slots import StateCopy
 from triptych.pd_worker.core.kv_cache.swap import BlockCopy
 from triptych.pd_worker.core.request import RequestState
 
@@ -45,6 +46,10 @@ class ScheduledChunk(msgspec.Struct, frozen=True, eq=False):
     cross_length: int = 0
     #: The request waits for items: only the prefix cache keeps what the chunk computes.
     overlap: bool = False
+    #: The request's state slot, all zeros before the first token; -1 without recurrent layers.
+    slot: int = -1
+    #: The slot that gets a copy of the state after the chunk; -1: none.
+    snapshot: int = -1
 
     @property
     def end(self) -> int:
@@ -71,6 +76,11 @@ class SchedulerOutput(msgspec.Struct):
     swap_out: list[BlockCopy] = []
     #: Copies from host memory, after that and before the chunks are computed.
     swap_in: list[BlockCopy] = []
+    #: The copies of the states of these requests, from slots to host slots and back.
+    states_out: list[StateCopy] = []
+    states_in: list[StateCopy] = []
+    #: Copies of snapshots to the slots of requests that go on from them, before the chunks are computed.
+    states_restored: list[StateCopy] = []
     #: Keys of the cross tables among them.
     restored: list[str] = []
     #: Cross tables to write before the chunks are computed; none of the chunks reads them.

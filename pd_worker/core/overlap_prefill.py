@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -35,6 +34,7 @@ class OverlapPrefill:
     The prefix cache alone keeps what such a chunk computes: its blocks are taken for the step and freed at
     its end, so that a waiting request holds no block and no slot. When its items are there it starts as any
     other, behind a cached prefix. Without prefix caching, or when not `enabled`, there are no such chunks.
+    With recurrent layers a snapshot keeps the state at the chunk's end.
 
     No chunk is made unless the whole requests of all that have begun so fit the free blocks. If blocks are
     evicted nevertheless, the request is not prefilled early again: no token is computed three times.
@@ -53,7 +53,7 @@ class OverlapPrefill:
         self._items = items
         self._chunks = chunks
         self._limits = limits
-        self._enabled = enabled and kv.prefix_caching
+        self._enabled = enabled and kv.prefix_caching and (kv.states is None or kv.states.num_snapshots > 0)
         #: Requests with tokens to compute before their first missing item.
         self._able = OrderedRequests[RequestState]()
         self._begun: dict[RequestState, _Begun] = {}
@@ -112,6 +112,7 @@ class OverlapPrefill:
                 continue
             if not self._take_blocks(state, prefix, end, running):
                 return
+            self._chunks.restore_state(output, state, len(prefix))
             made.add(block)
             budget.spend_prefill(self._chunks.add(output, state, start, end, overlap=True))
 
@@ -143,13 +144,14 @@ class OverlapPrefill:
     def _in_full_blocks(self, state: RequestState, start: int, end: int) -> int:
         """The end of a chunk up to `end` of which as little as possible is computed again.
 
-        That is the end of a block, unless an atomic span lies across it. `start` where no block would be
-        filled.
+        That is the end of a block, unless a span that attends both ways lies across it. `start` where no
+        block would be filled.
         """
+        end = state.before_span(end)
         full = end // self._kv.block_size * self._kv.block_size
         if full <= start:
             return start
-        return end if any(offset < full < stop for offset, stop in _atomic_spans(state)) else full
+        return end if any(first < full < last for first, last in state.spans) else full
 
     def _take_blocks(self, state: RequestState, prefix: list[int], end: int, running: int) -> bool:
         """Blocks for a chunk up to `end`, if the requests in `_begun` fit the free blocks with this one.
@@ -160,7 +162,7 @@ class OverlapPrefill:
         blocks = self._kv.blocks_for(state.num_tokens) if begun is None else 0
         if self._blocks + blocks + running > self._kv.num_free:
             return False
-        if not self._kv.allocate(state.request_id, prefix, end):
+        if not self._kv.allocate(state.request_id, prefix, end, boundaries=(end,)):
             return False
         if begun is None:
             cached = len(prefix) * self._kv.block_size
@@ -168,9 +170,3 @@ class OverlapPrefill:
             self._blocks += blocks
             self._stats.requests += 1
         return True
-
-
-def _atomic_spans(state: RequestState) -> Iterator[tuple[int, int]]:
-    for feature in state.features:
-        if feature.placement.atomic:
-            yield feature.placement.offset, feature.placement.end

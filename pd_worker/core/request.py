@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -80,6 +80,10 @@ class EngineRequest:
     output_token_ids: list[int] = field(default_factory=list)
     resumed_tokens: int = 0
     unencoded: frozenset[str] = frozenset()
+    #: Prompt tokens [start, end) that attend to one another, beside those of atomic placements.
+    both_ways: tuple[tuple[int, int], ...] = ()
+    #: Further inputs of the decoder, [prompt tokens, ...] each.
+    inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
     #: Constrains the output; None for free text.
     grammar: TokenMask | None = None
     #: What the checkpoint or the task forbids or forces, in this order.
@@ -162,6 +166,8 @@ class RequestState:
     key: RequestKey = field(init=False)
     features: tuple[MMFeature, ...] = field(init=False)
     num_prompt_tokens: int = field(init=False)
+    #: Prompt tokens [start, end) that attend to one another: no chunk ends inside them.
+    spans: tuple[tuple[int, int], ...] = field(init=False)
     #: The request's own list.
     output_token_ids: list[int] = field(init=False)
     #: The item that an encoder-decoder model attends to.
@@ -193,6 +199,8 @@ class RequestState:
         self.order = (request.attempt == 1, request.arrival, self.request_id)
         self.key, self.features, self.cross = request.key, request.features, request.cross
         self.num_prompt_tokens = len(request.prompt_token_ids)
+        places = (feature.placement for feature in request.features)
+        self.spans = (*request.both_ways, *((p.offset, p.end) for p in places if p.atomic))
         self.output_token_ids = request.output_token_ids
         self.unconsumed = len(self.features)
         uses: dict[str, ItemUse] = {}
@@ -202,6 +210,10 @@ class RequestState:
                 uses[key] = ItemUse(feature.plan, ItemStatus.STORED if key in request.ready else known)
             uses[key].unconsumed.add(index)
         self.items = tuple(uses[feature.mm_hash] for feature in self.features)
+
+    def before_span(self, end: int) -> int:
+        """The end of a chunk that would end at `end`: the start of the span that it would cut."""
+        return min((first for first, last in self.spans if first < end < last), default=end)
 
     @property
     def num_tokens(self) -> int:

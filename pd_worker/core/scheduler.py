@@ -13,6 +13,7 @@ from triptych.pd_worker.core.chunks import ChunkMaker
 from triptych.pd_worker.core.items.stage import ItemStage
 from triptych.pd_worker.core.items.tracker import ItemTracker, Readiness
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
+from triptych.pd_worker.core.kv_cache.state_slots import StateCopy
 from triptych.pd_worker.core.kv_cache.swap import SwapManager
 from triptych.pd_worker.core.limits import CrossLimits, SchedulerLimits, check_request
 from triptych.pd_worker.core.output_processor import OutputProcessor
@@ -184,6 +185,8 @@ class Scheduler:
             kv_blocks=self.kv.num_blocks,
             kv_blocks_used=self.kv.num_used,
             host_blocks_used=self.swap.num_used,
+            state_slots_used=0 if self.kv.states is None else self.kv.states.num_used,
+            state_snapshots=0 if self.kv.states is None else self.kv.states.snapshots_used,
             items=self.items.collect_stats(),
             overlap=self._overlap.drain_stats(),
             latencies=self._outputs.drain_latencies(),
@@ -193,6 +196,7 @@ class Scheduler:
         """The next step. Waiting requests and blocks change at once; tokens count once `update` is called."""
         self._step += 1
         output = SchedulerOutput(self._step)
+        self.kv.begin_step()
         for state in self._requests.pop_late(now):
             error = DeadlineExceeded("the request's time is over: ask for less, or raise --request-timeout")
             self._finish(state, FinishReason.ERROR, error)
@@ -320,6 +324,8 @@ class Scheduler:
         plan, table = self.items.last_table(state) if state.cross is not None else (None, ())
         copies = self.swap.swap_out(state.request_id, blocks, state.num_computed_tokens, plan, table)
         output.swap_out += copies or ()
+        if copies and (host_slot := self.swap.slot(state.request_id)) is not None:
+            output.states_out.append(StateCopy(self.kv.slot(state.request_id), host_slot))
         self.kv.free(state.request_id)
         state.preemptions += 1
         self._wait_again(state, swapped=copies is not None)
@@ -335,9 +341,9 @@ class Scheduler:
 
     def _prefill_one(self, state: RequestState, output: SchedulerOutput, budget: Budget) -> None:
         start = state.num_computed_tokens
-        end = most = budget.prefill_end(state, start, state.num_tokens)
+        end = most = self._chunks.cut(state, start, budget.prefill_end(state, start, state.num_tokens))
         if state.features:
-            end = self.items.stop_before_missing(state, start, end)
+            end = state.before_span(self.items.stop_before_missing(state, start, end))
         # Less than a block behind what it has is not worth a step: the item may be there in the next one.
         if end > start and (start == 0 or end == most or end - start >= self.kv.block_size):
             budget.spend_prefill(self._chunks.add(output, state, start, end))
@@ -356,12 +362,16 @@ class Scheduler:
                 continue
             if state.cross is not None and not self._can_attend(state):
                 continue
-            if not self._allocate(state, prefix):
+            if not self._allocate(state, prefix, num_computed):
                 return False
+            self._chunks.restore_state(output, state, len(prefix))
             if state.cross is not None and (projection := self.items.write_table(state, output)):
                 budget.spend_projection(projection)
+            host_slot = self.swap.slot(state.request_id)
             if copies := self.swap.swap_in(state.request_id, self.kv.table(state.request_id)):
                 output.swap_in += copies
+                if host_slot is not None:
+                    output.states_in.append(StateCopy(host_slot, self.kv.slot(state.request_id)))
                 state.restored_in = output.step
             self._run(state, num_computed, output, now)
             self._prefill_one(state, output, budget)
@@ -374,8 +384,8 @@ class Scheduler:
             return False
         return self.items.can_attend(state)
 
-    def _allocate(self, state: RequestState, prefix: list[int]) -> bool:
-        """Blocks for all known tokens and for the cross table, or nothing.
+    def _allocate(self, state: RequestState, prefix: list[int], num_computed: int) -> bool:
+        """Blocks for all known tokens and for the cross table, and a state slot, or nothing.
 
         Decoding requests will soon need a block each; without spare ones every start would be a preemption.
         """
@@ -383,7 +393,8 @@ class Scheduler:
         cross = self.items.cross
         if state.cross is not None and not cross.acquire(state.request_id, state.cross.plan):
             spare += cross.blocks_for(state.cross.plan)
-        if self.kv.allocate(state.request_id, prefix, state.num_tokens, spare=spare):
+        at = self.kv.boundaries(state.chain, state.num_prompt_tokens, state.num_tokens, num_computed)
+        if self.kv.allocate(state.request_id, prefix, state.num_tokens, spare=spare, boundaries=at):
             return True
         cross.release(state.request_id)
         return False

@@ -48,6 +48,8 @@ class SchedulerStats:
     kv_blocks: int
     kv_blocks_used: int
     host_blocks_used: int
+    state_slots_used: int
+    state_snapshots: int
     items: ItemStats
     overlap: OverlapStats
     latencies: Latencies

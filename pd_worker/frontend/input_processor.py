@@ -111,7 +111,7 @@ class InputProcessor:
         received = list(resume.output_token_ids) if resume else []
         self._check_received(received, len(prompt.token_ids))
         output = OutputText(self._detokenizer, sampling, received, resume.text_sent_chars if resume else 0)
-        positions, delta = self._decoder.positions(prompt.token_ids, prompt.features)
+        given = self._decoder.prompt_inputs(prompt.token_ids, prompt.features)
         options = {} if two is None else two.options
         return EngineRequest(
             request_id=message.request_id,
@@ -123,8 +123,10 @@ class InputProcessor:
             features=prompt.features,
             ready=in_state(message, pd_pb2.ITEM_STATE_READY),
             unencoded=in_state(message, pd_pb2.ITEM_STATE_UNENCODED),
-            positions=positions,
-            position_delta=delta,
+            positions=given.positions,
+            position_delta=given.delta,
+            both_ways=given.spans,
+            inputs=given.inputs,
             sampling=sampling,
             prefix_root=prefix_root(self._model_key, message.salt),
             output=output,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from triptych.base.errors import ContextTooLong, InvalidRequest
+from triptych.base.errors import ConfigError, ContextTooLong, InvalidRequest
 from triptych.base.request.chat import Message, TemplateOptions, TextPart
 from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.models.base import DecoderSide
@@ -42,8 +44,21 @@ class PromptBuilder:
     """Builds prompts for one checkpoint. Thread-safe."""
 
     def __init__(
-        self, template: ChatTemplate, tokenizer: GuardedTokenizer, decoder: DecoderSide, max_model_len: int
+        self,
+        template: ChatTemplate,
+        tokenizer: GuardedTokenizer,
+        decoder: DecoderSide,
+        max_model_len: int,
+        *,
+        image_token_id: int | None = None,
+        decode: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
+        """`image_token_id` is what the template writes for an image, the decoder's by default.
+
+        `decode` gives the text of ids; it is needed where items have text around them.
+        """
+        self._image = decoder.image_token_id if image_token_id is None else image_token_id
+        self._decode = decode
         self._template = template
         self._tokenizer = tokenizer
         self._decoder = decoder
@@ -64,7 +79,7 @@ class PromptBuilder:
             raise InvalidRequest(
                 f"messages hold {slots} images, but {len(plans)} items came", param="messages"
             )
-        return self._expand(self._encode(parsed, options), plans)
+        return self._expand(self._encode(parsed, options, plans), plans)
 
     def build_text(self, text: str) -> Prompt:
         """The prompt of a text without a template.
@@ -79,7 +94,7 @@ class PromptBuilder:
         vocab_size = self._decoder.geometry.vocab_size
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
             raise InvalidRequest(f"prompt holds token ids beyond {vocab_size - 1}", param="prompt")
-        if self._decoder.image_token_id in token_ids:
+        if {self._image, *self._decoder.row_token_ids}.intersection(token_ids):
             raise InvalidRequest("prompt holds image tokens: images come in messages", param="prompt")
         return self._raw(tuple(token_ids))
 
@@ -115,7 +130,7 @@ class PromptBuilder:
         return Prompt(token_ids, tuple(features))
 
     def _check_images(self, token_ids: tuple[int, ...], features: Sequence[MMFeature]) -> None:
-        image = self._decoder.image_token_id
+        image = self._image
         placed = sum(token_ids[f.placement.offset : f.placement.end].count(image) for f in features)
         if image is not None and token_ids.count(image) != placed:
             raise InvalidRequest("prompt_token_ids hold image tokens outside placements", param="resume")
@@ -125,7 +140,9 @@ class PromptBuilder:
             raise InvalidRequest("prompt must hold at least one token", param="prompt")
         return Prompt(token_ids, ())
 
-    def _encode(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
+    def _encode(
+        self, messages: Sequence[Message], options: TemplateOptions, plans: Sequence[ItemPlan] = ()
+    ) -> list[int]:
         if len(messages) > self._max_model_len:
             # Each message has at least one token; rendering more would only take time.
             raise ContextTooLong(
@@ -134,7 +151,7 @@ class PromptBuilder:
                 param="messages",
             )
         try:
-            text = self._render(messages, options)
+            text = self._with_text_around(self._render(messages, options), plans)
             self._check_length(text, "messages")
             return self._tokenizer.encode(text)
         except UnicodeError as error:
@@ -152,6 +169,22 @@ class PromptBuilder:
         )
         return _cut_at(text, mark) if mark else text
 
+    def _with_text_around(self, text: str, plans: Sequence[ItemPlan]) -> str:
+        """The text with that which items have around their placeholders, so that it is tokenised with it."""
+        if self._decode is None or self._image is None:
+            return text
+        around = [self._decoder.text_around(plan) for plan in plans]
+        if not any(head or tail for head, tail in around):
+            return text
+        image = self._decode([self._image])
+        first, *others = text.split(image)
+        if len(others) != len(plans):
+            return text
+        parts = [first]
+        for (head, tail), after in zip(around, others, strict=True):
+            parts += [self._decode(head), image, self._decode(tail), after]
+        return "".join(parts)
+
     def _check_length(self, text: str, param: str) -> None:
         if len(text) > self._max_model_len * _MOST_CHARS_PER_TOKEN:
             raise ContextTooLong(
@@ -161,7 +194,7 @@ class PromptBuilder:
             )
 
     def _check_slots(self, token_ids: Sequence[int], slots: int) -> None:
-        image = self._decoder.image_token_id
+        image = self._image
         written = token_ids.count(image) if image is not None else 0
         if written != slots:
             raise InvalidRequest(
@@ -171,7 +204,7 @@ class PromptBuilder:
 
     def _expand(self, token_ids: Sequence[int], plans: Sequence[ItemPlan]) -> Prompt:
         self._check_slots(token_ids, len(plans))
-        image = self._decoder.image_token_id
+        image = self._image
         remaining = iter(plans)
         expanded: list[int] = []
         features: list[MMFeature] = []
@@ -228,8 +261,40 @@ def open_checkpoint(path: Path, decoder: DecoderSide, max_model_len: int) -> tup
     # Encoder-decoder models have no chat template.
     source = read_template(path, tokenizer.chat_template) if decoder.cross is None else ""
     template = ChatTemplate(source, variables)
-    image = () if decoder.image_token_id is None else (decoder.image_token_id,)
+    backend = tokenizer.backend_tokenizer
+    image = decoder.image_token_id
+    if decoder.row_token_ids and image is not None:
+        image = _written_token(template, backend, image)
+    specials = {*decoder.row_token_ids, *(() if image is None else (image,))}
     guarded = GuardedTokenizer(
-        tokenizer.backend_tokenizer, bos_token=variables.get("bos_token", ""), specials=image
+        backend, bos_token=variables.get("bos_token", ""), specials=tuple(sorted(specials))
     )
-    return PromptBuilder(template, guarded, decoder, max_model_len), tokenizer.backend_tokenizer
+    decode = partial(backend.decode, skip_special_tokens=False)
+    builder = PromptBuilder(template, guarded, decoder, max_model_len, image_token_id=image, decode=decode)
+    return builder, backend
+
+
+def _written_token(template: ChatTemplate, tokenizer: Tokenizer, image_token_id: int) -> int:
+    """The token that the template writes for an image: the given one, or the only other special one.
+
+    ConfigError where there is none, or more than one.
+    """
+    text: TemplateMessage = {"role": "user", "content": [{"type": "text", "text": "a"}]}
+    image: TemplateMessage = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a"}]}
+    if not template.takes_parts:
+        return image_token_id
+    with_image, without = (
+        Counter(tokenizer.encode(template.render([message]), add_special_tokens=False).ids)
+        for message in (image, text)
+    )
+    added = with_image - without
+    if added[image_token_id] == 1:
+        return image_token_id
+    special = tokenizer.get_added_tokens_decoder()
+    singles = [token for token, count in added.items() if count == 1 and token in special]
+    if len(singles) != 1:
+        raise ConfigError(
+            f"the checkpoint's chat template writes {len(singles)} special tokens for an image, not one: "
+            "give MODEL=/folder with the template of this model"
+        )
+    return singles[0]

@@ -163,6 +163,8 @@ class RankedRunner(ModelRunner):
         backend: str = "sdpa",
         num_host_blocks: int = 0,
         spare_block: bool = False,
+        num_slots: int = 0,
+        num_host_slots: int = 0,
     ) -> None:
         super().__init__(
             decoder,
@@ -172,6 +174,8 @@ class RankedRunner(ModelRunner):
             num_host_blocks=num_host_blocks,
             spare_block=spare_block,
             parallel=ranks.parallel,
+            num_slots=num_slots,
+            num_host_slots=num_host_slots,
         )
         self._ranks = ranks
         self._encoder = StepEncoder()

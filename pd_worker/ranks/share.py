@@ -76,4 +76,10 @@ def sized(config: PDConfig, decoder: DecoderSide, other_peak: int = 0) -> PDConf
     with step("measuring memory"):
         plan = size_kv_memory(config, decoder, memory_of(decoder.device), other_peak=other_peak)
     logger.info("memory of %s:\n%s", decoder.device, plan.table())
-    return replace(config, kv_memory=plan.kv_memory, encoder_cache_memory=plan.needs.embeddings)
+    needs = plan.needs
+    return replace(
+        config,
+        kv_memory=plan.kv_memory,
+        encoder_cache_memory=needs.embeddings,
+        state_memory=needs.states or config.state_memory,
+    )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from triptych.ec_connector.base import EncoderCacheMap
-from triptych.models.base import AttentionBias, MergedEmbeds
+from triptych.models.base import DecoderSide, MergedEmbeds
 from triptych.pd_worker.attention.gather_plan import GatherGroup, gather_limit, plan_gathers
 from triptych.pd_worker.attention.kv_runs import KVRun, attends_in_runs, runs_of
 from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
@@ -25,6 +25,7 @@ class Batch:
     """Inputs of the decoder for one step: `token_ids` [T] and `positions` [rows, T] of `chunks`, in order.
 
     `last` [N] are the batch indices of the tokens whose logits are sampled, in the order of `sampling`.
+    `inputs` [T, ...] are further inputs of the decoder, where it takes some.
     """
 
     token_ids: torch.Tensor
@@ -34,6 +35,7 @@ class Batch:
     last: torch.Tensor
     sampling: list[ScheduledChunk]
     chunks: list[ScheduledChunk]
+    inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 class BatchBuilder:
@@ -42,27 +44,24 @@ class BatchBuilder:
     def __init__(
         self,
         cache: PagedKVCache,
-        position_rows: int,
-        device: torch.device,
-        dtype: torch.dtype,
+        decoder: DecoderSide,
         *,
-        bias: AttentionBias | None = None,
         backend: str = "sdpa",
         gather_bytes: int = 0,
         in_runs: bool = False,
     ) -> None:
         """`gather_bytes` bounds the keys and values gathered at once; 0: a default for the device."""
         self._cache = cache
-        self._rows = position_rows
-        self._device = device
-        self._dtype = dtype
-        self._bias = bias
+        self._decoder = decoder
+        self._rows = decoder.geometry.position_rows
+        self._device = decoder.device
+        self._dtype = decoder.dtype
         self._backend = backend
         #: Sequences whose blocks follow one another are attended to where they are.
         self.in_runs = in_runs
-        limit = gather_bytes or gather_limit(device)
+        limit = gather_bytes or gather_limit(decoder.device)
         #: Blocks whose keys and values one layer gathers at once.
-        self.gathered = max(1, limit // (cache.token_bytes // len(cache.keys) * cache.block_size))
+        self.gathered = max(1, limit // (cache.layer_bytes * cache.block_size))
 
     def build(self, chunks: Sequence[ScheduledChunk], embeddings: EncoderCacheMap) -> Batch:
         """The batch of `chunks`: those of one token first, of which those that attend in runs are first."""
@@ -89,6 +88,7 @@ class BatchBuilder:
             last=self._move(torch.tensor(last, dtype=torch.int64)),
             sampling=sampling,
             chunks=chunks,
+            inputs=self._inputs(chunks, tokens) if self._decoder.takes_inputs else {},
         )
 
     def _runs_first(
@@ -122,6 +122,20 @@ class BatchBuilder:
         self._close(flat, parts)
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
+    def _inputs(self, chunks: Sequence[ScheduledChunk], tokens: Sequence[int]) -> dict[str, torch.Tensor]:
+        """Further inputs of the batch: captured ones of prompts, and those of the tokens generated since."""
+        parts: list[Mapping[str, torch.Tensor]] = []
+        first = 0
+        for chunk in chunks:
+            request, last = chunk.state.request, first + chunk.count
+            prompt_end = max(chunk.start, min(chunk.end, request.num_prompt_tokens))
+            if chunk.start < prompt_end:
+                parts.append({name: x[chunk.start : prompt_end] for name, x in request.inputs.items()})
+            if prompt_end < chunk.end:
+                parts.append(self._decoder.generated_inputs(tokens[last - (chunk.end - prompt_end) : last]))
+            first = last
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
     def _close(self, flat: list[int], parts: list[torch.Tensor]) -> None:
         if flat:
             parts.append(torch.tensor(flat).expand(self._rows, -1))
@@ -148,13 +162,13 @@ class BatchBuilder:
         slots: list[int],
         runs: list[tuple[KVRun, ...]],
     ) -> AttentionMetadata:
-        decodes = [chunk for chunk in chunks if chunk.count == 1]
+        decodes = [chunk for chunk in chunks if is_decode(chunk)]
         lengths = [chunk.end for chunk in decodes]
         tables, padded = self._tables([chunk.block_ids for chunk in decodes], lengths)
         prefills = [
             self._prefill(chunk, first)
             for chunk, first in zip(chunks, firsts, strict=True)
-            if chunk.count > 1
+            if not is_decode(chunk)
         ]
         return AttentionMetadata(
             cache=self._cache,
@@ -167,7 +181,8 @@ class BatchBuilder:
             decode_groups=self._groups([len(chunk.block_ids) for chunk in decodes], len(runs)),
             decode_runs=runs,
             cross=self._cross(chunks, decodes) if any(chunk.cross_length for chunk in chunks) else None,
-            bias=self._bias,
+            bias=self._decoder.bias,
+            layer_rules=self._decoder.layer_rules,
             backend=self._backend,
         )
 
@@ -194,7 +209,7 @@ class BatchBuilder:
         return CrossTables(
             decode_tables=tables,
             decode_lengths=self._move(torch.tensor(lengths, dtype=torch.int64)),
-            prefills=[self._cross_span(chunk) for chunk in chunks if chunk.count > 1],
+            prefills=[self._cross_span(chunk) for chunk in chunks if not is_decode(chunk)],
             decode_padded=padded,
             decodes=self._cross_decodes(decodes),
             decode_groups=plan_gathers([len(chunk.cross_blocks) for chunk in decodes], self.gathered),
@@ -220,8 +235,7 @@ class BatchBuilder:
         )
 
     def _prefill(self, chunk: ScheduledChunk, first: int) -> PrefillSpan:
-        placements = [feature.placement for feature in chunk.state.features]
-        atomic = tuple((placement.offset, placement.end) for placement in placements if placement.atomic)
+        atomic = tuple(chunk.state.spans)
         table = self._move(torch.tensor(chunk.block_ids))
         context = self._context(chunk) if self.in_runs else None
         return PrefillSpan(first, first + chunk.count, chunk.start, table, atomic, context)
@@ -239,8 +253,13 @@ class BatchBuilder:
 
 def in_batch_order(chunks: Sequence[ScheduledChunk]) -> tuple[list[ScheduledChunk], list[ScheduledChunk]]:
     """One-token chunks by length, as those of similar length are gathered together; and all others."""
-    decodes = sorted((chunk for chunk in chunks if chunk.count == 1), key=lambda chunk: len(chunk.block_ids))
-    return decodes, [chunk for chunk in chunks if chunk.count > 1]
+    decodes = sorted((chunk for chunk in chunks if is_decode(chunk)), key=lambda chunk: len(chunk.block_ids))
+    return decodes, [chunk for chunk in chunks if not is_decode(chunk)]
+
+
+def is_decode(chunk: ScheduledChunk) -> bool:
+    """One token that attends to what is before it. A span's last token alone attends as the span does."""
+    return chunk.count == 1 and not any(first <= chunk.start < last for first, last in chunk.state.spans)
 
 
 def chunk_tokens(request: EngineRequest, start: int, end: int) -> list[int]:

@@ -10,6 +10,7 @@ from triptych.base.config import PDConfig, format_size
 from triptych.base.errors import ConfigError
 from triptych.models.base import CrossGeometry, DecoderGeometry, DecoderSide
 from triptych.pd_worker.core.limits import CrossLimits
+from triptych.pd_worker.runner.state_capacity import state_capacity
 
 #: Above this a default would ask for more memory than most machines give.
 _DEFAULT_MAX_MODEL_LEN = 32768
@@ -23,16 +24,21 @@ class RunnerOptions(TypedDict):
     backend: str
     num_host_blocks: int
     spare_block: bool
+    num_slots: int
+    num_host_slots: int
 
 
 def runner_options(config: PDConfig, decoder: DecoderSide) -> RunnerOptions:
     """The options of this decoder's runner; ConfigError for what its memory cannot hold."""
+    states = state_capacity(config, decoder.geometry)
     return RunnerOptions(
         num_blocks=num_kv_blocks(config, decoder.geometry, decoder.dtype),
         block_size=config.block_size,
         backend=config.attention_backend,
         num_host_blocks=num_host_blocks(config, decoder.geometry, decoder.dtype),
-        spare_block=uses_graphs(config, decoder.device),
+        spare_block=uses_graphs(config, decoder.device, decoder.geometry),
+        num_slots=0 if states is None else states.slots + states.snapshots,
+        num_host_slots=0 if states is None else states.host_slots,
     )
 
 
@@ -61,7 +67,7 @@ def longest_request(config: PDConfig, geometry: DecoderGeometry) -> int:
 
 def block_bytes(geometry: DecoderGeometry, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one KV block over all layers."""
-    return 2 * geometry.num_layers * block_size * geometry.num_kv_heads * geometry.head_dim * dtype.itemsize
+    return geometry.token_elements * block_size * dtype.itemsize
 
 
 def num_kv_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtype) -> int:
@@ -79,12 +85,19 @@ def num_kv_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtyp
     return config.kv_memory // nbytes
 
 
-def uses_graphs(config: PDConfig, device: torch.device) -> bool:
+def uses_graphs(config: PDConfig, device: torch.device, geometry: DecoderGeometry | None = None) -> bool:
     """Whether steps of decodes alone run as graphs, by --decode-graphs.
 
-    ConfigError for CUDA graphs of several ranks, whose collectives no graph has been captured with.
+    ConfigError for CUDA graphs of several ranks, whose collectives no graph has been captured with, and for
+    graphs of recurrent layers.
     """
     mode, ranks = config.decode_graphs, config.tensor_parallel
+    if geometry is not None and geometry.states:
+        if mode in ("static", "cuda"):
+            raise ConfigError(
+                f"--decode-graphs {mode} does not go with recurrent layers: use --decode-graphs off"
+            )
+        return False
     if ranks > 1 and mode == "cuda":
         raise ConfigError(
             f"--decode-graphs cuda and --tensor-parallel {ranks} do not go together: use "
@@ -99,13 +112,15 @@ def num_host_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dt
     """Blocks in --swap-memory; 0 where preempted requests are recomputed, ConfigError where none fits."""
     if config.preemption != "swap":
         return 0
+    states = state_capacity(config, geometry)
+    memory = config.swap_memory - (0 if states is None else states.host_slots * geometry.slot_bytes)
     nbytes = block_bytes(geometry, config.block_size, dtype)
-    if config.swap_memory < nbytes:
+    if memory < nbytes:
         raise ConfigError(
             f"--swap-memory {format_size(config.swap_memory)} holds no KV block of {format_size(nbytes)}: "
             "raise it, or leave out --preemption swap"
         )
-    return config.swap_memory // nbytes
+    return memory // nbytes
 
 
 def cross_limits_of(

@@ -130,7 +130,7 @@ class DecodeGraphs:
         Graphs are for steps of one known token per sequence; their keys are gathered from blocks.
         """
         attention = batch.attention
-        if attention.prefills or batch.merged is not None:
+        if attention.prefills or batch.merged is not None or batch.inputs:
             return None
         cross = 0 if attention.cross is None else attention.cross.decode_tables.shape[1]
         if (self._decoder.cross is not None) != bool(cross):
@@ -179,5 +179,6 @@ class DecodeGraphs:
             decode_groups=plan_gathers([size.blocks] * size.batch, self._gathered),
             cross=cross,
             bias=self._decoder.bias,
+            layer_rules=self._decoder.layer_rules,
             backend=self._attention_backend,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -27,13 +28,14 @@ class HostKVCache:
         first = kv_cache.keys[0]
         device = first.device
         self._parts = [*kv_cache.keys, *kv_cache.values]
-        shape = (len(self._parts), *first.shape[1:])
-        nbytes = num_blocks * len(self._parts) * first[0].numel() * first.element_size() if num_blocks else 0
+        #: Where each part's elements of a block begin, and the end of the last.
+        self._bounds = list(accumulate((part[0].numel() for part in self._parts), initial=0))
+        nbytes = num_blocks * self._bounds[-1] * first.element_size()
         self._memory = PinnedMemory(nbytes, lock=device.type == "cuda")
-        #: [num_blocks, 2 * layers, block_size, num_kv_heads, head_dim]
-        self.blocks = self._memory.bytes.view(first.dtype).view(num_blocks, *shape)
+        #: [num_blocks, elements of all layers' keys, then of all layers' values]
+        self.blocks = self._memory.bytes.view(first.dtype).view(num_blocks, self._bounds[-1])
         staged = min(num_blocks, _STAGED_BLOCKS)
-        self._staging = torch.zeros((staged, *shape), dtype=first.dtype, device=device)
+        self._staging = torch.zeros((staged, self._bounds[-1]), dtype=first.dtype, device=device)
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda" and num_blocks:
             self._stream = torch.cuda.Stream(device)
@@ -43,8 +45,8 @@ class HostKVCache:
         with self._on_stream():
             for batch in self._batches(copies):
                 taken = torch.tensor([copy.source for copy in batch], device=self._staging.device)
-                for index, part in enumerate(self._parts):
-                    self._staging[: len(batch), index] = part.index_select(0, taken)
+                for part, (begin, end) in zip(self._parts, pairwise(self._bounds), strict=True):
+                    self._staging[: len(batch), begin:end] = part.index_select(0, taken).flatten(1)
                 for start, stop, block in _runs([copy.target for copy in batch]):
                     rows = self.blocks[block : block + stop - start]
                     rows.copy_(self._staging[start:stop], non_blocking=True)
@@ -58,8 +60,10 @@ class HostKVCache:
                     rows = self.blocks[block : block + stop - start]
                     self._staging[start:stop].copy_(rows, non_blocking=True)
                 given = torch.tensor([copy.target for copy in batch], device=self._staging.device)
-                for index, part in enumerate(self._parts):
-                    part.index_copy_(0, given, self._staging[: len(batch), index])
+                for part, (begin, end) in zip(self._parts, pairwise(self._bounds), strict=True):
+                    part.index_copy_(
+                        0, given, self._staging[: len(batch), begin:end].view(len(batch), *part.shape[1:])
+                    )
         self._block_model_stream()
         self.wait()
 

@@ -19,8 +19,9 @@ class WorkerNeeds:
 
     `held` are weights and libraries, measured; `activations` the most that a step takes above them, measured;
     `gathered` copies of keys and values in one layer, and its masks. `block` is one KV block, `most` what the
-    limits on requests can use. `graphs` is what decode graphs keep. `host` are page-locked buffers beside all
-    that, in the machine's memory; with `copies_on_host` those of embeddings are in it too.
+    limits on requests can use. `graphs` is what decode graphs keep, `states` what recurrent layers do. `host`
+    are page-locked buffers beside all that, in the machine's memory; with `copies_on_host` those of
+    embeddings are in it too.
     """
 
     held: int
@@ -31,6 +32,7 @@ class WorkerNeeds:
     block: int
     most: int
     graphs: int = 0
+    states: int = 0
     host: int = 0
     copies_on_host: bool = False
 
@@ -40,7 +42,8 @@ class WorkerNeeds:
 
     @property
     def fixed(self) -> int:
-        return self.held + self.activations + self.gathered + self.embeddings + self.swapped + self.graphs
+        working = self.activations + self.gathered + self.graphs
+        return self.held + working + self.embeddings + self.states + self.swapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ class WorkerMemory:
             ("keys, values and masks of a layer", needs.gathered),
             ("decode graphs (--decode-graphs)", needs.graphs),
             ("embeddings (--encoder-cache-memory)", needs.embeddings),
+            ("states of recurrent layers (--state-memory)", needs.states),
             ("swapped blocks (--swap-memory)", needs.swapped),
             ("KV cache (--kv-memory)", self.kv_memory),
             ("rest", self.rest),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from triptych.base.config import PDConfig
 from triptych.base.machine.device_memory import DeviceMemory
 from triptych.base.machine.resources import available_memory
 from triptych.models.base import DecoderSide
+from triptych.models.recurrent import RecurrentStates
 from triptych.pd_worker.attention.gather_plan import gather_limit
 from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
@@ -23,6 +26,8 @@ from triptych.pd_worker.runner.memory_plan import (
     auto_embeddings,
     plan_worker_memory,
 )
+from triptych.pd_worker.runner.state_capacity import auto_states
+from triptych.pd_worker.runner.state_pool import state_tensors
 
 
 def size_kv_memory(
@@ -44,6 +49,9 @@ def size_kv_memory(
         needs = needs.with_embeddings(
             auto_embeddings(budget - needs.fixed, embeddings_of_use(config, decoder))
         )
+    if decoder.geometry.states and not config.state_memory:
+        states = auto_states(budget - needs.fixed, decoder.geometry, config.max_num_seqs)
+        needs = replace(needs, states=states)
     host_free = available_memory() // config.tensor_parallel
     return plan_worker_memory(budget, needs, config.kv_memory, host_free=host_free)
 
@@ -56,7 +64,7 @@ def needs_of(config: PDConfig, decoder: DecoderSide, held: int, activations: int
     rows = 0 if cross is None else cross.max_rows or longest
     blocks = -(-longest // config.block_size) + -(-rows // config.block_size)
     # A sequence above the gather limit is gathered alone.
-    in_layer = block // geometry.num_layers
+    in_layer = max(shape.elements for shape in geometry.layers) * config.block_size * decoder.dtype.itemsize
     gathered = max(gather_limit(decoder.device), -(-longest // config.block_size) * in_layer)
     # A later chunk of a long prompt has a mask over all that is before it, as bools and as what is added.
     tokens = min(config.max_num_batched_tokens, longest)
@@ -71,6 +79,7 @@ def needs_of(config: PDConfig, decoder: DecoderSide, held: int, activations: int
         graphs=_graph_bytes(config, decoder, activations, gathered, blocks * block),
         embeddings=config.encoder_cache_memory,  # 0: to be found
         swapped=swapped if on_cpu else 0,
+        states=config.state_memory if geometry.states else 0,  # 0: to be found
         block=block,
         most=config.max_num_seqs * blocks * block,
         host=0 if on_cpu else config.encoder_cache_memory + swapped,
@@ -86,7 +95,7 @@ def _graph_bytes(
     On CUDA they have a pool of their own, beside what steps without a graph take: one layer's gathered keys
     and values, and the activations of --max-num-seqs tokens.
     """
-    if not uses_graphs(config, decoder.device):
+    if not uses_graphs(config, decoder.device, decoder.geometry):
         return 0
     spare = block_bytes(decoder.geometry, config.block_size, decoder.dtype)
     # Powers of two up to a maximum are less than four times that maximum; entries are 8 bytes.
@@ -135,6 +144,7 @@ def _run_longest_batch(config: PDConfig, decoder: DecoderSide) -> int:
         block_size=config.block_size,
         num_kv_heads=geometry.num_kv_heads,
         head_dim=geometry.head_dim,
+        kv_shapes=geometry.kv_shapes,
         dtype=decoder.dtype,
         device=device,
     )
@@ -155,10 +165,14 @@ def _run_longest_batch(config: PDConfig, decoder: DecoderSide) -> int:
         prefills=[PrefillSpan(0, tokens, 0, table[: -(-tokens // config.block_size)])],
         cross=cross,
         bias=decoder.bias,
+        layer_rules=decoder.layer_rules,
         backend=config.attention_backend,
     )
+    if geometry.states:
+        attention.states = RecurrentStates(state_tensors(geometry.states, 1, device), [0])
     embeds = decoder.embed(torch.zeros(tokens, dtype=torch.int64, device=device))
     positions = torch.arange(tokens, device=device).expand(geometry.position_rows, -1)
-    hidden = decoder.forward(embeds, positions, None, attention)
+    inputs = decoder.generated_inputs([0] * tokens)
+    hidden = decoder.forward(embeds, positions, None, attention, **inputs)
     decoder.logits(hidden[: config.max_num_seqs]).float().softmax(-1).sort(-1)
     return cache.token_bytes * tokens

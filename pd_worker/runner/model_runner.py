@@ -24,6 +24,7 @@ from triptych.pd_worker.runner.decode_graphs import DecodeGraphs
 from triptych.pd_worker.runner.decode_sizes import DecodeSize
 from triptych.pd_worker.runner.host_kv_cache import HostKVCache, copy_blocks
 from triptych.pd_worker.runner.sampler import SamplerInput, raw_logprobs, sample
+from triptych.pd_worker.runner.state_pool import StatePool, groups_of
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         num_host_blocks: int = 0,
         parallel: TensorParallel | None = None,
         spare_block: bool = False,
+        num_slots: int = 0,
+        num_host_slots: int = 0,
     ) -> None:
         """`parallel` is this rank's place where the decoder is one of several ranks' shares.
 
@@ -57,18 +60,22 @@ class ModelRunner(ECConnectorModelRunnerMixin):
             "head_dim": geometry.head_dim,
         }
         self.kv_cache = PagedKVCache(
-            num_blocks=num_blocks + spare_block, dtype=decoder.dtype, device=decoder.device, **sizes
+            num_blocks=num_blocks + spare_block,
+            dtype=decoder.dtype,
+            device=decoder.device,
+            kv_shapes=geometry.kv_shapes,
+            **sizes,
         )
         #: Host memory for preempted requests, with --preemption swap.
         self.host_cache = HostKVCache(self.kv_cache, num_host_blocks)
+        self._states: StatePool | None = None
+        if geometry.states:
+            self._states = StatePool(geometry.states, num_slots, num_host_slots, decoder.device)
         self._graphs: DecodeGraphs | None = None
         self._backend = backend
         self._builder = BatchBuilder(
             self.kv_cache,
-            geometry.position_rows,
-            decoder.device,
-            decoder.dtype,
-            bias=decoder.bias,
+            decoder,
             backend=backend,
             in_runs=uses_runs(backend, decoder),
         )
@@ -136,6 +143,8 @@ class ModelRunner(ECConnectorModelRunnerMixin):
                 for projection in scheduled.projections
                 if not self._succeeds("a projection", partial(self._project, projection))
             )
+            if self._states is not None:
+                self._states.restore(scheduled.states_restored)
             if chunks:
                 self._compute(chunks, output)
         except Exception as error:
@@ -154,10 +163,18 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         if not scheduled.swap_out and not scheduled.swap_in:
             output.swapped_out = output.swapped_in = True
             return
-        out = partial(copy_blocks, self.kv_cache, self.host_cache, scheduled.swap_out)
-        back = partial(copy_blocks, self.host_cache, self.kv_cache, scheduled.swap_in)
-        output.swapped_out = self._succeeds("a swap", out)
-        output.swapped_in = self._succeeds("a swap", back)
+        output.swapped_out = self._succeeds("a swap", partial(self._swap_out, scheduled))
+        output.swapped_in = self._succeeds("a swap", partial(self._swap_in, scheduled))
+
+    def _swap_out(self, scheduled: SchedulerOutput) -> None:
+        copy_blocks(self.kv_cache, self.host_cache, scheduled.swap_out)
+        if self._states is not None:
+            self._states.swap_out(scheduled.states_out)
+
+    def _swap_in(self, scheduled: SchedulerOutput) -> None:
+        copy_blocks(self.host_cache, self.kv_cache, scheduled.swap_in)
+        if self._states is not None:
+            self._states.swap_in(scheduled.states_in)
 
     def _all_ranks(self, succeeded: bool) -> bool:
         """Whether all ranks succeeded: each has to compute the same chunks."""
@@ -221,9 +238,25 @@ class ModelRunner(ECConnectorModelRunnerMixin):
             if size is not None:
                 output.graphed = True
                 return self._graphs.replay(size, batch)
+        return self._forward(batch) if self._states is None else self._with_states(self._states, batch)
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
         embeds = self._decoder.embed(batch.token_ids)
         self.kv_cache.watch(len(batch.token_ids))
-        return self._decoder.forward(embeds, batch.positions, batch.merged, batch.attention)
+        return self._decoder.forward(embeds, batch.positions, batch.merged, batch.attention, **batch.inputs)
+
+    def _with_states(self, pool: StatePool, batch: Batch) -> torch.Tensor:
+        """[T, hidden_size], group by group: recurrent layers take one sequence, or one token of each."""
+        groups = groups_of(batch.chunks)
+        parts, finite = [], []
+        for chunks in groups:
+            part = batch if len(groups) == 1 else self._builder.build(chunks, self.encoder_cache)
+            part.attention.states = states = pool.begin(chunks)
+            parts.append(self._forward(part))
+            pool.end(chunks, states)
+            finite.append(self.kv_cache.finite)
+        self.kv_cache.finite = None if finite[0] is None else torch.cat([x for x in finite if x is not None])
+        return torch.cat(parts)
 
     def _forget(
         self, non_finite: Sequence[int], ordered: Sequence[ScheduledChunk], batch: Batch, hidden: torch.Tensor

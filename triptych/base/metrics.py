@@ -170,6 +170,12 @@ class PDMetrics(_ModelMetrics):
         self.host_blocks_used = self._gauge(
             "triptych_pd_host_blocks_used", "KV blocks swapped out to host memory"
         )
+        self.state_slots_used = self._gauge(
+            "triptych_pd_state_slots_used", "slots of recurrent states that requests hold"
+        )
+        self.state_snapshots = self._gauge(
+            "triptych_pd_state_snapshots", "recurrent states kept for equal prefixes"
+        )
         self.swapped_blocks = self._counter("triptych_pd_swapped_blocks", "KV blocks swapped out")
         self.encoder_cache_bytes = self._gauge(
             "triptych_pd_encoder_cache_bytes", "bytes of resident embeddings"

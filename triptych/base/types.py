@@ -59,7 +59,8 @@ class ItemPlan:
     `rows` x `width` elements of `dtype` are stored; `width` may exceed the hidden size (deepstack levels
     are further columns). `length` placeholder tokens stand in the prompt, `runs` as in `Placement`.
     `grid_thw` is the family's patch grid (frames, rows, columns) or, for audio, (first frame, real frames of
-    the window, frames of the file); empty where there is none.
+    the window, frames of the file); empty where there is none. `layout` is what a model without a family of
+    its own makes the placeholder and its positions from (`triptych.models.generic.layout`).
     """
 
     mm_hash: str
@@ -71,6 +72,7 @@ class ItemPlan:
     length: int
     runs: tuple[tuple[int, int], ...] | None = None
     grid_thw: tuple[int, ...] = ()
+    layout: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:

@@ -6,8 +6,9 @@ workers, the decoder side in PD workers; each loads only its own share of the ch
 
 from __future__ import annotations
 
+import enum
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -21,6 +22,7 @@ from triptych.models.fused.merged import merge
 from triptych.models.fused.norms import fuse_norms
 from triptych.models.images import ImageProcessor
 from triptych.models.parallel.tensor_parallel import TensorParallel
+from triptych.models.recurrent import StateShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -42,6 +44,7 @@ class PreparedItem:
     cost: int
     tensors: dict[str, torch.Tensor]
     runs: tuple[tuple[int, int], ...] | None = None
+    layout: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -53,6 +56,8 @@ class EncoderSide(ABC):
     """Tower and projector of one checkpoint on one device."""
 
     modality: ClassVar[str] = "image"
+    #: Whether nothing reads a linear layer's weight but the layer, so that it may be put in another layout.
+    plain_linears: ClassVar[bool] = True
     #: Elements of one output row (hidden size times 1 + deepstack levels).
     width: int
     #: dtype of the tower and of the rows it puts out.
@@ -99,6 +104,43 @@ class EncoderSide(ABC):
         """One [rows, width] tensor per item, contiguous, each with storage of its own."""
 
 
+class SpanRule(enum.Enum):
+    """How a layer's attention treats the spans of a prompt that attend both ways."""
+
+    #: It is causal inside them.
+    NONE = enum.auto()
+    #: They attend both ways, as far back as its window reaches.
+    CUT = enum.auto()
+    #: They attend both ways, whatever its window.
+    WHOLE = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRule:
+    """The tokens that one layer's attention reaches.
+
+    Of the last `window` tokens, and of those in the query's stretch of `chunk` tokens; None: no such limit.
+    """
+
+    window: int | None = None
+    chunk: int | None = None
+    spans: SpanRule = SpanRule.WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """Sizes of one layer's keys and values."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def elements(self) -> int:
+        """Elements of one token."""
+        return self.heads * (self.key_dim + self.value_dim)
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderGeometry:
     """Sizes of the decoder that the KV cache and the positions need."""
@@ -114,6 +156,26 @@ class DecoderGeometry:
     max_position_embeddings: int
     #: Layers that take a deepstack level each, after the first; 0 when the family has none.
     deepstack_levels: int = 0
+    #: What recurrent layers keep of each sequence.
+    states: tuple[StateShape, ...] = ()
+    #: Of each layer, where they are not all of `num_kv_heads` and `head_dim`.
+    kv_shapes: tuple[KVShape, ...] = ()
+
+    @property
+    def layers(self) -> tuple[KVShape, ...]:
+        """The shapes of all layers' keys and values."""
+        same = KVShape(self.num_kv_heads, self.head_dim, self.head_dim)
+        return self.kv_shapes or (same,) * self.num_layers
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one sequence's states of recurrent layers."""
+        return sum(shape.nbytes for shape in self.states)
+
+    @property
+    def token_elements(self) -> int:
+        """Elements of one token's keys and values over all layers."""
+        return sum(shape.elements for shape in self.layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +238,21 @@ class AttentionBias(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class PromptInputs:
+    """What one prompt gives the decoder beside its tokens and rows.
+
+    `positions` [position_rows, T] are int64 on CPU; a token generated at index i has position i + `delta` in
+    every row. The tokens of a span [start, end) attend to one another, so that no chunk ends inside it.
+    `inputs` are further inputs of the decoder, [T, ...] each.
+    """
+
+    positions: torch.Tensor
+    delta: int
+    spans: tuple[tuple[int, int], ...] = ()
+    inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class MergedEmbeds:
     """The encoder rows of this batch: `index` [N] are batch token indices, `rows` [N, width]."""
 
@@ -209,12 +286,20 @@ class DecoderSide(ABC):
     module: torch.nn.Module
     #: The token that a chat template puts once per image, and that the placeholder repeats.
     image_token_id: int | None
+    #: Ids that stand for a row each, where the chat template may write another token for an image.
+    row_token_ids: frozenset[int] = frozenset()
     #: The modality of the model's items: "image", "audio" or "text".
     modality: ClassVar[str] = "image"
+    #: Whether nothing reads a linear layer's weight but the layer, so that it may be put in another layout.
+    plain_linears: ClassVar[bool] = True
     #: Set by encoder-decoder models; their attention modules towards the encoder carry `is_cross = True`.
     cross: CrossGeometry | None = None
     #: What the model's own attention adds to its scores; None for most.
     bias: AttentionBias | None = None
+    #: The tokens that each layer reaches; empty: as its attention function is called.
+    layer_rules: Sequence[LayerRule] = ()
+    #: Whether the decoder takes inputs of each token beside its embedding and position.
+    takes_inputs: bool = False
 
     @classmethod
     @abstractmethod
@@ -276,12 +361,27 @@ class DecoderSide(ABC):
         InvalidRequest when the plan's rows do not fit its grid.
         """
 
+    def text_around(self, plan: ItemPlan) -> tuple[Sequence[int], Sequence[int]]:
+        """Ordinary tokens before and after the placeholder, which are tokenised with the text beside them."""
+        return (), ()
+
     @abstractmethod
     def positions(self, token_ids: Sequence[int], features: Sequence[MMFeature]) -> tuple[torch.Tensor, int]:
         """Positions [position_rows, len(token_ids)], int64 on CPU, and the delta of what follows.
 
         A token generated at index i has position i + delta in every row.
         """
+
+    def prompt_inputs(self, token_ids: Sequence[int], features: Sequence[MMFeature]) -> PromptInputs:
+        """All that a prompt gives the decoder beside tokens and rows. Called off the engine's thread.
+
+        InvalidRequest for items that do not fit their places.
+        """
+        return PromptInputs(*self.positions(token_ids, features))
+
+    def generated_inputs(self, token_ids: Sequence[int]) -> Mapping[str, torch.Tensor]:
+        """The further inputs, [T, ...] each, of generated tokens; only where `takes_inputs`."""
+        return {}
 
     @abstractmethod
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -294,12 +394,15 @@ class DecoderSide(ABC):
         positions: torch.Tensor,
         merged: MergedEmbeds | None,
         attention: object,
+        **inputs: torch.Tensor,
     ) -> torch.Tensor:
         """Hidden states [T, hidden_size] of a flattened ragged batch.
 
         `embeds` [T, hidden_size] are token embeddings; `merged` rows are written over them (their first
         hidden_size columns) and added in the deepstack layers (the columns after). `attention` reaches
-        the registered attention function as the keyword `attn_metadata`.
+        the registered attention function as the keyword `attn_metadata`. `inputs` [T, ...] are given only
+        where the decoder `takes_inputs`. Where the attention's `states` are set they are the decoder's cache:
+        the batch is one sequence, or has one token of each.
         """
 
     @abstractmethod

@@ -1,13 +1,15 @@
-"""The registry of model families. A new family is a file and a row here."""
+"""The registry of model families: those of this package, adapters from outside, one for all others."""
 
 from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import torch
+import transformers
 
 from triptych.base.errors import ConfigError
 from triptych.base.machine.heap import trim_heap
@@ -26,6 +28,7 @@ from triptych.models.weights.quantization import (
 from triptych.models.weights.w8a8_linear import check_w8a8, quantize_inputs
 
 __all__ = [
+    "ADAPTERS",
     "FAMILIES",
     "Family",
     "family_of",
@@ -60,9 +63,30 @@ class Family:
         keys: KeyMap = self._module().KEYS
         return keys
 
-    def _module(self) -> ModuleType:
+    def _module(self) -> Any:
         return importlib.import_module(f"triptych.models.families.{self.name}")
 
+
+class GenericFamily(Family):
+    """Any architecture of transformers that has no family of its own."""
+
+    def _module(self) -> Any:
+        return importlib.import_module("triptych.models.generic")
+
+
+class OutsideFamily(Family):
+    """An architecture that an installed package serves: its adapter has ENCODER, DECODER and KEYS."""
+
+    def _module(self) -> Any:
+        (point,) = entry_points(group=ADAPTERS, name=self.architecture)
+        adapter: Any = point.load()
+        if lacking := [name for name in ("ENCODER", "DECODER", "KEYS") if not hasattr(adapter, name)]:
+            raise ConfigError(f"the adapter {point.value} for {self.architecture} lacks {', '.join(lacking)}")
+        return adapter
+
+
+#: The entry points of adapters from outside: an architecture's name, and its adapter.
+ADAPTERS = "triptych.models"
 
 FAMILIES = (
     Family("qwen3_vl", "Qwen3-VL", "Qwen3VLForConditionalGeneration"),
@@ -77,16 +101,29 @@ FAMILIES = (
 
 
 def family_of(path: Path) -> Family:
-    """The family of a checkpoint folder; ConfigError, listing the families, for any other."""
+    """The family of a checkpoint folder: its own, else one from outside, else the adapter for any class.
+
+    ConfigError, listing the families, where config.json names no architecture.
+    """
     config = read_config(Path(path))
     architectures = config.get("architectures") or []
     model_type = config.get("model_type", "")
     for family in FAMILIES:
         if family.architecture in architectures or (not architectures and family.name == model_type):
             return family
+    for architecture in architectures:
+        if entry_points(group=ADAPTERS, name=architecture):
+            return OutsideFamily(model_type or architecture, architecture, architecture)
+    known_to_transformers = [name for name in architectures if hasattr(transformers, name)]
+    if known_to_transformers:
+        name = known_to_transformers[0]
+        return GenericFamily(model_type or name, name, name)
     named = ", ".join(architectures) or model_type or "no architecture"
     known = "; ".join(f"{family.title} ({family.architecture})" for family in FAMILIES)
-    raise ConfigError(f"MODEL={path} is of an unknown architecture, {named}: the families are {known}")
+    raise ConfigError(
+        f"MODEL={path} is of an unknown architecture, {named}: the families are {known}; and "
+        f"image-text classes of transformers {transformers.__version__} (remote code is never run)"
+    )
 
 
 def load_encoder(
@@ -100,8 +137,9 @@ def load_encoder(
     side.fuse()
     if inputs_are_quantized(quantization):
         quantize_inputs(side.module)
-    prepack(side.module, many_rows=True)
-    fuse_gelu(side.module)
+    if side.plain_linears:
+        prepack(side.module, many_rows=True)
+        fuse_gelu(side.module)
     # Layers were copied one by one, and left holes between those that stay.
     trim_heap()
     return side
@@ -133,6 +171,7 @@ def load_decoder(
     side.fuse()
     if inputs_are_quantized(quantization):
         quantize_inputs(side.module)
-    prepack(side.module)
+    if side.plain_linears:
+        prepack(side.module)
     trim_heap()
     return side

@@ -67,6 +67,8 @@ _FIELDS = frozenset(
         "grid",
     )
 )
+#: Only in the plans that have one, so that values of all others stay as they were.
+_LAYOUT = "layout"
 _MAX_COUNT = 1 << 40
 
 Buffer = bytes | bytearray | memoryview
@@ -236,6 +238,8 @@ def _pack_header(plan: ItemPlan) -> bytes:
         "runs": None if plan.runs is None else [number for run in plan.runs for number in run],
         "grid": plan.grid_thw,
     }
+    if plan.layout:
+        fields[_LAYOUT] = plan.layout
     damage = _check(fields)
     if damage is not None:
         raise InvalidRequest(f"the item's plan cannot be stored: {damage.reason}", param="plan")
@@ -251,11 +255,11 @@ def _plan_of(header: bytes) -> ItemPlan | Damage:
             max_bin_len=0,
             max_ext_len=0,
             max_array_len=2048,
-            max_map_len=len(_FIELDS),
+            max_map_len=len(_FIELDS) + 1,
         )
     except (ValueError, msgpack.UnpackException):
         return Damage("the header is no msgpack of ours")
-    if not isinstance(fields, dict) or fields.keys() != _FIELDS:
+    if not isinstance(fields, dict) or fields.keys() - {_LAYOUT} != _FIELDS:
         return Damage("the header's fields are not those of this layout")
     damage = _check(fields)
     if damage is not None:
@@ -271,6 +275,7 @@ def _plan_of(header: bytes) -> ItemPlan | Damage:
         length=fields["length"],
         runs=None if flat is None else tuple(zip(flat[::2], flat[1::2], strict=True)),
         grid_thw=tuple(fields["grid"]),
+        layout=tuple(fields.get(_LAYOUT, ())),
     )
 
 
@@ -282,8 +287,8 @@ def _check(fields: JsonObject) -> Damage | None:
         return Damage("an unknown dtype")
     if not all(_is_count(fields[name]) for name in ("nbytes", "rows", "width", "length")):
         return Damage("a size is no count")
-    if not _are_counts(fields["shape"]) or not _are_counts(fields["grid"]):
-        return Damage("a shape or grid is no list of counts")
+    if not all(_are_counts(counts) for counts in (fields["shape"], fields["grid"], fields.get(_LAYOUT, ()))):
+        return Damage("a shape, grid or layout is no list of counts")
     shape: Sequence[int] = fields["shape"]
     if len(shape) > MAX_NDIM:
         return Damage(f"{len(shape)} dimensions, at most {MAX_NDIM}")

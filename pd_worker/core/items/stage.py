@@ -45,6 +45,7 @@ class ItemStage:
             request.output_token_ids,
             request.features,
             self.kv.block_size,
+            request.both_ways,
         )
         state = RequestState(request, chain)
         for use in state.items:

@@ -27,7 +27,9 @@ class PrefixChain:
         output_token_ids: Sequence[int],
         features: Sequence[MMFeature],
         block_size: int,
+        spans: Sequence[tuple[int, int]] = (),
     ) -> None:
+        """The tokens of `spans` [start, end) of the prompt attend to one another: each depends on all."""
         self._root = root
         self._num_prompt_tokens = len(prompt_token_ids)
         self._prompt = _packed(prompt_token_ids)
@@ -38,8 +40,17 @@ class PrefixChain:
             for feature in sorted(features, key=lambda feature: feature.placement.offset)
             for place in (feature.placement,)
         ]
+        self._items += [(first, last, self._span_identity(first, last)) for first, last in spans]
         self._block_size = block_size
         self._digests: list[bytes] = []
+
+    def _span_identity(self, first: int, last: int) -> bytes:
+        """Digest input for a span: its tokens, and the items in it with their places."""
+        content = self._prompt[first * _TOKEN_BYTES : last * _TOKEN_BYTES]
+        for start, end, identity in self._items:
+            if start < last and end > first:
+                content += identity + (start - first).to_bytes(8, "little", signed=True)
+        return blake3(content).digest()
 
     def digests(self, num_blocks: int, first: int = 0) -> list[bytes]:
         """The digests of blocks [first, num_blocks); as many tokens must be known."""
@@ -82,4 +93,5 @@ def plan_identity(plan: ItemPlan) -> bytes:
     numbers = [plan.rows, plan.width, plan.length, len(plan.grid_thw), *plan.grid_thw]
     for start, count in plan.runs or ():
         numbers += (start, count)
+    numbers += plan.layout
     return bytes.fromhex(plan.mm_hash) + plan.dtype.encode() + struct.pack(f"<{len(numbers)}q", *numbers)

@@ -27,6 +27,8 @@ class _Swapped:
     blocks: tuple[int, ...]
     num_tokens: int
     table: SwappedTable | None = None
+    #: The host slot of the state of its recurrent layers.
+    slot: int | None = None
     #: Its copy is confirmed; the blocks may not be read before that.
     written: bool = False
 
@@ -34,11 +36,15 @@ class _Swapped:
 class SwapManager:
     """Allocates `num_blocks` host blocks to swapped requests. With 0 nothing is ever swapped.
 
+    Of a model with recurrent layers each takes one of `num_slots` host slots, too; None: it has none.
+
     ABSENT --swap_out--> LEAVING --commit--> SWAPPED --swap_in--> ABSENT; `fail` takes LEAVING back.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, num_slots: int | None = None) -> None:
         self.num_blocks = num_blocks
+        self._num_slots = num_slots
+        self._free_slots = list(range(num_slots or 0))
         #: Their records have the swapped cross tables.
         self.items = ItemTable()
         self._free = list(range(num_blocks))
@@ -52,6 +58,7 @@ class SwapManager:
             self.free(request_id)
         self._leaving.clear()
         self._free = list(range(self.num_blocks))
+        self._free_slots = list(range(self._num_slots or 0))
 
     @property
     def num_free(self) -> int:
@@ -65,6 +72,11 @@ class SwapManager:
         """How many tokens of the request are swapped, or being swapped."""
         swapped = self._requests.get(request_id)
         return 0 if swapped is None else swapped.num_tokens
+
+    def slot(self, request_id: str) -> int | None:
+        """The host slot of a swapped request's state."""
+        swapped = self._requests.get(request_id)
+        return None if swapped is None else swapped.slot
 
     def is_leaving(self, request_id: str) -> bool:
         """The request's copies are not confirmed yet."""
@@ -114,9 +126,13 @@ class SwapManager:
             table = ()
         if not blocks or len(blocks) + len(table) > len(self._free):
             return None
+        if self._num_slots is not None and not self._free_slots:
+            return None
         copies = [BlockCopy(block, self._free.pop()) for block in (*blocks, *table)]
         targets = tuple(copy.target for copy in copies)
         swapped = self._requests[request_id] = _Swapped(targets[: len(blocks)], num_tokens)
+        if self._free_slots:
+            swapped.slot = self._free_slots.pop()
         self._leaving.append(request_id)
         if plan is not None and table:
             swapped.table = SwappedTable(plan, targets[len(blocks) :])
@@ -147,6 +163,8 @@ class SwapManager:
         swapped = self._requests.pop(request_id, None)
         if swapped is not None:
             self._free.extend(swapped.blocks)
+            if swapped.slot is not None:
+                self._free_slots.append(swapped.slot)
             if swapped.table is not None:
                 self._drop(swapped.table)
 

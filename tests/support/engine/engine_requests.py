@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from triptych.pd_worker.core.encoder_cache import EncoderCache
 from triptych.pd_worker.core.items.tracker import ItemTracker
 from triptych.pd_worker.core.kv_cache.cross_kv_manager import CrossKVManager
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
+from triptych.pd_worker.core.kv_cache.state_slots import StateSlots
 from triptych.pd_worker.core.kv_cache.swap import BlockCopy, SwapManager
 from triptych.pd_worker.core.limits import CrossLimits, SchedulerLimits
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, ScheduledChunk, SchedulerOutput
@@ -132,6 +134,10 @@ class ModellessEngine:
     cross: bool = False
     #: Host blocks for preempted requests; 0: they are recomputed.
     host_blocks: int = 0
+    #: State slots of recurrent layers, and snapshots beside them; 0: the model has none.
+    slots: int = 0
+    snapshots: int = 0
+    host_slots: int = 0
     token: int = 7
     #: Asked at each copy of blocks between device and host.
     copy_fails: Callable[[], bool] = lambda: False
@@ -142,6 +148,9 @@ class ModellessEngine:
     #: What stands in each KV block, and in each host block, by its offset.
     content: dict[int, dict[int, Any]] = field(default_factory=dict)
     host: dict[int, dict[int, Any]] = field(default_factory=dict)
+    #: The last token's content in each state slot, and in each host slot.
+    states: dict[int, Any] = field(default_factory=dict)
+    host_states: dict[int, Any] = field(default_factory=dict)
     #: What stands there for each request's tokens, as far as it has been asked for.
     _known: dict[EngineRequest, list[int]] = field(default_factory=dict)
 
@@ -149,10 +158,16 @@ class ModellessEngine:
         config = ECTransferConfig(connector="memory", store=self.store)
         self.connector = MemoryConnectorScheduler(config)
         self.worker = MemoryConnectorWorker(config)
-        self.kv = KVCacheManager(self.num_blocks, self.block_size, prefix_caching=self.prefix_caching)
+        self.kv = KVCacheManager(
+            self.num_blocks,
+            self.block_size,
+            prefix_caching=self.prefix_caching,
+            states=StateSlots(self.slots, self.snapshots) if self.slots else None,
+        )
         self.cache = EncoderCache(self.capacity)
         self.admission = Admission(self.capacity)
-        self.swap = SwapManager(self.host_blocks) if self.host_blocks else None
+        host_slots = self.host_slots if self.slots else None
+        self.swap = SwapManager(self.host_blocks, host_slots) if self.host_blocks else None
         self.tables = CrossKVManager(self.kv.pool, self.block_size, self.swap) if self.cross else None
         self.items = ItemTracker(self.cache, self.admission, self.connector, self.tables)
         limits = SchedulerLimits(self.max_num_seqs, self.budget, self.max_model_len)
@@ -180,7 +195,13 @@ class ModellessEngine:
         assert output.ec_connector_metadata is not None
         self.worker.start_load_caches(output.ec_connector_metadata, self.resident)
         swapped_out = self._copy(output.swap_out, self.content, self.host)
+        for copy in output.states_out:
+            self.host_states[copy.target] = self.states[copy.source] if swapped_out else "spoiled"
         swapped_in = self._copy(output.swap_in, self.host, self.content)
+        for copy in output.states_in:
+            self.states[copy.target] = self.host_states[copy.source] if swapped_in else "spoiled"
+        for copy in output.states_restored:
+            self.states[copy.target] = self.states[copy.source]
         chunks = output.computable(swapped_in=swapped_in)
         for projection in output.projections:
             assert self.resident[projection.mm_hash].data.shape[0] == projection.rows
@@ -188,6 +209,8 @@ class ModellessEngine:
                 self.content[block] = {0: (projection.mm_hash, index)}
         for chunk in chunks:
             self._check_tables(chunk)
+            if self.slots:
+                self._check_state(chunk)
             for rows in chunk.rows:
                 data = self.resident[rows.mm_hash].data
                 assert data[rows.first : rows.first + rows.count].shape[0] == rows.count
@@ -226,6 +249,16 @@ class ModellessEngine:
             else:
                 assert self.content[block][offset] == written, f"token {position} is another request's"
 
+    def _check_state(self, chunk: ScheduledChunk) -> None:
+        """The chunk finds the state behind the token before it in its slot, and leaves its own last one."""
+        contents = self._contents(chunk.state.request, chunk.end)
+        if chunk.start:
+            assert self.states[chunk.slot] == contents[chunk.start - 1], "the state is another request's"
+        self.states[chunk.slot] = contents[-1]
+        if chunk.snapshot >= 0:
+            assert chunk.snapshot >= self.slots > chunk.slot
+            self.states[chunk.snapshot] = contents[-1]
+
     def _contents(self, request: EngineRequest, end: int) -> list[int]:
         """What stands in the KV cache for each token: of all before it, and of the rows merged over them."""
         tokens = [*request.prompt_token_ids, *request.output_token_ids]
@@ -259,6 +292,7 @@ class ModellessEngine:
     def assert_at_rest(self) -> None:
         """Nobody holds anything any more."""
         assert self.kv.num_used == 0
+        assert self.kv.states is None or self.kv.states.num_used == 0
         assert self.tables is None or self.tables.num_tables == 0
         assert self.swap is None or self.swap.num_used == 0
         assert self.cache.references == 0
@@ -288,3 +322,15 @@ def finished(engine: ModellessEngine) -> dict[str, RequestFinished]:
 
 def names(events: list[EngineEvent]) -> list[str]:
     return [event.request_id for event in events]
+
+
+def bare_decoder() -> Any:
+    """A decoder of which a batch needs sizes alone."""
+    return SimpleNamespace(
+        geometry=SimpleNamespace(position_rows=1),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        bias=None,
+        layer_rules=(),
+        takes_inputs=False,
+    )

@@ -18,7 +18,7 @@ from triptych.protos.convert import (
     sampling_to_proto,
 )
 
-PLAN = ItemPlan("a" * 64, "b" * 64, "image", 6, 8, "bfloat16", 8, ((1, 2), (4, 4)), (1, 4, 6))
+PLAN = ItemPlan("a" * 64, "b" * 64, "image", 6, 8, "bfloat16", 8, ((1, 2), (4, 4)), (1, 4, 6), (0, 0, 9))
 FORMS = (
     None,
     OutputFormat("json_object"),
@@ -39,7 +39,7 @@ def test_an_error_comes_back_as_the_same_kind_with_all_that_it_says() -> None:
     assert (error.message, error.param, error.retry_after) == ("full", "items", 2.0)
 
 
-@pytest.mark.parametrize("plan", [PLAN, dataclasses.replace(PLAN, runs=None, grid_thw=())])
+@pytest.mark.parametrize("plan", [PLAN, dataclasses.replace(PLAN, runs=None, grid_thw=(), layout=())])
 def test_a_plan_comes_back_whole(plan: ItemPlan) -> None:
     assert plan_from_proto(plan_to_proto(plan)) == plan
 

@@ -29,10 +29,13 @@ def encoded(plan: ItemPlan, body: bytes) -> bytes:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("runs", [None, ((0, 3), (5, 4))])
+@pytest.mark.parametrize("layout", [(), (0, 0, 0, 0, 9, 7)])
 def test_a_head_is_decoded_to_the_plan_that_was_stored(
-    dtype: str, runs: tuple[tuple[int, int], ...] | None
+    dtype: str, runs: tuple[tuple[int, int], ...] | None, layout: tuple[int, ...]
 ) -> None:
-    plan = dataclasses.replace(make_plan(dtype=dtype), runs=runs, length=7 if runs is None else 9)
+    plan = dataclasses.replace(
+        make_plan(dtype=dtype), runs=runs, length=7 if runs is None else 9, layout=layout
+    )
     body = make_body(plan)
     raw = encoded(plan, body)
     head = decode_head(raw + body, mm_hash=plan.mm_hash, namespace=NAMESPACE)
@@ -84,6 +87,7 @@ def test_bodies_above_64_mib_are_cut_into_parts() -> None:
         {"runs": ((0, 7), (9, 0))},
         {"length": 8},
         {"grid_thw": (-1, 2, 3)},
+        {"layout": (0, -1)},
     ],
 )
 def test_plans_that_no_reader_would_take_are_refused_at_the_writer(changes: dict[str, object]) -> None:

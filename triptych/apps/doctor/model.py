@@ -134,8 +134,10 @@ def _parameters(path: Path, family: Family) -> dict[str, int]:
 def _kv_cache(
     geometry: DecoderGeometry, itemsize: int, plan: MemoryPlan, available: int, config: ClusterConfig
 ) -> CheckResult:
-    token = 2 * geometry.num_layers * geometry.num_kv_heads * geometry.head_dim * itemsize
+    token = geometry.token_elements * itemsize
     shown, pd = f"{format_size(token)} a token", config.pd
+    if geometry.slot_bytes:
+        shown += f", {format_size(geometry.slot_bytes)} a request for recurrent layers"
     if pd.kv_memory:
         return ok("KV cache", f"{shown}; --kv-memory holds {pd.kv_memory // token} tokens")
     if pd.device != "cpu":

@@ -10,6 +10,8 @@ MIB = 1 << 20
 GIB = 1 << 30
 #: For embeddings, in a PD worker whose memory is not measured.
 EMBEDDING_MEMORY = 256 * MIB
+#: For states of recurrent layers, likewise.
+STATE_MEMORY = 256 * MIB
 #: Of the memory that is free before workers start, what they may use: of a GPU, and of a machine or cgroup.
 CUDA_SHARE = 0.9
 CPU_SHARE = 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from triptych.base.config.flags import Config, flag, part
-from triptych.base.config.memory import EMBEDDING_MEMORY, MIB
+from triptych.base.config.memory import EMBEDDING_MEMORY, MIB, STATE_MEMORY
 from triptych.base.config.service import ServiceConfig
 
 #: Values of --encoder-graphs and --decode-graphs.
@@ -165,6 +165,14 @@ class PDConfig(WorkerConfig):
         size=True,
         auto=True,
     )
+    state_memory: int = flag(
+        0,
+        "memory for the states of recurrent layers, if the model has any: a slot for each running request,"
+        " and snapshots for prefix caching; auto: a quarter of what is left for it and the KV cache, at "
+        "most two slots for each of --max-num-seqs; 256MiB if memory is not measured",
+        size=True,
+        auto=True,
+    )
     prefix_caching: bool = flag(True, "reuse the KV blocks of equal prompt prefixes")
     overlap_prefill: bool = flag(
         False,
@@ -200,6 +208,11 @@ class PDConfig(WorkerConfig):
     def embedding_memory(self) -> int:
         """Bytes for embeddings, as given or as found at the start."""
         return self.encoder_cache_memory or EMBEDDING_MEMORY
+
+    @property
+    def states_memory(self) -> int:
+        """Bytes for states of recurrent layers, as given or as found at the start."""
+        return self.state_memory or STATE_MEMORY
 
 
 #: Of PD workers alone: a cluster on one machine and replicas compute themselves.

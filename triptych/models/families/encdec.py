@@ -211,6 +211,7 @@ class EncDecDecoder(DecoderSide):
         positions: torch.Tensor,
         merged: MergedEmbeds | None,
         attention: object,
+        **_: torch.Tensor,
     ) -> torch.Tensor:
         assert merged is None or not merged.index.numel(), "encoder rows reach this model by cross-attention"
         return self.walk(embeds.unsqueeze(0), positions[0], attention)[0]

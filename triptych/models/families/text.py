@@ -153,6 +153,7 @@ class TextDecoder(DecoderSide):
         positions: torch.Tensor,
         merged: MergedEmbeds | None,
         attention: object,
+        **_: torch.Tensor,
     ) -> torch.Tensor:
         extra: dict[str, object] = {}
         if merged is not None and merged.index.numel():

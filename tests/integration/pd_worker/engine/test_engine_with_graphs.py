@@ -164,7 +164,7 @@ def test_with_auto_a_capture_that_fails_is_a_warning_and_steps_run_without_graph
     qwen: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(graph_start, "graph_backend", lambda mode, device, flag: Failing())
-    monkeypatch.setattr("triptych.pd_worker.native.uses_graphs", lambda config, device: True)
+    monkeypatch.setattr("triptych.pd_worker.native.uses_graphs", lambda config, device, geometry: True)
     with caplog.at_level(logging.WARNING), engine_cell(qwen, decode_graphs="auto") as cell:
         assert "without graphs" in caplog.text
         assert cell.answer([ONE], 8) == [reference(qwen.path, ONE, 8).token_ids]

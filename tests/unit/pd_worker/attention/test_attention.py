@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from triptych.models.base import KVShape, LayerRule, SpanRule
 from triptych.pd_worker.attention.attention import (
     AttentionMetadata,
     PagedKVCache,
@@ -31,6 +32,15 @@ class Sequence:
         return self.keys.shape[0]
 
 
+def reaches(sequence: Sequence, rule: LayerRule, query: int, key: int) -> bool:
+    both = any(a <= key < b and a <= query < b for a, b in sequence.atomic)
+    near = rule.window is None or key > query - rule.window
+    near = near and (rule.chunk is None or key // rule.chunk == query // rule.chunk)
+    if rule.spans is SpanRule.WHOLE and both:
+        return True
+    return near and (key <= query or (both and rule.spans is SpanRule.CUT))
+
+
 def make_sequences(
     generator: torch.Generator, lengths: list[tuple[int, int]], kv_heads: int
 ) -> list[Sequence]:
@@ -40,7 +50,13 @@ def make_sequences(
     return [Sequence(draw(length), draw(length), count) for length, count in lengths]
 
 
-def dense(query: torch.Tensor, sequence: Sequence, window: int | None, softcap: float | None) -> torch.Tensor:
+def dense(
+    query: torch.Tensor,
+    sequence: Sequence,
+    window: int | None,
+    softcap: float | None,
+    rule: LayerRule | None = None,
+) -> torch.Tensor:
     """[count, HEADS, DIM]: the last `count` queries of one sequence, written out."""
     repeats = HEADS // sequence.keys.shape[1]
     keys = sequence.keys.repeat_interleave(repeats, 1)
@@ -49,10 +65,7 @@ def dense(query: torch.Tensor, sequence: Sequence, window: int | None, softcap: 
     for row in range(sequence.count):
         position = sequence.length - sequence.count + row
         seen = [
-            k
-            for k in range(sequence.length)
-            if (k <= position and (window is None or k > position - window))
-            or any(a <= k < b and a <= position < b for a, b in sequence.atomic)
+            k for k in range(sequence.length) if reaches(sequence, rule or LayerRule(window), position, k)
         ]
         scores = torch.einsum("hd,khd->hk", query[row], keys[seen]) * 0.3
         if softcap is not None:
@@ -80,7 +93,7 @@ class Paged:
                 self.cache.keys[1][table[i // BLOCK], i % BLOCK] = sequence.keys[i]
                 self.cache.values[1][table[i // BLOCK], i % BLOCK] = sequence.values[i]
 
-    def attend(self, query: torch.Tensor, **options: Any) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, rule: LayerRule | None = None, **options: Any) -> torch.Tensor:
         keys = torch.cat([s.keys[s.length - s.count :] for s in self.sequences])
         values = torch.cat([s.values[s.length - s.count :] for s in self.sequences])
         module = torch.nn.Module()
@@ -92,12 +105,12 @@ class Paged:
             values.transpose(0, 1)[None],
             None,
             scaling=0.3,
-            attn_metadata=self._metadata(),
+            attn_metadata=self._metadata(() if rule is None else (rule, rule)),
             **options,
         )
         return out[0]
 
-    def _metadata(self) -> AttentionMetadata:
+    def _metadata(self, rules: tuple[LayerRule, ...] = ()) -> AttentionMetadata:
         decodes = [i for i, s in enumerate(self.sequences) if s.count == 1]
         assert decodes == list(range(len(decodes)))
         slots: list[int] = []
@@ -118,16 +131,19 @@ class Paged:
             decode_tables=torch.tensor(tables, dtype=torch.int64),
             decode_lengths=torch.tensor([self.sequences[i].length for i in decodes], dtype=torch.int64),
             prefills=prefills,
+            layer_rules=rules,
         )
 
 
-def check(sequences: list[Sequence], kv_heads: int, seed: int, **options: Any) -> None:
+def check(
+    sequences: list[Sequence], kv_heads: int, seed: int, rule: LayerRule | None = None, **options: Any
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     query = torch.randn(sum(s.count for s in sequences), HEADS, DIM, generator=generator)
     window, softcap = options.get("sliding_window"), options.get("softcap")
     parts = query.split([s.count for s in sequences])
-    expected = [dense(part, s, window, softcap) for part, s in zip(parts, sequences, strict=True)]
-    actual = Paged(sequences, kv_heads, seed).attend(query, **options)
+    expected = [dense(part, s, window, softcap, rule) for part, s in zip(parts, sequences, strict=True)]
+    actual = Paged(sequences, kv_heads, seed).attend(query, rule, **options)
     torch.testing.assert_close(actual, torch.cat(expected), atol=2e-5, rtol=1e-4)
 
 
@@ -145,6 +161,44 @@ def test_a_ragged_batch_equals_dense_attention(kv_heads: int, options: dict[str,
             chunks.append((length, rng.randint(2, length)))
         sequences = make_sequences(torch.Generator().manual_seed(seed), decodes + chunks, kv_heads)
         check(sequences, kv_heads, seed, **options)
+
+
+@pytest.mark.parametrize("spans", SpanRule)
+@pytest.mark.parametrize(("window", "chunk"), [(None, None), (3, None), (None, 4), (5, 6)])
+def test_a_layers_rule_decides_what_it_reaches(
+    spans: SpanRule, window: int | None, chunk: int | None
+) -> None:
+    rule = LayerRule(window, chunk, spans)
+    lengths = [(9, 1), (16, 1), (14, 14), (18, 12)]
+    sequences = make_sequences(torch.Generator().manual_seed(5), lengths, 2)
+    for sequence in sequences[2:]:
+        sequence.atomic = ((7, 13),)
+    # The keyword of the attention function does not count where there are rules.
+    check(sequences, 2, 5, rule, sliding_window=2)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "blockwise"])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_values_of_another_width_than_the_keys(kv_heads: int, backend: str) -> None:
+    generator = torch.Generator().manual_seed(6)
+    sequence = make_sequences(generator, [(10, 6)], kv_heads)[0]
+    cut = Sequence(sequence.keys, sequence.values[..., :5], 6)
+    paged = Paged([sequence], kv_heads, 6)
+    paged.cache = PagedKVCache(
+        num_layers=2, num_blocks=64, block_size=BLOCK, num_kv_heads=0, head_dim=0, dtype=torch.float32,
+        device=torch.device("cpu"), kv_shapes=(KVShape(kv_heads, DIM, 5),) * 2,
+    )  # fmt: skip
+    for i in range(4):
+        paged.cache.keys[1][paged.tables[0][i // BLOCK], i % BLOCK] = sequence.keys[i]
+        paged.cache.values[1][paged.tables[0][i // BLOCK], i % BLOCK] = cut.values[i]
+    paged.sequences = [cut]
+    query = torch.randn(6, HEADS, DIM, generator=generator)
+    wide = dense(query, Sequence(sequence.keys, sequence.values, 6), None, None)
+    assert paged.cache.token_bytes == 2 * kv_heads * (DIM + 5) * 4
+    metadata = paged._metadata()
+    metadata.backend = backend
+    paged._metadata = lambda _: metadata  # type: ignore[method-assign]
+    torch.testing.assert_close(paged.attend(query), wide[..., :5], atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("length", "count"), [(12, 12), (12, 9)])

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from support.engine.engine_requests import make_cross, make_request
+from support.engine.engine_requests import bare_decoder, make_cross, make_request
 from triptych.pd_worker.attention import attention
 from triptych.pd_worker.attention.gather_plan import plan_gathers
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
@@ -57,7 +57,7 @@ def _attend(
     chunks: list[ScheduledChunk], limit: int, *, cross: bool, backend: str
 ) -> tuple[torch.Tensor, int]:
     cache, heads = _cache(), 4
-    builder = BatchBuilder(cache, 1, torch.device("cpu"), torch.float32, backend=backend, gather_bytes=limit)
+    builder = BatchBuilder(cache, bare_decoder(), backend=backend, gather_bytes=limit)
     metadata = builder.build(chunks, {}).attention
     module = torch.nn.Module()
     module.layer_idx, module.is_cross = 0, cross  # type: ignore[assignment]

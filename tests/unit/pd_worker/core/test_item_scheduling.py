@@ -143,6 +143,26 @@ def test_an_atomic_span_is_not_kept_out_by_text_that_decodes(make: Make) -> None
     assert ("a", 0, 12) in [share for step in steps for share in step]
 
 
+def test_a_span_of_text_and_items_that_attends_both_ways_enters_whole(make: Make) -> None:
+    engine, image = make(budget=12), make_feature("cat", 4, 6)
+    publish(STORE, image)
+    request = make_request("a", 18, [image])
+    request.both_ways = ((3, 14),)
+    engine.add(request)
+    assert [shares(output) for output in engine.run_out() if output.chunks] == [
+        [("a", 0, 3)], [("a", 3, 12)], [("a", 15, 3)],
+    ]  # fmt: skip
+
+
+def test_a_span_of_the_prompt_above_the_budget_is_refused(make: Make) -> None:
+    request = make_request("a", 14)
+    request.both_ways = ((0, 10),)
+    with pytest.raises(
+        InvalidRequest, match="10 tokens of the prompt at once are above --max-num-batched-tokens 8"
+    ):
+        make(budget=8).add(request)
+
+
 def test_an_atomic_span_above_the_budget_is_refused(make: Make) -> None:
     engine, image = make(budget=8), make_feature("cat", 0, 10, atomic=True)
     with pytest.raises(InvalidRequest, match="--max-num-batched-tokens 8"):

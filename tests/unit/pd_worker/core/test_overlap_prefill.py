@@ -127,6 +127,15 @@ def test_chunks_end_with_a_block(make: Make) -> None:
     assert steps(engine, 6) == [[("a", 0, 8)], [("a", 8, 8)], [("a", 16, 4)]], "nothing is computed twice"
 
 
+def test_a_missing_item_inside_a_span_ends_the_prefill_before_the_span(make: Make) -> None:
+    engine = make()
+    request = make_request("a", 24, [make_feature("dog", 11, 6)], ready=[])
+    request.both_ways = ((9, 20),)
+    engine.add(request)
+    ends = [chunk.end for output in (engine.step(), engine.step()) for chunk in output.chunks]
+    assert ends and max(ends) <= 9
+
+
 def test_an_atomic_span_above_what_is_left_of_the_step_waits(make: Make) -> None:
     engine, image = make(budget=12), make_feature("cat", 0, 12, atomic=True)
     engine.add(make_request("text", [9] * 4, max_tokens=1))

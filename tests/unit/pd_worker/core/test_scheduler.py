@@ -45,6 +45,16 @@ def test_several_short_prompts_share_a_step(make: Make) -> None:
     assert shares(engine.step()) == [("a", 0, 5), ("b", 0, 5), ("c", 0, 5), ("d", 0, 1)]
 
 
+def test_no_chunk_ends_inside_a_span_while_its_item_is_loading(make: Make) -> None:
+    engine = make(budget=32)
+    request = make_request("a", 24, [make_feature("dog", 11, 6)])
+    request.both_ways = ((2, 20),)
+    publish(STORE, request.features[0])
+    engine.add(request)
+    ends = [chunk.end for output in engine.run_out() for chunk in output.chunks]
+    assert ends and not [end for end in ends if 2 < end < 20]
+
+
 def test_requests_start_in_order_of_arrival_and_not_of_submission(make: Make) -> None:
     engine = make(budget=16, max_num_seqs=1)
     engine.add(make_request("late", 4, arrival=2.0), make_request("early", [9] * 4, arrival=1.0))

@@ -26,7 +26,10 @@ def builder(style: str, max_model_len: int = 1000) -> PromptBuilder:
         return [frame if plan.runs and i == 0 else image for i in range(plan.length)]
 
     decoder = SimpleNamespace(
-        image_token_id=image, placeholder=placeholder, geometry=SimpleNamespace(vocab_size=600)
+        image_token_id=image,
+        row_token_ids=frozenset(),
+        placeholder=placeholder,
+        geometry=SimpleNamespace(vocab_size=600),
     )
     guard = GuardedTokenizer(made.backend_tokenizer, bos_token=made.bos_token or "", specials=(image,))
     return PromptBuilder(ChatTemplate(made.chat_template), guard, decoder, max_model_len)
@@ -79,7 +82,9 @@ def test_a_slot_without_an_item_is_refused():
 
 def test_a_template_that_drops_images_is_refused():
     made = tokenizer("qwen")
-    decoder = SimpleNamespace(image_token_id=598, geometry=SimpleNamespace(vocab_size=600))
+    decoder = SimpleNamespace(
+        image_token_id=598, row_token_ids=frozenset(), geometry=SimpleNamespace(vocab_size=600)
+    )
     dropping = ChatTemplate(
         "{% for m in messages %}{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}"
         "{% endfor %}"

@@ -44,7 +44,9 @@ TALK = [
 def builder(style: str = "qwen", template: str | None = None) -> PromptBuilder:
     made = tokenizer(style)
     image = made.convert_tokens_to_ids("<|image_pad|>" if style == "qwen" else "<image>")
-    decoder = SimpleNamespace(image_token_id=image, geometry=SimpleNamespace(vocab_size=600))
+    decoder = SimpleNamespace(
+        image_token_id=image, row_token_ids=frozenset(), geometry=SimpleNamespace(vocab_size=600)
+    )
     guard = GuardedTokenizer(made.backend_tokenizer, bos_token=made.bos_token or "", specials=(image,))
     return PromptBuilder(ChatTemplate(template or made.chat_template), guard, decoder, 1000)
 

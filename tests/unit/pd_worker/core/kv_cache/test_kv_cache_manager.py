@@ -32,6 +32,16 @@ def hits(manager: KVCacheManager, links: PrefixChain, num_tokens: int) -> int:
     return len(manager.find_prefix(links, num_tokens))
 
 
+def test_blocks_of_a_span_depend_on_all_of_its_tokens_and_those_before_it_do_not() -> None:
+    """Tokens that attend to later ones have other keys where those differ."""
+    one, other = list(range(16)), [*range(14), 99, 100]
+    plain = [PrefixChain(ROOT, tokens, [], [], 4).digests(2) for tokens in (one, other)]
+    assert plain[0] == plain[1]
+    spanned = [PrefixChain(ROOT, tokens, [], [], 4, ((5, 15),)).digests(2) for tokens in (one, other)]
+    assert spanned[0][0] == spanned[1][0] == plain[0][0]
+    assert spanned[0][1] != spanned[1][1]
+
+
 def test_full_blocks_of_an_equal_prefix_are_found() -> None:
     manager = KVCacheManager(8, 4)
     computed(manager, "a", range(10))

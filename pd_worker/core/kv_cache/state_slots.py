@@ -1,0 +1,144 @@
+"""State slots of recurrent layers: one per running request, and snapshots at block boundaries of prompts."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+#: A snapshot costs a step that ends at its boundary: with fewer blocks before it, computing them costs less.
+_FEWEST_BLOCKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StateCopy:
+    """Copy of one slot, all recurrent layers."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A request's slot, and the numbers of tokens at which its prompt's state is kept."""
+
+    slot: int
+    boundaries: tuple[int, ...]
+
+
+class StateSlots:
+    """`num_slots` slots of requests, then `num_snapshots` snapshots, as indices into one tensor.
+
+    A snapshot is found by the digest of the block that ends where it was taken: ABSENT --begin--> WRITING
+    --commit--> READY --eviction--> ABSENT. What is WRITING at the end of its step is ABSENT again. The least
+    recently used gives way, and each goes with its block.
+    """
+
+    def __init__(self, num_slots: int, num_snapshots: int = 0) -> None:
+        self.num_slots = num_slots
+        self.num_snapshots = num_snapshots
+        self._ready: OrderedDict[bytes, int] = OrderedDict()
+        self._changes: set[bytes] = set()
+        self.reset()
+
+    def reset(self) -> None:
+        """Frees all slots and forgets all snapshots."""
+        self._changes.update(self._ready)
+        # The last is taken first.
+        self._free = list(reversed(range(self.num_slots)))
+        self._held: dict[str, _Held] = {}
+        self._blank = list(reversed(range(self.num_slots, self.num_slots + self.num_snapshots)))
+        self._ready.clear()
+        self._writing: dict[bytes, int] = {}
+
+    @property
+    def num_used(self) -> int:
+        return self.num_slots - len(self._free)
+
+    @property
+    def snapshots_used(self) -> int:
+        return len(self._ready)
+
+    def acquire(self, request_id: str, boundaries: Sequence[int] = ()) -> bool:
+        """A slot for a request without one; False, and nothing changed, when none is free.
+
+        At `boundaries`, ascending, chunks of its prompt end.
+        """
+        assert request_id not in self._held, "a request has one slot"
+        if not self._free:
+            return False
+        self._held[request_id] = _Held(self._free.pop(), tuple(boundaries))
+        return True
+
+    def slot(self, request_id: str) -> int:
+        return self._held[request_id].slot
+
+    def release(self, request_id: str) -> None:
+        """Idempotent."""
+        if (held := self._held.pop(request_id, None)) is not None:
+            self._free.append(held.slot)
+
+    def cut(self, request_id: str, start: int, end: int) -> int:
+        """The end of a chunk from `start`: the first of the request's boundaries before `end`, else `end`."""
+        return next((at for at in self._held[request_id].boundaries if start < at < end), end)
+
+    def ends_at(self, request_id: str, end: int) -> bool:
+        """The state after `end` tokens is to be kept."""
+        return end in self._held[request_id].boundaries
+
+    def longest(self, digests: Sequence[bytes]) -> int:
+        """How many of these blocks of one prefix there are up to the last that ends at a snapshot."""
+        return next((count for count in range(len(digests), 0, -1) if digests[count - 1] in self._ready), 0)
+
+    def restore(self, digest: bytes) -> int:
+        """The index of a snapshot that is READY, to be read before anything of this step is written."""
+        self._ready.move_to_end(digest)
+        return self._ready[digest]
+
+    def begin(self, digest: bytes) -> int | None:
+        """An index for a new snapshot, written after its chunk; None where there is one, or none can be."""
+        if digest in self._ready or digest in self._writing or not self.num_snapshots:
+            return None
+        if not self._blank:
+            if not self._ready:
+                return None
+            self._evict(next(iter(self._ready)))
+        self._writing[digest] = index = self._blank.pop()
+        return index
+
+    def commit(self, digest: bytes) -> None:
+        """The snapshot's chunk is computed."""
+        if (index := self._writing.pop(digest, None)) is not None:
+            self._ready[digest] = index
+            self._changes.add(digest)
+
+    def end_step(self) -> None:
+        """Snapshots that were not committed are not written."""
+        self._blank.extend(self._writing.values())
+        self._writing.clear()
+
+    def drop(self, digests: Iterable[bytes]) -> None:
+        """Snapshots of these blocks, where there are any, go with them."""
+        for digest in digests:
+            if digest in self._ready:
+                self._evict(digest)
+
+    def drain_changes(self) -> set[bytes]:
+        """Digests of snapshots that came or went since the last call."""
+        changes, self._changes = self._changes, set()
+        return changes
+
+    def _evict(self, digest: bytes) -> None:
+        self._blank.append(self._ready.pop(digest))
+        self._changes.add(digest)
+
+
+def boundaries_of(num_prompt: int, block_size: int, computed: int, shared: int) -> tuple[int, ...]:
+    """Where to keep the state of a prompt of which `computed` tokens are there, and blocks of `shared`.
+
+    At the last full block, which an equal prompt goes on from; and where it parts from one computed before:
+    others may begin alike.
+    """
+    last = (num_prompt - 1) // block_size * block_size
+    fewest = computed + _FEWEST_BLOCKS * block_size
+    return tuple(sorted({at for at in (min(shared, last), last) if at >= fewest}))

@@ -1,0 +1,116 @@
+"""What is served, what is refused, and why: of each class of the installed transformers, and as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transformers.models.auto import modeling_auto
+
+from support.zoo.checkpoint import own_processor
+from support.zoo.models import RECIPES
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """`says` is part of the error with which the adapter refuses the class, `reason` the table's words."""
+
+    says: str
+    reason: str
+
+
+_SOUND = Refusal("has no get_image_features", "takes sound, not pictures")
+_LAYERS = Refusal("has layers of type", "layers that keep a state or an index of their own")
+_CROSS = Refusal("cannot be served", "not a decoder over one sequence of rows and tokens")
+_GETTER = Refusal("has no get_image_features", "names no getter of a picture's features")
+_BUILD = Refusal("describes no", "its default config is not complete, or needs the package timm")
+
+#: Recipes that the adapter refuses.
+REFUSED_RECIPES = {
+    "Ovis2ForConditionalGeneration": Refusal("visual_indicator_features", "its pictures have features of two kinds"),
+    "NemotronH_Omni_Reasoning_V3": Refusal("names no token embedding", "names no token embedding"),
+    **dict.fromkeys(
+        (name for name, recipe in RECIPES.items() if recipe.modality == "audio"), _SOUND
+    ),
+}  # fmt: skip
+
+#: Classes without a recipe.
+REFUSED_CLASSES = {
+    "BlipForConditionalGeneration": _CROSS,
+    "ChameleonForConditionalGeneration": _BUILD,
+    "DiffusionGemmaForBlockDiffusion": _BUILD,
+    "Dots3NoteForConditionalGeneration": _LAYERS,
+    "Emu3ForConditionalGeneration": _BUILD,
+    "EvollaForProteinText2Text": _GETTER,
+    "FastVlmForConditionalGeneration": _BUILD,
+    "Florence2ForConditionalGeneration": _CROSS,
+    "Gemma3nForConditionalGeneration": _BUILD,
+    "GitForCausalLM": _GETTER,
+    "Glm5NextForConditionalGeneration": _LAYERS,
+    "Granite4VisionForConditionalGeneration": _BUILD,
+    "GraniteSpeechPlusForConditionalGeneration": _SOUND,
+    "IdeficsForVisionText2Text": _GETTER,
+    "Inkling2ForConditionalGeneration": _LAYERS,
+    "InklingForConditionalGeneration": _LAYERS,
+    "InstructBlipForConditionalGeneration": Refusal("image_token_id", "a picture's rows depend on the prompt"),
+    "InstructBlipVideoForConditionalGeneration": _GETTER,
+    "Kosmos2ForConditionalGeneration": _GETTER,
+    "Kosmos2_5ForConditionalGeneration": _GETTER,
+    "KyutaiSpeechToTextForConditionalGeneration": _SOUND,
+    "Mistral4ForCausalLM": Refusal("has no get_image_features", "takes text alone"),
+    "MistralLarge4ForConditionalGeneration": _LAYERS,
+    "MllamaForConditionalGeneration": _GETTER,
+    "Molmo2ForConditionalGeneration": Refusal("changes embeddings", "rows are added to the tokens' embeddings"),
+    "MossTranscribeDiarizeForConditionalGeneration": _SOUND,
+    "Nemotron3_5TranscribeForConditionalGeneration": _LAYERS,
+    "PI0ForConditionalGeneration": _CROSS,
+    "PPFormulaNetForConditionalGeneration": _CROSS,
+    "PerceptionLMForConditionalGeneration": _BUILD,
+    "Phi4MultimodalForCausalLM": _GETTER,
+    "Pix2StructForConditionalGeneration": _CROSS,
+    "Qwen2_5OmniForConditionalGeneration": Refusal("has no decoder", "its thinker is served"),
+    "Qwen3OmniMoeForConditionalGeneration": Refusal("describes no", "its thinker is served"),
+    "Qwen4ExpForConditionalGeneration": _BUILD,
+    "T5Gemma2ForConditionalGeneration": _CROSS,
+    "UdopForConditionalGeneration": _CROSS,
+    "UnlimitedOcrForConditionalGeneration": _LAYERS,
+    "VibeVoiceAsrForConditionalGeneration": _SOUND,
+    "VisionEncoderDecoderModel": Refusal("has no get_image_features", "TrOCR has a family of its own"),
+    "VoxtralRealtimeForConditionalGeneration": _SOUND,
+}  # fmt: skip
+
+#: Models that users know and that transformers has no class of.
+ABSENT = {
+    "CogAgentForCausalLM": "CogAgent: transformers has no class of it, and remote code is never run",
+    "Step3VLForConditionalGeneration": "Step3-VL: transformers has no class of it (Step-3.7 is served)",
+}
+SERVED = tuple(name for name in RECIPES if name not in REFUSED_RECIPES)
+
+
+def installed_classes() -> dict[str, str]:
+    """The architectures of the installed transformers that take pictures or sound, with their model types."""
+    found: dict[str, str] = {}
+    for mapping in (
+        modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+    ):
+        for model_type, names in mapping.items():
+            for name in (names,) if isinstance(names, str) else names:
+                found.setdefault(name, model_type)
+    return found
+
+
+def table() -> str:
+    """The page's table."""
+    lines = ["| class | served | own processor on PIL | why not, or what |", "| --- | --- | --- | --- |"]
+    for architecture in sorted({recipe.architecture for recipe in RECIPES.values()} | set(REFUSED_CLASSES)):
+        recipes = [recipe for recipe in RECIPES.values() if recipe.architecture == architecture]
+        served = [recipe for recipe in recipes if recipe.name in SERVED]
+        refusals = [REFUSED_RECIPES[recipe.name] for recipe in recipes if recipe.name in REFUSED_RECIPES]
+        if not recipes:
+            refusals = [REFUSED_CLASSES[architecture]]
+        own = "yes" if any(own_processor(recipe) for recipe in served) else ""
+        notes = [refusal.reason for refusal in refusals]
+        notes += ["one picture in a prompt"] * any(recipe.one_item for recipe in served)
+        lines.append(f"| {architecture} | {'yes' if served else 'no'} | {own} | {'; '.join(notes)} |")
+    lines += [f"| {name} | no |  | {reason} |" for name, reason in sorted(ABSENT.items())]
+    return "\n".join(lines)

@@ -1,0 +1,288 @@
+"""The decoder side of any class: its own text model and head, and prompts admitted by capture."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from triptych.base.errors import ConfigError, InvalidRequest
+from triptych.base.types import ItemPlan, MMFeature
+from triptych.models.base import DecoderGeometry, DecoderSide, MergedEmbeds, PromptInputs
+from triptych.models.families.text import in_batch_order, load_config
+from triptych.models.generic.capture import CapturedPrompt, PromptCapture
+from triptych.models.generic.examine import Examined, examine
+from triptych.models.generic.layout import ItemLayout
+from triptych.models.generic.sides import base_of, decoder_of, empty_model, keep_decoder, load_side
+from triptych.models.parallel.tensor_parallel import TensorParallel
+from triptych.models.recurrent import cache_keyword
+
+
+class GenericDecoder(DecoderSide):
+    """A class's decoder, called as its base calls it, with the inputs that a capture has recorded."""
+
+    #: Classes may read a layer's weight themselves.
+    plain_linears: ClassVar[bool] = False
+    image_token_id: int
+
+    def __init__(
+        self, module: PreTrainedModel, examined: Examined, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.module = module
+        self.device = device
+        self.dtype = dtype
+        self.geometry = examined.geometry
+        self.layer_rules = examined.rules
+        self.takes_inputs = examined.takes_inputs
+        self.image_token_id = int(module.config.image_token_id)
+        self._decoder = decoder_of(module)
+        self._embedding: Any = module.get_input_embeddings()
+        self.capture = PromptCapture(
+            module,
+            "image",
+            examined.geometry.deepstack_levels,
+            device=device if examined.takes_inputs and device.type != "meta" else None,
+        )
+        self.capture.container = examined.container
+        self._embedded = examined.embedded
+        self._one_item = examined.one_item
+        self.row_token_ids = frozenset({self.image_token_id})
+        self._cache = cache_keyword(self._decoder.forward) if self.geometry.states else ""
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        attn_implementation: str,
+        quantize: bool = False,
+        parallel: TensorParallel | None = None,
+    ) -> Self:
+        if parallel is not None:
+            raise ConfigError(f"MODEL={path} is served by one rank only: leave --tensor-parallel at 1")
+        if quantize:
+            raise ConfigError(
+                f"MODEL={path} cannot be quantized while it is loaded: leave out --quantization"
+            )
+        examined = examine(cls.read_config(path), dtype)
+        model = load_side(path, keep_decoder, device=device, dtype=dtype)
+        config: Any = decoder_of(model).config
+        config._attn_implementation_internal = attn_implementation
+        return cls(model, examined, device=device, dtype=dtype)
+
+    @classmethod
+    def without_weights(cls, path: Path, *, dtype: torch.dtype) -> Self:
+        config = cls.read_config(path)
+        return cls(empty_model(config), examine(config), device=torch.device("meta"), dtype=dtype)
+
+    @classmethod
+    def read_config(cls, path: Path) -> PreTrainedConfig:
+        return load_config(path)
+
+    @classmethod
+    def geometry_of(cls, config: PreTrainedConfig) -> DecoderGeometry:
+        return examine(config).geometry
+
+    def fuse(self) -> None:
+        """Nothing: what may be fused depends on the class."""
+
+    def placeholder(self, plan: ItemPlan) -> list[int]:
+        layout = self._layout(plan)
+        rows = sum(token in self.row_token_ids for token in layout.tokens)
+        if len(layout.tokens) != plan.length or rows != plan.rows:
+            raise InvalidRequest(
+                f"item {plan.mm_hash} has {plan.rows} rows for {rows} placeholder tokens of {plan.length}",
+                param="plan",
+            )
+        return list(layout.tokens)
+
+    def text_around(self, plan: ItemPlan) -> tuple[Sequence[int], Sequence[int]]:
+        layout = self._layout(plan)
+        return layout.head, layout.tail
+
+    def _layout(self, plan: ItemPlan) -> ItemLayout:
+        layout = ItemLayout.decode(plan.layout)
+        names, width = self.capture.grid_names, len(self.capture.type_names)
+        if any(index >= len(names) for index in layout.grids) or any(len(t) != width for t in layout.types):
+            raise InvalidRequest("an item's layout is not one of this model's", param="items")
+        if layout.tokens and max(layout.tokens) >= self.geometry.vocab_size + len(self.row_token_ids):
+            raise InvalidRequest("an item's placeholder has tokens that the model lacks", param="items")
+        return layout
+
+    def positions(self, token_ids: Sequence[int], features: Sequence[MMFeature]) -> tuple[torch.Tensor, int]:
+        given = self.prompt_inputs(token_ids, features)
+        return given.positions, given.delta
+
+    def prompt_inputs(self, token_ids: Sequence[int], features: Sequence[MMFeature]) -> PromptInputs:
+        if self._one_item and len(features) > 1:
+            raise InvalidRequest(
+                "this model's embeddings of a picture depend on how many the prompt has: send one",
+                param="messages",
+            )
+        prompt = self._captured(token_ids, sorted(features, key=lambda feature: feature.placement.offset))
+        count = len(token_ids)
+        own = torch.arange(count)[None] if prompt.positions is None else prompt.positions
+        positions = own.expand(self.geometry.position_rows, -1).contiguous()
+        delta = int(positions.max()) + 1 - count
+        return PromptInputs(positions, delta, prompt.spans, prompt.inputs)
+
+    def _captured(self, token_ids: Sequence[int], features: Sequence[MMFeature]) -> CapturedPrompt:
+        types = torch.zeros(len(self.capture.type_names), len(token_ids), dtype=torch.int64)
+        grids: dict[str, list[torch.Tensor]] = {}
+        expected = torch.full((len(token_ids),), -1)
+        row = 0
+        for feature in features:
+            layout, place = self._layout(feature.plan), feature.placement
+            if types.shape[0]:
+                types[:, place.offset : place.end] = torch.tensor(layout.types).T
+            for index, grid in layout.grids.items():
+                grids.setdefault(self.capture.grid_names[index], []).append(grid)
+            for first, length in place.runs or ((0, place.length),):
+                at = place.offset + first
+                expected[at : at + length] = torch.arange(row, row + length)
+                row += length
+        rows = [feature.plan.rows for feature in features]
+        together = {name: torch.cat(parts) for name, parts in grids.items()}
+        try:
+            prompt = self.capture.run(token_ids, types, rows, together)
+        except ConfigError:
+            raise
+        except Exception as error:  # of any kind: code of the class, which checks its prompt
+            reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
+            raise InvalidRequest(
+                f"the model does not take this prompt: {reason}", param="messages"
+            ) from error
+        if not torch.equal(prompt.rows, expected):
+            raise InvalidRequest("the model puts the items' rows elsewhere than planned", param="messages")
+        return prompt
+
+    def generated_inputs(self, token_ids: Sequence[int]) -> Mapping[str, torch.Tensor]:
+        if not self.takes_inputs:
+            return {}
+        types = torch.zeros(len(self.capture.type_names), len(token_ids), dtype=torch.int64)
+        return self.capture.run(token_ids, types, generated=True).inputs
+
+    @torch.no_grad()
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        for token, embedded in self._embedded.items():
+            token_ids = torch.where(token_ids == token, torch.full_like(token_ids, embedded), token_ids)
+        rows: torch.Tensor = self._embedding(token_ids)
+        return rows
+
+    @torch.no_grad()
+    def forward(
+        self,
+        embeds: torch.Tensor,
+        positions: torch.Tensor,
+        merged: MergedEmbeds | None,
+        attention: object,
+        **inputs: torch.Tensor,
+    ) -> torch.Tensor:
+        states, tokens = getattr(attention, "states", None), len(embeds)
+        # Recurrent layers go along the sequence: tokens of several sequences are a batch of one each.
+        shape = (1, tokens) if states is None or states.num_sequences == 1 else (tokens, 1)
+        in_rows = (-1, *shape) if self.geometry.position_rows > 1 else shape
+        given: dict[str, Any] = {name: x.view(*shape, *x.shape[1:]) for name, x in inputs.items()}
+        if states is not None:
+            given[self._cache] = states
+        if merged is not None and merged.index.numel():
+            merged = in_batch_order(merged, embeds)
+            first, *levels = merged.rows.split(self.geometry.hidden_size, dim=1)
+            embeds = embeds.index_copy(0, merged.index, first)
+            if levels:
+                mask = torch.zeros(tokens, dtype=torch.bool, device=embeds.device)
+                mask[merged.index] = True
+                given |= {"visual_pos_masks": mask.view(shape), "deepstack_visual_embeds": levels}
+        out = self._decoder(
+            inputs_embeds=embeds.view(*shape, -1),
+            position_ids=positions.view(in_rows),
+            use_cache=False,
+            attn_metadata=attention,
+            **given,
+        )
+        hidden: torch.Tensor = out.last_hidden_state
+        return hidden.reshape(tokens, -1)
+
+    @torch.no_grad()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        ids = torch.zeros(1, hidden.shape[0], dtype=torch.int64, device=hidden.device)
+        scores: torch.Tensor = self._head(input_ids=ids, hidden=hidden[None]).logits
+        return scores[0]
+
+    @cached_property
+    def _head(self) -> Any:
+        """The class's outer forward over given hidden states: softcaps and scales are decided there."""
+        base = base_of(self.module)
+        if base is self.module:
+            return _PlainHead(self.module.get_output_embeddings())
+        outer = copy.copy(self.module)
+        outer._modules = dict(self.module._modules)
+        outer._modules["model"] = _Hidden(base)
+        return _Outer(outer)
+
+
+class _Hidden(nn.Module):
+    """Stands for the base: its output is the hidden states that it was given before."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["base"] = base
+        self.hidden: torch.Tensor | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["base"], name)
+
+    def forward(self, *_: Any, **__: Any) -> _BaseOutput:
+        assert self.hidden is not None
+        return _BaseOutput(self.hidden)
+
+
+class _BaseOutput:
+    """A base's output with hidden states only."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+    def __getitem__(self, index: int) -> torch.Tensor | None:
+        return self.last_hidden_state if index == 0 else None
+
+
+class _Outer:
+    """Calls the outer forward with a base that gives `hidden`."""
+
+    def __init__(self, outer: nn.Module) -> None:
+        self._outer = outer
+
+    def __call__(self, *, input_ids: torch.Tensor, hidden: torch.Tensor) -> Any:
+        base: Any = self._outer._modules["model"]
+        base.hidden = hidden
+        try:
+            return self._outer(input_ids=input_ids)
+        finally:
+            base.hidden = None
+
+
+class _PlainHead:
+    """Logits by the output embedding alone, for a class that is its own base."""
+
+    def __init__(self, head: nn.Module) -> None:
+        self._head = head
+
+    def __call__(self, *, input_ids: torch.Tensor, hidden: torch.Tensor) -> Any:
+        out = _BaseOutput(hidden)
+        out.__dict__["logits"] = self._head(hidden)
+        return out

@@ -1,0 +1,167 @@
+"""The checkpoint's own processor, on PIL: a picture's tensors, and the tokens that stand for it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import PIL
+import torch
+import transformers
+from PIL import Image
+from transformers import AutoImageProcessor, ProcessorMixin
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+from triptych.base.errors import ConfigError, InvalidRequest
+from triptych.base.types import JsonObject
+from triptych.models.checkpoint.folder import read_config, read_json
+from triptych.models.images import BACKEND
+
+#: Files with a processor's settings; one of them has those of the images.
+_FILES = ("processor_config.json", "preprocessor_config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedImage:
+    """One picture as the processor prepares it.
+
+    `tokens` begin and end with tokens that no text merges with; `head` and `tail` are ordinary tokens before
+    and after them, which are text of the prompt. `types` has each token's types.
+    """
+
+    head: tuple[int, ...]
+    tokens: tuple[int, ...]
+    tail: tuple[int, ...]
+    types: tuple[tuple[int, ...], ...]
+    tensors: dict[str, torch.Tensor]
+
+
+def processor_settings(path: Path) -> JsonObject:
+    """All settings that decide a picture's tensors, for the namespace; ConfigError where there are none."""
+    settings = {name: value for name in _FILES if (value := read_json(path / name)) is not None}
+    if not settings:
+        raise ConfigError(f"MODEL={path} has no processor: give MODEL=/folder with preprocessor_config.json")
+    return {"settings": settings, "backend": BACKEND, "version": PIL.__version__}
+
+
+class GenericProcessor:
+    """One checkpoint's processor. ConfigError for one that cannot be built, or not picture by picture."""
+
+    def __init__(self, path: Path, image_token_id: int, type_names: Sequence[str]) -> None:
+        self._processor = _load(path)
+        self._tokenizer = self._processor.tokenizer
+        self._type_names = type_names
+        token = getattr(self._processor, "image_token", None)
+        self._token = str(token or self._tokenizer.convert_ids_to_tokens(image_token_id))
+        self._merged_never = {*self._tokenizer.added_tokens_decoder, *self._tokenizer.all_special_ids}
+        self._check_alone(path)
+
+    def __call__(self, image: Image.Image) -> ProcessedImage:
+        """InvalidRequest for a picture that the processor refuses."""
+        try:
+            inputs = self._run(self._token, [image])
+        except (ValueError, TypeError, ZeroDivisionError, OverflowError, RuntimeError) as error:
+            raise InvalidRequest(f"the image cannot be processed: {error}", param="image") from error
+        ids = inputs.pop("input_ids")[0].tolist()
+        inputs.pop("attention_mask", None)
+        zeros = torch.zeros(len(ids), dtype=torch.int64)
+        types = [inputs.pop(name)[0] if name in inputs else zeros for name in self._type_names]
+        fixed = [index for index, token in enumerate(ids) if token in self._merged_never]
+        first, last = (fixed[0], fixed[-1] + 1) if fixed else (0, len(ids))
+        kinds = torch.stack(types, dim=1).tolist() if types else [[]] * len(ids)
+        return ProcessedImage(
+            tuple(ids[:first]),
+            tuple(ids[first:last]),
+            tuple(ids[last:]),
+            tuple(map(tuple, kinds[first:last])),
+            {name: value for name, value in inputs.items() if torch.is_tensor(value)},
+        )
+
+    def _run(self, text: str, images: list[Image.Image]) -> dict[str, Any]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            out = self._processor(text=[text], images=images, return_tensors="pt", add_special_tokens=False)
+        return dict(out)
+
+    def _check_alone(self, path: Path) -> None:
+        """ConfigError where pictures of a prompt are not expanded as each of them alone."""
+        images = [Image.new("RGB", size, "grey") for size in ((64, 48), (48, 80))]
+        try:
+            one, other = (self._ids(self._token, [image]) for image in images)
+            beside = self._ids(f"{self._token}{self._token}", images)
+            before = self._ids(f"{self._token}x", images[:1])
+        except Exception as error:  # of any kind: code of the class
+            reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
+            raise ConfigError(f"MODEL={path}: its processor does not take a picture ({reason})") from error
+        text = self._tokenizer("x", add_special_tokens=False)["input_ids"]
+        merges = one[-1] not in self._merged_never
+        if self._fixed(beside) != self._fixed([*one, *other]) or (before != [*one, *text] and not merges):
+            raise ConfigError(
+                f"MODEL={path}: its processor rewrites the prompt around pictures: it cannot be served"
+            )
+
+    def _ids(self, text: str, images: list[Image.Image]) -> list[int]:
+        ids: list[int] = self._run(text, images)["input_ids"][0].tolist()
+        return ids
+
+    def _fixed(self, token_ids: Sequence[int]) -> list[int]:
+        """The tokens that no text merges with."""
+        return [token for token in token_ids if token in self._merged_never]
+
+
+def _load(path: Path) -> Any:
+    cls = _class_of(path)
+    parts: dict[str, Callable[[], Any]] = {
+        "image_processor": lambda: _image_processor(path),
+        "tokenizer": lambda: transformers.AutoTokenizer.from_pretrained(path, local_files_only=True),
+    }
+    # Without torchvision there is no video processor, and a processor of pictures works without one.
+    relaxed = type(
+        cls.__name__, (cls,), {"check_argument_for_proper_class": _check, "__module__": cls.__module__}
+    )
+    try:
+        settings, _ = cls.get_processor_dict(path, local_files_only=True)
+        arguments = [parts[name]() if name in parts else None for name in cls.get_attributes()]
+        return relaxed.from_args_and_dict(arguments, settings)  # type: ignore[attr-defined]
+    except ConfigError:
+        raise
+    except Exception as error:  # of any kind: code of the class
+        reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
+        raise ConfigError(f"MODEL={path}: its processor {cls.__name__} cannot be loaded: {reason}") from error
+
+
+def _class_of(path: Path) -> Any:
+    named = [
+        (read_json(path / name) or {}).get("processor_class") for name in (*_FILES, "tokenizer_config.json")
+    ]
+    default = PROCESSOR_MAPPING_NAMES.get(read_config(path).get("model_type", ""))
+    names = [name for name in (*named, default) if isinstance(name, str)]
+    for name in names:
+        cls = getattr(transformers, name, None)
+        if isinstance(cls, type) and issubclass(cls, ProcessorMixin):
+            return cls
+    raise ConfigError(
+        f"MODEL={path}: transformers {transformers.__version__} has no processor for it here "
+        f"({names[0] if names else 'none is named'}): it may need torchvision"
+    )
+
+
+def _image_processor(path: Path) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            processor = AutoImageProcessor.from_pretrained(path, backend=BACKEND, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
+        raise ConfigError(
+            f"MODEL={path}: its image processor cannot be loaded ({reason}): it may need torchvision"
+        ) from error
+    return processor
+
+
+def _check(self: Any, name: str, argument: object) -> type:
+    """Accepts what it is given: a part that no picture needs may be missing."""
+    return type(argument)

@@ -1,0 +1,163 @@
+"""The two sides of a transformers class: which modules are the decoder's, and loading without the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from triptych.base.errors import ConfigError
+from triptych.models.checkpoint.folder import safetensors_files
+from triptych.models.families.text import load_config
+
+#: Features that a class's base may ask a getter for, in the order in which they are tried.
+MODALITIES = ("image", "audio", "video")
+
+
+def class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """The class of a checkpoint's config; ConfigError for one that the installed transformers lacks."""
+    name = next(iter(config.architectures or ()), "")
+    cls = getattr(transformers, name, None) if name else None
+    if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
+        raise ConfigError(
+            f"MODEL's architecture {name or '(config.json names none)'} is not in transformers "
+            f"{transformers.__version__}: upgrade it, or give another MODEL (remote code is never run)"
+        )
+    return cls
+
+
+def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """The whole model on meta; ConfigError for a config that describes none."""
+    cls = class_of(config)
+    try:
+        with torch.device("meta"):
+            return cls(config).eval()
+    except Exception as error:  # of many kinds
+        reason = " ".join(f"{type(error).__name__} {error}".split())
+        raise ConfigError(
+            f"MODEL's config.json describes no {cls.__name__} ({reason}): correct it"
+        ) from error
+
+
+def base_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The module whose forward merges media into the token embeddings."""
+    inner = getattr(model, "model", None)
+    has_getter = any(hasattr(inner, f"get_{modality}_features") for modality in MODALITIES)
+    return inner if inner is not None and has_getter else model
+
+
+def decoder_of(model: PreTrainedModel) -> nn.Module:
+    """The text model; ConfigError where the class names none, or it is the model itself."""
+    decoder: Any = model.get_decoder()
+    if decoder is not None and decoder is not model and decoder.get_output_embeddings() is not None:
+        # A language model with a head of its own, as BLIP-2 and Llama 4 have one.
+        inner = decoder.get_decoder()
+        decoder = getattr(decoder, "model", None) if inner is decoder else inner
+    if decoder is None or decoder is model or decoder is base_of(model):
+        raise ConfigError(f"{type(model).__name__} has no decoder beside its encoder: it cannot be served")
+    try:
+        embeddings = (model.get_input_embeddings(), model.get_output_embeddings())
+    except NotImplementedError:
+        embeddings = (None, None)
+    if None in embeddings:
+        raise ConfigError(f"{type(model).__name__} names no token embedding or no head: it cannot be served")
+    found: nn.Module = decoder
+    return found
+
+
+def path_of(root: nn.Module, module: nn.Module) -> str:
+    """The dotted name of `module` inside `root`."""
+    names: list[str] = [name for name, part in root.named_modules() if part is module]
+    return names[0]
+
+
+def decoder_paths(model: PreTrainedModel) -> list[str]:
+    """Dotted names of the text model, the token embedding and the head; all else is the encoder's."""
+    parts = (decoder_of(model), model.get_input_embeddings(), model.get_output_embeddings())
+    return [path_of(model, part) for part in parts]
+
+
+def is_under(name: str, paths: list[str]) -> bool:
+    """Whether the module or parameter of this name lies in one of `paths`."""
+    return any(name == path or name.startswith(f"{path}.") for path in paths)
+
+
+def keep_decoder(model: PreTrainedModel) -> None:
+    """Removes the encoder's modules. Loose parameters of the shells stay: initialisation names them."""
+    paths = decoder_paths(model)
+    above = {""} | {path.rsplit(".", up)[0] for path in paths for up in range(1, path.count(".") + 1)}
+    for name in above:
+        shell = model.get_submodule(name)
+        for child in list(shell._modules):
+            full = f"{name}.{child}".lstrip(".")
+            if full not in above and not is_under(full, paths):
+                shell._modules[child] = None
+    _forget_tied(model)
+
+
+def keep_encoder(model: PreTrainedModel) -> None:
+    """Removes text model, token embedding and head."""
+    for path in sorted(decoder_paths(model), key=len, reverse=True):
+        parent, _, leaf = path.rpartition(".")
+        model.get_submodule(parent)._modules[leaf] = None
+    _forget_tied(model)
+
+
+def _forget_tied(model: PreTrainedModel) -> None:
+    names = {name for name, _ in model.named_parameters()}
+    tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    model.all_tied_weights_keys = {
+        name: source for name, source in tied.items() if {name, source} & names and source in names
+    }
+
+
+def load_side(
+    path: Path, keep: Callable[[PreTrainedModel], None], *, device: torch.device, dtype: torch.dtype
+) -> PreTrainedModel:
+    """One side of the checkpoint, read by transformers, which knows the names of every release.
+
+    The other side is dropped while all of it is still on meta, so that only this side is read. ConfigError
+    for anything missing or misshapen.
+    """
+    cls = class_of(load_config(path))
+    safetensors_files(path)
+
+    def init(self: Any, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
+        cls.__init__(self, config, *args, **kwargs)
+        keep(self)
+
+    side = type(cls.__name__, (cls,), {"__init__": init, "__module__": cls.__module__})
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        model, info = side.from_pretrained(  # type: ignore[attr-defined]
+            path, dtype=dtype, output_loading_info=True, local_files_only=True, use_safetensors=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
+        reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
+        raise ConfigError(f"MODEL={path}: its tensors do not fit its config.json: {reason}") from error
+    finally:
+        if bars:
+            transformers_logging.enable_progress_bar()
+    _check_loaded(path, model, info)
+    loaded: PreTrainedModel = model.to(device).eval().requires_grad_(False)
+    return loaded
+
+
+def _check_loaded(path: Path, model: PreTrainedModel, info: dict[str, Any]) -> None:
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    lacking = {
+        "lacks tensors": info["missing_keys"],
+        "has misshapen tensors": [str(key) for key in info.get("mismatched_keys") or ()],
+        "left on meta": [name for name, tensor in tensors if tensor.is_meta],
+    }
+    for what, names in lacking.items():
+        if names:
+            listed = ", ".join(sorted(names)[:3])
+            raise ConfigError(f"MODEL={path} {what}: {listed}: fetch the checkpoint again")
