@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +15,11 @@ from support.zoo.checkpoint import model_of
 from support.zoo.engine import Served
 from support.zoo.models import RECIPES, Prompt, generate, make_prompt
 from triptych.base.config import MIB
+from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.core.request_events import RequestFinished
 
 TOKENS = 24
+EARLY, LOST = "triptych_pd_overlap_tokens_total", "triptych_pd_overlap_lost_tokens_total"
 NAMES = (
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
@@ -56,6 +61,14 @@ def assert_exact(cell: EngineCell, served: Served, indices: Sequence[int], count
         assert got[: len(reference)] == reference
 
 
+def wait_until_early(cell: EngineCell, tokens: int) -> None:
+    """Returns once so many tokens are prefilled before their request could start."""
+    deadline = time.monotonic() + cell.patience
+    while cell.metric(EARLY) < tokens:
+        assert time.monotonic() < deadline, f"{cell.metric(EARLY):.0f} of {tokens} tokens are prefilled"
+        time.sleep(0.005)
+
+
 @pytest.mark.parametrize("budget", [1, 7, 16])
 def test_pictures_in_chunks_and_batches_are_answered_as_by_generate(served: Served, budget: int) -> None:
     with engine_cell(served, max_num_batched_tokens=budget) as cell:
@@ -83,6 +96,41 @@ def test_preempted_pictures_are_answered_as_by_generate(served: Served, preempti
         assert cell.metric("vllm:num_preemptions_total") > 0
         assert (cell.metric("triptych_pd_swapped_blocks_total") > 0) is (preemption == "swap")
         cell.assert_at_rest()
+
+
+def test_a_prompt_prefilled_before_its_second_picture_comes_is_exact(served: Served) -> None:
+    prompt = prompts_of(served.recipe.name)[1]
+    with engine_cell(served, overlap_prefill=True, block_size=4, max_num_batched_tokens=33) as cell:
+        request = served.request(cell, prompt, TOKENS)
+        second = request.features[1]
+        output = cell.store.pop(second.mm_hash)
+        request.ready -= {second.mm_hash}
+        cell.engine.submit(request)
+        wait_until_early(cell, second.placement.offset // 4 * 4)
+        assert cell.metric("triptych_pd_state_slots_used") == 0, "a request that waits has no slot"
+        cell.store[second.mm_hash] = output
+        cell.engine.items_ready([second.mm_hash])
+        cell.wait(request.request_id, RequestFinished)
+        reference = expected(served.recipe.name, 1, TOKENS)
+        assert cell.tokens(request.request_id)[: len(reference)] == reference
+        assert cell.metric(LOST) == 0
+        cell.assert_at_rest()
+
+
+def test_choices_of_one_prompt_are_those_of_their_seeds_alone_or_together(served: Served) -> None:
+    prompt = prompts_of(served.recipe.name)[1]
+
+    def choices(cell: EngineCell) -> list[EngineRequest]:
+        requests = [served.request(cell, prompt, TOKENS) for _ in range(3)]
+        for choice, request in enumerate(requests):
+            request.sampling = dataclasses.replace(request.sampling, temperature=1.0, seed=7, choice=choice)
+        return requests
+
+    with engine_cell(served, block_size=4) as cell:
+        together = cell.finish(choices(cell))
+        one_by_one = [cell.finish([request])[0] for request in choices(cell)]
+    assert together == one_by_one
+    assert len({tuple(tokens) for tokens in together}) == 3
 
 
 def test_without_its_states_a_model_answers_otherwise(
