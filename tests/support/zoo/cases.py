@@ -76,5 +76,3 @@ def assert_exact(reference: Reference, answer: Sequence[int], where: str) -> Non
         first, second = torch.topk(reference.logits[index], 2).values.tolist()
         margin = f"{where}: token {index} is {answer[index]}, not {reference.token_ids[index]}"
         assert first - second < _TIE, f"{margin}; margin {first - second:.1e}"
-
-

@@ -84,6 +84,14 @@ ABSENT = {
     "Step3VLForConditionalGeneration": "Step3-VL: transformers has no class of it (Step-3.7 is served)",
 }
 SERVED = tuple(name for name in RECIPES if name not in REFUSED_RECIPES)
+#: Served at the engine, but their processors are refused: a picture's tokens depend on the text around it.
+OWN_PROCESSOR_REFUSED = tuple(
+    f"{family}ForConditionalGeneration" for family in ("Idefics2", "HunYuanVL", "PaliGemma")
+)
+#: Served from the picture on.
+OWN_PROCESSOR = tuple(
+    name for name in SERVED if own_processor(RECIPES[name]) and name not in OWN_PROCESSOR_REFUSED
+)
 
 
 def installed_classes() -> dict[str, str]:
@@ -101,16 +109,20 @@ def installed_classes() -> dict[str, str]:
 
 def table() -> str:
     """The page's table."""
-    lines = ["| class | served | own processor on PIL | why not, or what |", "| --- | --- | --- | --- |"]
+    lines = ["| class | served | why not, or what |", "| --- | --- | --- |"]
     for architecture in sorted({recipe.architecture for recipe in RECIPES.values()} | set(REFUSED_CLASSES)):
         recipes = [recipe for recipe in RECIPES.values() if recipe.architecture == architecture]
-        served = [recipe for recipe in recipes if recipe.name in SERVED]
         refusals = [REFUSED_RECIPES[recipe.name] for recipe in recipes if recipe.name in REFUSED_RECIPES]
         if not recipes:
             refusals = [REFUSED_CLASSES[architecture]]
-        own = "yes" if any(own_processor(recipe) for recipe in served) else ""
+        served = "no" if refusals else "engine"
+        if any(recipe.name in OWN_PROCESSOR for recipe in recipes):
+            served = "yes"
         notes = [refusal.reason for refusal in refusals]
-        notes += ["one picture in a prompt"] * any(recipe.one_item for recipe in served)
-        lines.append(f"| {architecture} | {'yes' if served else 'no'} | {own} | {'; '.join(notes)} |")
-    lines += [f"| {name} | no |  | {reason} |" for name, reason in sorted(ABSENT.items())]
+        notes += ["one picture in a prompt"] * any(recipe.one_item for recipe in recipes)
+        notes += ["its processor is refused: it rewrites the prompt around pictures"] * (
+            architecture in OWN_PROCESSOR_REFUSED
+        )
+        lines.append(f"| {architecture} | {served} | {'; '.join(notes)} |")
+    lines += [f"| {name} | no | {reason} |" for name, reason in sorted(ABSENT.items())]
     return "\n".join(lines)

@@ -1,0 +1,45 @@
+"""Pictures through the classes' own processors, on PIL: the same prompt and the same tokens as transformers'."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from support.engine.engine_cell import engine_cell
+from support.zoo.cases import assert_exact
+from support.zoo.engine import Served
+from support.zoo.own_processor import ask, pictures, reference
+from support.zoo.status import OWN_PROCESSOR, OWN_PROCESSOR_REFUSED, RECIPES
+from triptych.base.config import MIB
+from triptych.base.errors import ConfigError
+from triptych.models.generic import ENCODER
+
+pytestmark = pytest.mark.timeout(300)
+#: Architectures that have to be exact from the picture on.
+LEAST = 30
+_CPU = {"device": torch.device("cpu"), "dtype": torch.float32}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OWN_PROCESSOR)
+def test_a_picture_is_prepared_placed_and_answered_as_by_transformers(name: str) -> None:
+    served = Served.open(name)
+    encoder = ENCODER.load(served.path, **_CPU)
+    limits = {"max_num_batched_tokens": 1024, "max_model_len": 1024, "kv_memory": 64 * MIB}
+    with engine_cell(served, **limits) as cell:
+        for count in (1,) if served.recipe.one_item else (1, 2):
+            token_ids, expected = reference(name, pictures(count), 16)
+            prompt, rows = ask(name, encoder, served.decoder, pictures(count))
+            assert list(prompt.token_ids) == token_ids
+            (answer,) = cell.finish([served.built(cell, prompt, rows, 16)])
+            assert_exact(expected, answer, f"{count} pictures")
+
+
+@pytest.mark.parametrize("name", OWN_PROCESSOR_REFUSED)
+def test_a_processor_that_cannot_be_taken_picture_by_picture_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="processor"):
+        ENCODER.load(Served.open(name).path, **_CPU)
+
+
+def test_enough_architectures_have_their_own_processor() -> None:
+    assert len({RECIPES[name].architecture for name in OWN_PROCESSOR}) >= LEAST
