@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import datetime
+import os
+import platform
 import sys
 from pathlib import Path
+
+from triptych.goodput.report.machine import chip, commit
 
 RESULTS = Path(__file__).parent / "results"
 TEMPLATES = Path(__file__).parent / "pages"
@@ -16,8 +21,16 @@ def add_write_flag(parser: argparse.ArgumentParser, page: Path) -> None:
 
 
 def fill(template: str, **fields: object) -> str:
-    """The page of a template: its text with these fields in it."""
-    return (TEMPLATES / f"{template}.md").read_text(encoding="utf-8").format(**fields)
+    """The page of a template: its text with these fields in it, and with where and when it was made."""
+    facts: dict[str, object] = {
+        "date": datetime.date.today(),
+        "commit": commit(),
+        "chip": chip(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "load": " ".join(f"{value:.1f}" for value in os.getloadavg()),
+    }
+    return (TEMPLATES / f"{template}.md").read_text(encoding="utf-8").format(**facts | fields)
 
 
 def publish(text: str, page: Path, *, write: bool) -> None:

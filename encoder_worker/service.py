@@ -12,8 +12,7 @@ from triptych.base.config import MIB, EncoderConfig
 from triptych.base.cpu.step_pacer import StepPacer, step_pacer
 from triptych.base.cpu.threads import threads_of_rank, tower_threads, use_threads
 from triptych.base.engine_beat import EngineBeat
-from triptych.base.machine.resources import threads_of_one_worker
-from triptych.base.machine.worker_kind import worker_kind
+from triptych.base.machine.resources import threads_of_one_worker, worker_kind
 from triptych.base.metrics import EncoderMetrics
 from triptych.base.tracing.start import worker_tracer
 from triptych.base.tracing.tracer import Tracer
@@ -33,8 +32,7 @@ from triptych.encoder_worker.jobs.streams import JobStreams
 from triptych.encoder_worker.jobs.table import EncodeJobs, JobBounds, JobMetrics
 from triptych.encoder_worker.loading import parameter_bytes
 from triptych.encoder_worker.media.audio import AudioLimits
-from triptych.encoder_worker.media.budget import MediaBudget
-from triptych.encoder_worker.media.preparer import Preparer
+from triptych.encoder_worker.media.preparer import MediaBudget, Preparer
 from triptych.encoder_worker.ranks.tower import DataParallelTower, RankMetrics, load_ranks
 from triptych.encoder_worker.scheduler import EncoderScheduler
 from triptych.encoder_worker.server import EncoderServicer

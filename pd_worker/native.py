@@ -12,7 +12,7 @@ from pathlib import Path
 from triptych.base.config import PDConfig, format_size
 from triptych.base.cpu.step_pacer import StepPacer
 from triptych.base.cpu.threads import in_short_lived_thread
-from triptych.base.machine.worker_kind import worker_kind
+from triptych.base.machine.resources import worker_kind
 from triptych.base.metrics import PDMetrics
 from triptych.base.tracing.tracer import Tracer
 from triptych.base.types import WorkerInfo
@@ -34,7 +34,6 @@ from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.pd_worker.engine import Engine
 from triptych.pd_worker.events.attempt_trace import PDTraces
-from triptych.pd_worker.events.upkeep import load_report
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import GrammarCompiler
 from triptych.pd_worker.ranks.decoder_ranks import DecoderRanks
@@ -52,7 +51,7 @@ from triptych.pd_worker.runner.graph_start import capture_decode_graphs
 from triptych.pd_worker.runner.model_runner import ModelRunner
 from triptych.pd_worker.runner.state_capacity import state_capacity
 from triptych.pd_worker.step_metrics import StepMetrics
-from triptych.pd_worker.worker import PDModel, PDWorker
+from triptych.pd_worker.worker import PDModel, PDWorker, load_report
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from triptych.base.rpc.channels import STORE_SERVICE
 from triptych.base.rpc.connection import WorkerConnection
 from triptych.base.rpc.internal_token import InternalToken
 from triptych.base.rpc.tls.certificates import Certificates
-from triptych.base.status.service_status import ServiceStatus
+from triptych.base.status.status_server import ServiceStatus
 from triptych.base.types import WorkerInfo
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.registry.registry import RegistrySnapshot

@@ -6,7 +6,7 @@ the product (`triptych.proxy.service`), in virtual time in the simulator.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -95,13 +95,6 @@ class JobStream(Protocol):
         """Ends the stream once its result has been delivered; takes a second at most."""
 
 
-class JobOwner(Protocol):
-    """Owner of job streams."""
-
-    def planned(self, job_id: str, plan: ItemPlan) -> None:
-        """The worker has preprocessed the item."""
-
-
 class Link(Protocol):
     """Connection to one PD worker: unary calls out, one stream of events back."""
 
@@ -172,9 +165,10 @@ class Transport(Protocol):
         address: str,
         job: encoder_pb2.EncodeJob,
         media: ItemMedia,
-        owner: JobOwner,
+        planned: Callable[[str, ItemPlan], None],
         trace: SpanContext | None = None,
     ) -> JobStream:
-        """`trace` is the span that the worker's go under."""
+        """`planned` gets the job's id and plan once the worker has preprocessed the item; `trace` is the span
+        that the worker's go under."""
 
     def open_link(self, address: str, events: RequestEvents, owner: LinkOwner) -> Link: ...

@@ -24,11 +24,10 @@ from triptych.base.config import (
 )
 from triptych.base.errors import ConfigError
 from triptych.base.machine.heap import bound_heap, collect_rarely
-from triptych.base.metrics import ProxyMetrics
+from triptych.base.metrics import ProxyMetrics, show_expiry
 from triptych.base.rpc.channels import listen, make_server
-from triptych.base.rpc.tls.proxy_certificates import ProxyCertificates
-from triptych.base.status.service_status import ServiceStatus
-from triptych.base.status.status_server import StatusServer, status_server
+from triptych.base.rpc.tls.certificates import ProxyCertificates, proxy_certificates
+from triptych.base.status.status_server import ServiceStatus, StatusServer, status_server
 from triptych.base.tracing.start import check_tracing, start_tracer
 from triptych.base.watchdog import check_stall_timeout
 from triptych.base.worker_process import Health, ProcessWatch, stop_signal
@@ -85,7 +84,10 @@ async def run(config: ProxyConfig) -> None:
     check_tracing(config)
     bound_heap()
     keys = _key_ring(config)
-    certificates = ProxyCertificates.of(config)
+    certificates = proxy_certificates(config)
+    if certificates.front_door is None and not is_loopback(config.host):
+        shown = "API keys, " if keys.in_use else ""
+        logger.warning("--insecure: %sprompts and answers come to %s in clear text", shown, config.host)
     files = raise_file_limit()
     trusted = TrustedProxies(config.trusted_proxies, proxy_protocol=config.proxy_protocol)
     # Before anything is seen of this process: a signal that comes while it starts ends it in good order too.
@@ -152,7 +154,8 @@ class ProxyProcess:
         if self.tracer is not None:
             stack.push_async_callback(asyncio.to_thread, self.tracer.close)
         self.metrics = ProxyMetrics()
-        certificates.show_expiry(self.metrics.registry)
+        internal, front_door = certificates.internal, certificates.front_door
+        show_expiry(self.metrics.registry, internal=internal, front_door=front_door)
         self.pool = WorkerPool(
             Registry(store),
             self.proxy_id,

@@ -9,7 +9,6 @@ trial: a run that is cut off goes on from there.
 from __future__ import annotations
 
 import argparse
-import datetime
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -35,7 +34,6 @@ from benchmarks.autoscale.policies import ENCODER_SLO
 from benchmarks.autoscale.traces import PEAK_WORKERS, TRACES, UTILIZATION, Trace
 from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
 from triptych.base.progress.progress import each
-from triptych.goodput.report.machine import describe, load_average
 from triptych.goodput.report.plots import COLOURS
 from triptych.simulator.run import NOT_MODELLED
 
@@ -126,7 +124,7 @@ def static_of(found: Sequence[TrialFigures], trace: str) -> TrialFigures:
     return next(one for one in found if one.trace == trace and one.policy == STATIC)
 
 
-def report(found: Sequence[TrialFigures], options: argparse.Namespace, load_before: float) -> str:
+def report(found: Sequence[TrialFigures], options: argparse.Namespace) -> str:
     sizes = "; ".join(
         f"{trace.name} {trace.seconds:.0f} s, {static_of(found, trace.name).requests} requests, "
         f"peak to mean {trace.peak_to_mean:.1f}"
@@ -140,9 +138,7 @@ def report(found: Sequence[TrialFigures], options: argparse.Namespace, load_befo
         "autoscale",
         jobs=options.jobs,
         seed=options.seed,
-        date=datetime.date.today(),
         sizes=sizes,
-        commit=describe(load_before).commit,
         not_modelled=NOT_MODELLED,
         peak=PEAK_WORKERS,
         slo=SLO,
@@ -164,7 +160,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     add_write_flag(parser, RESULT)
     options = parser.parse_args()
-    load_before = load_average()
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.results or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
@@ -172,7 +167,7 @@ def main() -> None:
             asked = list(trials())
             results = pool.map(partial(kept, folder, seed=options.seed), asked)
             found = [next(results) for _ in each("trials", asked)]
-    publish(report(found, options, load_before), RESULT, write=options.write)
+    publish(report(found, options), RESULT, write=options.write)
     if options.write:
         for name, trace in TRACES.items():
             shown = [one for one in found if one.trace == name and one.cold_start == COLD_STARTS[0]]

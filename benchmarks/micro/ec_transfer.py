@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import hashlib
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -22,7 +20,6 @@ import redis.asyncio
 from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
 from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.base.types import ItemPlan
-from triptych.goodput.report.machine import chip
 from triptych.store import keys
 from triptych.store.embedding_store import EmbeddingStore
 from triptych.store.results import Loaded, SaveResult
@@ -142,12 +139,7 @@ def report(speeds: dict[str, list[float]], command: str) -> str:
     return fill(
         "ec_transfer",
         command=command,
-        date=datetime.date.today(),
-        chip=chip(),
-        cores=os.cpu_count(),
-        python=platform.python_version(),
         redis=redis.__version__,
-        load=" ".join(f"{value:.1f}" for value in os.getloadavg()),
         megabytes=_ROWS * _WIDTH * 2 / 1e6,
         ratios="\n".join(f"| {name} | {a:.2f} | {b:.2f} | {target} |" for name, a, b, target in ratios),
         speeds="\n".join(f"| {name} | {median[name]:.2f} | {best[name]:.2f} |" for name in speeds),
@@ -159,13 +151,8 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=20)
     add_write_flag(parser, RESULT)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        server = EmbeddedStore(Path(folder), 1 << 30)
-        server.start()
-        try:
-            speeds = asyncio.run(measure(server.url, options.repeats))
-        finally:
-            server.stop()
+    with tempfile.TemporaryDirectory() as folder, EmbeddedStore(Path(folder), 1 << 30) as server:
+        speeds = asyncio.run(measure(server.url, options.repeats))
     page = report(speeds, f"python -m benchmarks ec_transfer --repeats {options.repeats}")
     publish(page, RESULT, write=options.write)
     return 0

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import io
 import math
-import os
-import platform
 import statistics
 import sys
 import time
@@ -23,7 +20,6 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
 from triptych.base.machine.device_memory import host_empty
 from triptych.encoder_worker.media.formats import decode_image
-from triptych.goodput.report.machine import chip
 from triptych.models.patches import PatchRecipe
 
 RESULT = RESULTS / "encoder_host.md"
@@ -124,14 +120,9 @@ def main() -> int:
     page = fill(
         "encoder_host",
         command=f"python -m benchmarks encoder_host --repeats {options.repeats}",
-        date=datetime.date.today(),
-        chip=chip(),
-        cores=os.cpu_count(),
-        python=platform.python_version(),
         torch=torch.__version__,
         transformers=transformers.__version__,
         pillow=PIL.__version__,
-        load=" ".join(f"{value:.1f}" for value in os.getloadavg()),
         tables=tables,
     )
     publish(page, RESULT, write=options.write)

@@ -92,9 +92,11 @@ def main() -> None:
 
 
 def _measure(interpreter_words: Sequence[str], model: str, device: str) -> Start:
-    with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
-        store, log = EmbeddedStore(Path(folder), 64 << 20), Path(folder, "log")
-        store.start()
+    with (
+        tempfile.TemporaryDirectory(prefix="triptych-") as folder,
+        EmbeddedStore(Path(folder), 64 << 20) as store,
+    ):
+        log = Path(folder, "log")
         begun = time.perf_counter()
         words = ("encoder", model, "--store", store.url, "--device", device)
         with log.open("wb") as out:
@@ -108,7 +110,6 @@ def _measure(interpreter_words: Sequence[str], model: str, device: str) -> Start
         finally:
             process.terminate()
             process.wait(timeout=60)
-            store.stop()
 
 
 def _measure_cluster(model: str, device: str) -> StartedCluster:

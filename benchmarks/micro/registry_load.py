@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import statistics
 import sys
 import tempfile
@@ -112,7 +111,6 @@ def report(costs: Costs, repeats: int, load_before: float) -> str:
     return fill(
         "registry_load",
         repeats=repeats,
-        date=datetime.date.today(),
         machine=machine,
         fits=fits,
         loaded=" MADE ON A LOADED MACHINE." if machine.loaded else "",
@@ -133,13 +131,8 @@ def main() -> int:
     if options.repeats < 1:
         parser.error("--repeats must be at least 1")
     load_before = load_average()
-    with tempfile.TemporaryDirectory() as folder:
-        server = EmbeddedStore(Path(folder), 1 << 28)
-        server.start()
-        try:
-            costs = asyncio.run(measure(server.url, options.repeats))
-        finally:
-            server.stop()
+    with tempfile.TemporaryDirectory() as folder, EmbeddedStore(Path(folder), 1 << 28) as server:
+        costs = asyncio.run(measure(server.url, options.repeats))
     publish(report(costs, options.repeats, load_before), RESULT, write=options.write)
     return 0
 

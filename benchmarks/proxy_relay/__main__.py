@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import json
-import os
 import statistics
 import time
 from typing import Any
@@ -36,7 +34,7 @@ from benchmarks.proxy_relay.processes import (
 )
 from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
 from benchmarks.targets import record
-from triptych.goodput.report.machine import chip, commit
+from triptych.goodput.report.machine import commit
 
 #: Clients at once, and the requests of each; output tokens of a short request, and of a long one.
 CLIENTS, EACH, SHORT, LONG = 32, 10, 8, 100
@@ -201,18 +199,12 @@ def _verdict(found: float, target: float) -> str:
 
 def report(found: dict[str, float], streams: int, tokens: int, rounds: int) -> str:
     streamed, whole = (1 / found[kind] for kind in ("streamed", "whole"))
-    cores, load = os.cpu_count(), f"{os.getloadavg()[0]:.1f}"
     return fill(
         "proxy_relay",
         **found | {name: 1000 * found[name] for name in found if name.endswith(("_p50", "_p99"))},
         streams=streams,
         tokens=tokens,
         rounds=rounds,
-        cores=cores,
-        load=load,
-        date=datetime.date.today(),
-        commit=commit(),
-        chip=chip(),
         clients=CLIENTS,
         short=SHORT,
         long=LONG,

@@ -18,7 +18,6 @@ loads are simulated with the cost models that `triptych plan --gpu a100` has, wi
 from __future__ import annotations
 
 import argparse
-import datetime
 import itertools
 import math
 from collections.abc import Callable
@@ -31,7 +30,6 @@ from triptych.goodput.load.workload import Arrivals, Workload, arrival_times, pl
 from triptych.goodput.measure.figures import MOST_POINTS
 from triptych.goodput.measure.search import SearchLimits, Verdict, search
 from triptych.goodput.measure.slo import Slo, preset
-from triptych.goodput.report.machine import describe, load_average
 from triptych.simulator.cluster.shape import ClusterShape, Limits, colocated, on_devices
 from triptych.simulator.costs.costs import CostModel, ProxyCosts, published
 from triptych.simulator.plan.question import read_device
@@ -218,7 +216,7 @@ def errors(cells: Cells) -> list[tuple[str, float]]:
     return found
 
 
-def report(cells: Cells, seconds: float, load_before: float) -> str:
+def report(cells: Cells, seconds: float) -> str:
     off = errors(cells)
     worst = max(off, key=lambda one: abs(one[1]))
     ends = (
@@ -228,8 +226,6 @@ def report(cells: Cells, seconds: float, load_before: float) -> str:
     return fill(
         "published_epd",
         seconds=f"{seconds:g}",
-        date=datetime.date.today(),
-        commit=describe(load_before).commit,
         not_modelled=NOT_MODELLED,
         warm_up=f"{WARM_UP:g}",
         rows="\n".join(rows(cells)),
@@ -250,7 +246,6 @@ def main() -> int:
     options = parser.parse_args()
     if not options.seconds > 0:
         parser.error(f"--seconds {options.seconds:g} must be above 0")
-    load_before = load_average()
     cells: Cells = {}
     pairs = list(itertools.product(FIGURES, systems()))
     with step("cells", len(pairs)) as running:
@@ -260,7 +255,7 @@ def main() -> int:
                 system, figure, options.seconds, lambda line: running.advance(0, note=line)
             )
             running.advance()
-    text = report(cells, options.seconds, load_before)
+    text = report(cells, options.seconds)
     publish(text, RESULT, write=options.write)
     return 0
 

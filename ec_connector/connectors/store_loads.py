@@ -19,9 +19,9 @@ from triptych.ec_connector.connectors.device_copy import DeviceCopier
 from triptych.ec_connector.connectors.host_buffers import HostBuffer, HostMemory, PinnedMemory, PinnedPool
 from triptych.ec_connector.connectors.store_client import StoreClient
 from triptych.ec_connector.metadata import Fetch, LoadId, Reports
+from triptych.store.bulk import ScatterBuffer
 from triptych.store.control import StoreRefused, StoreUnavailable
 from triptych.store.results import Missing
-from triptych.store.scatter import ScatterBuffer
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,7 @@ from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import EncoderOutput
 from triptych.encoder_worker.engine import TowerItem
 from triptych.encoder_worker.job_spec import JobSpec
-from triptych.encoder_worker.media.budget import MediaRoom
-from triptych.encoder_worker.media.preparer import VerifiedMedia
+from triptych.encoder_worker.media.preparer import MediaRoom, VerifiedMedia
 from triptych.encoder_worker.scheduler import EncoderItem
 from triptych.models.base import PreparedItem
 

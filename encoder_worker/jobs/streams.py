@@ -10,8 +10,7 @@ from triptych.base.errors import DeadlineExceeded, InvalidRequest, RequestError,
 from triptych.encoder_worker.job_spec import JobSpec
 from triptych.encoder_worker.jobs.job import EncodeJob, Failed, JobEvent, JobTrace, StreamTrace, Waiter
 from triptych.encoder_worker.jobs.table import EncodeJobs, JobMetrics
-from triptych.encoder_worker.media.budget import MediaRoom
-from triptych.encoder_worker.media.preparer import Preparer
+from triptych.encoder_worker.media.preparer import MediaRoom, Preparer
 from triptych.encoder_worker.scheduler import EncoderScheduler, Stage
 
 

@@ -12,7 +12,7 @@ from triptych.base.config.flags import config_from
 from triptych.base.cpu.threads import threads_of_rank, tower_threads, use_threads
 from triptych.base.machine.device_fault import check_device
 from triptych.base.ranks.channel import Message
-from triptych.base.ranks.devices import device_of
+from triptych.base.ranks.process_group import device_of
 from triptych.base.ranks.rank import Handler, Rank
 from triptych.encoder_worker.host_copier import HostCopier
 from triptych.encoder_worker.loading import activation_bytes, load_tower

@@ -14,9 +14,9 @@ from triptych.base.config import EncoderConfig
 from triptych.base.engine_beat import EngineBeat
 from triptych.base.errors import InternalError
 from triptych.base.metrics import EncoderMetrics
-from triptych.base.ranks.devices import check_ranks
-from triptych.base.ranks.errors import RankFailed, RankStartError
+from triptych.base.ranks.channel import RankFailed, RankStartError
 from triptych.base.ranks.group import RankGroup
+from triptych.base.ranks.process_group import check_ranks
 from triptych.base.types import Options
 from triptych.encoder_worker.loading import activation_bytes, load
 from triptych.encoder_worker.ranks.shared_items import share

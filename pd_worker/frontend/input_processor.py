@@ -12,9 +12,8 @@ from triptych.base.errors import ContextTooLong, DeadlineExceeded, InvalidReques
 from triptych.base.hashing import prefix_root
 from triptych.base.types import ItemPlan, OutputFormat
 from triptych.models.base import DecoderSide, GenerationDefaults
-from triptych.pd_worker.core.bad_words import bad_word_ids
 from triptych.pd_worker.core.request import EngineRequest, TokenMask
-from triptych.pd_worker.core.sampling import resolve
+from triptych.pd_worker.core.sampling import bad_word_ids, resolve
 from triptych.pd_worker.frontend.detokenizer import (
     OutputText,
     TimelessDecoder,

@@ -11,8 +11,7 @@ from dataclasses import fields
 from triptych.base.config import PDConfig
 from triptych.base.engine_beat import EngineBeat
 from triptych.base.errors import ConfigError
-from triptych.base.ranks.channel import Message
-from triptych.base.ranks.errors import RankFailed
+from triptych.base.ranks.channel import Message, RankFailed
 from triptych.base.ranks.group import END_SECONDS, RankGroup
 from triptych.base.ranks.process_group import leave
 from triptych.ec_connector.base import ECTransferConfig

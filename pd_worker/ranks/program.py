@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,8 +23,6 @@ from triptych.pd_worker.ranks.step_message import report_of
 from triptych.pd_worker.runner.capacity import runner_options, uses_graphs
 from triptych.pd_worker.runner.graph_start import capture_decode_graphs
 from triptych.pd_worker.runner.model_runner import ModelRunner
-
-logger = logging.getLogger(__name__)
 
 
 class StepFailed(BaseException):

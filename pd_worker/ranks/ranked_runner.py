@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from triptych.base.config import PDConfig
-from triptych.base.ranks.channel import Message
-from triptych.base.ranks.errors import RankLost
+from triptych.base.ranks.channel import Message, RankLost
 from triptych.ec_connector.base import ECConnectorOutput, ECTransferConfig, FailedLoad
 from triptych.ec_connector.metadata import LoadId, TransferMetadata
 from triptych.models.base import DecoderSide

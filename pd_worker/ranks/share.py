@@ -10,7 +10,7 @@ from triptych.base.config import PDConfig
 from triptych.base.cpu.threads import decoder_threads, threads_of_rank, use_threads
 from triptych.base.machine.device_memory import memory_of
 from triptych.base.progress.progress import step
-from triptych.base.ranks.devices import check_ranks, device_of
+from triptych.base.ranks.process_group import check_ranks, device_of
 from triptych.models.base import DecoderSide
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.models.registry import load_decoder, resolve_device, resolve_dtype

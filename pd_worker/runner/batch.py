@@ -162,13 +162,13 @@ class BatchBuilder:
         slots: list[int],
         runs: list[tuple[KVRun, ...]],
     ) -> AttentionMetadata:
-        decodes = [chunk for chunk in chunks if chunk.count == 1]
+        decodes = [chunk for chunk in chunks if is_decode(chunk)]
         lengths = [chunk.end for chunk in decodes]
         tables, padded = self._tables([chunk.block_ids for chunk in decodes], lengths)
         prefills = [
             self._prefill(chunk, first)
             for chunk, first in zip(chunks, firsts, strict=True)
-            if chunk.count > 1
+            if not is_decode(chunk)
         ]
         return AttentionMetadata(
             cache=self._cache,
@@ -209,7 +209,7 @@ class BatchBuilder:
         return CrossTables(
             decode_tables=tables,
             decode_lengths=self._move(torch.tensor(lengths, dtype=torch.int64)),
-            prefills=[self._cross_span(chunk) for chunk in chunks if chunk.count > 1],
+            prefills=[self._cross_span(chunk) for chunk in chunks if not is_decode(chunk)],
             decode_padded=padded,
             decodes=self._cross_decodes(decodes),
             decode_groups=plan_gathers([len(chunk.cross_blocks) for chunk in decodes], self.gathered),
@@ -253,8 +253,13 @@ class BatchBuilder:
 
 def in_batch_order(chunks: Sequence[ScheduledChunk]) -> tuple[list[ScheduledChunk], list[ScheduledChunk]]:
     """One-token chunks by length, as those of similar length are gathered together; and all others."""
-    decodes = sorted((chunk for chunk in chunks if chunk.count == 1), key=lambda chunk: len(chunk.block_ids))
-    return decodes, [chunk for chunk in chunks if chunk.count > 1]
+    decodes = sorted((chunk for chunk in chunks if is_decode(chunk)), key=lambda chunk: len(chunk.block_ids))
+    return decodes, [chunk for chunk in chunks if not is_decode(chunk)]
+
+
+def is_decode(chunk: ScheduledChunk) -> bool:
+    """One token that attends to what is before it. A span's last token alone attends as the span does."""
+    return chunk.count == 1 and not any(first <= chunk.start < last for first, last in chunk.state.spans)
 
 
 def chunk_tokens(request: EngineRequest, start: int, end: int) -> list[int]:

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from triptych.models.base import LogitsRule
-from triptych.pd_worker.core.bad_words import banned_ids
 from triptych.pd_worker.core.outputs import RawLogprobs
-from triptych.pd_worker.core.sampling import ResolvedSampling
+from triptych.pd_worker.core.sampling import ResolvedSampling, banned_ids
 
 _WORD = (1 << 64) - 1
 #: So many tokens nearly always hold the nucleus; to sort a whole vocabulary takes 20 times as long.

@@ -16,8 +16,14 @@ from triptych.pd_worker.core.request import RequestState
 from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.vllm.calls import call_of
 from triptych.pd_worker.vllm.http.client import VLLMClient
-from triptych.pd_worker.vllm.http.errors import EngineError, EngineGarbage, EngineUnreachable
-from triptych.pd_worker.vllm.http.replies import StreamChoice, StreamChunk, check_tokens
+from triptych.pd_worker.vllm.http.replies import (
+    EngineError,
+    EngineGarbage,
+    EngineUnreachable,
+    StreamChoice,
+    StreamChunk,
+    check_tokens,
+)
 
 
 class Diverged(Exception):

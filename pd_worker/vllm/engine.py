@@ -21,9 +21,8 @@ from triptych.pd_worker.vllm.calls import check_request
 from triptych.pd_worker.vllm.embeddings import Embeddings
 from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import VLLMClient
-from triptych.pd_worker.vllm.http.errors import EngineError
-from triptych.pd_worker.vllm.room import BatchPlaces, EmbeddingRoom
-from triptych.pd_worker.vllm.run import RequestRun, RunPorts
+from triptych.pd_worker.vllm.http.replies import EngineError
+from triptych.pd_worker.vllm.run import BatchPlaces, EmbeddingRoom, RequestRun, RunPorts
 
 
 class EngineMetrics:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from triptych.base.errors import ConfigError
 from triptych.pd_worker.vllm.http.client import EngineInfo, VLLMClient
-from triptych.pd_worker.vllm.http.errors import EngineError, EngineRejected, EngineSilent, EngineUnreachable
+from triptych.pd_worker.vllm.http.replies import EngineError, EngineRejected, EngineSilent, EngineUnreachable
 
 logger = logging.getLogger(__name__)
 

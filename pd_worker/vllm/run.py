@@ -3,23 +3,89 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 from triptych.base.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, Unavailable
 from triptych.base.types import FinishReason, ItemPlan
 from triptych.pd_worker.core import request_events
-from triptych.pd_worker.core.admission import distinct_bytes
+from triptych.pd_worker.core.admission import Admission, AdmissionQueue, distinct_bytes
 from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
-from triptych.pd_worker.core.request import EngineRequest, RequestState
+from triptych.pd_worker.core.request import EngineRequest, RequestOrder, RequestState
 from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.vllm.attempt import Attempt, Diverged, StreamPorts
 from triptych.pd_worker.vllm.calls import output_format, replays
 from triptych.pd_worker.vllm.embeddings import Embeddings
-from triptych.pd_worker.vllm.http.errors import EngineBusy, EngineError, EngineLost, EngineRejected
-from triptych.pd_worker.vllm.room import BatchPlaces, EmbeddingRoom
+from triptych.pd_worker.vllm.http.replies import EngineBusy, EngineError, EngineLost, EngineRejected
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    request_id: str
+    order: RequestOrder
+    sizes: Mapping[str, int]
+    turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class EmbeddingRoom:
+    """Bytes that admitted requests' embeddings may take in the store until vLLM has loaded them."""
+
+    def __init__(self, capacity: int) -> None:
+        self._admission = Admission(capacity)
+        self._queue = AdmissionQueue[_Waiter]()
+
+    @property
+    def reserved(self) -> int:
+        return self._admission.reserved
+
+    async def reserve(self, request_id: str, order: RequestOrder, sizes: Mapping[str, int]) -> None:
+        """Waits until all of `sizes`, bytes by key, have room. Without items there is no wait."""
+        waiter = _Waiter(request_id, order, sizes)
+        self._queue.add(waiter, has_items=bool(sizes))
+        self._pump()
+        try:
+            await waiter.turn
+        except asyncio.CancelledError:
+            self._queue.discard(waiter)
+            self.release(request_id)
+            raise
+
+    def release(self, request_id: str) -> None:
+        """Idempotent."""
+        self._admission.release_request(request_id)
+        self._pump()
+
+    def _pump(self) -> None:
+        for waiter, _ in self._queue.admit(self._take):
+            if not waiter.turn.done():
+                waiter.turn.set_result(None)
+
+    def _take(self, waiter: _Waiter) -> bool:
+        # A cancelled wait leaves the queue here, should its task not have run since.
+        return waiter.turn.done() or self._admission.reserve(waiter.request_id, waiter.sizes)
+
+
+class BatchPlaces:
+    """Places of requests that are at work in vLLM, as many as --max-num-seqs."""
+
+    def __init__(self, places: int) -> None:
+        self._room = EmbeddingRoom(places)
+        self._names = map(str, itertools.count())
+
+    @asynccontextmanager
+    async def place(self, order: RequestOrder) -> AsyncIterator[None]:
+        """A place, for as long as the context lasts."""
+        name = next(self._names)
+        await self._room.reserve(name, order, {name: 1})
+        try:
+            yield
+        finally:
+            self._room.release(name)
+
 
 #: Failures in a row, without a token or a missing item between them, that end a request.
 MAX_FAILURES = 4

@@ -12,20 +12,19 @@ import torch
 from triptych.base.config import PDConfig
 from triptych.base.engine_beat import EngineBeat
 from triptych.base.errors import ConfigError
-from triptych.base.machine.worker_kind import worker_kind
+from triptych.base.machine.resources import worker_kind
 from triptych.base.metrics import PDMetrics
 from triptych.base.tracing.context import Producers
 from triptych.base.tracing.tracer import Tracer
 from triptych.base.types import WorkerInfo
 from triptych.models.registry import family_of, resolve_dtype
 from triptych.pd_worker.events.attempt_trace import PDTraces
-from triptych.pd_worker.events.upkeep import load_report
 from triptych.pd_worker.frontend.grammar import GrammarCompiler
 from triptych.pd_worker.vllm.calls import EngineFormats
 from triptych.pd_worker.vllm.connection import EngineConnection
 from triptych.pd_worker.vllm.embeddings import Embeddings, ItemStore
 from triptych.pd_worker.vllm.engine import EngineMetrics, VLLMEngine
-from triptych.pd_worker.worker import PDModel, PDWorker
+from triptych.pd_worker.worker import PDModel, PDWorker, load_report
 from triptych.protos import pd_pb2
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from grpc import aio
 
 from triptych.base.errors import Unavailable
 from triptych.base.rpc.channels import MEDIA_FRAME_BYTES
 from triptych.base.tracing.context import SpanContext, metadata
+from triptych.base.types import ItemPlan
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
 from triptych.protos.convert import plan_from_proto
 from triptych.proxy.events import JobReady
 from triptych.proxy.media.ports import ItemMedia
 from triptych.proxy.pool import WorkerPool
-from triptych.proxy.ports import JobFailure, JobOwner
+from triptych.proxy.ports import JobFailure
 
 #: How long a worker may take to close the stream of a job that has ended.
 CLOSING_SECONDS = 1.0
@@ -30,7 +31,7 @@ class EncodeStream:
         channel: aio.Channel,
         job: encoder_pb2.EncodeJob,
         media: ItemMedia,
-        owner: JobOwner,
+        planned: Callable[[str, ItemPlan], None],
         phase_timeout: float,
         trace: SpanContext | None = None,
     ) -> None:
@@ -40,7 +41,7 @@ class EncodeStream:
         self._encode = stub.Encode
         self._job = job
         self._media = media
-        self._owner = owner
+        self._planned = planned
         self._phase_timeout = phase_timeout
         self._to_send: asyncio.Queue[str] = asyncio.Queue()
         self._deadline: asyncio.Timeout | None = None
@@ -96,7 +97,7 @@ class EncodeStream:
         if kind == "planned":
             if self._deadline is not None:
                 self._deadline.reschedule(None)  # until `run` the job waits for the proxy
-            self._owner.planned(self._job.job_id, plan_from_proto(event.planned))
+            self._planned(self._job.job_id, plan_from_proto(event.planned))
         elif kind == "waits":
             self._extend(self._phase_timeout)  # other items are in the tower, and it makes progress
         elif kind == "need_media":
@@ -148,8 +149,8 @@ def open_stream(
     address: str,
     job: encoder_pb2.EncodeJob,
     media: ItemMedia,
-    owner: JobOwner,
+    planned: Callable[[str, ItemPlan], None],
     trace: SpanContext | None = None,
 ) -> EncodeStream:
     """The stream of one try, over the pool's channel to the worker."""
-    return EncodeStream(pool.channel("encoder", address), job, media, owner, phase_timeout, trace)
+    return EncodeStream(pool.channel("encoder", address), job, media, planned, phase_timeout, trace)

@@ -237,7 +237,7 @@ class JobRunner:
             damaged_digest=job.damaged_digest,
             re_encode=job.re_encode,
         )
-        stream = self._transport.open_job(job.address, message, source.media, self, source.trace)
+        stream = self._transport.open_job(job.address, message, source.media, self._planned, source.trace)
         task = asyncio.create_task(self._follow(job.try_id, job, stream), name=f"job {job.try_id}")
         self._tries[job.try_id] = _Try(job, stream, task)
         self._tasks.add(task)
@@ -267,7 +267,7 @@ class JobRunner:
         self._begin(self.table.pump(self._clock()))
         await stream.close()
 
-    def planned(self, job_id: str, plan: ItemPlan) -> None:
+    def _planned(self, job_id: str, plan: ItemPlan) -> None:
         job = self.table.planned(job_id, plan)
         if job is not None:
             self.arrived.resize(job, tower_patches(plan), self._clock())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from grpc import aio
 
@@ -103,6 +103,7 @@ def _transcription(request: proxy_pb2.GenerateRequest) -> Transcription | None:
 
 logger = logging.getLogger(__name__)
 
+R = TypeVar("R", proxy_pb2.ChatRequest, proxy_pb2.GenerateRequest)
 Context = aio.ServicerContext[Any, Any]
 
 
@@ -124,16 +125,26 @@ class ProxyServicer(proxy_pb2_grpc.ProxyServiceServicer):
         self._max_images = max_images
         self._timeout = timeout
 
-    async def Chat(
-        self, request: proxy_pb2.ChatRequest, context: Context
+    def Chat(self, request: proxy_pb2.ChatRequest, context: Context) -> AsyncIterator[proxy_pb2.ChatEvent]:
+        return self._answer(request, self._chat_call)
+
+    def Generate(
+        self, request: proxy_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[proxy_pb2.ChatEvent]:
+        return self._answer(request, self._generate_call)
+
+    def _chat_call(self, request: proxy_pb2.ChatRequest) -> tuple[ChatCall, ToolUse]:
+        images, choices = self._max_images, self._max_choices
+        return call_of(request, max_images=images, timeout=self._timeout, max_choices=choices)
+
+    def _generate_call(self, request: proxy_pb2.GenerateRequest) -> tuple[ChatCall, ToolUse]:
+        return generate_call(request, timeout=self._timeout, max_choices=self._max_choices), ToolUse()
+
+    async def _answer(
+        self, request: R, parse: Callable[[R], tuple[ChatCall, ToolUse]]
     ) -> AsyncIterator[proxy_pb2.ChatEvent]:
         try:
-            call, tools = call_of(
-                request,
-                max_images=self._max_images,
-                timeout=self._timeout,
-                max_choices=self._max_choices,
-            )
+            call, tools = parse(request)
             events = _Events(request.return_token_ids, tools, call.n)
             del request  # it holds the media again
             async with aclosing(self._dispatcher.chat(call)) as batches:
@@ -144,25 +155,7 @@ class ProxyServicer(proxy_pb2_grpc.ProxyServiceServicer):
         except RequestError:
             raise
         except Exception:
-            logger.exception("gRPC chat")
-            raise InternalError("an unexpected error in the proxy") from None
-
-    async def Generate(
-        self, request: proxy_pb2.GenerateRequest, context: Context
-    ) -> AsyncIterator[proxy_pb2.ChatEvent]:
-        try:
-            call = generate_call(request, timeout=self._timeout, max_choices=self._max_choices)
-            events = _Events(request.return_token_ids, ToolUse(), call.n)
-            del request
-            async with aclosing(self._dispatcher.chat(call)) as batches:
-                async for outputs in batches:
-                    for output in outputs:
-                        if (event := events.of(output)) is not None:
-                            yield event
-        except RequestError:
-            raise
-        except Exception:
-            logger.exception("gRPC generate")
+            logger.exception("a gRPC call")
             raise InternalError("an unexpected error in the proxy") from None
 
     async def ListModels(

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from triptych.base.config import format_size
 from triptych.base.errors import InternalError, InvalidRequest, NotFound, RequestError, TooLarge
 from triptych.base.log import log_fields
-from triptych.base.request.unknown_field import unknown_field
+from triptych.base.request.limits import unknown_field
 from triptych.base.tracing.server_span import CURRENT_SPAN
 from triptych.proxy.http.delivery import CURRENT_DELIVERY
 from triptych.proxy.http.json_body import DONE, error_body, error_json, event, retry_after

@@ -15,8 +15,7 @@ from support.processes.cluster import wait_for
 from support.waiting import until
 from triptych.base.engine_beat import EngineBeat
 from triptych.base.rpc.channels import make_channel, make_server
-from triptych.base.status.service_status import ServiceStatus
-from triptych.base.status.status_server import status_server
+from triptych.base.status.status_server import ServiceStatus, status_server
 from triptych.base.watchdog import LEAST_LIMIT, Watchdog
 from triptych.base.worker_process import Health, ProcessWatch
 

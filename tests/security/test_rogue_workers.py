@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,10 @@ from support.fakes.fake_workers import picture, user, whole_text
 from support.fakes.impostor import HEALTH, Impostor, is_free, port_of, registration
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
+from triptych.base.config import TlsFiles
 from triptych.base.rpc.internal_token import InternalToken
 from triptych.base.rpc.tls.certificates import Certificates
+from triptych.base.rpc.tls.material import TlsMaterial
 from triptych.protos import common_pb2, encoder_pb2
 
 TOKEN = "token-of-the-cluster-under-attack"
@@ -77,6 +80,17 @@ class _Files:
         folder = CertificateFolder(self._path / "name")
         return Certificates(folder.write(issue(self._ours, "www.internal"), pem_of(self._ours)).front_door)
 
+    def expired(self) -> Certificates:
+        """A certificate of the cluster's CA whose time is over, which no service of ours would start with."""
+        folder = CertificateFolder(self._path / "expired")
+        files = folder.write(issue(self._ours, days=-0.1), pem_of(self._ours)).front_door
+
+        def unchecked(files: TlsFiles) -> TlsMaterial:
+            cert, key = folder.cert.read_bytes(), folder.key.read_bytes()
+            return TlsMaterial(cert, key, b"", "", 0.0, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+
+        return Certificates(files, read=unchecked)
+
     def _of(self, name: str, authority: trustme.CA) -> Certificates:
         folder = CertificateFolder(self._path / name)
         return Certificates(folder.write(issue(authority), pem_of(authority)).internal)
@@ -85,6 +99,7 @@ class _Files:
 IMPOSTORS: dict[str, Callable[[_Files], Certificates | None]] = {
     "clear text": lambda files: None,
     "another CA's certificate": lambda files: files.of_another_ca(),
+    "our CA's certificate that has expired": lambda files: files.expired(),
     "our CA's certificate for another name": lambda files: files.of_another_name(),
 }
 

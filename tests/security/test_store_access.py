@@ -22,7 +22,7 @@ from support.stores.server import StoreServer
 from support.stores.users import guarded_server, role_password
 from support.tools import tool
 from support.waiting import within
-from triptych.apps.access.acl import user_name
+from triptych.apps.access.uses import user_name
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
 from triptych.store.tls import StoreTls

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 from collections.abc import Callable, Sequence
 
@@ -21,8 +20,6 @@ from triptych.base.engine_beat import EngineBeat
 from triptych.base.rpc.channels import STORE_SERVICE
 from triptych.base.tracing.start import check_tracing
 from triptych.base.watchdog import Watchdog, check_stall_timeout
-
-logger = logging.getLogger(__name__)
 
 
 def stop_signal() -> asyncio.Event:

@@ -17,9 +17,8 @@ from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.checkpoint.folder import read_config
 from triptych.models.defaults import generation_defaults, resolve_device, resolve_dtype
 from triptych.models.parallel.tensor_parallel import TensorParallel
-from triptych.models.weights.fused_gelu import fuse_gelu
 from triptych.models.weights.loading import KeyMap
-from triptych.models.weights.prepack import prepack
+from triptych.models.weights.prepack import fuse_gelu, prepack
 from triptych.models.weights.quantization import (
     NONE,
     decoder_is_quantized,

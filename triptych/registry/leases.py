@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from triptych.base.hashing import check_mm_hash
 from triptych.store import keys
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.server_clock import NOW
+from triptych.store.scripts import NOW
 
 #: Leases deleted per command, since the server runs nothing else meanwhile.
 _AT_ONCE = 1000

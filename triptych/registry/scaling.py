@@ -16,7 +16,7 @@ import msgpack
 from triptych.base.scaling import PoolDemand, ScalingDecision, ScalingRules, SharedRules
 from triptych.store import keys
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.server_clock import NOW
+from triptych.store.scripts import NOW
 
 logger = logging.getLogger(__name__)
 

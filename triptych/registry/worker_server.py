@@ -19,8 +19,7 @@ from triptych.base.progress.progress import ready
 from triptych.base.rpc.channels import listen, make_server
 from triptych.base.rpc.internal_token import InternalToken
 from triptych.base.rpc.tls.certificates import Certificates, internal_certificates
-from triptych.base.status.service_status import ServiceStatus
-from triptych.base.status.status_server import StatusServer, status_server
+from triptych.base.status.status_server import ServiceStatus, StatusServer, status_server
 from triptych.base.types import WorkerInfo
 from triptych.base.worker_process import Health, ProcessWatch, check_worker, stop_signal
 from triptych.registry.heartbeat import Heartbeat

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 import xxhash
 
-from triptych.store.bulk import BulkRefused
+from triptych.store.bulk import BulkRefused, Received, ScatterBuffer, scattered
 from triptych.store.codec import CHECKSUM_SPAN, HEAD_BYTES, Damage, Head, decode_head
-from triptych.store.scatter import Received, ScatterBuffer, scattered
 
 
 class ArrivingValue:

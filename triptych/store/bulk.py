@@ -1,12 +1,60 @@
-"""Bulk transfers: their errors, and their connection pool, separate from redis-py's."""
+"""Bulk transfers: their errors, buffers and connection pool, separate from redis-py's."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import accumulate
 from typing import Generic, Protocol, TypeVar
+
+
+class ScatterBuffer:
+    """A writable buffer over all `pieces`, in their order, filled from front to back.
+
+    The head of a stored value is not part of the tensor, and memory of a pool may be in several pieces.
+    """
+
+    def __init__(self, pieces: Sequence[memoryview]) -> None:
+        self.pieces = [piece for piece in pieces if len(piece)]
+        self._starts = [0, *accumulate(len(piece) for piece in self.pieces)]
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def rest(self, start: int) -> memoryview:
+        """From byte `start`, which is inside, to the end of its piece."""
+        index = bisect_right(self._starts, start) - 1
+        return self.pieces[index][start - self._starts[index] :]
+
+    def between(self, start: int, stop: int) -> Iterator[memoryview]:
+        """Bytes [start, stop), in pieces."""
+        while start < min(stop, len(self)):
+            piece = self.rest(start)[: stop - start]
+            yield piece
+            start += len(piece)
+
+    def write(self, start: int, data: bytes) -> None:
+        """Copies `data` to byte `start` and on; it must fit."""
+        for piece in self.between(start, start + len(data)):
+            piece[:] = data[: len(piece)]
+            data = data[len(piece) :]
+
+    def read(self, start: int, stop: int) -> bytes:
+        """A copy of bytes [start, stop)."""
+        return b"".join(self.between(start, stop))
+
+
+#: Memory that a value is received into.
+Received = memoryview | ScatterBuffer
+
+
+def scattered(memory: Received) -> ScatterBuffer:
+    """The memory as pieces, whichever it is."""
+    return memory if isinstance(memory, ScatterBuffer) else ScatterBuffer([memory])
+
 
 _NOT_SERVING = ("CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY", "TRYAGAIN")
 #: Characters of an error reply that are repeated.

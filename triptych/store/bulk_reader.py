@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from triptych.store.address import StoreAddress, command
-from triptych.store.bulk import BulkError, BulkLost, BulkRefused, refusal
-from triptych.store.scatter import Received, ScatterBuffer, scattered
+from triptych.store.bulk import BulkError, BulkLost, BulkRefused, Received, ScatterBuffer, refusal, scattered
 from triptych.store.sockets import open_socket
 
 _LINE_BYTES = 512

@@ -14,7 +14,15 @@ from triptych.base.log import log_fields, short
 from triptych.base.types import ItemPlan
 from triptych.store import codec, keys, scripts
 from triptych.store.arriving_value import ArrivingValue, behind_a_head
-from triptych.store.bulk import BulkError, BulkNotServing, BulkRefused, ValueTooLarge
+from triptych.store.bulk import (
+    BulkError,
+    BulkNotServing,
+    BulkRefused,
+    Received,
+    ScatterBuffer,
+    ValueTooLarge,
+    scattered,
+)
 from triptych.store.bulk_reader import BulkReader, Into, Progress
 from triptych.store.bulk_writer import BulkWriter
 from triptych.store.codec import Buffer, Damage, Head
@@ -29,8 +37,7 @@ from triptych.store.results import (
     StoreMemory,
     combined,
 )
-from triptych.store.scatter import Received, ScatterBuffer, scattered
-from triptych.store.server_clock import ServerClock
+from triptych.store.scripts import ServerClock
 from triptych.store.topology.build import build_topology
 from triptych.store.topology.location import StoreLocation, parse_store
 from triptych.store.topology.topology import all_of

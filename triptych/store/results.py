@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from triptych.store.scatter import Received
+from triptych.store.bulk import Received
 
 
 class SaveResult(enum.Enum):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from triptych.base.errors import InternalError, Overloaded, RequestError
@@ -16,7 +16,7 @@ from triptych.proxy import events as proxy
 from triptych.proxy.call.chat import Started
 from triptych.proxy.events import JobReady
 from triptych.proxy.media.ports import ItemMedia
-from triptych.proxy.ports import JobFailure, JobOwner, LinkOwner, RequestEvents
+from triptych.proxy.ports import JobFailure, LinkOwner, RequestEvents
 from triptych.simulator.cluster.context import SimulationContext
 from triptych.simulator.cluster.encoder import SimulatedEncoder
 from triptych.simulator.cluster.pd import SimulatedPD
@@ -59,9 +59,14 @@ class SimulatedTransport:
     links: list[SimulatedLink] = field(default_factory=list)
 
     def open_job(
-        self, address: str, job: encoder_pb2.EncodeJob, media: ItemMedia, owner: JobOwner, trace: object = 0
+        self,
+        address: str,
+        job: encoder_pb2.EncodeJob,
+        media: ItemMedia,
+        planned: Callable[[str, ItemPlan], None],
+        trace: object = 0,
     ) -> SimulatedJob:
-        return SimulatedJob(self, address, job, owner)
+        return SimulatedJob(self, address, job, planned)
 
     def open_link(self, address: str, events: RequestEvents, owner: LinkOwner) -> SimulatedLink:
         link = SimulatedLink(self, address, events, owner)
@@ -75,12 +80,16 @@ class SimulatedJob:
     media_sent = True
 
     def __init__(
-        self, transport: SimulatedTransport, address: str, job: encoder_pb2.EncodeJob, owner: JobOwner
+        self,
+        transport: SimulatedTransport,
+        address: str,
+        job: encoder_pb2.EncodeJob,
+        planned: Callable[[str, ItemPlan], None],
     ) -> None:
         self.item = transport.items[job.mm_hash]
         self.re_encode = job.re_encode
         self._loop, self._rpc = transport.context.loop, transport.context.costs.rpc
-        self._encoder, self._job_id, self._owner = transport.encoders[address], job.job_id, owner
+        self._encoder, self._job_id, self._planned = transport.encoders[address], job.job_id, planned
         self._end: asyncio.Future[JobReady | JobFailure] = self._loop.create_future()
 
     def run(self) -> None:
@@ -98,7 +107,7 @@ class SimulatedJob:
 
     def planned(self, plan: ItemPlan) -> None:
         """Sent by the worker."""
-        self._loop.call_later(self._rpc, self._owner.planned, self._job_id, plan)
+        self._loop.call_later(self._rpc, self._planned, self._job_id, plan)
 
     def ended(self, end: JobReady | JobFailure) -> None:
         """Sent by the worker: its last message."""

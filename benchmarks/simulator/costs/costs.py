@@ -43,10 +43,8 @@ class EncoderCosts:
         """Seconds of one batch of `items` alike, `patches` together; nothing without items."""
         if not items:
             return 0.0
-        pairs = patches * patches / items
-        return (
-            self.tower_batch + self.tower_item * items + self.tower_patch * patches + self.tower_pair * pairs
-        )
+        attention = self.tower_pair * patches * patches / items
+        return self.tower_batch + self.tower_item * items + self.tower_patch * patches + attention
 
     def save(self, nbytes: int) -> float:
         """Seconds until an embedding of `nbytes` has landed."""
@@ -83,13 +81,8 @@ class PDCosts:
         `context_tokens` sums the context lengths of the sequences that decode, `prefill_context` tokens
         times mean context over the prefill chunks.
         """
-        return (
-            self.step
-            + self.prefill_token * prefill_tokens
-            + self.decode_seq * decode_seqs
-            + self.context_token * context_tokens
-            + self.prefill_context * prefill_context
-        )
+        prefill = self.prefill_token * prefill_tokens + self.prefill_context * prefill_context
+        return self.step + prefill + self.decode_seq * decode_seqs + self.context_token * context_tokens
 
     def load(self, nbytes: int) -> float:
         """Seconds from the fetch of an embedding of `nbytes` to its host copy."""
@@ -132,12 +125,8 @@ class ProxyCosts:
 
     def take(self, items: float, media_bytes: float, prompt_tokens: float) -> float:
         """Seconds until a request with so many pictures and tokens of text is on its way."""
-        return (
-            self.request
-            + self.item * items
-            + self.media_byte * media_bytes
-            + self.prompt_token * prompt_tokens
-        )
+        texts = self.request + self.prompt_token * prompt_tokens
+        return texts + self.item * items + self.media_byte * media_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,15 +142,15 @@ class Transfers:
     @contextmanager
     def opened(memory: int = 512 * MIB) -> Iterator[Transfers]:
         """Transfers with a store of their own, of so many bytes."""
-        with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
-            store = EmbeddedStore(Path(folder), memory)
-            store.start()
+        with (
+            tempfile.TemporaryDirectory(prefix="triptych-") as folder,
+            EmbeddedStore(Path(folder), memory) as store,
+        ):
             transfers = Transfers(store.url)
             try:
                 yield transfers
             finally:
                 transfers._worker.shutdown()
-                store.stop()
 
 
 def transfer_samples(effort: Effort) -> tuple[list[Sample], list[Sample]]:

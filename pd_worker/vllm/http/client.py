@@ -12,8 +12,10 @@ import aiohttp
 import msgspec
 
 from triptych.pd_worker.vllm.http.call import EngineCall, body_of, probe_body
-from triptych.pd_worker.vllm.http.errors import EngineGarbage, EngineSilent, EngineUnreachable
 from triptych.pd_worker.vllm.http.replies import (
+    EngineGarbage,
+    EngineSilent,
+    EngineUnreachable,
     ModelList,
     ServerVersion,
     StreamChunk,

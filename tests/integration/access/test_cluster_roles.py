@@ -10,8 +10,7 @@ from support.data.items import make_plan
 from support.store_roles import USES, small_parts
 from support.stores.redis_cluster import redis_cluster
 from support.stores.users import role_password, role_url
-from triptych.apps.access.acl import password_hash, rules, user_name
-from triptych.apps.access.uses import grants_of
+from triptych.apps.access.uses import grants_of, password_hash, rules, user_name
 from triptych.store import keys
 from triptych.store.topology.slots import slot_of
 

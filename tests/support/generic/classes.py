@@ -216,7 +216,7 @@ def build(tiny: TinyClass, seed: int = 0) -> PreTrainedModel:
                 parameter.copy_(noise * gain / parameter[0].numel() ** 0.5)
     model.tie_weights()
     model.generation_config.eos_token_id = None
-    return model.eval()  # type: ignore[no-any-return]
+    return model.eval()
 
 
 @functools.cache

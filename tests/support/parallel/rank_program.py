@@ -21,7 +21,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from support.parallel.batches import RankBatch, compute, open_decoder
-from triptych.models.parallel import shares
+from triptych.models.parallel import plan
 from triptych.models.parallel.layers import RowParallelLinear
 from triptych.models.parallel.tensor_parallel import CollectiveError, TensorParallel
 
@@ -120,7 +120,7 @@ def fault(name: str | None) -> Iterator[None]:
     patches = {
         "no all-reduce": (RowParallelLinear, "forward", unsummed),
         "bias of every rank": (RowParallelLinear, "forward", bias_of_every_rank),
-        "KV heads of rank 0": (shares, "kv_heads", first_heads),
+        "KV heads of rank 0": (plan, "kv_heads", first_heads),
     }
     if name is None:
         yield

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from triptych.base.ranks import process, program
+from triptych.base.ranks import process
 
-program.PROGRAMS["test"] = "support.ranks.obedient"
+process.PROGRAMS["test"] = "support.ranks.obedient"
 
 if __name__ == "__main__":
     process.main()

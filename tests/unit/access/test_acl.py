@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from triptych.apps.access.acl import acl_lines, password_hash, rules
-from triptych.apps.access.uses import ROLES
+from triptych.apps.access.uses import ROLES, acl_lines, password_hash, rules
 
 CHART = Path(__file__).parents[3] / "deploy" / "helm" / "triptych"
 

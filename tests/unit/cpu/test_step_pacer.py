@@ -7,11 +7,9 @@ import time
 
 import pytest
 
-from triptych.base.cpu import core_page
 from triptych.base.cpu import step_pacer as module
 from triptych.base.cpu.affinity import OwnCore
-from triptych.base.cpu.core_page import CorePage
-from triptych.base.cpu.step_pacer import SharedCores, StepPacer, step_pacer
+from triptych.base.cpu.step_pacer import CorePage, SharedCores, StepPacer, step_pacer
 from triptych.base.machine.resources import usable_cpus
 
 CORES = usable_cpus()
@@ -59,7 +57,7 @@ def test_a_step_waits_for_its_share_of_the_interval(path):
 
 
 def test_a_tower_computes_on_all_cores_until_a_decoder_wants_one(path, monkeypatch):
-    monkeypatch.setattr(core_page, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(module, "usable_cpus", lambda: 2)
     given: list[int] = []
     tower = SharedCores(CorePage(path, 1, 1, most=2), set_threads=given.append)
     decoder = step_pacer(path, 0, 1)
@@ -76,7 +74,7 @@ def test_a_tower_computes_on_all_cores_until_a_decoder_wants_one(path, monkeypat
 
 
 def test_a_decoder_steps_on_one_core_beside_a_tower_and_on_both_alone(path, monkeypatch):
-    monkeypatch.setattr(core_page, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(module, "usable_cpus", lambda: 2)
     given: list[int] = []
     decoder = SharedCores(CorePage(path, 0, 1, most=2), set_threads=given.append)
     tower = step_pacer(path, 1, 1)

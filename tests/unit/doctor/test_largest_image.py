@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triptych.apps.doctor.finding import CheckOutcome
-from triptych.apps.doctor.largest_image import largest_image
+from triptych.apps.doctor.model import largest_image
 
 #: Up to 4096x4096 pixels, a row for 32x32 of them.
 QWEN = {"size": {"longest_edge": 1 << 24, "shortest_edge": 1 << 16}, "patch_size": 16, "merge_size": 2}

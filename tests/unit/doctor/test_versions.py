@@ -6,7 +6,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from triptych.apps.doctor.finding import CheckOutcome, CheckResult
-from triptych.apps.doctor.versions import check_versions, needed
+from triptych.apps.doctor.machine import check_versions, needed
 
 TORCH = Requirement('torch<2.14,>=2.11; extra == "worker"')
 GRPC = Requirement("grpcio>=1.80")

@@ -9,7 +9,7 @@ from triptych.base.types import ItemPlan
 from triptych.encoder_worker.job_spec import ItemFormat
 from triptych.encoder_worker.jobs.job import Failed, JobTimings, MediaWanted, Planned, Ready, Waits
 from triptych.encoder_worker.media.formats import MAX_MEDIA_BYTES
-from triptych.encoder_worker.messages import MAX_TIMEOUT, event_message, parse_job
+from triptych.encoder_worker.server import MAX_TIMEOUT, event_message, parse_job
 from triptych.protos import encoder_pb2
 
 FORMAT = ItemFormat("a" * 64, "image", 8, "float32")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from triptych.apps.launch.run_folder import run_folder
+from triptych.apps.launch.cluster_state import run_folder
 from triptych.base.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ def test_a_folder_of_a_running_cluster_is_refused_and_free_after_its_end(tmp_pat
 
 
 def test_a_folder_of_a_cluster_that_was_killed_is_free(tmp_path: Path) -> None:
-    held = f"from triptych.apps.launch.run_folder import run_folder\nwith run_folder({str(tmp_path)!r}):\n"
+    held = f"from triptych.apps.launch.cluster_state import run_folder\nwith run_folder({str(tmp_path)!r}):\n"
     program = [sys.executable, "-c", held + "    print(flush=True); input()"]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None

@@ -8,9 +8,9 @@ import json
 import pytest
 
 from support.options import serve_config
+from triptych.apps.launch.cluster_state import TARGETS_FILE, keep_targets, scrape_targets, write_targets
 from triptych.apps.launch.plan.cluster import plan_cluster
 from triptych.apps.launch.plan.cores import share_cores
-from triptych.apps.launch.scrape_targets import FILE, keep_targets, scrape_targets, write_targets
 from triptych.base.types import WorkerInfo
 from triptych.store.control import StoreUnavailable
 
@@ -30,12 +30,12 @@ def test_workers_are_named_by_the_port_of_their_metrics_and_their_pool():
 
 def test_the_file_is_replaced_only_when_it_says_something_else(tmp_path):
     write_targets(tmp_path, scrape_targets([], "a:1"))
-    first = (tmp_path / FILE).stat().st_ino
+    first = (tmp_path / TARGETS_FILE).stat().st_ino
     write_targets(tmp_path, scrape_targets([], "a:1"))
-    assert (tmp_path / FILE).stat().st_ino == first
+    assert (tmp_path / TARGETS_FILE).stat().st_ino == first
     write_targets(tmp_path, scrape_targets([], "b:1"))
-    assert json.loads((tmp_path / FILE).read_text())[0]["targets"] == ["b:1"]
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    assert json.loads((tmp_path / TARGETS_FILE).read_text())[0]["targets"] == ["b:1"]
+    assert [path.name for path in tmp_path.iterdir()] == [TARGETS_FILE]
 
 
 async def test_while_the_store_is_away_the_file_stays(tmp_path):
@@ -44,11 +44,11 @@ async def test_while_the_store_is_away_the_file_stays(tmp_path):
             raise StoreUnavailable("switched off")
 
     write_targets(tmp_path, scrape_targets([_info("a:1", "pd")], "p"))
-    before = (tmp_path / FILE).read_text()
+    before = (tmp_path / TARGETS_FILE).read_text()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await keep_targets(Away(), tmp_path, "p")  # type: ignore[arg-type]
-    assert (tmp_path / FILE).read_text() == before
+    assert (tmp_path / TARGETS_FILE).read_text() == before
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from triptych.apps.launch.start_display import StartDisplay
-from triptych.base.progress.launcher import VARIABLE, LauncherRenderer, encode
+from triptych.apps.launch.supervisor import StartDisplay
 from triptych.base.progress.progress import StepState
-from triptych.base.progress.renderers import TerminalRenderer
+from triptych.base.progress.renderers import VARIABLE, LauncherRenderer, TerminalRenderer, encode
 from triptych.base.progress.screen import CLEAR
 
 

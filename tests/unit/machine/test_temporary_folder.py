@@ -7,7 +7,7 @@ import tempfile
 import pytest
 
 from triptych.base.errors import ConfigError
-from triptych.base.machine.temporary_folder import check_temporary_folder
+from triptych.base.machine.resources import check_temporary_folder
 
 
 def test_where_temporary_files_can_be_written_all_is_well():

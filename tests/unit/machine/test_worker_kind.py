@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from triptych.base.errors import ConfigError
-from triptych.base.machine.worker_kind import MAX_KIND_CHARS, worker_kind
+from triptych.base.machine.resources import MAX_KIND_CHARS, worker_kind
 
 
 def machine(folder: Path, cpuinfo: str) -> Path:

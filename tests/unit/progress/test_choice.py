@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from triptych.base.progress.choice import command_renderer, service_renderer
-from triptych.base.progress.launcher import VARIABLE, LauncherRenderer
 from triptych.base.progress.progress import StepState
-from triptych.base.progress.renderers import LineRenderer
+from triptych.base.progress.renderers import VARIABLE, LauncherRenderer, LineRenderer
 
 
 class Terminal(io.StringIO):

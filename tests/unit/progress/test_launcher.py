@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from triptych.base.progress.launcher import MOST_BYTES, LauncherRenderer, decode, encode
 from triptych.base.progress.progress import BYTES, StepState
+from triptych.base.progress.renderers import MOST_BYTES, LauncherRenderer, decode, encode
 
 STATE = StepState("3", "loading weights", 5.0, 10.0, BYTES, "note", 2.5, ended=True, failed=False)
 _HUGE = b'{"name": "a", "state": {"key": "1", "label": "x", "done": 1e999}}'

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from triptych.base.ranks.channel import MAX_FRAME_BYTES, Channel
-from triptych.base.ranks.errors import RankLost
+from triptych.base.ranks.channel import MAX_FRAME_BYTES, Channel, RankLost
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from triptych.base.errors import ConfigError
-from triptych.base.ranks.devices import check_ranks, device_of
+from triptych.base.ranks.process_group import check_ranks, device_of
 
 
 @pytest.mark.parametrize(

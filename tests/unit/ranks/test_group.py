@@ -16,7 +16,7 @@ from support.ranks.groups import COMMAND, alive, obedient_group
 from triptych.base.config import EncoderConfig, PDConfig
 from triptych.base.config.flags import config_from, public_values
 from triptych.base.errors import ConfigError
-from triptych.base.ranks.errors import RankFailed, RankLost, RankStartError
+from triptych.base.ranks.channel import RankFailed, RankLost, RankStartError
 from triptych.base.ranks.group import RankGroup
 
 Start = Callable[..., RankGroup]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.base.status.service_status import (
+from triptych.base.status.status_server import (
     ProbeAnswer,
     ServicePhase,
     ServiceStatus,

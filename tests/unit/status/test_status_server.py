@@ -12,8 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from triptych.base.errors import ConfigError
-from triptych.base.status.service_status import ServiceStatus
-from triptych.base.status.status_server import MOST_CONNECTIONS, StatusServer, status_server
+from triptych.base.status.status_server import MOST_CONNECTIONS, ServiceStatus, StatusServer, status_server
 
 
 @pytest.fixture

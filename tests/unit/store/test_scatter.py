@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.store.scatter import ScatterBuffer, scattered
+from triptych.store.bulk import ScatterBuffer, scattered
 
 
 def buffer_of(sizes: list[int]) -> ScatterBuffer:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from triptych.store.server_clock import SLACK_SECONDS, ServerClock
+from triptych.store.scripts import SLACK_SECONDS, ServerClock
 
 
 def test_a_clock_that_goes_on_evenly_never_jumps() -> None:

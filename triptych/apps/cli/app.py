@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from triptych import __version__
 from triptych.apps.cli.commands.ask import ask, transcribe
 from triptych.apps.cli.commands.bench import bench
-from triptych.apps.cli.commands.cluster import check, serve
-from triptych.apps.cli.commands.doctor import doctor
+from triptych.apps.cli.commands.cluster import check, doctor, serve
 from triptych.apps.cli.commands.local import cert, key, namespace, tones
-from triptych.apps.cli.commands.plan import plan
-from triptych.apps.cli.commands.profile import profile
+from triptych.apps.cli.commands.plan import plan, profile
 from triptych.apps.cli.commands.services import colocated, encoder, pd, proxy
 from triptych.apps.cli.commands.store import store
 from triptych.apps.cli.commands.top import top
-from triptych.apps.cli.extras import CommandGroup
+from triptych.base.errors import ConfigError
+
+_WORKER = ("PIL", "jinja2", "llguidance", "numpy", "safetensors", "soundfile", "soxr", "tokenizers", "torch")
+#: The extra that installs each module.
+_EXTRAS = dict.fromkeys((*_WORKER, "transformers"), "worker")
+_EXTRAS |= {"cryptography": "cert", "matplotlib": "bench", "ray": "ray", "vllm": "vllm"}
+
+
+class CommandGroup(click.Group):
+    """A group whose commands end with one sentence where a package of an extra is missing."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            module, command = (error.name or "").partition(".")[0], ctx.invoked_subcommand
+            if module not in _EXTRAS:
+                raise
+            # They need numpy and PIL for themselves.
+            extra = "bench" if command in ("bench", "plan") else _EXTRAS[module]
+            raise ConfigError(
+                f"`triptych {command}` needs {module}, not installed here: pip install 'triptych[{extra}]'"
+            ) from error
 
 
 @click.group(

@@ -32,7 +32,7 @@ from triptych.base.errors import (
     Unavailable,
     error_from_code,
 )
-from triptych.base.request.unknown_field import unknown_field
+from triptych.base.request.limits import unknown_field
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import threading
 import uuid
+from collections import deque
 from dataclasses import dataclass, replace
+from types import TracebackType
 
-from triptych.apps.colocated.device_lock import DeviceLock
 from triptych.base.config import ColocatedConfig
+from triptych.base.cpu.step_pacer import StepPacer
 from triptych.base.cpu.threads import decoder_threads, in_short_lived_thread, use_threads
 from triptych.base.engine_beat import EngineBeat
+from triptych.base.errors import InternalError
 from triptych.base.metrics import EncoderMetrics, PDMetrics, new_registry
 from triptych.base.tracing.context import Producers
 from triptych.base.tracing.start import worker_tracer
@@ -29,7 +32,51 @@ from triptych.protos import encoder_pb2_grpc, pd_pb2_grpc
 from triptych.registry.worker_server import WorkerProcess, WorkerServer, worker_process
 from triptych.store.embedding_store import EmbeddingStore
 
-logger = logging.getLogger(__name__)
+
+class DeviceLock(StepPacer):
+    """A first-in-first-out lock, held by `with`: two engines that both wait for it alternate.
+
+    A wait of more than `patience` seconds is an InternalError: the other engine's step hangs.
+    """
+
+    def __init__(self, patience: float = 600.0) -> None:
+        self._patience = patience
+        self._lock = threading.Lock()
+        self._held = False
+        self._gates: deque[threading.Lock] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """How many threads wait."""
+        return len(self._gates)
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._held:
+                self._held = True
+                return
+            gate = threading.Lock()
+            gate.acquire()
+            self._gates.append(gate)
+        if not gate.acquire(timeout=self._patience):
+            self._give_up(gate)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            if self._gates:
+                # It stays held: handed over, so that no third thread can acquire it in between.
+                self._gates.popleft().release()
+            else:
+                self._held = False
+
+    def _give_up(self, gate: threading.Lock) -> None:
+        with self._lock:
+            if gate not in self._gates:
+                return  # handed over just now
+            self._gates.remove(gate)
+        raise InternalError(f"the device was not free for {self._patience:g} s")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
 import shutil
-import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion
+
 from triptych.apps.doctor.finding import CheckResult, fail, note, ok
+from triptych.apps.launch.supervisor import port_error
 from triptych.base.config import GIB, format_size
 from triptych.base.machine.resources import allowed_cpus, available_memory, cpu_quota
 
@@ -100,14 +106,8 @@ def _port(flag: str, host: str, port: int) -> CheckResult:
     shown = f"{host}:{port}"
     if not port:
         return ok(flag, "picked at the start")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except (OSError, OverflowError) as error:
-            why = error.strerror if isinstance(error, OSError) else "no such port"
-            return fail(flag, f"{shown}: {why}", f"end what listens there, or give {flag} another number")
+    if why := port_error(host, port):
+        return fail(flag, f"{shown}: {why}", f"end what listens there, or give {flag} another number")
     return ok(flag, f"{shown} is free")
 
 
@@ -122,3 +122,48 @@ def readable_by_others(path: Path) -> tuple[bool, bool]:
     """Whether other users may read the file, and whether they may write it."""
     mode = path.stat().st_mode
     return bool(mode & 0o004), bool(mode & 0o022)
+
+
+def installed_version(name: str) -> str:
+    """The installed version of a library, "" where it is missing."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def needed() -> list[Requirement]:
+    """What a proxy needs, and a worker beside it: those have a marker."""
+    every = map(Requirement, requires("triptych") or ())
+    return [one for one in every if one.marker is None or one.marker.evaluate({"extra": "worker"})]
+
+
+def check_versions(
+    libraries: Sequence[Requirement],
+    found: Callable[[str], str] = installed_version,
+    python: str = platform.python_version(),
+) -> list[CheckResult]:
+    """Python, the libraries that do not fit, and how many do; those that only workers need may be missing."""
+    range_ = metadata("triptych")["Requires-Python"]
+    remedy = f"make the environment with Python {range_}"
+    results = [
+        ok("python", python) if _fits(python, SpecifierSet(range_)) else fail("python", python, remedy)
+    ]
+    absent = [one.name for one in libraries if one.marker is not None and not found(one.name)]
+    others = [one for one in libraries if one.name not in absent]
+    wrong = [one for one in others if not _fits(found(one.name), one.specifier)]
+    for one in wrong:
+        install = f"pip install -c constraints.txt '{one.name}{one.specifier}'"
+        results.append(fail(one.name, found(one.name) or "not installed", install))
+    if absent:
+        results.append(
+            note("worker", f"{', '.join(absent)} missing: this machine can run a proxy, no worker")
+        )
+    return [*results, ok("libraries", f"{len(others) - len(wrong)} of {len(libraries)} fit")]
+
+
+def _fits(found: str, wanted: SpecifierSet) -> bool:
+    try:
+        return wanted.contains(found, prereleases=True)
+    except InvalidVersion:
+        return False

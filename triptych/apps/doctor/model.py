@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from triptych.apps.doctor.finding import CheckResult, fail, note, ok
-from triptych.apps.doctor.largest_image import largest_image
 from triptych.apps.launch.model_path import resolve_model
 from triptych.apps.launch.plan.memory import (
     MemoryPlan,
@@ -25,6 +25,30 @@ if TYPE_CHECKING:
 
     from triptych.models.base import CrossGeometry, DecoderGeometry
     from triptych.models.registry import Family
+
+
+def largest_image(processor: Mapping[str, Any], limits: Mapping[str, int]) -> CheckResult:
+    """`limits`: the most rows of an image, by the flag that sets them, like "--max-model-len 4096"."""
+    size = processor["size"]
+    if "merge_size" not in processor:
+        target = processor.get("crop_size") or size
+        return ok("largest image", f"any: it is scaled to {target['width']}x{target['height']} pixels")
+    # A row is a square of this side, and an image whole rows of them.
+    side = int(processor["patch_size"]) * int(processor["merge_size"])
+    own = int(size["longest_edge"]) // side**2
+    flag, rows = min(limits.items(), key=lambda limit: limit[1])
+    if own <= rows:
+        return ok("largest image", f"{_shown(own, side)}; larger ones are scaled down to it")
+    if rows < 1:
+        return fail("largest image", f"none fits into {flag}", f"raise {flag.partition(' ')[0]}")
+    shown = f"{_shown(rows, side)} by {flag}; the model's own limit is {_shown(own, side)}"
+    remedy = f"raise {flag.partition(' ')[0]}, or ask for max_pixels {rows * side**2} in mm_processor_kwargs"
+    return note("largest image", shown, remedy)
+
+
+def _shown(rows: int, side: int) -> str:
+    edge = math.isqrt(rows) * side
+    return f"{edge}x{edge} pixels ({rows} rows)"
 
 
 def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:

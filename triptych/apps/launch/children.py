@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from triptych.apps.launch.fork.client import ForkedProcess, ForkServer
 from triptych.apps.launch.parent import PARENT_VARIABLE
-from triptych.apps.launch.secrets.handed_down import VARIABLE, hand_down
+from triptych.apps.launch.secrets import VARIABLE, hand_down
 
 logger = logging.getLogger("launch")
 

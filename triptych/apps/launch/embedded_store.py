@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import platform
 import shutil
 import socket
@@ -9,9 +11,12 @@ import subprocess
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Self
 
 from triptych.apps.launch.parent import supervised
-from triptych.base.errors import ConfigError
+from triptych.base.errors import ConfigError, TriptychError
+
+logger = logging.getLogger("launch")
 
 _START_SECONDS = 10.0
 _STOP_SECONDS = 5.0
@@ -122,6 +127,22 @@ class EmbeddedStore:
     def _last_words(self) -> str:
         lines = (self._folder / "store.log").read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    async def keep_running(self) -> None:
+        """Starts a server that is gone again, empty: what was in it is computed again on demand."""
+        if not self.running:
+            logger.warning("the embedding store is gone; it starts again, empty")
+            try:
+                await asyncio.to_thread(self.start)
+            except TriptychError as error:
+                logger.error("%s", error)
 
     def stop(self) -> None:
         """Ends the server and removes its socket. Idempotent."""

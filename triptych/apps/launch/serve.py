@@ -7,14 +7,14 @@ import secrets
 import sys
 from dataclasses import replace
 
+from triptych.apps.launch.cluster_state import run_folder
 from triptych.apps.launch.greeting import greeting
 from triptych.apps.launch.model_path import model_name, resolve_demo, resolve_model
 from triptych.apps.launch.plan.cluster import plan_cluster
 from triptych.apps.launch.plan.cores import share_cores
 from triptych.apps.launch.plan.devices import Share
-from triptych.apps.launch.plan.placement import check_memory, place_on_gpus
-from triptych.apps.launch.run_folder import run_folder
-from triptych.apps.launch.secrets.credentials import forget_variables, store_url, without_store_files
+from triptych.apps.launch.plan.memory import check_memory, place_on_gpus
+from triptych.apps.launch.secrets import forget_variables, store_url, without_store_files
 from triptych.apps.launch.supervisor import Supervisor, check_port
 from triptych.base.config import (
     ServeConfig,
@@ -26,7 +26,7 @@ from triptych.base.config import (
 from triptych.base.errors import ConfigError
 from triptych.base.log import setup_logging
 from triptych.base.machine.resources import usable_cpus
-from triptych.base.rpc.tls.proxy_certificates import check_certificates
+from triptych.base.rpc.tls.certificates import proxy_certificates
 from triptych.base.tracing.start import check_tracing
 from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 
@@ -49,7 +49,7 @@ def _checked(config: ServeConfig) -> ServeConfig:
     store = store_url(config.store, config.proxy)
     proxy = with_token(config).proxy
     check_front_door(proxy.host, api_key=proxy.api_key, api_key_file=proxy.api_key_file, auth=proxy.auth)
-    check_certificates(proxy)
+    proxy_certificates(proxy)  # refuses what cannot be used
     check_tracing(proxy)
     path = resolve_model(resolve_demo(config.demo, config.model))
     check_supported(path, wanted_by_flags(config.pd))

@@ -3,29 +3,98 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
+import socket
+import sys
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from triptych.apps.launch.children import Child
-from triptych.apps.launch.cluster_state import answers_ready
+from triptych.apps.launch.cluster_state import (
+    answers_ready,
+    connected,
+    keep_targets,
+    registered,
+    remove_state,
+    write_state,
+)
 from triptych.apps.launch.fork.client import ForkServer
 from triptych.apps.launch.plan.cluster import ClusterPlan
-from triptych.apps.launch.scaling.controller import PoolController
-from triptych.apps.launch.scaling.local_workers import GRACE_SECONDS, LocalWorkers
-from triptych.apps.launch.scrape_targets import FILE as TARGETS_FILE
-from triptych.apps.launch.scrape_targets import keep_targets
-from triptych.apps.launch.start_display import StartDisplay
-from triptych.base.errors import ConfigError, TriptychError
+from triptych.apps.launch.scaling import GRACE_SECONDS, LocalWorkers, follow_decisions
+from triptych.base.errors import ConfigError
+from triptych.base.log import logs_json
+from triptych.base.progress.progress import StepState
+from triptych.base.progress.renderers import MOST_BYTES, VARIABLE, TerminalRenderer, decode
+from triptych.base.progress.screen import can_draw
 from triptych.registry.registry import Registry
-from triptych.registry.scaling import ScalingBoard
-from triptych.store.control import StoreUnavailable
-from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.topology.location import redacted
+
+#: Datagrams that one turn of the loop reads.
+_AT_ONCE = 64
+
+
+class StartDisplay:
+    """Bars on the launcher's terminal, fed by the workers through a socket; none where there is no terminal.
+
+    Workers find the socket by a variable that this process has from `open` to `close`.
+    """
+
+    def __init__(self, workers: Sequence[str], renderer: TerminalRenderer | None = None) -> None:
+        if renderer is None and can_draw(sys.stderr) and not logs_json():
+            renderer = TerminalRenderer(sys.stderr)
+        self._workers = workers
+        self._renderer = renderer
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._socket: socket.socket | None = None
+
+    def open(self) -> None:
+        """Shows all workers as starting; belongs to the running loop."""
+        if self._renderer is None:
+            return
+        # Not the run folder: the path of a socket is short.
+        self._folder = tempfile.TemporaryDirectory(prefix="triptych-")
+        path = Path(self._folder.name) / "progress"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._socket.setblocking(False)
+        self._socket.bind(str(path))
+        asyncio.get_running_loop().add_reader(self._socket, self._receive)
+        os.environ[VARIABLE] = str(path)
+        for name in self._workers:
+            self._renderer.keep(StepState(name, f"{name}: starting"))
+
+    def close(self) -> None:
+        """Leaves nothing on the terminal. Idempotent."""
+        if self._renderer is not None:
+            self._renderer.close()
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+        if self._folder is not None:
+            os.environ.pop(VARIABLE, None)
+            self._folder.cleanup()
+            self._folder = None
+
+    def _receive(self) -> None:
+        assert self._socket is not None and self._renderer is not None
+        for _ in range(_AT_ONCE):
+            try:
+                data = self._socket.recv(MOST_BYTES)
+            except (BlockingIOError, InterruptedError):
+                return
+            found = decode(data)
+            if found is not None and found[0] in self._workers:
+                self._renderer.keep(_as_row(*found))
+
+
+def _as_row(worker: str, state: StepState) -> StepState:
+    """The worker's row: its last step stays in it, full, until the next one begins."""
+    return replace(state, key=worker, label=f"{worker}: {state.label}")
+
 
 logger = logging.getLogger("launch")
 
@@ -75,7 +144,8 @@ class Supervisor:
 
     def _helpers(self) -> list[Coroutine[Any, Any, None]]:
         """What is done beside the watches, until the end."""
-        scaling = [self._scale()] if self._plan.scaled else []
+        plan = self._plan
+        scaling = [follow_decisions(plan.store_url, plan.scaled, self._workers)] if plan.scaled else []
         return [self._watch_store(), self._announce(), self._keep_targets(), *scaling]
 
     async def _end(self) -> None:
@@ -89,8 +159,7 @@ class Supervisor:
         await self._workers.close()
         if self._plan.store is not None:
             self._plan.store.stop()
-        for name in ("cluster.json", TARGETS_FILE):
-            (self._plan.run_dir / name).unlink(missing_ok=True)
+        remove_state(self._plan.run_dir)
         logger.info("stopped")
 
     async def _announce(self) -> None:
@@ -102,35 +171,19 @@ class Supervisor:
             self._write_processes()
             await asyncio.sleep(0.5)
 
-    async def _scale(self) -> None:
-        """Follows the proxies' decisions on the scaled pools."""
-        store = await self._connect()
-        try:
-            await PoolController(ScalingBoard(store), self._plan.scaled, self._workers).run()
-        finally:
-            await store.close()
-
     async def _keep_targets(self) -> None:
         """Keeps the file of addresses that Prometheus asks."""
-        store = await self._connect()
+        store = await connected(self._plan.store_url)
         try:
             await keep_targets(Registry(store), self._plan.run_dir, self._plan.proxy_metrics)
         finally:
             await store.close()
 
-    async def _connect(self) -> EmbeddingStore:
-        """A connection to the store, as soon as that answers."""
-        while True:
-            try:
-                return await EmbeddingStore.connect(self._plan.store_url)
-            except StoreUnavailable:
-                await asyncio.sleep(STORE_CHECK_SECONDS)
-
     async def _wait_until_ready(self) -> None:
         waited: dict[str, int] = {}
         while True:
             self._write_processes()
-            counts = await self._registered()
+            counts = await registered(self._plan.store_url)
             if counts != waited:
                 logger.info(
                     "%s", ", ".join(f"{counts.get(p, 0)} of {n} {p}" for p, n in self._plan.pools.items())
@@ -140,21 +193,6 @@ class Supervisor:
             if complete and await answers_ready(*self._plan.proxy_address, tls=self._plan.proxy_tls):
                 return
             await asyncio.sleep(0.2)
-
-    async def _registered(self) -> dict[str, int]:
-        try:
-            store = await EmbeddingStore.connect(self._plan.store_url)
-        except StoreUnavailable:
-            return {}
-        try:
-            counts: dict[str, int] = {}
-            for worker in await Registry(store).workers():
-                counts[worker.pool] = counts.get(worker.pool, 0) + 1
-            return counts
-        except StoreUnavailable:
-            return {}
-        finally:
-            await store.close()
 
     def _changed(self) -> None:
         """Called when a child has started or ended; no start waits for the file."""
@@ -170,37 +208,27 @@ class Supervisor:
             processes["fork-server"] = self._fork_server.pid
         if self._plan.store is not None:
             processes["store"] = self._plan.store.pid if self._plan.store.running else None
-        target = self._plan.run_dir / "cluster.json"
-        text = json.dumps({"store": redacted(self._plan.store_url), "processes": processes})
-        if not target.exists() or target.read_text() != text:
-            # A new file of mode 0600: other users neither own it nor read it.
-            descriptor, scratch = tempfile.mkstemp(dir=target.parent, prefix="cluster-")
-            with os.fdopen(descriptor, "w") as file:
-                file.write(text)
-            os.replace(scratch, target)
+        write_state(self._plan.run_dir, self._plan.store_url, {"processes": processes})
 
     async def _watch_store(self) -> None:
         store = self._plan.store
         while store is not None:
             await asyncio.sleep(STORE_CHECK_SECONDS)
-            if not store.running:
-                logger.warning("the embedding store is gone; it starts again, empty")
-                try:
-                    await asyncio.to_thread(store.start)
-                except TriptychError as error:
-                    logger.error("%s", error)
+            await store.keep_running()
 
 
 def check_port(host: str, port: int, flag: str) -> None:
     """ConfigError when the port cannot be bound."""
-    import socket
+    if error := port_error(host, port):
+        raise ConfigError(f"{flag} {port} on {host} cannot be used ({error}): {flag} N picks another")
 
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
+
+def port_error(host: str, port: int) -> str:
+    """Why the port cannot be bound; "" where it can."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                f"{flag} {port} on {host} cannot be used ({error.strerror}): {flag} N picks another"
-            ) from error
+        except (OSError, OverflowError) as error:
+            return (error.strerror or str(error)) if isinstance(error, OSError) else "no such port"
+    return ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Config")
@@ -73,39 +73,14 @@ def flag(
     help: str,
     *,
     kind: type = str,
-    variable: str = "",
-    size: bool = False,
-    auto: bool = False,
-    choices: tuple[str, ...] = (),
     least: int | None = None,
     most: int | None = None,
-    to_zero: bool = False,
-    secret: bool = False,
-    joined: bool = False,
-    required: bool = False,
-    exists: bool = False,
-    shown: str = "",
-    short: str = "",
+    **more: Any,
 ) -> T:
-    """A field that is a flag; see `Flag`."""
-    declared = Flag(
-        default=default,
-        help=help,
-        kind=kind if default in (None, ()) else type(default),
-        variable=variable,
-        size=size,
-        auto=auto,
-        choices=choices,
-        bounds=(least, most),
-        to_zero=to_zero,
-        secret=secret,
-        joined=joined,
-        required=required,
-        exists=exists,
-        shown=shown,
-        short=short,
-    )
-    return field(default=default, metadata={"flag": declared}, repr=not secret)
+    """A field that is a flag; `more` are further fields of `Flag`."""
+    kind = kind if default in (None, ()) else type(default)
+    declared = Flag(default, help, kind=kind, bounds=(least, most), **more)
+    return field(default=default, metadata={"flag": declared}, repr=not declared.secret)
 
 
 def part(config: type[C], *, without: Collection[str] = ()) -> C:

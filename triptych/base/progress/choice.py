@@ -8,9 +8,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from triptych.base.progress.launcher import VARIABLE, LauncherRenderer
 from triptych.base.progress.progress import Renderer, current_renderer
-from triptych.base.progress.renderers import LineRenderer, TerminalRenderer
+from triptych.base.progress.renderers import VARIABLE, LauncherRenderer, LineRenderer, TerminalRenderer
 from triptych.base.progress.screen import can_draw
 
 logger = logging.getLogger("progress")

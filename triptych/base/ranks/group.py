@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -11,15 +10,12 @@ from triptych.base.config.flags import Config, public_values
 from triptych.base.engine_beat import EngineBeat
 from triptych.base.errors import ConfigError
 from triptych.base.ranks.beat_page import BeatPage, new_page
-from triptych.base.ranks.channel import Message
-from triptych.base.ranks.errors import RankFailed, RankLost, RankStartError
+from triptych.base.ranks.channel import Message, RankFailed, RankLost, RankStartError
 from triptych.base.ranks.rank_process import COMMAND, RankProcess
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
-
-logger = logging.getLogger(__name__)
 
 #: Seconds that a rank has to load its model.
 LOAD_SECONDS = 1800.0

@@ -7,19 +7,32 @@ LEADER is the process id of rank 0, the others are descriptors that this process
 from __future__ import annotations
 
 import ctypes
+import importlib
 import logging
 import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 
 from triptych.base.errors import ConfigError
 from triptych.base.log import setup_logging
 from triptych.base.ranks.beat_page import BeatPage
-from triptych.base.ranks.channel import Channel
-from triptych.base.ranks.errors import RankLost
-from triptych.base.ranks.program import program
+from triptych.base.ranks.channel import Channel, RankLost
 from triptych.base.ranks.rank import Rank, RankStart
+
+#: The only modules that a rank's process imports by name.
+PROGRAMS = {
+    "encoder": "triptych.encoder_worker.ranks.program",
+    "pd": "triptych.pd_worker.ranks.program",
+}
+
+
+def program(name: str) -> Callable[[Rank], None]:
+    """The program of this name; KeyError for any other."""
+    main: Callable[[Rank], None] = importlib.import_module(PROGRAMS[name]).main
+    return main
+
 
 logger = logging.getLogger(__name__)
 

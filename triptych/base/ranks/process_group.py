@@ -1,12 +1,15 @@
-"""The torch.distributed group of one worker's ranks: gloo on CPUs, NCCL on GPUs."""
+"""The devices of one worker's ranks, and their torch.distributed group: gloo on CPUs, NCCL on GPUs."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+from triptych.base.errors import ConfigError
 
 #: Both listen for their peers, and neither asks who connects: on this machine alone.
 _INTERFACES = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
@@ -46,3 +49,28 @@ def leave() -> None:
     """Leaves the group, if this process is in one."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+
+
+#: Ranks of one worker, at most: they are on one machine.
+MOST_RANKS = 64
+
+
+def device_of(device: torch.device, rank: int) -> torch.device:
+    """The device of a rank: of a worker on cuda:2, rank 0 has cuda:2, rank 1 cuda:3; a CPU is everyone's."""
+    if device.type != "cuda":
+        return device
+    return torch.device("cuda", (device.index or 0) + rank)
+
+
+def check_ranks(
+    option: str, ranks: int, device: torch.device, gpus: Callable[[], int] = torch.cuda.device_count
+) -> None:
+    """ConfigError, naming the flag, for a number of ranks that this machine has no devices for."""
+    if not 1 <= ranks <= MOST_RANKS:
+        raise ConfigError(f"{option} {ranks}: give a number of ranks from 1 to {MOST_RANKS}")
+    first = device.index or 0
+    if device.type == "cuda" and ranks > 1 and first + ranks > gpus():
+        raise ConfigError(
+            f"{option} {ranks} from --device {device} on needs GPUs {first} to {first + ranks - 1} and "
+            f"{gpus()} are there: lower it, or give the worker more GPUs"
+        )

@@ -1,14 +1,20 @@
-"""gRPC servers and channels between our processes: one set of options, one way of authentication."""
+"""gRPC servers and channels between our processes: one set of options, one way of authentication.
+
+The name that a channel verifies is one that all services' certificates carry, `triptych.internal` by default,
+and not the dialled address. Workers are dialled by the addresses of their registrations, which are those of
+pods: new ones at every start, which no certificate can name beforehand. The certificate says that a process
+belongs to the cluster; which worker is where, its signed registration says (`rpc.internal_token`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import grpc
 from grpc import aio
 
 from triptych.base.rpc.internal_token import InternalToken, TokenCheck, token_interceptors
 from triptych.base.rpc.tls.certificates import Certificates
-from triptych.base.rpc.tls.credentials import channel_credentials, channel_options, server_credentials
 from triptych.base.rpc.tls.material import TlsMaterial
 
 #: Prompts and token ids travel here, media in small frames, embeddings never.
@@ -64,7 +70,28 @@ def listen(server: aio.Server, place: str, certificates: Certificates | None = N
     """
     if certificates is None:
         return server.add_insecure_port(place)
-    return server.add_secure_port(place, server_credentials(certificates, mutual=mutual))
+    return server.add_secure_port(place, _server_credentials(certificates, mutual=mutual))
+
+
+def _server_credentials(certificates: Certificates, *, mutual: bool) -> grpc.ServerCredentials:
+    used = certificates.current()
+
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(used.key, used.cert)], used.ca or None)
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        """Called by gRPC at every handshake, in a thread of its own."""
+        nonlocal used
+        if (found := certificates.current()) is used:
+            return None
+        used = found
+        return configuration()
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(),
+        changed,  # type: ignore[arg-type]  # None is allowed, as its documentation says
+        require_client_authentication=mutual,
+    )
 
 
 def make_channel(address: str, token: str = "", tls: TlsMaterial | None = None) -> aio.Channel:
@@ -72,5 +99,7 @@ def make_channel(address: str, token: str = "", tls: TlsMaterial | None = None) 
     interceptors = token_interceptors(InternalToken(token)) if token else None
     if tls is None:
         return aio.insecure_channel(address, options=_OPTIONS, interceptors=interceptors)
-    options = [*_OPTIONS, ("grpc.client_idle_timeout_ms", _IDLE_MS), *channel_options(tls)]
-    return aio.secure_channel(address, channel_credentials(tls), options=options, interceptors=interceptors)
+    named = ("grpc.ssl_target_name_override", tls.name)
+    options = [*_OPTIONS, ("grpc.client_idle_timeout_ms", _IDLE_MS), named]
+    credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.cert)
+    return aio.secure_channel(address, credentials, options=options, interceptors=interceptors)

@@ -25,10 +25,15 @@ from vllm.distributed.ec_transfer.ec_connector.utils import (
 from vllm.distributed.parallel_state import get_tp_group
 
 from triptych.integrations.vllm.copy_loader import CopyLoader
-from triptych.integrations.vllm.engine import adopt_logging, check_engine, row_width, shares_a_process
+from triptych.integrations.vllm.engine import (
+    adopt_logging,
+    check_engine,
+    end_with_parent,
+    row_width,
+    shares_a_process,
+)
 from triptych.integrations.vllm.host_copies import CopyFolder, HostCopies
 from triptych.integrations.vllm.options import ConnectorOptions, parse_options
-from triptych.integrations.vllm.parent import end_with_parent
 from triptych.integrations.vllm.park_table import ParkLimits, ParkTable
 from triptych.integrations.vllm.requests import RequestItems, SaveOrder, needed_item, save_order
 from triptych.integrations.vllm.row_saver import RowSaver

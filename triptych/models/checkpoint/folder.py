@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -13,8 +14,26 @@ from safetensors import SafetensorError, safe_open
 
 from triptych.base.errors import ConfigError
 from triptych.base.types import JsonObject
-from triptych.models.checkpoint.cut import Cut
 from triptych.models.checkpoint.support import check_supported, wanted_by_checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Indices `first` to `last` of dimension `dim`, which has `whole` in the file."""
+
+    dim: int
+    first: int
+    last: int
+    whole: int
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A view of this part of the whole tensor."""
+        return tensor.narrow(self.dim, self.first, self.last - self.first)
+
+    def fits(self, shape: list[int]) -> bool:
+        """Whether a tensor of this shape is the one that the cut was made for."""
+        return self.dim < len(shape) and shape[self.dim] == self.whole
+
 
 _REMEDY = "give MODEL=/folder with config.json and *.safetensors"
 _INDEX = "model.safetensors.index.json"

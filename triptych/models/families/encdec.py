@@ -27,9 +27,8 @@ from triptych.models.defaults import generation_defaults
 from triptych.models.families.cross_attention import CrossAttention
 from triptych.models.families.logits_rules import checkpoint_rules
 from triptych.models.families.text import load_config, one_dimensional
-from triptych.models.parallel.loading import load_share
-from triptych.models.parallel.plan import HEAD, WHOLE, ShardPlan, Style
-from triptych.models.parallel.shares import take_share
+from triptych.models.parallel.plan import HEAD, WHOLE, ShardPlan, Style, take_share
+from triptych.models.parallel.sharding import load_share
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.models.weights.loading import KeyMap, empty_module
 

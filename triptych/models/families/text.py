@@ -17,9 +17,8 @@ from triptych.models.base import DecoderGeometry, DecoderSide, MergedEmbeds
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.fused.decoder_layer import FusedDecoderLayer, rotary
 from triptych.models.fused.layers import fuse_layers
-from triptych.models.parallel.loading import load_share
-from triptych.models.parallel.plan import HEAD, WHOLE, ShardPlan, rules_of_transformers
-from triptych.models.parallel.shares import take_share
+from triptych.models.parallel.plan import HEAD, WHOLE, ShardPlan, rules_of_transformers, take_share
+from triptych.models.parallel.sharding import load_share
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.models.weights.loading import KeyMap, empty_module
 

@@ -148,13 +148,20 @@ class CapturedPrompt:
 class PromptCapture:
     """The shell of one class's base. Thread-safe: it shares parameters with the model, and no state."""
 
-    def __init__(self, model: PreTrainedModel, modality: str, levels: int = 0) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        modality: str,
+        levels: int = 0,
+        *,
+        device: torch.device | None = None,
+    ) -> None:
+        """`device` is the decoder's where it looks something up for a prompt, else a CPU."""
         base, decoder = base_of(model), decoder_of(model)
         self.modality, self.levels = modality, levels
         self.config = captured_config(base.config)
         self.decoder_config = captured_config(decoder.config)
-        parameter = next(decoder.parameters())
-        self._device = torch.device("cpu") if parameter.is_meta else parameter.device
+        self._device = device or torch.device("cpu")
         embedding = IdEmbedding(_WIDTH, self._device)
         recorder = _Recorder(decoder, self.decoder_config, embedding)
         self._shell = _with_module(base, path_of(base, decoder), recorder)

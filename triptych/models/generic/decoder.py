@@ -42,7 +42,13 @@ class GenericDecoder(DecoderSide):
         self.takes_inputs = examined.takes_inputs
         self.image_token_id = int(module.config.image_token_id)
         self._decoder = decoder_of(module)
-        self.capture = PromptCapture(module, "image", examined.geometry.deepstack_levels)
+        self._embedding: Any = module.get_input_embeddings()
+        self.capture = PromptCapture(
+            module,
+            "image",
+            examined.geometry.deepstack_levels,
+            device=device if examined.takes_inputs and device.type != "meta" else None,
+        )
         self.capture.container = examined.container
         self._embedded = examined.embedded
         self._one_item = examined.one_item
@@ -168,8 +174,7 @@ class GenericDecoder(DecoderSide):
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         for token, embedded in self._embedded.items():
             token_ids = torch.where(token_ids == token, torch.full_like(token_ids, embedded), token_ids)
-        embedding: Any = self.module.get_input_embeddings()
-        rows: torch.Tensor = embedding(token_ids)
+        rows: torch.Tensor = self._embedding(token_ids)
         return rows
 
     @torch.no_grad()

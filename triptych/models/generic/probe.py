@@ -40,7 +40,7 @@ _TOKENS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionCall:
+class ProbedLayer:
     """One layer's call of its attention function."""
 
     shape: KVShape
@@ -49,7 +49,7 @@ class AttentionCall:
 
 
 #: Of a layer that keeps a state alone.
-_NO_ATTENTION = AttentionCall(KVShape(0, 0, 0), 0, None)
+_NO_ATTENTION = ProbedLayer(KVShape(0, 0, 0), 0, None)
 
 
 def check_layer_types(name: str, config: Any) -> None:
@@ -67,7 +67,7 @@ def recurrent_layers(config: Any) -> list[int]:
 
 def probe(
     name: str, decoder: nn.Module, width: int, position_rows: int, inputs: Mapping[str, torch.Tensor]
-) -> tuple[list[AttentionCall], tuple[StateShape, ...]]:
+) -> tuple[list[ProbedLayer], tuple[StateShape, ...]]:
     """The attention call of each layer, in their order, and the states of all recurrent layers.
 
     A layer that does not attend has keys and values without elements. `inputs` are those of two tokens,
@@ -81,7 +81,7 @@ def probe(
     parameter = next(decoder.parameters())
     device, dtype = parameter.device, parameter.dtype
     shape = (position_rows, 1, _TOKENS) if position_rows > 1 else (1, _TOKENS)
-    calls: dict[int, AttentionCall] = {}
+    calls: dict[int, ProbedLayer] = {}
     config._attn_implementation_internal = PROBE
     restore = _without_experts(decoder) if device.type == "meta" else []
     # A value that decides the way is unknown on meta: floats are embeddings, others such decisions.
@@ -127,7 +127,7 @@ def _record(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     sliding_window: int | None = None,
-    attn_metadata: dict[int, AttentionCall] | None = None,
+    attn_metadata: dict[int, ProbedLayer] | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     name = type(module).__name__
@@ -139,7 +139,7 @@ def _record(
         raise ConfigError(f"{name} attends with {', '.join(unknown)}: it cannot be served")
     shape = KVShape(key.shape[1], key.shape[-1], value.shape[-1])
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    attn_metadata[layer] = AttentionCall(shape, query.shape[1], sliding_window)
+    attn_metadata[layer] = ProbedLayer(shape, query.shape[1], sliding_window)
     return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
 
 
@@ -147,7 +147,7 @@ AttentionInterface.register(PROBE, _record)
 
 
 def layer_rules(
-    config: Any, calls: list[AttentionCall], spans: Mapping[str, SpanRule]
+    config: Any, calls: list[ProbedLayer], spans: Mapping[str, SpanRule]
 ) -> tuple[LayerRule, ...]:
     """What each layer reaches; `spans` has the rule of each layer type, by its name in `layer_types`."""
     types = getattr(config, "layer_types", None) or ["full_attention"] * len(calls)

@@ -1,17 +1,19 @@
-"""Division of an empty module as its plan says, and the layers that join the ranks once it is loaded."""
+"""Loading of a decoder, or of a rank's share as its plan says, and the layers that join the ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+import torch
 from torch import nn
 
 from triptych.base.errors import ConfigError
-from triptych.models.checkpoint.cut import Cut
-from triptych.models.parallel import shares
+from triptych.models.checkpoint.folder import Checkpoint, Cut
+from triptych.models.parallel import plan as shares
 from triptych.models.parallel.layers import RowParallelLinear, TiedRows, VocabularyParallelHead
-from triptych.models.parallel.plan import ShardPlan, Style
+from triptych.models.parallel.plan import ShardPlan, Style, check_divides
 from triptych.models.parallel.tensor_parallel import TensorParallel
+from triptych.models.weights.loading import load_into
 
 _ROWS = (Style.ROW, Style.HEADS_ROW)
 
@@ -124,3 +126,40 @@ def _head(module: nn.Module, linear: nn.Module, cut: Cut, parallel: TensorParall
     tied = [p for p in module.parameters() if p is not weight and p.untyped_storage().data_ptr() == memory]
     rows = TiedRows(tied[0], cut.first, cut.last) if tied else linear
     return VocabularyParallelHead(rows, [last - first for first, last in bounds], parallel)
+
+
+def load_share(
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    names: dict[str, str],
+    *,
+    plan: ShardPlan,
+    parallel: TensorParallel | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    tied: Iterable[tuple[str, str]] = (),
+    computed: Mapping[str, torch.Tensor] | None = None,
+    quantize: bool = False,
+) -> None:
+    """Fills an empty `module`, as `load_into` does; with `parallel` with this rank's share by `plan`.
+
+    A rank reads its own parts of the checkpoint only, but for 8-bit weights that are divided by inputs: those
+    are read whole, one at a time. ConfigError for heads that cannot be divided among so many ranks.
+    """
+    cuts: dict[str, Cut] = {}
+    if parallel is not None:
+        check_divides(checkpoint.path, plan.heads, plan.kv_heads, parallel.size)
+        cuts = divide(module, plan, parallel)
+    load_into(
+        module,
+        checkpoint,
+        names,
+        device=device,
+        dtype=dtype,
+        tied=tuple(tied),
+        computed=computed,
+        quantize=quantize,
+        cuts=cuts,
+    )
+    if parallel is not None:
+        join(module, plan, parallel, cuts)

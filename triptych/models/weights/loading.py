@@ -12,8 +12,7 @@ from transformers.initialization import no_init_weights
 
 from triptych.base.errors import ConfigError, TriptychError
 from triptych.base.progress.progress import BYTES, step
-from triptych.models.checkpoint.cut import Cut
-from triptych.models.checkpoint.folder import Checkpoint
+from triptych.models.checkpoint.folder import Checkpoint, Cut
 from triptych.models.weights.quantization import quantize as quantize_weight
 from triptych.models.weights.quantization import replace_linears
 

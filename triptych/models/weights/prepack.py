@@ -7,9 +7,12 @@ rows of a decode step that is a third of the time and more (`benchmarks/results/
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import torch
 from torch import nn
+from torch.nn import functional
+from transformers.activations import GELUActivation, GELUTanh
 
 from triptych.base.progress.progress import each
 
@@ -92,3 +95,34 @@ def prepack(module: nn.Module, *, many_rows: bool = False) -> None:
 def _least(weight: torch.Tensor, many_rows: bool) -> int:
     least = LEAST[weight.dtype]
     return min(least, LEAST_OF_MANY_ROWS) if many_rows else least
+
+
+#: A linear layer, and the activation that its module applies to its outputs and to nothing else: Qwen3-VL's
+#: blocks and mergers; CLIP, Whisper and BART.
+_PAIRS = (("linear_fc1", "act_fn"), ("fc1", "activation_fn"))
+
+
+def fuse_gelu(module: nn.Module) -> None:
+    """Makes GELU a part of each prepacked layer that it follows: one oneDNN operator for both.
+
+    On chips with AMX a GELU of its own, over four times the width, takes half as long as the product.
+    Other activations stay as they are.
+    """
+    for part in list(module.modules()):
+        for linear, activation in _PAIRS:
+            layer = getattr(part, linear, None)
+            approximate = _approximate(getattr(part, activation, None))
+            if isinstance(layer, PrepackedLinear) and approximate is not None:
+                layer.fuse_gelu(approximate)
+                setattr(part, activation, nn.Identity())
+
+
+def _approximate(activation: object) -> str | None:
+    """How a module approximates GELU, where it is one."""
+    if isinstance(activation, nn.GELU):
+        return activation.approximate
+    if isinstance(activation, GELUTanh) and isinstance(activation.act, partial):
+        return "tanh"
+    if isinstance(activation, GELUActivation) and activation.act is functional.gelu:
+        return "none"
+    return None

@@ -11,7 +11,7 @@ from support.data.pictures import picture
 from support.engine.encoder_bench import Bench, Job, bench, png
 from support.waiting import until
 from triptych.base.rpc.channels import MEDIA_FRAME_BYTES
-from triptych.encoder_worker.media.budget import MediaBudget
+from triptych.encoder_worker.media.preparer import MediaBudget
 from triptych.models.base import EncoderSide
 from triptych.protos import encoder_pb2
 from triptych.store.embedding_store import EmbeddingStore

@@ -14,7 +14,7 @@ import pytest
 from support.processes.processes import lives
 from support.waiting import until, within
 from triptych.apps.launch.plan.cluster import ClusterPlan
-from triptych.apps.launch.scaling.local_workers import LocalWorkers
+from triptych.apps.launch.scaling import LocalWorkers
 from triptych.base.config import WorkerRange
 
 #: On SIGTERM it waits until the file named by its first word is there, as a service waits for what it holds.

@@ -8,7 +8,7 @@ import pytest
 
 from support.data.oracle import generate
 from support.engine.pd_serving import serving, tiny_model
-from triptych.pd_worker.core.bad_words import bad_word_ids
+from triptych.pd_worker.core.sampling import bad_word_ids
 from triptych.pd_worker.native import LoadedModel
 from triptych.protos import common_pb2, pd_pb2
 

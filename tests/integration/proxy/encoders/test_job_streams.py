@@ -65,7 +65,7 @@ class Permits:
 async def _ready(channel: aio.Channel, media: SpooledMedia, number: int) -> EncodeStream:
     job = encoder_pb2.EncodeJob(job_id=str(number), mm_hash=f"{number:064x}", media_bytes=media.nbytes)
     owner = Permits()
-    owner.stream = EncodeStream(channel, job, media, owner, phase_timeout=PATIENCE)
+    owner.stream = EncodeStream(channel, job, media, owner.planned, phase_timeout=PATIENCE)
     assert isinstance(await within("a job's end", owner.stream.result()), JobReady)
     return owner.stream
 

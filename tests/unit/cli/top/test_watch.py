@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from support.fakes.live_view import EXAMPLE
-from triptych.apps.cli.top.watch import watch
+from triptych.apps.cli.top.screen import watch
 from triptych.base.errors import NotFound, RequestError, Unauthorized, Unavailable
 from triptych.proxy.live.objects import ClusterSnapshot
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from deploy.docker.healthcheck import address, healthy
-from triptych.base.status.service_status import ServiceStatus
-from triptych.base.status.status_server import status_server
+from triptych.base.status.status_server import ServiceStatus, status_server
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from triptych.encoder_worker.jobs.loop import JobLoop
 from triptych.encoder_worker.jobs.saves import JobSaves
 from triptych.encoder_worker.jobs.single_flight import SingleFlight
 from triptych.encoder_worker.jobs.streams import JobStreams
-from triptych.encoder_worker.media.budget import MediaBudget
+from triptych.encoder_worker.media.preparer import MediaBudget
 
 
 class Worker:

@@ -11,7 +11,7 @@ from support.fakes.encoder_jobs import Jobs, plan, spec
 from triptych.base.errors import InternalError, Overloaded, Unavailable
 from triptych.encoder_worker.jobs.job import Failed, JobEvent, JobTimings, Planned, Ready, Waiter
 from triptych.encoder_worker.jobs.table import JobBounds
-from triptych.encoder_worker.media.budget import MediaBudget
+from triptych.encoder_worker.media.preparer import MediaBudget
 from triptych.encoder_worker.scheduler import Stage
 
 

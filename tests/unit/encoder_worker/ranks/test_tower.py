@@ -14,7 +14,7 @@ from support.ranks.threads import RankThreads
 from triptych.base.config import EncoderConfig
 from triptych.base.errors import ConfigError
 from triptych.base.metrics import EncoderMetrics
-from triptych.base.ranks.errors import RankFailed, RankLost
+from triptych.base.ranks.channel import RankFailed, RankLost
 from triptych.encoder_worker.loading import load_tower
 from triptych.encoder_worker.ranks.program import handler
 from triptych.encoder_worker.ranks.tower import DataParallelTower, RankMetrics, ShareEncoder, load_ranks

@@ -11,7 +11,7 @@ from support.processes.cluster import wait_for
 
 _PARENT = """
 import multiprocessing, time
-from triptych.integrations.vllm.parent import end_with_parent
+from triptych.integrations.vllm.engine import end_with_parent
 
 def engine():
     end_with_parent()

@@ -9,11 +9,11 @@ import pytest
 
 from support.options import serve_config
 from triptych.apps.cli.app import app
-from triptych.apps.launch.plan import placement
+from triptych.apps.launch.plan import memory
 from triptych.apps.launch.plan.cluster import plan_cluster
 from triptych.apps.launch.plan.cores import share_cores
 from triptych.apps.launch.plan.devices import Gpu
-from triptych.apps.launch.plan.placement import check_memory, gpu_needs, place_on_gpus
+from triptych.apps.launch.plan.memory import check_memory, gpu_needs, place_on_gpus
 from triptych.base.config import CPU_SHARE, CUDA_CONTEXT_BYTES, GIB, ServeConfig
 from triptych.base.errors import ConfigError
 
@@ -24,7 +24,7 @@ def _config(*words: str, store_memory: int = 0) -> ServeConfig:
 
 @pytest.fixture(autouse=True)
 def machine_of_64_gib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "available_memory", lambda: 64 * GIB)
+    monkeypatch.setattr(memory, "available_memory", lambda: 64 * GIB)
 
 
 def test_pd_workers_of_a_machine_share_half_of_what_is_left():
@@ -37,10 +37,10 @@ def test_pd_workers_of_a_machine_share_half_of_what_is_left():
 
 def test_the_share_is_of_what_a_container_may_use(monkeypatch: pytest.MonkeyPatch):
     large = check_memory(_config())["pd-0"].nbytes
-    monkeypatch.setattr(placement, "available_memory", lambda: 4 * GIB)
+    monkeypatch.setattr(memory, "available_memory", lambda: 4 * GIB)
     small = check_memory(_config())["pd-0"].nbytes
     assert small < 4 * GIB < large
-    monkeypatch.setattr(placement, "available_memory", lambda: GIB // 4)
+    monkeypatch.setattr(memory, "available_memory", lambda: GIB // 4)
     with pytest.raises(ConfigError, match="256.0 MiB are available"):
         check_memory(_config())
 

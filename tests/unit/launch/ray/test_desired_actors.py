@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from triptych.apps.launch.ray.pools import ActorPool, PoolResources
 from triptych.apps.launch.ray.supervisor import DesiredActors
-from triptych.apps.launch.scaling.change import plan_change
+from triptych.apps.launch.scaling import plan_change
 from triptych.base.config import WorkerRange
 
 ENCODERS = ActorPool("encoder", ("encoder",), WorkerRange(1, 4), PoolResources())

@@ -10,8 +10,7 @@ import torch
 
 from support.data.checkpoints import build_checkpoint
 from triptych.base.errors import ConfigError
-from triptych.models.checkpoint.cut import Cut
-from triptych.models.checkpoint.folder import Checkpoint
+from triptych.models.checkpoint.folder import Checkpoint, Cut
 from triptych.models.registry import family_of
 
 

@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from triptych.models.checkpoint import folder
-from triptych.models.checkpoint.cut import Cut
-from triptych.models.checkpoint.folder import Checkpoint
+from triptych.models.checkpoint.folder import Checkpoint, Cut
 
 _MIB = 1 << 20
 _TENSORS = 16

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.models.base import CrossGeometry, DecoderGeometry
-from triptych.models.parallel import shares
+from triptych.models.parallel import plan as shares
 from triptych.models.parallel.plan import ShardPlan, possible_sizes
 from triptych.models.parallel.tensor_parallel import TensorParallel
 

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from triptych.models.weights.fused_gelu import fuse_gelu
-from triptych.models.weights.prepack import PrepackedLinear, can_prepack, prepack
+from triptych.models.weights.prepack import PrepackedLinear, can_prepack, fuse_gelu, prepack
 
 CPU = torch.device("cpu")
 ERRORS = {torch.float32: 1e-4, torch.bfloat16: 2e-2}

@@ -8,8 +8,7 @@ from safetensors.torch import save_file
 
 from support.data.checkpoints import FAMILIES, build_checkpoint
 from triptych.base.progress.progress import BYTES, StepState, shown_by
-from triptych.models.checkpoint.cut import Cut
-from triptych.models.checkpoint.folder import Checkpoint
+from triptych.models.checkpoint.folder import Checkpoint, Cut
 from triptych.models.registry import family_of, load_decoder, load_encoder
 
 CPU = torch.device("cpu")

@@ -7,8 +7,7 @@ import pytest
 from triptych.base.errors import InvalidRequest
 from triptych.base.types import SamplingParams
 from triptych.models.base import GenerationDefaults
-from triptych.pd_worker.core.bad_words import bad_word_ids, banned_ids
-from triptych.pd_worker.core.sampling import resolve
+from triptych.pd_worker.core.sampling import bad_word_ids, banned_ids, resolve
 
 #: Texts of a tokenizer, in which a blank is part of the word behind it.
 IDS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from triptych.pd_worker.core.isolation import ARRIVAL_SECONDS, Isolation
+from triptych.pd_worker.server import ARRIVAL_SECONDS, Isolation
 
 ME, OTHER = ("p1", "r1"), ("p1", "r2")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triptych.base.metrics import PDMetrics
-from triptych.pd_worker.events.upkeep import load_report
+from triptych.pd_worker.worker import load_report
 
 
 def test_the_report_has_the_values_of_the_metrics() -> None:

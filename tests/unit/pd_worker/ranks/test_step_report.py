@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from triptych.base.ranks.errors import RankLost
+from triptych.base.ranks.channel import RankLost
 from triptych.ec_connector.base import ECConnectorOutput, FailedLoad
 from triptych.pd_worker.core.outputs import ModelRunnerOutput
 from triptych.pd_worker.ranks.ranked_runner import check_same_step, merge_into

@@ -67,3 +67,14 @@ def test_decodes_on_one_output_read_it_together_and_in_place_where_its_blocks_fo
     assert cross is not None
     spans = [(span.tokens.tolist(), span.rows, span.first) for span in cross.decodes]
     assert spans == [([0, 2], 5, 6), ([1], 3, None)]
+
+
+def test_the_last_token_of_a_span_is_no_decode_though_it_is_computed_alone() -> None:
+    """It attends to the span, which a window may cut for a decode."""
+    request = make_request("a", list(range(8)))
+    request.both_ways = ((2, 6),)
+    state = RequestState(request, PrefixChain(b"r", request.prompt_token_ids, [], (), 2))
+    chunks = [ScheduledChunk(state, at, 1, (0, 1, 2, 3), (), False, (), 0) for at in (5, 6)]
+    attention = BatchBuilder(cache(), bare_decoder()).build(chunks, {}).attention
+    assert attention.num_decodes == 1
+    assert [(span.start, span.end, span.atomic) for span in attention.prefills] == [(5, 6, ((2, 6),))]

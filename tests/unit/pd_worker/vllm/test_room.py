@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from triptych.pd_worker.vllm.room import BatchPlaces, EmbeddingRoom
+from triptych.pd_worker.vllm.run import BatchPlaces, EmbeddingRoom
 
 
 def order(arrival: float, *, resumed: bool = False) -> tuple[bool, float, str]:

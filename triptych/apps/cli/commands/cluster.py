@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 import click
 
 from triptych.apps.cli.options import MODEL_HELP, configured, model_argument
-from triptych.base.config import ClusterConfig, ServeConfig
+from triptych.base.config import ClusterConfig, DoctorConfig, ServeConfig
 from triptych.base.config.cluster import check_no_ray
 from triptych.base.errors import ConfigError
 
@@ -46,3 +47,24 @@ def check(config: ClusterConfig) -> None:
             sys.stdout.write(table([("model", [*results, fail_of("model", error)])]))
         raise
     sys.stdout.write(table([("model", results)]) + "It fits.\n")
+
+
+@click.command(
+    help="Checks this machine, the given store and the given cluster for the flags of `triptych serve`. "
+    f"Exits with 1 if a check fails; each failure names its remedy. {MODEL_HELP}"
+)
+@model_argument
+@configured(DoctorConfig)
+def doctor(config: DoctorConfig) -> None:
+    from triptych.apps.doctor.finding import failed, table
+    from triptych.apps.doctor.run import examine
+
+    # What is wrong is in the table, once.
+    logging.disable(logging.CRITICAL)
+    try:
+        groups = list(examine(config))
+    finally:
+        logging.disable(logging.NOTSET)
+    sys.stdout.write(table(groups))
+    if failed(groups):
+        sys.exit(1)

@@ -13,7 +13,7 @@ from typing import TypeVar
 import click
 
 from triptych.apps.cli.options import MODEL_HELP, configured, model_argument
-from triptych.apps.launch.secrets.credentials import forget_variables, store_url
+from triptych.apps.launch.secrets import forget_variables, store_url
 from triptych.base.config import (
     ColocatedConfig,
     EncoderConfig,
@@ -90,7 +90,7 @@ def _start(service: str, config: ServiceConfig) -> None:
     from triptych.apps.launch.parent import die_with_parent
     from triptych.base.cpu.affinity import pin
     from triptych.base.cpu.threads import thread_environment
-    from triptych.base.machine.temporary_folder import check_temporary_folder
+    from triptych.base.machine.resources import check_temporary_folder
 
     forget_variables()
     die_with_parent()

@@ -39,8 +39,8 @@ class AclOptions(CommandOptions):
 )
 @configured(AclOptions)
 def acl(given: AclOptions) -> None:
-    from triptych.apps.access.acl import acl_lines, password_hash
-    from triptych.apps.launch.secrets.credentials import password_in
+    from triptych.apps.access.uses import acl_lines, password_hash
+    from triptych.apps.launch.secrets import password_in
 
     files = {
         "proxy": given.proxy_password_file,
@@ -78,7 +78,7 @@ class CheckOptions(CommandOptions):
 def check(given: CheckOptions) -> None:
     from triptych.apps.doctor.finding import failed, table
     from triptych.apps.doctor.store import check_store
-    from triptych.apps.launch.secrets.credentials import store_url
+    from triptych.apps.launch.secrets import store_url
 
     if not given.url or given.url == "auto":
         raise ConfigError("URL is missing: name the store, like redis://10.0.0.5:6379/0")

@@ -15,7 +15,7 @@ import msgspec
 
 from triptych.apps.cli.commands.ask import ServerOptions
 from triptych.apps.cli.options import configured
-from triptych.apps.launch.secrets.credentials import password_in
+from triptych.apps.launch.secrets import password_in
 from triptych.base.config.flags import flag
 from triptych.base.errors import ConfigError, InternalError, NotFound, RequestError, Unauthorized, Unavailable
 
@@ -50,8 +50,7 @@ def top(options: TopOptions) -> None:
             return
         from rich.console import Console
 
-        from triptych.apps.cli.top.screen import Trends, screen
-        from triptych.apps.cli.top.watch import watch
+        from triptych.apps.cli.top.screen import Trends, screen, watch
 
         console = Console()
         if console.is_terminal and not options.once:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from triptych.apps.cli.top.tables import encoder_table, failure_lines, pd_table, request_table
-from triptych.apps.cli.top.words import duration, latency, number, percent, plain, size, sparkline
+from triptych.apps.cli.top.tables import (
+    duration,
+    encoder_table,
+    failure_lines,
+    latency,
+    number,
+    pd_table,
+    percent,
+    plain,
+    request_table,
+    size,
+    sparkline,
+)
+from triptych.base.errors import NotFound, RequestError, Unauthorized
 from triptych.proxy.live.objects import ClusterSnapshot, PoolScaling
 
 #: From this width on the two pools stand side by side.
@@ -136,3 +151,28 @@ def _wanted(pool: PoolScaling) -> str:
     if pool.desired is None:
         return f"{pool.live} live"
     return f"{pool.live} live, {pool.desired} wanted ({plain(pool.reason)})"
+
+
+SECONDS = 1.0
+#: Errors that do not pass: a key that is not valid, or a proxy without live data.
+_FINAL = (Unauthorized, NotFound)
+
+
+def watch(
+    read: Callable[[], ClusterSnapshot], console: Console, pause: Callable[[float], None] = time.sleep
+) -> None:
+    """Never returns by itself. RequestError of the first look, and of any that does not pass."""
+    trends, problem = Trends(), ""
+    seen = read()
+    trends.add(seen)
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(screen(seen, trends, console.width, console.height, problem), refresh=True)
+            pause(SECONDS)
+            try:
+                seen, problem = read(), ""
+                trends.add(seen)
+            except _FINAL:
+                raise
+            except RequestError as error:
+                problem = f"{error.message}; trying again, below is what was seen before"

@@ -10,7 +10,7 @@ from typing import Any
 
 from triptych.base.config import ServeConfig, check_front_door, internal_tls, is_loopback, read_internal_token
 from triptych.base.errors import ConfigError
-from triptych.base.rpc.tls.proxy_certificates import check_certificates
+from triptych.base.rpc.tls.certificates import proxy_certificates
 from triptych.store.topology.location import has_password, is_on_this_machine
 
 #: Between the ports of proxy-0 and proxy-1.
@@ -95,7 +95,7 @@ def with_files(config: ServeConfig) -> ServeConfig:
     if proxy.api_key_file and not Path(proxy.api_key_file).is_file():
         raise ConfigError(f"--api-key-file {proxy.api_key_file} cannot be read")
     check_front_door(proxy.host, api_key="", api_key_file=proxy.api_key_file, auth=proxy.auth)
-    check_certificates(proxy)
+    proxy_certificates(proxy)  # refuses what cannot be used
     return replace(config, proxy=proxy)
 
 

@@ -15,7 +15,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from triptych.apps.launch.cluster_state import answers_ready, registered, remove_state, write_state
+from triptych.apps.launch.cluster_state import (
+    answers_ready,
+    registered,
+    remove_state,
+    run_folder,
+    write_state,
+)
 from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.apps.launch.greeting import greeting
 from triptych.apps.launch.model_path import DEMO_MODEL, model_name, resolve_demo, resolve_model
@@ -36,17 +42,13 @@ from triptych.apps.launch.ray.flags import (
 )
 from triptych.apps.launch.ray.pools import ActorPool, plan_actors
 from triptych.apps.launch.ray.supervisor import ActorSupervisor, DesiredActors
-from triptych.apps.launch.run_folder import run_folder
-from triptych.apps.launch.scaling.controller import PoolController
-from triptych.apps.launch.secrets.credentials import forget_variables, store_url
+from triptych.apps.launch.scaling import follow_decisions
+from triptych.apps.launch.secrets import forget_variables, store_url
 from triptych.base.config import ServeConfig, check_scaled, front_door_tls, is_loopback
-from triptych.base.errors import ConfigError, TriptychError
+from triptych.base.errors import ConfigError
 from triptych.base.log import setup_logging
 from triptych.base.machine.resources import usable_cpus
 from triptych.models.checkpoint.support import check_supported, wanted_by_flags
-from triptych.registry.scaling import ScalingBoard
-from triptych.store.control import StoreUnavailable
-from triptych.store.embedding_store import EmbeddingStore
 
 logger = logging.getLogger("launch")
 
@@ -88,7 +90,9 @@ class ServeLoop:
         scaling: asyncio.Task[None] | None = None
         try:
             self._desired.keep(await self._actors.adopt())
-            scaling = asyncio.create_task(self._scale()) if self._scaled else None
+            if self._scaled:
+                follow = follow_decisions(self._config.store, self._scaled, self._desired)
+                scaling = asyncio.create_task(follow)
             await self._until_stopped()
         finally:
             logger.info("stopping")
@@ -119,7 +123,8 @@ class ServeLoop:
                 continue
 
     async def _step(self) -> None:
-        await self._keep_store()
+        if self._own_store is not None:
+            await self._own_store.keep_running()
         await self._actors.reconcile(self._desired.names)
         self._write_processes()
         for name, state in self._actors.states.items():
@@ -129,28 +134,6 @@ class ServeLoop:
             self._greeted = True
             sys.stdout.write(greeting(self._as_reached()))
             sys.stdout.flush()
-
-    async def _scale(self) -> None:
-        """Follows the proxies' decisions on the scaled pools."""
-        while True:
-            try:
-                store = await EmbeddingStore.connect(self._config.store)
-                break
-            except StoreUnavailable:
-                await asyncio.sleep(_INTERVAL)
-        try:
-            await PoolController(ScalingBoard(store), self._scaled, self._desired).run()
-        finally:
-            await store.close()
-
-    async def _keep_store(self) -> None:
-        """A store of ours that is gone starts again, empty; what was in it is computed again on demand."""
-        if self._own_store is not None and not self._own_store.running:
-            logger.warning("the embedding store is gone; it starts again, empty")
-            try:
-                await asyncio.to_thread(self._own_store.start)
-            except TriptychError as error:
-                logger.error("%s", error)
 
     async def _failed(self, name: str, reason: str) -> None:
         """Before the cluster answers that is the end; later it is one node's trouble."""
@@ -258,12 +241,8 @@ def _own_store(config: ServeConfig, run_dir: Path) -> Iterator[EmbeddedStore | N
         return
     # Refuses the files of a store of the user's.
     store_url(config.store, config.proxy)
-    server = EmbeddedStore(run_dir, config.store_memory)
-    server.start()
-    try:
+    with EmbeddedStore(run_dir, config.store_memory) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import TypeVar, TypeVarTuple
 from triptych.apps.launch.ray.actor import GRACE_SECONDS, ActorState
 from triptych.apps.launch.ray.connection import ActorGone, ActorGroup, RayActors, free_resources, frozen
 from triptych.apps.launch.ray.pools import ActorPool, index_of, pool_of
-from triptych.apps.launch.scaling.change import PoolWorkers
+from triptych.apps.launch.scaling import PoolWorkers
 from triptych.base.errors import ConfigError
 
 T = TypeVar("T")

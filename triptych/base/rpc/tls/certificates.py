@@ -7,9 +7,11 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from triptych.base.config.proxy import ProxyConfig
 from triptych.base.config.service import ServiceConfig
-from triptych.base.config.tls import TlsFiles, internal_tls
+from triptych.base.config.tls import TlsFiles, check_front_encryption, front_door_tls, internal_tls
 from triptych.base.rpc.tls.material import TlsMaterial, read_material
 
 logger = logging.getLogger(__name__)
@@ -81,6 +83,21 @@ def internal_certificates(config: ServiceConfig) -> Certificates | None:
     """The certificates of gRPC between services; None without TLS. ConfigError for unusable files."""
     files = internal_tls(config)
     return None if files is None else Certificates(files)
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyCertificates:
+    """Those of a proxy's calls to workers, and of its HTTP and gRPC ports; None where there is no TLS."""
+
+    internal: Certificates | None
+    front_door: Certificates | None
+
+
+def proxy_certificates(config: ProxyConfig) -> ProxyCertificates:
+    """As the flags say. ConfigError for unusable files, and for clear text that nobody asked for."""
+    check_front_encryption(config)
+    files = front_door_tls(config)
+    return ProxyCertificates(internal_certificates(config), None if files is None else Certificates(files))
 
 
 def _signature(files: TlsFiles) -> _Signature:

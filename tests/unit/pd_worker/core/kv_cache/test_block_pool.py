@@ -7,8 +7,7 @@ import random
 import pytest
 
 from triptych.pd_worker.attention.kv_runs import runs_of
-from triptych.pd_worker.core.kv_cache.block_pool import BlockPool, place
-from triptych.pd_worker.core.kv_cache.free_runs import FreeRuns
+from triptych.pd_worker.core.kv_cache.block_pool import BlockPool, FreeRuns, place
 
 
 def check(runs: FreeRuns, free: set[int]) -> None:

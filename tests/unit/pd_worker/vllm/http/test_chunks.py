@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from triptych.pd_worker.core.outputs import RawLogprobs
-from triptych.pd_worker.vllm.http.errors import EngineGarbage
 from triptych.pd_worker.vllm.http.replies import (
     ChosenToken,
+    EngineGarbage,
     RankedToken,
     StreamChoice,
     StreamChunk,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.pd_worker.vllm.http.errors import (
+from triptych.pd_worker.vllm.http.replies import (
     EngineBusy,
     EngineFailed,
     EngineGarbage,

@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.pd_worker.vllm.http.errors import EngineGarbage, EngineRejected
-from triptych.pd_worker.vllm.http.replies import StreamEvent, decode, error_of_body, error_of_event
+from triptych.pd_worker.vllm.http.replies import (
+    EngineGarbage,
+    EngineRejected,
+    StreamEvent,
+    decode,
+    error_of_body,
+    error_of_event,
+)
 
 
 def chunk(**choice: object) -> StreamEvent:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.pd_worker.vllm.http.client import EventParser
-from triptych.pd_worker.vllm.http.errors import EngineGarbage
+from triptych.pd_worker.vllm.http.replies import EngineGarbage
 
 STREAM = b'data: {"a": 1}\n\n: comment\n\ndata:{"b": 2}\r\n\r\ndata: [DONE]\n\n'
 EVENTS = [b'{"a": 1}', b'{"b": 2}', b"[DONE]"]

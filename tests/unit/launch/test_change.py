@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.apps.launch.scaling.change import PoolChange, PoolWorkers, plan_change
+from triptych.apps.launch.scaling import PoolChange, PoolWorkers, plan_change
 
 NAMES = ("encoder-0", "encoder-1", "encoder-2", "encoder-3")
 

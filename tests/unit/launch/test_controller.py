@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from support.waiting import until
-from triptych.apps.launch.scaling import controller
-from triptych.apps.launch.scaling.change import PoolWorkers
-from triptych.apps.launch.scaling.controller import PoolController
+from triptych.apps.launch import scaling
+from triptych.apps.launch.scaling import PoolController, PoolWorkers
 from triptych.base.config import WorkerRange
 from triptych.base.scaling import ScalingDecision
 from triptych.store.control import StoreUnavailable
@@ -91,7 +90,7 @@ async def test_without_a_store_or_a_decision_the_count_stays(
 async def test_a_store_that_is_silent_keeps_nothing_else_waiting(
     board: _Board, host: _Host, following: PoolController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "STORE_SECONDS", 0.01)
+    monkeypatch.setattr(scaling, "STORE_SECONDS", 0.01)
     board.hangs = True
     await following.follow("encoder")
     assert host.calls == []
@@ -100,7 +99,7 @@ async def test_a_store_that_is_silent_keeps_nothing_else_waiting(
 async def test_the_controller_goes_on_after_an_outage_and_after_an_error_of_its_own(
     board: _Board, host: _Host, following: PoolController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "FOLLOW_SECONDS", 0.01)
+    monkeypatch.setattr(scaling, "FOLLOW_SECONDS", 0.01)
     board.error = RuntimeError("what nobody expects")
     task = asyncio.create_task(following.run())
     try:

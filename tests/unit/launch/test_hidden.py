@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from triptych.apps.launch.secrets.handed_down import VARIABLE, hand_down
+from triptych.apps.launch.secrets import VARIABLE, hand_down
 
 #: Shows what the process itself reads, what its own children inherit, and what others read of it.
 _SHOW = """
 import json, os, subprocess, sys
 from pathlib import Path
-from triptych.apps.launch.secrets.handed_down import receive
-from triptych.apps.launch.secrets.hidden import hide
+from triptych.apps.launch.secrets import receive
+from triptych.apps.launch.secrets import hide
 receive()
 hide({"--store", "--key"}, {"TRIPTYCH_STORE"})
 seen = [Path(f"/proc/self/{name}").read_bytes().decode().split("\\0") for name in ("cmdline", "environ")]

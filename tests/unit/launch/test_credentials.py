@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.processes.authority import Authority
-from triptych.apps.launch.secrets.credentials import store_url, without_store_files
+from triptych.apps.launch.secrets import store_url, without_store_files
 from triptych.base.config import ServiceConfig
 from triptych.base.config.flags import config_from
 from triptych.base.errors import ConfigError

@@ -1,1 +1,0 @@
-"""Pools of workers that follow the proxies' scaling decisions."""

@@ -1,1 +1,0 @@
-"""Secrets: handed to child processes, and hidden from all other processes."""
