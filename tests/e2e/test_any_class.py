@@ -20,6 +20,7 @@ from support.zoo.checkpoint import checkpoint
 from support.zoo.own_processor import TEXT, pictures, reference
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(300),
     # By transformers, of its PIL processors.
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
