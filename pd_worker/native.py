@@ -45,11 +45,11 @@ from triptych.pd_worker.runner.capacity import (
     num_host_blocks,
     num_kv_blocks,
     runner_options,
+    state_capacity,
     uses_graphs,
 )
 from triptych.pd_worker.runner.graph_start import capture_decode_graphs
 from triptych.pd_worker.runner.model_runner import ModelRunner
-from triptych.pd_worker.runner.state_capacity import state_capacity
 from triptych.pd_worker.step_metrics import StepMetrics
 from triptych.pd_worker.worker import PDModel, PDWorker, load_report
 

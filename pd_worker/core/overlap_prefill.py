@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from triptych.pd_worker.core.admission import OrderedRequests
-from triptych.pd_worker.core.budget import Budget
-from triptych.pd_worker.core.chunks import ChunkMaker
+from triptych.pd_worker.core.chunks import Budget, ChunkMaker
 from triptych.pd_worker.core.items.tracker import ItemTracker, Readiness
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.limits import SchedulerLimits

@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterable
 from triptych.base.errors import DeadlineExceeded, InternalError, RequestError, Unavailable
 from triptych.base.types import FinishReason
 from triptych.pd_worker.core import request_events
-from triptych.pd_worker.core.budget import Budget
-from triptych.pd_worker.core.chunks import ChunkMaker
+from triptych.pd_worker.core.chunks import Budget, ChunkMaker
 from triptych.pd_worker.core.items.stage import ItemStage
 from triptych.pd_worker.core.items.tracker import ItemTracker, Readiness
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
