@@ -1,4 +1,4 @@
-"""The chunks of a step: which tokens are computed, into which blocks, from which rows; and its token budget."""
+"""The chunks of a step, its token budget, and which blocks and rows each chunk of a request uses."""
 
 from __future__ import annotations
 
