@@ -117,12 +117,8 @@ def _load(config: PDConfig, ranks: DecoderRanks | None, other_peak: int) -> Load
         ranks=ranks,
     )
     if (states := state_capacity(config, decoder.geometry)) is not None:
-        logger.info(
-            "recurrent layers: %d slots of %s for running requests, %d for snapshots (--state-memory)",
-            states.slots,
-            format_size(decoder.geometry.slot_bytes),
-            states.snapshots,
-        )
+        cost = format_size(decoder.geometry.slot_bytes)
+        logger.info("states of %s: %d slots, %d snapshots", cost, states.slots, states.snapshots)
     size = format_size(sum(p.numel() * p.element_size() for p in decoder.module.parameters()))
     logger.info("loaded %s of decoder weights in %.1f s", size, time.monotonic() - start)
     return model

@@ -161,7 +161,7 @@ class OverlapPrefill:
         blocks = self._kv.blocks_for(state.num_tokens) if begun is None else 0
         if self._blocks + blocks + running > self._kv.num_free:
             return False
-        if not self._kv.allocate(state.request_id, prefix, end, boundaries=(end,)):
+        if not self._kv.allocate(state.request_id, prefix, end, keep_at=(end,)):
             return False
         if begun is None:
             cached = len(prefix) * self._kv.block_size

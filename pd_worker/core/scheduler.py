@@ -393,7 +393,7 @@ class Scheduler:
         if state.cross is not None and not cross.acquire(state.request_id, state.cross.plan):
             spare += cross.blocks_for(state.cross.plan)
         at = self.kv.boundaries(state.chain, state.num_prompt_tokens, state.num_tokens, num_computed)
-        if self.kv.allocate(state.request_id, prefix, state.num_tokens, spare=spare, boundaries=at):
+        if self.kv.allocate(state.request_id, prefix, state.num_tokens, spare=spare, keep_at=at):
             return True
         cross.release(state.request_id)
         return False

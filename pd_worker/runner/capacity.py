@@ -137,9 +137,7 @@ def uses_graphs(config: PDConfig, device: torch.device, geometry: DecoderGeometr
     mode, ranks = config.decode_graphs, config.tensor_parallel
     if geometry is not None and geometry.states:
         if mode in ("static", "cuda"):
-            raise ConfigError(
-                f"--decode-graphs {mode} does not go with recurrent layers: use --decode-graphs off"
-            )
+            raise ConfigError(f"--decode-graphs {mode} does not go with recurrent layers: leave it out")
         return False
     if ranks > 1 and mode == "cuda":
         raise ConfigError(
