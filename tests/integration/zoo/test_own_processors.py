@@ -14,7 +14,11 @@ from triptych.base.config import MIB
 from triptych.base.errors import ConfigError
 from triptych.models.generic import ENCODER
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [
+    pytest.mark.timeout(300),
+    # By transformers, of its PIL processors.
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
 #: Architectures that have to be exact from the picture on.
 LEAST = 30
 _CPU = {"device": torch.device("cpu"), "dtype": torch.float32}

@@ -92,7 +92,9 @@ def recipe(
     config["text_config"] = text_config
     if vision_config is not None:
         config["vision_config"] = vision_config
-    return Recipe(architecture, config, item, modality, variation, join or {}, token_types or {}, needs_item)
+    return Recipe(
+        architecture, config, item, modality, variation, join or {}, token_types or {}, needs_item, one_item
+    )
 
 
 def text(model_type: str = "", **changes: Any) -> Config:

@@ -83,6 +83,7 @@ class GenericProcessor:
     def _run(self, text: str, images: list[Image.Image]) -> dict[str, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
             out = self._processor(text=[text], images=images, return_tensors="pt", add_special_tokens=False)
         return dict(out)
 
