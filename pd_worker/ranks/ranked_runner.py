@@ -68,6 +68,7 @@ class TransferMerger:
         merged = ECConnectorOutput()
         stray, self._stray = self._stray, set()
         merged.loaded.extend(key for key in sorted(stray) if key not in self._moves)
+        merged.paths = outputs[0].paths if outputs else {}
         for rank, output in enumerate(outputs):
             merged.saved.extend(output.saved)
             merged.unsaved.update(output.unsaved)
