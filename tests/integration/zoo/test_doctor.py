@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 #: What people serve, by families; the defaults of their config classes are the sizes of published models.
 FAMILIES = (
     "Qwen3_5", "Qwen3_5Moe", "Gemma3", "Qwen3VLMoe", "Kimi_K25", "MiniMaxM3Sparse", "GlmOcr", "PaddleOCRVL",
-    "Mistral3", "InternVL", "LlavaOnevision", "SmolVLM", "Idefics3", "Lfm2Vl", "Step3p7", "Llama4", "AyaVision",
-    "Cohere2Vision", "GotOcr2", "Exaone4_5_", "Lfm3Vl", "CohereCompass",
+    "Mistral3", "InternVL", "LlavaOnevision", "SmolVLM", "Idefics3", "Lfm2Vl", "Step3p7", "Llama4",
+    "AyaVision", "Cohere2Vision", "GotOcr2", "Exaone4_5_", "Lfm3Vl", "CohereCompass",
 )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def build_model(recipe: Recipe) -> PreTrainedModel:
     torch.manual_seed(0)
     model = cls(cls.config_class(**copy.deepcopy(recipe.config))).float()
     _randomise(model, zlib.crc32(recipe.name.encode()) + SEEDS.get(recipe.name, 0))
-    return model.eval()  # type: ignore[no-any-return]
+    return model.eval()
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from support.zoo.recipe import (
     MOE,
     QWEN_IDS,
     VIDEO,
+    Config,
     qwen_tower,
     recipe,
     rope,
@@ -18,11 +19,11 @@ from support.zoo.recipe import (
 )
 
 # fmt: off
-_LINEAR = {
+_LINEAR: Config = {
     "num_hidden_layers": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2,
     "linear_num_value_heads": 4, **rope((2, 1, 1), partial_rotary_factor=0.5),
 }
-_MINICPM = {
+_MINICPM: Config = {
     "insert_layer_id": 0, "image_token_id": IMAGE, "video_token_id": VIDEO, "join": {"pixel_values": 3},
 }
 _SIZES = ((4, 6), (8, 4), (6, 6))
@@ -55,11 +56,11 @@ HYBRIDS = (
            audio_token_id=AUDIO),
 )
 
-_WHISPER = {
+_WHISPER: Config = {
     "num_mel_bins": 16, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48,
     "d_model": 32,
 }
-_TOWER = {"num_mel_bins": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
+_TOWER: Config = {"num_mel_bins": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
 
 SOUNDS = (
     recipe("Voxtral", sound_item((16,) * 3, (2,) * 3), text("llama"), modality="audio", audio_token_id=AUDIO,

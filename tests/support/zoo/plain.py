@@ -20,6 +20,7 @@ from support.zoo.recipe import (
     START,
     VIDEO,
     VOCAB_SIZE,
+    Config,
     clip,
     qwen_tower,
     recipe,
@@ -29,28 +30,29 @@ from support.zoo.recipe import (
 )
 
 # fmt: off
-_PINPOINTS = {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]]}
-_WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+_PINPOINTS: Config = {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]]}
+_SLIDING = "sliding_attention"
+_WINDOWS: Config = {"sliding_window": 8, "layer_types": [_SLIDING, "full_attention", _SLIDING]}
 _PIXTRAL = tower("pixtral", head_dim=8, image_size=32)
 _PIXEL_SHUFFLE = tower(image_size=[16, 16], patch_size=[4, 4])
-_TILES = {"pixel_values": 1, "pixel_attention_mask": 1}
-_IMAGE = {"image_token_id": IMAGE}
-_INDEX = {"image_token_index": IMAGE}
-_BOTH = {"image_token_id": IMAGE, "video_token_id": VIDEO}
-_BOTH_INDICES = {"image_token_index": IMAGE, "video_token_index": VIDEO}
-_PLACES = {"pos_emb_height": 8, "pos_emb_width": 8}
-_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
-_MLA = {
+_TILES: Config = {"pixel_values": 1, "pixel_attention_mask": 1}
+_IMAGE: Config = {"image_token_id": IMAGE}
+_INDEX: Config = {"image_token_index": IMAGE}
+_BOTH: Config = {"image_token_id": IMAGE, "video_token_id": VIDEO}
+_BOTH_INDICES: Config = {"image_token_index": IMAGE, "video_token_index": VIDEO}
+_PLACES: Config = {"pos_emb_height": 8, "pos_emb_width": 8}
+_EXPERTS: Config = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_MLA: Config = {
     "num_key_value_heads": 4, "head_dim": None, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 8, "n_group": 2, "topk_group": 1,
     "first_k_dense_replace": 1, "n_shared_experts": 1, **_EXPERTS,
 }
-_SAM = {
+_SAM: Config = {
     "hidden_size": 32, "output_channels": 16, "image_size": 64, "num_hidden_layers": 2, "patch_size": 4,
     "num_attention_heads": 4, "window_size": 4, "global_attn_indexes": [1], "mlp_dim": 48,
 }
 _MUSE_TOWER = tower(image_size=None, num_channels=None, max_position_embeddings=64, **_PLACES)
-_MUSE = {**_BOTH, "out_hidden_size": 128, "projector_hidden_size": 48}
+_MUSE: Config = {**_BOTH, "out_hidden_size": 128, "projector_hidden_size": 48}
 
 PLAIN = (
     recipe("Llava", square_item(16, 16), text("llama"), clip(), image_seq_length=16, **_INDEX),

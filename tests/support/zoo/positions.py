@@ -23,6 +23,7 @@ from support.zoo.recipe import (
     START,
     VIDEO,
     VOCAB_SIZE,
+    Config,
     qwen_tower,
     recipe,
     rope,
@@ -34,19 +35,19 @@ from support.zoo.recipe import (
 # fmt: off
 _DEEP_TOWER = qwen_tower(num_position_embeddings=64, deepstack_visual_indexes=[0, 1])
 _WINDOW_TOWER = qwen_tower(window_size=16, fullatt_block_indexes=[1])
-_BOTH = {"image_token_id": IMAGE, "video_token_id": VIDEO}
-_SOUND_IDS = {"audio_start_token_id": AUDIO_START, "audio_end_token_id": AUDIO_END}
-_GLM_IDS = {
+_BOTH: Config = {"image_token_id": IMAGE, "video_token_id": VIDEO}
+_SOUND_IDS: Config = {"audio_start_token_id": AUDIO_START, "audio_end_token_id": AUDIO_END}
+_GLM_IDS: Config = {
     **_BOTH, "image_start_token_id": START, "image_end_token_id": END, "video_start_token_id": AUDIO_START,
     "video_end_token_id": AUDIO_END,
 }
 _GLM_TOWER = qwen_tower(image_size=32)
 _GLM_ROPE = rope(partial_rotary_factor=1.0)
-_SOUND_TOWER = {
+_SOUND_TOWER: Config = {
     "num_mel_bins": 16, "max_source_positions": 8, "encoder_layers": 2, "encoder_attention_heads": 4,
     "encoder_ffn_dim": 48, "d_model": 32, "n_window": 4, "output_dim": HIDDEN,
 }
-_OMNI = {
+_OMNI: Config = {
     "audio_config": _SOUND_TOWER, "image_token_index": IMAGE, "video_token_index": VIDEO,
     "audio_token_index": AUDIO, "vision_start_token_id": START, "vision_end_token_id": END,
     "position_id_per_seconds": 25, **_SOUND_IDS,
@@ -106,7 +107,7 @@ POSITIONS = (
 
 _GEMMA4_TOWER = tower(image_size=None, num_channels=None, num_key_value_heads=4, head_dim=8,
                       pooling_kernel_size=2, position_embedding_size=64)
-_GEMMA4_IDS = {
+_GEMMA4_IDS: Config = {
     **_BOTH, "boi_token_id": START, "eoi_token_id": END, "audio_token_id": AUDIO, "boa_token_id": AUDIO_START,
     "eoa_token_index": AUDIO_END,
 }

@@ -19,21 +19,21 @@ IMAGE, VIDEO, AUDIO, START, END, BREAK = 319, 318, 317, 316, 315, 314
 AUDIO_START, AUDIO_END, FIRST_TILE = 313, 312, 300
 PAD, BOS, EOS, FIRST_BYTE = 0, 1, 2, 3
 
-_TEXT = {
+_TEXT: Config = {
     "vocab_size": VOCAB_SIZE, "hidden_size": HIDDEN, "intermediate_size": 96, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 2048,
     "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS,
 }  # fmt: skip
-_TOWER = {
+_TOWER: Config = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_channels": 3, "patch_size": 4,
 }  # fmt: skip
-_QWEN_TOWER = {
+_QWEN_TOWER: Config = {
     "depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "in_channels": 3, "patch_size": 4,
     "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": HIDDEN,
 }  # fmt: skip
-MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-QWEN_IDS = {
+MOE: Config = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+QWEN_IDS: Config = {
     "image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": START,
     "vision_end_token_id": END,
 }  # fmt: skip
