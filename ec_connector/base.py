@@ -13,13 +13,18 @@ A key's life in the scheduler role's table, while some request holds it:
 from __future__ import annotations
 
 import enum
+import os
+import threading
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, Self
 
+from triptych.base.config.tls import TlsFiles, internal_tls
+from triptych.base.config.worker import WorkerConfig
 from triptych.base.tracing.context import Producers
-from triptych.base.types import ItemPlan, MMFeature
+from triptych.base.types import EmbeddingSource, ItemPlan, MMFeature
 
 if TYPE_CHECKING:
     import torch
@@ -112,6 +117,10 @@ class ECConnectorOutput:
     saved: list[str] = field(default_factory=list)
     #: Keys whose host copy has arrived, with the seconds it took.
     fetched: dict[str, float] = field(default_factory=dict)
+    #: The path of each of these: "store", "shm" or "peer".
+    paths: dict[str, str] = field(default_factory=dict)
+    #: Keys that can be read from this process, and where.
+    offered: dict[str, EmbeddingSource] = field(default_factory=dict)
     #: Keys that are now in the encoder cache.
     loaded: list[str] = field(default_factory=list)
     #: Loads that found no usable value.
@@ -127,6 +136,54 @@ class ECConnectorOutput:
         return [failure for failure in self.failed if not failure.unreachable]
 
 
+class SourceTable:
+    """Where the latest embeddings can be read besides the store, by mm_hash; safe between threads."""
+
+    def __init__(self, capacity: int = 8192) -> None:
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._sources: OrderedDict[str, EmbeddingSource] = OrderedDict()
+
+    def note(self, mm_hash: str, source: EmbeddingSource | None) -> None:
+        """The embedding's source; None: it has none, as far as is known."""
+        with self._lock:
+            self._sources.pop(mm_hash, None)
+            if source is not None:
+                self._sources[mm_hash] = source
+            if len(self._sources) > self._capacity:
+                self._sources.popitem(last=False)
+
+    def get(self, mm_hash: str) -> EmbeddingSource | None:
+        with self._lock:
+            return self._sources.get(mm_hash)
+
+
+@dataclass(eq=False, slots=True)
+class DirectTransfer:
+    """The paths from encoder to PD workers besides the store.
+
+    A producer serves up to `memory` bytes, over shared memory and, where `host` is set, a data port that
+    others reach at `advertise`. A consumer reads from what `sources` names. `reaches_store` says whether the
+    store answers this process: nobody waits for one that does not.
+    """
+
+    memory: int = 0
+    host: str = ""
+    port: int = 0
+    advertise: str = ""
+    token: str = field(default="", repr=False)
+    tls: TlsFiles | None = None
+    sources: SourceTable = field(default_factory=SourceTable)
+    reaches_store: Callable[[], bool] = lambda: True
+
+    @classmethod
+    def of(cls, config: WorkerConfig) -> DirectTransfer | None:
+        """What every worker has; None with --ec-transfer store, or where the system has no memory files."""
+        if config.ec_transfer == "store" or not hasattr(os, "memfd_create"):
+            return None
+        return cls(token=config.internal_token, tls=internal_tls(config))
+
+
 @dataclass(frozen=True, slots=True)
 class ECTransferConfig:
     """A connector's configuration: which one, and where its store is.
@@ -135,7 +192,7 @@ class ECTransferConfig:
     this process is the object `store`, which the caller owns. `host_buffer_bytes` bounds the host copies
     of a consumer. `ec_role`: a "producer" never loads, a "consumer" never saves, "both" is for engines that
     have both sides; ValueError for another. `producers` are the spans that computed the items, where this
-    process has traces: saves take them from there, loads put them there.
+    process has traces: saves take them from there, loads put them there. `direct` None: by the store only.
     """
 
     connector: str = "redis"
@@ -150,6 +207,7 @@ class ECTransferConfig:
     ec_role: str = "both"
     store: object | None = field(default=None, repr=False)
     producers: Producers | None = field(default=None, repr=False, compare=False)
+    direct: DirectTransfer | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.ec_role not in EC_ROLES:

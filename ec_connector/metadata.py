@@ -9,10 +9,10 @@ from typing import Self
 
 import msgpack
 
-from triptych.base.types import ItemPlan
+from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput, FailedLoad
 
-_LAYOUT = 1
+_LAYOUT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,11 @@ class LoadId:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """An order to get an item from the store into a host copy."""
+    """An order to get an item into a host copy: from its `source`, where it has one, else from the store."""
 
     plan: ItemPlan
     generation: int
+    source: EmbeddingSource | None = None
 
     @property
     def load_id(self) -> LoadId:
@@ -57,7 +58,10 @@ class TransferMetadata(ECConnectorMetadata):
                 (
                     _LAYOUT,
                     self.step,
-                    [(astuple(fetch.plan), fetch.generation) for fetch in self.fetches],
+                    [
+                        (astuple(each.plan), each.generation, astuple(each.source) if each.source else ())
+                        for each in self.fetches
+                    ],
                     [astuple(load) for load in self.moves],
                     [astuple(load) for load in self.drops],
                 )
@@ -72,7 +76,10 @@ class TransferMetadata(ECConnectorMetadata):
             raise ValueError(f"connector metadata has layout {layout}, not {_LAYOUT}")
         return cls(
             step=step,
-            fetches=tuple(Fetch(ItemPlan(*plan), generation) for plan, generation in fetches),
+            fetches=tuple(
+                Fetch(ItemPlan(*plan), generation, EmbeddingSource(*source) if source else None)
+                for plan, generation, source in fetches
+            ),
             moves=tuple(LoadId(*load) for load in moves),
             drops=tuple(LoadId(*load) for load in drops),
         )
@@ -89,8 +96,9 @@ class Reports:
         self._lock = threading.Lock()
         self._output = ECConnectorOutput()
 
-    def fetched(self, load_id: LoadId, seconds: float) -> None:
+    def fetched(self, load_id: LoadId, seconds: float, path: str = "store") -> None:
         with self._lock:
+            self._output.paths[load_id.mm_hash] = path
             self._output.fetched[load_id.mm_hash] = seconds
             self._output.generations[load_id.mm_hash] = load_id.generation
         self.on_progress()
@@ -109,6 +117,11 @@ class Reports:
             failure = FailedLoad(load_id.mm_hash, reason, damaged_digest, unreachable)
             self._output.failed.append(failure)
             self._output.generations[load_id.mm_hash] = load_id.generation
+        self.on_progress()
+
+    def offered(self, mm_hash: str, source: EmbeddingSource) -> None:
+        with self._lock:
+            self._output.offered[mm_hash] = source
         self.on_progress()
 
     def saved(self, mm_hash: str) -> None:

@@ -19,7 +19,7 @@ from triptych.base.engine_beat import EngineBeat
 from triptych.base.errors import InternalError, InvalidRequest
 from triptych.base.log import log_fields
 from triptych.base.machine.device_fault import check_device
-from triptych.base.types import ItemPlan
+from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput
 from triptych.ec_connector.connectors.memory_store import OutputCache
 from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
@@ -93,7 +93,15 @@ class Unsaved:
     reason: str
 
 
-EngineEvent = Encoded | Saved | Unsaved
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """PD workers can read the embedding from this process; its save goes on."""
+
+    mm_hash: str
+    source: EmbeddingSource
+
+
+EngineEvent = Encoded | Offered | Saved | Unsaved
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +297,8 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
 
     def _collect(self) -> None:
         finished = self._connector.get_finished()
+        for key, source in finished.offered.items():
+            self._report(Offered(key, source))
         for key in finished.saved:
             self._landed(Saved(key))
         for key, reason in finished.unsaved.items():

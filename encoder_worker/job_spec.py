@@ -26,6 +26,7 @@ class JobSpec:
     damaged_digest: str = ""
     re_encode: bool = False
     label: str = ""
+    direct: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from triptych.encoder_worker.jobs.streams import JobStreams
 from triptych.encoder_worker.media.formats import MAX_MEDIA_BYTES
 from triptych.encoder_worker.media.preparer import MediaBudget
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
-from triptych.protos.convert import error_to_proto, plan_to_proto
+from triptych.protos.convert import error_to_proto, plan_to_proto, source_to_proto
 
 #: Longest timeout of a job in seconds.
 MAX_TIMEOUT = 3600.0
@@ -72,6 +72,7 @@ def parse_job(job: encoder_pb2.EncodeJob, format: ItemFormat) -> JobSpec:
         failed_lease_token=job.failed_lease_token,
         damaged_digest=job.damaged_digest,
         re_encode=job.re_encode,
+        direct=job.direct,
     )
 
 
@@ -98,7 +99,7 @@ def event_message(event: JobEvent) -> encoder_pb2.EncodeEvent:
             return encoder_pb2.EncodeEvent(waits=encoder_pb2.JobWaits())
         case MediaWanted():
             return encoder_pb2.EncodeEvent(need_media=encoder_pb2.NeedMedia())
-        case Ready(plan, already_stored, timings):
+        case Ready(plan, already_stored, timings, source):
             ready = encoder_pb2.ItemReady(
                 plan=plan_to_proto(plan),
                 already_stored=already_stored,
@@ -107,6 +108,7 @@ def event_message(event: JobEvent) -> encoder_pb2.EncodeEvent:
                 encode_seconds=timings.encode,
                 save_seconds=timings.save,
                 work_seconds=timings.work,
+                source=None if source is None else source_to_proto(source),
             )
             return encoder_pb2.EncodeEvent(ready=ready)
         case Failed(error, retryable, owner_address, owner_token):

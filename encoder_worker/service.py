@@ -18,7 +18,7 @@ from triptych.base.tracing.start import worker_tracer
 from triptych.base.tracing.tracer import Tracer
 from triptych.base.types import WorkerInfo
 from triptych.base.worker_process import ProcessWatch
-from triptych.ec_connector.base import ECTransferConfig
+from triptych.ec_connector.base import DirectTransfer, ECTransferConfig
 from triptych.ec_connector.connectors.memory_store import MemoryStore, OutputCache
 from triptych.encoder_worker.engine import EncoderEngine, EngineEvent
 from triptych.encoder_worker.graphs.graph_encoder import count_graphs
@@ -41,7 +41,7 @@ from triptych.models.identity import ModelIdentity
 from triptych.models.layers import before_each_layer
 from triptych.protos import encoder_pb2_grpc
 from triptych.registry.leases import Leases
-from triptych.registry.matching import ROW_WIDTH, PDModels, described
+from triptych.registry.matching import DIRECT, ROW_WIDTH, PDModels, described
 from triptych.registry.registry import Registry
 from triptych.registry.store_reach import StoreReach
 from triptych.registry.worker_server import WorkerProcess, WorkerServer, worker_process
@@ -102,6 +102,8 @@ class EncoderWorker:
         if tracer is not None:
             transfer = transfer.traced()
         self._config, self._identity = config, identity
+        #: The paths besides the store; None without.
+        self.direct = transfer.direct if transfer.connector == "redis" else None
         memory = transfer.store if isinstance(transfer.store, MemoryStore) else None
         outputs = OutputCache(OUTPUT_CACHE_BYTES) if memory is None else memory
         self._preparer = _preparer(config, encoder)
@@ -159,10 +161,17 @@ class EncoderWorker:
                 "tower_credit": config.tower_places,
                 "metrics_port": metrics_port,
                 ROW_WIDTH: self._format.width,
+                DIRECT: int(self.direct is not None and self.direct.memory > 0),
             },
             modality=identity.modality,
             kind=worker_kind(config.worker_kind, config.device, threads, ranks=ranks),
         )
+
+    def follow(self, reach: StoreReach) -> None:
+        """What needs the store follows whether this process reaches it."""
+        self.jobs.reaches_store = lambda: reach.reaches
+        if self.direct is not None:
+            self.direct.reaches_store = self.jobs.reaches_store
 
     def start(self) -> None:
         """Starts the engine's thread and the jobs' loop."""
@@ -231,6 +240,11 @@ def _item_format(identity: WorkerIdentity, encoder: EncoderSide) -> ItemFormat:
 
 def transfer_config(config: EncoderConfig, identity: WorkerIdentity) -> ECTransferConfig:
     """The config of this worker's connector; outputs are in host memory when they are saved."""
+    direct = DirectTransfer.of(config)
+    if direct is not None:
+        direct.memory = config.ec_transfer_memory
+        direct.host, direct.port = config.host, config.ec_transfer_port
+        direct.advertise = config.advertise.rpartition(":")[0]
     return ECTransferConfig(
         connector="redis",
         store_url=config.store,
@@ -238,6 +252,7 @@ def transfer_config(config: EncoderConfig, identity: WorkerIdentity) -> ECTransf
         namespace=identity.namespace,
         ttl=config.embedding_ttl,
         ec_role="producer",
+        direct=direct,
     )
 
 
@@ -271,7 +286,7 @@ async def _serve(
         info = worker.info(server.metrics_port)
         await warn_of_mismatch(Registry(store), info)
         reach = StoreReach(store.ping, server.health.reaches_store, worker.jobs.fail_all)
-        worker.jobs.reaches_store = lambda: reach.reaches
+        worker.follow(reach)
         await server.serve(worker, [info], watch, reach)
 
 

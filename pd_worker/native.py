@@ -16,7 +16,12 @@ from triptych.base.machine.resources import worker_kind
 from triptych.base.metrics import PDMetrics
 from triptych.base.tracing.tracer import Tracer
 from triptych.base.types import WorkerInfo
-from triptych.ec_connector.base import ECConnectorRole, ECConnectorScheduler, ECTransferConfig
+from triptych.ec_connector.base import (
+    DirectTransfer,
+    ECConnectorRole,
+    ECConnectorScheduler,
+    ECTransferConfig,
+)
 from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.models.base import DecoderSide
 from triptych.models.checkpoint.support import check_supported, wanted_by_flags
@@ -45,13 +50,14 @@ from triptych.pd_worker.runner.capacity import (
     num_host_blocks,
     num_kv_blocks,
     runner_options,
+    state_capacity,
     uses_graphs,
 )
 from triptych.pd_worker.runner.graph_start import capture_decode_graphs
 from triptych.pd_worker.runner.model_runner import ModelRunner
-from triptych.pd_worker.runner.state_capacity import state_capacity
 from triptych.pd_worker.step_metrics import StepMetrics
 from triptych.pd_worker.worker import PDModel, PDWorker, load_report
+from triptych.registry.matching import DIRECT
 
 logger = logging.getLogger(__name__)
 
@@ -117,12 +123,8 @@ def _load(config: PDConfig, ranks: DecoderRanks | None, other_peak: int) -> Load
         ranks=ranks,
     )
     if (states := state_capacity(config, decoder.geometry)) is not None:
-        logger.info(
-            "recurrent layers: %d slots of %s for running requests, %d for snapshots (--state-memory)",
-            states.slots,
-            format_size(decoder.geometry.slot_bytes),
-            states.snapshots,
-        )
+        cost = format_size(decoder.geometry.slot_bytes)
+        logger.info("states of %s: %d slots, %d snapshots", cost, states.slots, states.snapshots)
     size = format_size(sum(p.numel() * p.element_size() for p in decoder.module.parameters()))
     logger.info("loaded %s of decoder weights in %.1f s", size, time.monotonic() - start)
     return model
@@ -157,6 +159,7 @@ class NativeWorker(PDWorker):
         transfer = transfer or transfer_config(config, model.identity)
         if tracer is not None:
             transfer = transfer.traced()
+        self.direct = transfer.direct if transfer.connector == "redis" else None
         self.engine = engine = build_engine(
             config,
             model.decoder,
@@ -185,7 +188,11 @@ class NativeWorker(PDWorker):
         ranks, cross = config.tensor_parallel, decoder.cross is not None
         threads = ranks * decoder_threads_of_rank(config, decoder.geometry.hidden_size)
         kind = worker_kind(config.worker_kind, config.device, threads, ranks=ranks)
-        capacity = {"encoder_decoder": int(cross), "keeps_items": int(config.prefix_caching or cross)}
+        capacity = {
+            "encoder_decoder": int(cross),
+            "keeps_items": int(config.prefix_caching or cross),
+            DIRECT: int(self.direct is not None),
+        }
         return self.registration(address, metrics_port, kind, capacity)
 
     def start(self) -> None:
@@ -205,6 +212,7 @@ def transfer_config(config: PDConfig, model: ModelIdentity) -> ECTransferConfig:
         device=config.device,
         host_buffer_bytes=config.embedding_memory,
         ec_role="consumer",
+        direct=DirectTransfer.of(config),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Never, Protocol, TypeVar
@@ -16,12 +16,13 @@ from triptych.base.errors import InternalError, InvalidRequest, Overloaded, Requ
 from triptych.base.hashing import check_mm_hash
 from triptych.base.log import log_fields
 from triptych.base.rpc.channels import INCARNATION_HEADER
+from triptych.ec_connector.base import SourceTable
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.events.attempt_trace import AttemptTrace, PDTraces
 from triptych.pd_worker.events.streams import MAX_NAMED, EventStreams
 from triptych.pd_worker.frontend.wire import MAX_KEYS, MAX_REQUESTS, check_count, check_name
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
-from triptych.protos.convert import error_to_proto
+from triptych.protos.convert import error_to_proto, source_from_proto
 
 #: How long the worker stays reserved for a request that has not arrived, in seconds.
 ARRIVAL_SECONDS = 15.0
@@ -141,6 +142,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         max_requests: int = MAX_WAITING,
         incarnation: str = "",
         traces: PDTraces | None = None,
+        sources: SourceTable | None = None,
     ) -> None:
         self._engine = engine
         self._input_processor = input_processor
@@ -152,6 +154,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         self._draining = False
         self._incarnation = incarnation
         self._traces = traces
+        self._sources = sources
         self._isolation = Isolation()
         self._reading = 0
         self._nothing_read = asyncio.Event()
@@ -194,12 +197,20 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         await _check(context, request.proxy_id, "mm_hashes", request.mm_hashes, MAX_KEYS)
         keys = [_key(mm_hash) for mm_hash in request.mm_hashes]
         known = [key for key in keys if key]
+        if request.sources:
+            self._note_sources(zip(keys, request.sources, strict=False))
         self._streams.items_ready(request.proxy_id, known)
         try:
             self._engine.items_ready(known)
         except Unavailable as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
         return common_pb2.Ack()
+
+    def _note_sources(self, sources: Iterable[tuple[str, common_pb2.EmbeddingSource]]) -> None:
+        """Before the engine hears that the items are ready."""
+        if self._sources is not None:
+            for key, source in sources:
+                self._sources.note(key, source_from_proto(source))
 
     async def Cancel(
         self,
@@ -334,6 +345,9 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
                 raise Unavailable("the request was cancelled before it began")
             if trace is not None:
                 request.trace_id = trace.trace_id
+            self._note_sources(
+                (slot.plan.mm_hash, slot.source) for slot in message.items if slot.HasField("source")
+            )
             self._engine.submit(request)
         except BaseException:
             self._streams.close(*names)

@@ -84,6 +84,7 @@ async def _serve(
     info = worker.info(server.address, server.metrics_port)
     pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server.grpc)
     reach = StoreReach(process.store.ping, server.health.reaches_store, worker.fail_unloaded)
+    worker.follow(reach)
     await server.serve(worker, [info], watch, reach, degraded=degraded)
 
 

@@ -74,6 +74,8 @@ class StepMetrics:
         for seconds in counts.load_seconds:
             self._metrics.ec_load_seconds.observe(seconds)
         self._metrics.ec_load_bytes.inc(counts.load_bytes)
+        for path, count in counts.loads.items():
+            self._metrics.ec_loads.labels(self._model_name, path).inc(count)
 
     def _overlap(self, counts: OverlapStats) -> None:
         if counts.tokens or counts.requests or counts.lost_tokens:

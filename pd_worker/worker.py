@@ -20,6 +20,7 @@ from triptych.base.engine_beat import EngineBeat
 from triptych.base.errors import Unavailable
 from triptych.base.metrics import PDMetrics
 from triptych.base.types import WorkerInfo
+from triptych.ec_connector.base import DirectTransfer
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.identity import ModelIdentity, model_identity
 from triptych.models.registry import generation_defaults
@@ -32,6 +33,7 @@ from triptych.pd_worker.frontend.prompt import PromptBuilder, open_checkpoint
 from triptych.pd_worker.server import MAX_WAITING, EnginePort, PDServicer
 from triptych.protos import pd_pb2
 from triptych.registry.matching import ROW_WIDTH
+from triptych.registry.store_reach import StoreReach
 
 #: How often proxies get the engine's beat, in seconds.
 BEAT_SECONDS = 1.0
@@ -140,6 +142,8 @@ class PDWorker:
     servicer: PDServicer
     _engine: PDEngine
     _upkeep: StreamUpkeep
+    #: The paths of embeddings besides the store; None without.
+    direct: DirectTransfer | None = None
 
     def __init__(self, config: PDConfig, model: PDModel, incarnation: str = "") -> None:
         self._config = config
@@ -183,6 +187,7 @@ class PDWorker:
             max_requests=MAX_WAITING + self._config.max_num_seqs,
             incarnation=self._incarnation,
             traces=traces,
+            sources=None if self.direct is None else self.direct.sources,
         )
 
     def info(self, address: str, metrics_port: int) -> WorkerInfo:
@@ -239,8 +244,14 @@ class PDWorker:
 
     def fail_unloaded(self) -> None:
         """Ends requests that wait for embeddings, so that they go on elsewhere. Called again and again while
-        the process does not reach the store."""
-        self._engine.fail_unloaded()
+        the process does not reach the store. With paths besides it, each load finds out for itself."""
+        if self.direct is None:
+            self._engine.fail_unloaded()
+
+    def follow(self, reach: StoreReach) -> None:
+        """Loads from the store follow whether this process reaches it."""
+        if self.direct is not None:
+            self.direct.reaches_store = lambda: reach.reaches
 
     def _cancel(self, request_ids: Sequence[str], proxy_id: str) -> None:
         # An engine that is stopping ends all its requests anyway.

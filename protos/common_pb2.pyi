@@ -38,6 +38,16 @@ class ItemPlan(_message.Message):
     layout: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, mm_hash: _Optional[str] = ..., namespace: _Optional[str] = ..., modality: _Optional[str] = ..., rows: _Optional[int] = ..., width: _Optional[int] = ..., dtype: _Optional[str] = ..., length: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., grid_thw: _Optional[_Iterable[int]] = ..., layout: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class EmbeddingSource(_message.Message):
+    __slots__ = ("name", "socket", "address")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SOCKET_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    socket: str
+    address: str
+    def __init__(self, name: _Optional[str] = ..., socket: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
 class SamplingParams(_message.Message):
     __slots__ = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_p", "logit_bias", "choice", "logprobs", "output_format", "bad_words", "include_stop_str_in_output")
     class LogitBiasEntry(_message.Message):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from triptych.base.errors import InvalidRequest, RequestError, error_from_code
 from triptych.base.hashing import check_mm_hash
 from triptych.base.types import (
     DTYPE_BYTES,
+    EmbeddingSource,
     ItemPlan,
     OutputFormat,
     PositionLogprobs,
@@ -16,6 +19,7 @@ from triptych.protos import common_pb2
 
 #: Longest wait that a worker may advise, in seconds.
 MAX_RETRY_AFTER = 3600.0
+_SOURCE_NAME = re.compile("[0-9a-f]{32}")
 
 
 def plan_from_proto(message: common_pb2.ItemPlan) -> ItemPlan:
@@ -49,6 +53,19 @@ def plan_to_proto(plan: ItemPlan) -> common_pb2.ItemPlan:
         grid_thw=plan.grid_thw,
         layout=plan.layout,
     )
+
+
+def source_from_proto(message: common_pb2.EmbeddingSource) -> EmbeddingSource | None:
+    """Where an embedding can be read; None where the message names nothing that could be a source."""
+    if not _SOURCE_NAME.fullmatch(message.name) or max(len(message.socket), len(message.address)) > 256:
+        return None
+    return EmbeddingSource(message.name, message.socket, message.address)
+
+
+def source_to_proto(source: EmbeddingSource | None) -> common_pb2.EmbeddingSource:
+    if source is None:
+        return common_pb2.EmbeddingSource()
+    return common_pb2.EmbeddingSource(name=source.name, socket=source.socket, address=source.address)
 
 
 def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:

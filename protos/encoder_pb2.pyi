@@ -17,7 +17,7 @@ class EncodeRequest(_message.Message):
     def __init__(self, job: _Optional[_Union[EncodeJob, _Mapping]] = ..., media: _Optional[bytes] = ..., run: _Optional[_Union[RunJob, _Mapping]] = ...) -> None: ...
 
 class EncodeJob(_message.Message):
-    __slots__ = ("job_id", "request_id", "mm_hash", "namespace", "modality", "processor_options", "salt", "media_bytes", "timeout", "failed_lease_token", "damaged_digest", "re_encode", "label")
+    __slots__ = ("job_id", "request_id", "mm_hash", "namespace", "modality", "processor_options", "salt", "media_bytes", "timeout", "failed_lease_token", "damaged_digest", "re_encode", "label", "direct")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MM_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class EncodeJob(_message.Message):
     DAMAGED_DIGEST_FIELD_NUMBER: _ClassVar[int]
     RE_ENCODE_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
+    DIRECT_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     request_id: str
     mm_hash: str
@@ -44,7 +45,8 @@ class EncodeJob(_message.Message):
     damaged_digest: str
     re_encode: bool
     label: str
-    def __init__(self, job_id: _Optional[str] = ..., request_id: _Optional[str] = ..., mm_hash: _Optional[str] = ..., namespace: _Optional[str] = ..., modality: _Optional[str] = ..., processor_options: _Optional[str] = ..., salt: _Optional[str] = ..., media_bytes: _Optional[int] = ..., timeout: _Optional[float] = ..., failed_lease_token: _Optional[str] = ..., damaged_digest: _Optional[str] = ..., re_encode: _Optional[bool] = ..., label: _Optional[str] = ...) -> None: ...
+    direct: bool
+    def __init__(self, job_id: _Optional[str] = ..., request_id: _Optional[str] = ..., mm_hash: _Optional[str] = ..., namespace: _Optional[str] = ..., modality: _Optional[str] = ..., processor_options: _Optional[str] = ..., salt: _Optional[str] = ..., media_bytes: _Optional[int] = ..., timeout: _Optional[float] = ..., failed_lease_token: _Optional[str] = ..., damaged_digest: _Optional[str] = ..., re_encode: _Optional[bool] = ..., label: _Optional[str] = ..., direct: _Optional[bool] = ...) -> None: ...
 
 class RunJob(_message.Message):
     __slots__ = ()
@@ -73,7 +75,7 @@ class JobWaits(_message.Message):
     def __init__(self) -> None: ...
 
 class ItemReady(_message.Message):
-    __slots__ = ("plan", "already_stored", "queue_seconds", "preprocess_seconds", "encode_seconds", "save_seconds", "work_seconds")
+    __slots__ = ("plan", "already_stored", "queue_seconds", "preprocess_seconds", "encode_seconds", "save_seconds", "work_seconds", "source")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     ALREADY_STORED_FIELD_NUMBER: _ClassVar[int]
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +83,7 @@ class ItemReady(_message.Message):
     ENCODE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SAVE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WORK_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     plan: _common_pb2.ItemPlan
     already_stored: bool
     queue_seconds: float
@@ -88,7 +91,8 @@ class ItemReady(_message.Message):
     encode_seconds: float
     save_seconds: float
     work_seconds: float
-    def __init__(self, plan: _Optional[_Union[_common_pb2.ItemPlan, _Mapping]] = ..., already_stored: _Optional[bool] = ..., queue_seconds: _Optional[float] = ..., preprocess_seconds: _Optional[float] = ..., encode_seconds: _Optional[float] = ..., save_seconds: _Optional[float] = ..., work_seconds: _Optional[float] = ...) -> None: ...
+    source: _common_pb2.EmbeddingSource
+    def __init__(self, plan: _Optional[_Union[_common_pb2.ItemPlan, _Mapping]] = ..., already_stored: _Optional[bool] = ..., queue_seconds: _Optional[float] = ..., preprocess_seconds: _Optional[float] = ..., encode_seconds: _Optional[float] = ..., save_seconds: _Optional[float] = ..., work_seconds: _Optional[float] = ..., source: _Optional[_Union[_common_pb2.EmbeddingSource, _Mapping]] = ...) -> None: ...
 
 class JobFailed(_message.Message):
     __slots__ = ("error", "retryable", "owner_address", "owner_token")

@@ -18,12 +18,14 @@ ITEM_STATE_READY: ItemState
 ITEM_STATE_UNENCODED: ItemState
 
 class ItemSlot(_message.Message):
-    __slots__ = ("plan", "state")
+    __slots__ = ("plan", "state", "source")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     plan: _common_pb2.ItemPlan
     state: ItemState
-    def __init__(self, plan: _Optional[_Union[_common_pb2.ItemPlan, _Mapping]] = ..., state: _Optional[_Union[ItemState, str]] = ...) -> None: ...
+    source: _common_pb2.EmbeddingSource
+    def __init__(self, plan: _Optional[_Union[_common_pb2.ItemPlan, _Mapping]] = ..., state: _Optional[_Union[ItemState, str]] = ..., source: _Optional[_Union[_common_pb2.EmbeddingSource, _Mapping]] = ...) -> None: ...
 
 class ItemPlacement(_message.Message):
     __slots__ = ("offset", "length")
@@ -158,12 +160,14 @@ class SubmitReply(_message.Message):
     def __init__(self, status: _Optional[_Union[SubmitReply.Status, str]] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
 
 class ItemsNotice(_message.Message):
-    __slots__ = ("proxy_id", "mm_hashes")
+    __slots__ = ("proxy_id", "mm_hashes", "sources")
     PROXY_ID_FIELD_NUMBER: _ClassVar[int]
     MM_HASHES_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     proxy_id: str
     mm_hashes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, proxy_id: _Optional[str] = ..., mm_hashes: _Optional[_Iterable[str]] = ...) -> None: ...
+    sources: _containers.RepeatedCompositeFieldContainer[_common_pb2.EmbeddingSource]
+    def __init__(self, proxy_id: _Optional[str] = ..., mm_hashes: _Optional[_Iterable[str]] = ..., sources: _Optional[_Iterable[_Union[_common_pb2.EmbeddingSource, _Mapping]]] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("proxy_id", "request_ids")
@@ -314,12 +318,14 @@ class TimestampTokens(_message.Message):
     def __init__(self, first: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ItemLoaded(_message.Message):
-    __slots__ = ("mm_hash", "seconds")
+    __slots__ = ("mm_hash", "seconds", "path")
     MM_HASH_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
     mm_hash: str
     seconds: float
-    def __init__(self, mm_hash: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+    path: str
+    def __init__(self, mm_hash: _Optional[str] = ..., seconds: _Optional[float] = ..., path: _Optional[str] = ...) -> None: ...
 
 class ItemMissing(_message.Message):
     __slots__ = ("mm_hash", "damaged_digest")

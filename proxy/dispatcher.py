@@ -95,9 +95,7 @@ class Dispatcher:
             on_ready=self._recorder.encoded,
         )
         self.backpressure = Backpressure(flow_control=flow_control)
-        self._items = ItemSupply(
-            store, self.jobs, self.backpressure, metrics, clock, skip_held_items, lambda: pool.store_ok
-        )
+        self._items = ItemSupply(store, self.jobs, self.backpressure, metrics, clock, skip_held_items, pool)
         self.admission = RequestAdmission(pool, self.backpressure, self._media, self.quotas, clock)
         self._router = PDRouter(
             pool, proxy_id, transport, self, clock, on_poison=metrics.poison.labels("request").inc

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from triptych.base.errors import RequestError
-from triptych.base.types import ItemPlan, PDTimings, Usage
+from triptych.base.types import EmbeddingSource, ItemPlan, PDTimings, Usage
 from triptych.proxy.call.chat import Started
 
 #: The store's epoch and the jumps of its clock, both of which change where it loses everything.
@@ -29,6 +29,8 @@ class JobReady:
     #: The encoder worker's.
     address: str = ""
     epoch: StoreEpoch = ("", 0)
+    #: Where it can be read besides the store, into which its save may still go on.
+    source: EmbeddingSource | None = None
 
 
 class Fetched(msgspec.Struct, frozen=True):
@@ -126,6 +128,8 @@ class LoadReported(AttemptEvent, frozen=True):
 
     mm_hash: str
     seconds: float = 0.0
+    #: "store", "shm" or "peer"; "" where it was resident, or the worker does not tell.
+    path: str = ""
 
 
 class MissReported(AttemptEvent, frozen=True):

@@ -6,12 +6,12 @@ the product (`triptych.proxy.service`), in virtual time in the simulator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from triptych.base.tracing.context import SpanContext
-from triptych.base.types import ItemPlan, PositionLogprobs
+from triptych.base.types import EmbeddingSource, ItemPlan, PositionLogprobs
 from triptych.protos import encoder_pb2, pd_pb2
 from triptych.proxy.events import JobReady, RequestEvent
 from triptych.proxy.media.ports import ItemMedia
@@ -120,8 +120,8 @@ class Link(Protocol):
     async def set_apart(self, request_id: str, tokens: int) -> bool:
         """Has the worker hand over all else that it holds; False where it will not."""
 
-    def notify(self, mm_hashes: Sequence[str]) -> None:
-        """These items are in the store."""
+    def notify(self, mm_hashes: Sequence[str], sources: Mapping[str, EmbeddingSource]) -> None:
+        """These items are in the store, or at their sources."""
 
     def cancel(self, request_id: str) -> None:
         """Ends a request there."""

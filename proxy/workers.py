@@ -12,7 +12,7 @@ from typing import Protocol
 from triptych.base.errors import RETRY_AFTER, InvalidRequest, NotFound, Unavailable
 from triptych.base.types import WorkerInfo
 from triptych.proxy.call.model_kind import ModelKind
-from triptych.registry.matching import Mismatch, PDModels, described
+from triptych.registry.matching import DIRECT, Mismatch, PDModels, described
 
 logger = logging.getLogger(__name__)
 
@@ -149,8 +149,20 @@ class KnownWorkers:
         return [worker.info.address for worker in self.serving(pool) if worker.silent and worker not in well]
 
     def reaching(self, pool: str) -> list[Worker]:
-        """Those that are well and reach the embedding store: they may get work that needs it."""
-        return [worker for worker in self.well(pool) if worker.reaches_store]
+        """Those that are well and reach the embedding store: they may get work that needs it. Where none
+        reaches it, those that can do without."""
+        well = self.well(pool)
+        reaching = [worker for worker in well if worker.reaches_store]
+        if reaching or not self.reads_direct:
+            return reaching
+        return [worker for worker in well if worker.info.capacity.get(DIRECT)]
+
+    @property
+    def reads_direct(self) -> bool:
+        """Whether all PD workers read embeddings from the encoders that serve them, if need be without the
+        store."""
+        serving = self.serving("pd")
+        return bool(serving) and all(worker.info.capacity.get(DIRECT) for worker in serving)
 
     def store_lost(self, pool: str) -> bool:
         """Whether the pool serves, and all of its workers say that they do not reach the store."""

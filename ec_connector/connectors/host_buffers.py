@@ -15,6 +15,8 @@ from types import ModuleType
 
 import torch
 
+from triptych.base.machine.device_memory import host_empty
+
 #: cudaHostRegisterPortable: locked for all devices.
 _PORTABLE = 1
 
@@ -209,7 +211,7 @@ class HostMemory:
 
 
 def _plain(nbytes: int) -> torch.Tensor:
-    return torch.empty(nbytes, dtype=torch.uint8)
+    return host_empty((nbytes,), torch.uint8)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

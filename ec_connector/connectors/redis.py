@@ -22,7 +22,9 @@ from triptych.ec_connector.base import (
 )
 from triptych.ec_connector.connectors.device_copy import DeviceCopier
 from triptych.ec_connector.connectors.host_buffers import bytes_of
+from triptych.ec_connector.connectors.output_server import OutputServer
 from triptych.ec_connector.connectors.scheduler_role import TableScheduler
+from triptych.ec_connector.connectors.served_outputs import ServedOutputs
 from triptych.ec_connector.connectors.store_client import StoreClient
 from triptych.ec_connector.connectors.store_loads import StoreLoads
 from triptych.ec_connector.metadata import Reports, TransferMetadata
@@ -34,7 +36,12 @@ class StoreSaves:
     """The running saves, one per key; each keeps its tensor alive until it ends."""
 
     def __init__(
-        self, config: ECTransferConfig, client: StoreClient, copier: DeviceCopier, reports: Reports
+        self,
+        config: ECTransferConfig,
+        client: StoreClient,
+        copier: DeviceCopier,
+        reports: Reports,
+        served: ServedOutputs | None = None,
     ) -> None:
         self._config = config
         self._client = client
@@ -42,6 +49,7 @@ class StoreSaves:
         self._reports = reports
         self._lock = threading.Lock()
         self._saves: dict[str, Future[None]] = {}
+        self._served = served
 
     def begin(self, encoder_cache: EncoderCacheMap, mm_hash: str, damaged_digest: str) -> None:
         """Starts the save of an entry, unless one of its key is running."""
@@ -61,8 +69,26 @@ class StoreSaves:
             self._saves[mm_hash] = saving
         saving.add_done_callback(lambda done: self._forget(mm_hash, done))
 
+    async def _serve(self, served: ServedOutputs, entry: EncoderOutput, host: torch.Tensor) -> None:
+        """Offers the output to PD workers; where that fails, they have it once it is saved."""
+        producers, mm_hash = self._config.producers, entry.plan.mm_hash
+        producer = b"" if producers is None else producers.raw(mm_hash)
+        try:
+            source = await asyncio.to_thread(served.offer, entry.plan, bytes_of(host), producer)
+        except Exception as error:
+            logger.warning("%s is not served: %s", short(mm_hash), error, extra=log_fields(mm_hash=mm_hash))
+            return
+        if source is not None:
+            self._reports.offered(mm_hash, source)
+
     async def _save(self, entry: EncoderOutput, host: torch.Tensor, damaged_digest: str) -> None:
         mm_hash, config = entry.plan.mm_hash, self._config
+        if self._served is not None:
+            await self._serve(self._served, entry, host)
+        direct = config.direct
+        if direct is not None and not direct.reaches_store():
+            self._fail(mm_hash, "this process does not reach the store")
+            return
         try:
             async with asyncio.timeout(config.save_timeout):
                 store = await self._client.store()
@@ -82,6 +108,8 @@ class StoreSaves:
             self._fail(mm_hash, f"unexpected: {error!r}")
         else:
             self._forget(mm_hash)
+            if self._served is not None:
+                self._served.stored(mm_hash)
             self._reports.saved(mm_hash)
 
     def _fail(self, mm_hash: str, reason: str) -> None:
@@ -121,8 +149,13 @@ class RedisConnectorWorker(ECConnectorWorker):
         self._reports = Reports(self.on_progress)
         self._client = StoreClient(config.store_url, loop)
         copier = DeviceCopier(config.device)
+        self._server: OutputServer | None = None
+        if config.direct is not None and config.direct.memory and config.is_producer:
+            self._server = OutputServer(config.direct)
+            self._client.submit(self._server.start())
+        served = None if self._server is None else self._server.outputs
         self._loads = StoreLoads(config, self._client, copier, self._reports)
-        self._saves = StoreSaves(config, self._client, copier, self._reports)
+        self._saves = StoreSaves(config, self._client, copier, self._reports, served)
         self._encoder_cache: EncoderCacheMap = {}
 
     def start_load_caches(self, metadata: ECConnectorMetadata, encoder_cache: EncoderCacheMap) -> None:
@@ -160,5 +193,11 @@ class RedisConnectorWorker(ECConnectorWorker):
         self._client.closed = True
         self._loads.cancel()
         self._saves.cancel()
-        self._client.close()
+        self._client.close(self._end_direct)
         self._loads.close()
+
+    async def _end_direct(self) -> None:
+        """Closes what is open beside the store, in the loop."""
+        self._loads.disconnect()
+        if self._server is not None:
+            await self._server.close()

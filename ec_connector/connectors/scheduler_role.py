@@ -140,7 +140,9 @@ class TableScheduler(ECConnectorScheduler):
         self._generation += 1
         entry.state, entry.generation = Presence.LOADING, self._generation
         entry.awaited = entry.marked_again = False
-        self._fetches[mm_hash] = Fetch(entry.plan, self._generation)
+        direct = self.config.direct
+        source = None if direct is None else direct.sources.get(mm_hash)
+        self._fetches[mm_hash] = Fetch(entry.plan, self._generation, source)
 
     def _current(self, mm_hash: str, output: ECConnectorOutput) -> _HeldKey | None:
         """The key's entry, unless the report is of another load than its current one."""

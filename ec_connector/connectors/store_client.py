@@ -96,11 +96,13 @@ class StoreClient:
                 self._store = await EmbeddingStore.connect(self._url)
             return self._store
 
-    def close(self) -> None:
-        """Disconnects, and ends the loop unless it was given."""
-        self._thread.stop(self._disconnect())
+    def close(self, first: Callable[[], Coroutine[object, object, None]] | None = None) -> None:
+        """Runs `first`, disconnects, and ends the loop unless it was given."""
+        self._thread.stop(self._disconnect(first))
 
-    async def _disconnect(self) -> None:
+    async def _disconnect(self, first: Callable[[], Coroutine[object, object, None]] | None) -> None:
+        if first is not None:
+            await first()
         async with self._connecting:
             if self._store is not None:
                 await self._store.close()

@@ -13,17 +13,26 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from triptych.base.log import log_fields, short
-from triptych.base.types import ItemPlan
+from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.base import ECTransferConfig, EncoderCacheMap, EncoderOutput
 from triptych.ec_connector.connectors.device_copy import DeviceCopier
+from triptych.ec_connector.connectors.direct_loads import DirectLoads
 from triptych.ec_connector.connectors.host_buffers import HostBuffer, HostMemory, PinnedMemory, PinnedPool
 from triptych.ec_connector.connectors.store_client import StoreClient
 from triptych.ec_connector.metadata import Fetch, LoadId, Reports
 from triptych.store.bulk import ScatterBuffer
 from triptych.store.control import StoreRefused, StoreUnavailable
-from triptych.store.results import Missing
+from triptych.store.results import Loaded, LoadResult, Missing
 
 logger = logging.getLogger(__name__)
+
+#: How long an item that its encoder worker serves may still be on its way into the store, and how often it is
+#: looked for there.
+SAVING_SECONDS, SAVED_POLL_SECONDS = 2.0, 0.05
+#: How often a load from the store looks whether that is out of reach.
+REACH_POLL_SECONDS = 0.1
+#: A second load of a key within this ends its requests when the store gives no answer.
+UNANSWERED_SECONDS = 10.0
 
 
 @dataclass(slots=True)
@@ -32,6 +41,7 @@ class _ItemLoad:
 
     id: LoadId
     plan: ItemPlan
+    source: EmbeddingSource | None = None
     task: Future[None] | None = None
     #: The host copy, once it is complete.
     host: HostBuffer | None = None
@@ -52,6 +62,10 @@ class StoreLoads:
         self._reports = reports
         self._timeout = config.load_timeout
         self._producers = config.producers
+        self._direct = config.direct
+        self._direct_loads = None if config.direct is None else DirectLoads(config.direct)
+        #: Keys that were reported missing since the store gave no answer.
+        self._unanswered: dict[str, float] = {}
         self._pool: PinnedPool | None = None
         if copier.is_cuda and config.is_consumer:
             self._pool = PinnedPool(PinnedMemory(config.host_buffer_bytes, lock=True))
@@ -69,7 +83,7 @@ class StoreLoads:
 
     def begin(self, fetch: Fetch) -> None:
         """Starts a fetch; replaces an older load of its key."""
-        load = _ItemLoad(fetch.load_id, fetch.plan)
+        load = _ItemLoad(fetch.load_id, fetch.plan, fetch.source)
         if self._client.closed:
             self._reports.failed(load.id, "the connector is shut down")
             return
@@ -103,12 +117,13 @@ class StoreLoads:
         began = time.perf_counter()
         try:
             async with asyncio.timeout(self._timeout):
-                store = await self._client.store()
-                result = await store.load(load.plan, lambda nbytes: ScatterBuffer(buffer.views()))
+                result, path = await self._result(load, ScatterBuffer(buffer.views()))
         except StoreUnavailable as error:
-            return self._fail(load, str(error), unreachable=not isinstance(error, StoreRefused))
+            unreachable = not isinstance(error, StoreRefused) and self._gives_up(load.plan.mm_hash)
+            return self._fail(load, str(error), unreachable=unreachable)
         except TimeoutError:
-            return self._fail(load, f"no value within {self._timeout:g} s", unreachable=True)
+            unreachable = self._gives_up(load.plan.mm_hash)
+            return self._fail(load, f"no value within {self._timeout:g} s", unreachable=unreachable)
         except Exception as error:
             logger.exception(
                 "load of %s failed", short(load.plan.mm_hash), extra=log_fields(mm_hash=load.plan.mm_hash)
@@ -122,8 +137,52 @@ class StoreLoads:
             load.host = buffer
         if self._producers is not None:
             self._producers.note(load.plan.mm_hash, result.producer)
-        self._reports.fetched(load.id, time.perf_counter() - began)
+        self._reports.fetched(load.id, time.perf_counter() - began, path)
         return True
+
+    async def _result(self, load: _ItemLoad, body: ScatterBuffer) -> tuple[LoadResult, str]:
+        """The item by the first path that has it. An encoder worker that serves it may still be saving it:
+        what the store lacks then, it may get."""
+        plan, source = load.plan, load.source
+        if source is None or self._direct_loads is None:
+            return await self._stored(plan, body), "store"
+        result, path = await self._direct_loads.load(plan, source, body)
+        if isinstance(result, Loaded):
+            return result, path
+        last = time.monotonic() + SAVING_SECONDS
+        while True:
+            result = await self._stored(plan, body)
+            if isinstance(result, Loaded) or result.damaged_digest or time.monotonic() > last:
+                return result, "store"
+            await asyncio.sleep(SAVED_POLL_SECONDS)
+
+    async def _stored(self, plan: ItemPlan, body: ScatterBuffer) -> LoadResult:
+        """The store's answer; StoreUnavailable also as soon as this process is known not to reach it."""
+        loading = asyncio.ensure_future(self._from_store(plan, body))
+        try:
+            while self._direct is None or self._direct.reaches_store():
+                timeout = None if self._direct is None else REACH_POLL_SECONDS
+                if (await asyncio.wait([loading], timeout=timeout))[0]:
+                    return loading.result()
+            raise StoreUnavailable("this process does not reach the store")
+        finally:
+            if not loading.done():
+                loading.cancel()
+                await asyncio.wait([loading])
+
+    async def _from_store(self, plan: ItemPlan, body: ScatterBuffer) -> LoadResult:
+        store = await self._client.store()
+        return await store.load(plan, lambda nbytes: body)
+
+    def _gives_up(self, mm_hash: str) -> bool:
+        """Whether a load that the store has not answered ends its requests here. Where encoder workers are
+        read from, the item is first reported as missing, and encoded again."""
+        if self._direct is None:
+            return True
+        now = time.monotonic()
+        recent = {key: at for key, at in self._unanswered.items() if at > now - UNANSWERED_SECONDS}
+        self._unanswered = {**recent, mm_hash: now}
+        return mm_hash in recent
 
     def _fail(
         self, load: _ItemLoad, reason: str, damaged_digest: str = "", *, unreachable: bool = False
@@ -241,6 +300,11 @@ class StoreLoads:
         for task in (*fetches, *self._moves.copy()):
             if task is not None:
                 task.cancel()
+
+    def disconnect(self) -> None:
+        """Closes the connections to encoder workers; called in the loop."""
+        if self._direct_loads is not None:
+            self._direct_loads.close()
 
     def close(self) -> None:
         """Frees page-locked memory, after the last transfer has ended."""

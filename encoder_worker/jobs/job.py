@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from triptych.base.errors import RequestError
@@ -10,7 +10,7 @@ from triptych.base.log import log_fields
 from triptych.base.tracing import attributes as names
 from triptych.base.tracing.context import Producers, SpanContext, hex_trace_id, to_bytes
 from triptych.base.tracing.tracer import Span, SpanKind, Tracer
-from triptych.base.types import ItemPlan
+from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.base import EncoderOutput
 from triptych.encoder_worker.engine import TowerItem
 from triptych.encoder_worker.job_spec import JobSpec
@@ -106,11 +106,12 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The embedding is in the store: a stream's last event."""
+    """The embedding is in the store, or can be read at its `source`: a stream's last event."""
 
     plan: ItemPlan
     already_stored: bool
     timings: JobTimings
+    source: EmbeddingSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +212,8 @@ class EncodeJob(EncoderItem):
     encoded_at: float = 0.0
     save_started: float = 0.0
     save_error: str = ""
+    #: Where PD workers can read the output, while its save goes on.
+    source: EmbeddingSource | None = None
     timings: JobTimings = field(default_factory=JobTimings)
     #: Where a stream's trace is recorded.
     trace: JobTrace | None = None
@@ -286,10 +289,21 @@ class EncodeJob(EncoderItem):
             if waiter.permitted and not waiter.ended:
                 waiter.send(Waits())
 
+    def answer_direct(self) -> None:
+        """Ends the streams whose PD workers can read the output already; the others wait for the save."""
+        if self.source is not None and self.plan is not None:
+            ready = [waiter for waiter in self.waiters if waiter.spec.direct and waiter.permitted]
+            self.waiters = [waiter for waiter in self.waiters if waiter not in ready]
+            _end_all(ready, Ready(self.plan, False, self.timings, self.source))
+
     def end(self, event: Ready | Failed) -> None:
         """Sends the last event to every waiter."""
         waiters, self.waiters = self.waiters, []
-        for waiter in waiters:
-            if isinstance(event, Ready):
-                waiter.send_plan(event.plan)
-            waiter.end(event)
+        _end_all(waiters, event)
+
+
+def _end_all(waiters: Iterable[Waiter], event: Ready | Failed) -> None:
+    for waiter in waiters:
+        if isinstance(event, Ready):
+            waiter.send_plan(event.plan)
+        waiter.end(event)

@@ -9,7 +9,7 @@ import time
 from triptych.base.errors import InternalError, RequestError
 from triptych.base.log import short
 from triptych.base.types import ItemPlan
-from triptych.encoder_worker.engine import Encoded, EncoderEngine, EngineEvent, Saved
+from triptych.encoder_worker.engine import Encoded, EncoderEngine, EngineEvent, Offered, Saved
 from triptych.encoder_worker.jobs.job import EncodeJob, Failed, Ready
 from triptych.encoder_worker.jobs.table import EncodeJobs, JobMetrics
 
@@ -20,7 +20,9 @@ RETRY_SECONDS = 0.5
 
 
 class JobSaves:
-    """Ends jobs when their embedding is saved; a failed save is repeated while a stream waits.
+    """Ends jobs when their embedding is saved, and streams when PD workers can read it here.
+
+    A failed save is repeated while a stream waits.
 
     Used in one event loop.
     """
@@ -40,10 +42,15 @@ class JobSaves:
                 self._encoded(job, event)
         elif (job := self._saving.get(event.mm_hash)) is None:
             logger.debug("the engine reports a save without a job")
+        elif isinstance(event, Offered):
+            job.source = event.source
+            job.timings.save = time.monotonic() - job.save_started
+            job.answer_direct()
         elif isinstance(event, Saved):
             self._saved(job)
         else:
-            logger.warning(
+            log = logger.warning if job.waiters else logger.info
+            log(
                 "the save of %s failed (%s)",
                 short(job.mm_hash),
                 event.reason,
@@ -69,7 +76,7 @@ class JobSaves:
     def _saved(self, job: EncodeJob) -> None:
         plan, job.timings.save = self._end_save(job), time.monotonic() - job.save_started
         self._metrics.saved(plan.nbytes, job.timings.save)
-        self._jobs.end(job, Ready(plan, False, job.timings))
+        self._jobs.end(job, Ready(plan, False, job.timings, job.source))
 
     def _save(self, job: EncodeJob) -> None:
         """Saves (again) while a stream waits, which the streams' deadlines bound."""

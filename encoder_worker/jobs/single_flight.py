@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from triptych.base.errors import Unavailable
@@ -14,6 +15,7 @@ from triptych.encoder_worker.jobs.job import EncodeJob, Failed, Ready
 from triptych.encoder_worker.jobs.lease_keeper import LeaseKeeper
 from triptych.encoder_worker.jobs.table import EncodeJobs
 from triptych.registry.leases import OwnedBy
+from triptych.registry.store_reach import StorePatience
 from triptych.store.control import StoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -39,6 +41,7 @@ class SingleFlight:
         self._store = store
         self._leases = leases
         self._namespace = namespace
+        self._patience = StorePatience()
 
     async def end_stored(self, jobs: Sequence[EncodeJob]) -> None:
         """Ends the jobs whose embedding is stored, and forgets those without a waiter.
@@ -48,7 +51,7 @@ class SingleFlight:
         keys = [(job.mm_hash, self._namespace) for job in jobs]
         plans: list[ItemPlan | None] = [None] * len(jobs)
         try:
-            async with asyncio.timeout(LOOK_UP_SECONDS):
+            async with self._asked(jobs):
                 plans = await self._store.look_up(keys)
         except (StoreUnavailable, TimeoutError):
             logger.warning("the store cannot be reached: going on without looking up %d items", len(jobs))
@@ -73,11 +76,17 @@ class SingleFlight:
 
     async def _lease(self, job: EncodeJob) -> OwnedBy | None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_UP_SECONDS):
+            async with self._asked([job]):
                 return await self._leases.acquire(
                     job.mm_hash, deadline=lambda: job.deadline, failed_token=job.failed_lease_token
                 )
         return None
+
+    def _asked(self, jobs: Sequence[EncodeJob]) -> AbstractAsyncContextManager[None]:
+        """What PD workers read here is not held up by a store that does not answer."""
+        direct = all(waiter.spec.direct for job in jobs for waiter in job.waiters)
+        seconds = LOOK_UP_SECONDS if self._jobs.reaches_store() or not direct else 0.0
+        return self._patience.asked(seconds, hurry=direct)
 
     def _wanted(self, jobs: Sequence[EncodeJob]) -> list[EncodeJob]:
         for job in jobs:

@@ -70,6 +70,7 @@ class JobStreams:
         waiter.permitted = True
         waiter.job.queued_since = waiter.job.queued_since or time.monotonic()
         self._scheduler.permit(waiter.job)
+        waiter.job.answer_direct()
         self._changed.set()
 
     def leave(self, waiter: Waiter) -> None:

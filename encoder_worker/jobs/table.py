@@ -122,7 +122,7 @@ class EncodeJobs:
     def _check_room(self, spec: JobSpec, job: EncodeJob | None) -> None:
         if self._draining:
             raise Unavailable("this encoder worker is shutting down", retry_after=1)
-        if not self.reaches_store():
+        if not self.reaches_store() and not spec.direct:
             raise _unreachable()
         if spec.re_encode:
             return
@@ -161,8 +161,10 @@ class EncodeJobs:
             self._empty.set()
 
     def fail_all(self) -> None:
-        """Fails all jobs as retryable: this worker does not reach the store, another one may."""
+        """Fails the jobs that need the store as retryable: this worker does not reach it, another one may."""
         for job in self.open_jobs():
+            if any(waiter.spec.direct for waiter in job.waiters):
+                continue
             self.end(job, Failed(_unreachable(), retryable=True))
 
     async def drain(self, grace: float) -> None:

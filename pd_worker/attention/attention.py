@@ -13,8 +13,13 @@ from transformers import AttentionInterface
 
 from triptych.models.base import LayerRule, SpanRule
 from triptych.pd_worker.attention.backends import AttentionCall, attend, fused, whole_bias
-from triptych.pd_worker.attention.gather_plan import GatherGroup
-from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
+from triptych.pd_worker.attention.metadata import (
+    AttentionMetadata,
+    CrossSpan,
+    CrossTables,
+    GatherGroup,
+    PrefillSpan,
+)
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.attention.run_attention import attend_chunk, attend_decodes
 

@@ -4,14 +4,95 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
+from triptych.base.config import MIB
 from triptych.models.base import AttentionBias, LayerRule, SpanRule
 from triptych.models.recurrent import RecurrentStates
-from triptych.pd_worker.attention.gather_plan import GatherGroup
-from triptych.pd_worker.attention.kv_runs import KVRun, last_tokens
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+
+#: Tokens per run, on average, from which on one call per run costs less than one over a gathered copy.
+_LEAST_TOKENS = 64
+
+
+class KVRun(NamedTuple):
+    """Slots [first, last) of the cache: consecutive tokens of one sequence, from blocks with consecutive ids.
+
+    They are one slice: attention reads them where they are, without a gathered copy and without a mask.
+    """
+
+    first: int
+    last: int
+
+
+def runs_of(table: Sequence[int], length: int, block_size: int) -> tuple[KVRun, ...]:
+    """The runs of the first `length` tokens in the blocks of `table`, in the tokens' order."""
+    count = -(-length // block_size)
+    if not count:
+        return ()
+    first = table[0]
+    if tuple(table[:count]) == tuple(range(first, first + count)):
+        return (KVRun(first * block_size, first * block_size + length),)
+    runs, start = [], 0
+    for index in range(1, count + 1):
+        if index == count or table[index] != table[index - 1] + 1:
+            slot = table[start] * block_size
+            runs.append(KVRun(slot, slot + min(index * block_size, length) - start * block_size))
+            start = index
+    return tuple(runs)
+
+
+def attends_in_runs(runs: Sequence[KVRun]) -> bool:
+    """Whether a sequence is attended to run by run; otherwise its blocks are scattered, and are gathered."""
+    return len(runs) == 1 or sum(run.last - run.first for run in runs) >= _LEAST_TOKENS * len(runs) > 0
+
+
+def last_tokens(runs: Sequence[KVRun], count: int) -> tuple[KVRun, ...]:
+    """The runs of the last `count` tokens: what a sliding window sees of them."""
+    kept: list[KVRun] = []
+    for first, last in reversed(runs):
+        if count <= 0:
+            break
+        kept.append(KVRun(max(first, last - count), last))
+        count -= last - first
+    return tuple(reversed(kept))
+
+
+@dataclass(frozen=True, slots=True)
+class GatherGroup:
+    """Decodes [first, last) of the batch, gathered with `blocks` blocks each, padded to the longest.
+
+    With one long sequence among many short ones every copy would be long: groups bound a layer's memory.
+    """
+
+    first: int
+    last: int
+    blocks: int
+
+
+def gather_limit(device: torch.device) -> int:
+    """Limit of the bytes that one layer gathers at a time; a single longer sequence is gathered alone.
+
+    Larger on an accelerator, which is faster with fewer, larger calls.
+    """
+    return (64 if device.type == "cpu" else 256) * MIB
+
+
+def plan_gathers(blocks: Sequence[int], most: int) -> list[GatherGroup]:
+    """Groups of decodes with these numbers of blocks, in order: `most` blocks each, or one decode."""
+    groups: list[GatherGroup] = []
+    first, longest = 0, 0
+    for index, count in enumerate(blocks):
+        now = max(longest, count)
+        if index > first and now * (index - first + 1) > most:
+            groups.append(GatherGroup(first, index, longest))
+            first, now = index, count
+        longest = now
+    if blocks:
+        groups.append(GatherGroup(first, len(blocks), longest))
+    return groups
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,10 +54,7 @@ class PagedKVCache:
     def layer_bytes(self) -> int:
         """Bytes of one token in the layer with the widest keys and values."""
         pairs = zip(self.keys, self.values, strict=True)
-        return (
-            max(part[0, 0].numel() + other[0, 0].numel() for part, other in pairs)
-            * self.keys[0].element_size()
-        )
+        return max((k[0, 0].numel() + v[0, 0].numel()) * k.element_size() for k, v in pairs)
 
     def is_square(self, layer: int) -> bool:
         """Whether the layer's keys and values are equally wide."""

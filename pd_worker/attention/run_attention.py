@@ -11,7 +11,7 @@ from itertools import groupby
 import torch
 
 from triptych.models.base import DecoderSide
-from triptych.pd_worker.attention.kv_runs import KVRun
+from triptych.pd_worker.attention.metadata import KVRun
 
 #: Not part of torch's public interface: where a release has none, decodes and chunks are gathered.
 _KERNEL = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from triptych.pd_worker.core.admission import OrderedRequests
-from triptych.pd_worker.core.budget import Budget
-from triptych.pd_worker.core.chunks import ChunkMaker
+from triptych.pd_worker.core.chunks import Budget, ChunkMaker
 from triptych.pd_worker.core.items.tracker import ItemTracker, Readiness
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.limits import SchedulerLimits
@@ -162,7 +161,7 @@ class OverlapPrefill:
         blocks = self._kv.blocks_for(state.num_tokens) if begun is None else 0
         if self._blocks + blocks + running > self._kv.num_free:
             return False
-        if not self._kv.allocate(state.request_id, prefix, end, boundaries=(end,)):
+        if not self._kv.allocate(state.request_id, prefix, end, keep_at=(end,)):
             return False
         if begun is None:
             cached = len(prefix) * self._kv.block_size

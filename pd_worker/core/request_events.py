@@ -31,10 +31,11 @@ class RequestAdmitted(EngineEvent, frozen=True, kw_only=True):
 
 
 class ItemLoaded(EngineEvent, frozen=True, kw_only=True):
-    """The item has arrived from the store after `seconds`."""
+    """The item has arrived after `seconds`, by `path`: "store", "shm" or "peer"; "" where it was resident."""
 
     mm_hash: str
     seconds: float
+    path: str = ""
 
 
 class ItemMissing(EngineEvent, frozen=True, kw_only=True):
@@ -87,8 +88,8 @@ def admitted(state: RequestState) -> RequestAdmitted:
     )
 
 
-def item_loaded(state: RequestState, mm_hash: str, seconds: float) -> ItemLoaded:
-    return ItemLoaded(**_names(state.request), mm_hash=mm_hash, seconds=seconds)
+def item_loaded(state: RequestState, mm_hash: str, seconds: float, path: str = "") -> ItemLoaded:
+    return ItemLoaded(**_names(state.request), mm_hash=mm_hash, seconds=seconds, path=path)
 
 
 def item_missing(state: RequestState, mm_hash: str, damaged_digest: str) -> ItemMissing:

@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterable
 from triptych.base.errors import DeadlineExceeded, InternalError, RequestError, Unavailable
 from triptych.base.types import FinishReason
 from triptych.pd_worker.core import request_events
-from triptych.pd_worker.core.budget import Budget
-from triptych.pd_worker.core.chunks import ChunkMaker
+from triptych.pd_worker.core.chunks import Budget, ChunkMaker
 from triptych.pd_worker.core.items.stage import ItemStage
 from triptych.pd_worker.core.items.tracker import ItemTracker, Readiness
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
@@ -394,7 +393,7 @@ class Scheduler:
         if state.cross is not None and not cross.acquire(state.request_id, state.cross.plan):
             spare += cross.blocks_for(state.cross.plan)
         at = self.kv.boundaries(state.chain, state.num_prompt_tokens, state.num_tokens, num_computed)
-        if self.kv.allocate(state.request_id, prefix, state.num_tokens, spare=spare, boundaries=at):
+        if self.kv.allocate(state.request_id, prefix, state.num_tokens, spare=spare, keep_at=at):
             return True
         cross.release(state.request_id)
         return False

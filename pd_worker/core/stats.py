@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 
@@ -18,6 +19,8 @@ class ItemStats:
     missing: int = 0
     load_seconds: list[float] = field(default_factory=list)
     load_bytes: int = 0
+    #: Loads by their paths.
+    loads: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)

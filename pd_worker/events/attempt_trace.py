@@ -57,7 +57,7 @@ class AttemptTrace:
         tracer, at = self._traces.tracer, self._traces.tracer.clock()
         # A load that another request had begun is this one's from its arrival on.
         start = max(self._start, at - event.seconds)
-        source = "store" if event.seconds > 0.0 else "resident"
+        source = event.path or ("store" if event.seconds > 0.0 else "resident")
         attributes = {**names.item(event.mm_hash), names.SOURCE: source}
         # Linked to the span that computed the embedding, be it another request's.
         links = self._traces.producers.links(event.mm_hash)

@@ -303,7 +303,7 @@ def admitted_to_proto(event: RequestAdmitted) -> pd_pb2.Admitted:
 
 
 def loaded_to_proto(event: ItemLoaded) -> pd_pb2.ItemLoaded:
-    return pd_pb2.ItemLoaded(mm_hash=event.mm_hash, seconds=event.seconds)
+    return pd_pb2.ItemLoaded(mm_hash=event.mm_hash, seconds=event.seconds, path=event.path)
 
 
 def missing_to_proto(event: ItemMissing) -> pd_pb2.ItemMissing:

@@ -131,7 +131,7 @@ class DecoderRanks:
             )
         self._progress = ProgressListener(on_progress)
         # Objects of this process; traces are rank 0's business.
-        own = ("store", "producers")
+        own = ("store", "producers", "direct")
         shown = {one.name: getattr(transfer, one.name) for one in fields(transfer) if one.name not in own}
         message = {
             "kind": "build",

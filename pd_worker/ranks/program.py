@@ -12,7 +12,7 @@ from triptych.base.cpu.threads import in_short_lived_thread
 from triptych.base.errors import ConfigError
 from triptych.base.ranks.channel import Message
 from triptych.base.ranks.rank import Rank
-from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig
+from triptych.ec_connector.base import DirectTransfer, ECConnectorRole, ECTransferConfig
 from triptych.models.base import DecoderSide
 from triptych.models.layers import before_each_layer
 from triptych.models.parallel.tensor_parallel import TensorParallel
@@ -93,6 +93,7 @@ class PDRankProgram:
         if uses_graphs(config, decoder.device):
             in_short_lived_thread(capture_decode_graphs, config, decoder, self._runner)
         transfer: dict[str, Any] = {**command["transfer"], "device": str(decoder.device)}
+        transfer["direct"] = DirectTransfer.of(config)
         progress = ProgressWriter(descriptors[0])
         self._runner.ensure_ec_transfer_initialized(
             ECTransferConfig(**transfer), ECConnectorRole.WORKER, progress.write

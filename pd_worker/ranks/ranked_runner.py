@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, Unpack
 
 from triptych.base.config import PDConfig
 from triptych.base.ranks.channel import Message, RankLost
@@ -14,6 +14,7 @@ from triptych.models.base import DecoderSide
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.ranks.step_message import StepEncoder, StepReport, read_report
+from triptych.pd_worker.runner.capacity import RunnerOptions
 from triptych.pd_worker.runner.model_runner import ModelRunner
 
 
@@ -67,6 +68,7 @@ class TransferMerger:
         merged = ECConnectorOutput()
         stray, self._stray = self._stray, set()
         merged.loaded.extend(key for key in sorted(stray) if key not in self._moves)
+        merged.paths = outputs[0].paths if outputs else {}
         for rank, output in enumerate(outputs):
             merged.saved.extend(output.saved)
             merged.unsaved.update(output.unsaved)
@@ -153,30 +155,8 @@ class RankedRunner(ModelRunner):
     collectives the others wait in. Its requests go on elsewhere.
     """
 
-    def __init__(
-        self,
-        decoder: DecoderSide,
-        ranks: OtherRanks,
-        *,
-        num_blocks: int,
-        block_size: int,
-        backend: str = "sdpa",
-        num_host_blocks: int = 0,
-        spare_block: bool = False,
-        num_slots: int = 0,
-        num_host_slots: int = 0,
-    ) -> None:
-        super().__init__(
-            decoder,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            backend=backend,
-            num_host_blocks=num_host_blocks,
-            spare_block=spare_block,
-            parallel=ranks.parallel,
-            num_slots=num_slots,
-            num_host_slots=num_host_slots,
-        )
+    def __init__(self, decoder: DecoderSide, ranks: OtherRanks, **options: Unpack[RunnerOptions]) -> None:
+        super().__init__(decoder, parallel=ranks.parallel, **options)
         self._ranks = ranks
         self._encoder = StepEncoder()
         self._transfers = TransferMerger(ranks.size)

@@ -78,8 +78,5 @@ def sized(config: PDConfig, decoder: DecoderSide, other_peak: int = 0) -> PDConf
     logger.info("memory of %s:\n%s", decoder.device, plan.table())
     needs = plan.needs
     return replace(
-        config,
-        kv_memory=plan.kv_memory,
-        encoder_cache_memory=needs.embeddings,
-        state_memory=needs.states or config.state_memory,
+        config, kv_memory=plan.kv_memory, encoder_cache_memory=needs.embeddings, state_memory=needs.states
     )

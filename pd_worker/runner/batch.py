@@ -9,9 +9,18 @@ import torch
 
 from triptych.ec_connector.base import EncoderCacheMap
 from triptych.models.base import DecoderSide, MergedEmbeds
-from triptych.pd_worker.attention.gather_plan import GatherGroup, gather_limit, plan_gathers
-from triptych.pd_worker.attention.kv_runs import KVRun, attends_in_runs, runs_of
-from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
+from triptych.pd_worker.attention.metadata import (
+    AttentionMetadata,
+    CrossSpan,
+    CrossTables,
+    GatherGroup,
+    KVRun,
+    PrefillSpan,
+    attends_in_runs,
+    gather_limit,
+    plan_gathers,
+    runs_of,
+)
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.core.outputs import ScheduledChunk
 from triptych.pd_worker.core.request import EngineRequest

@@ -11,10 +11,16 @@ from triptych.base.machine.device_memory import DeviceMemory
 from triptych.base.machine.resources import available_memory
 from triptych.models.base import DecoderSide
 from triptych.models.recurrent import RecurrentStates
-from triptych.pd_worker.attention.gather_plan import gather_limit
-from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
+from triptych.pd_worker.attention.metadata import (
+    AttentionMetadata,
+    CrossSpan,
+    CrossTables,
+    PrefillSpan,
+    gather_limit,
+)
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.runner.capacity import (
+    auto_states,
     block_bytes,
     longest_request,
     max_model_len,
@@ -26,7 +32,6 @@ from triptych.pd_worker.runner.memory_plan import (
     auto_embeddings,
     plan_worker_memory,
 )
-from triptych.pd_worker.runner.state_capacity import auto_states
 from triptych.pd_worker.runner.state_pool import state_tensors
 
 

@@ -13,7 +13,7 @@ from triptych.base.rpc.channels import MEDIA_FRAME_BYTES
 from triptych.base.tracing.context import SpanContext, metadata
 from triptych.base.types import ItemPlan
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
-from triptych.protos.convert import plan_from_proto
+from triptych.protos.convert import plan_from_proto, source_from_proto
 from triptych.proxy.events import JobReady
 from triptych.proxy.media.ports import ItemMedia
 from triptych.proxy.pool import WorkerPool
@@ -111,6 +111,7 @@ class EncodeStream:
                 ready.save_seconds,
                 ready.work_seconds,
                 ready.preprocess_seconds,
+                source=source_from_proto(ready.source),
             )
         elif kind == "failed":
             error = event.failed.error

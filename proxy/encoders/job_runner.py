@@ -236,6 +236,7 @@ class JobRunner:
             failed_lease_token=job.failed_lease_token,
             damaged_digest=job.damaged_digest,
             re_encode=job.re_encode,
+            direct=self._pool.reads_direct,
         )
         stream = self._transport.open_job(job.address, message, source.media, self._planned, source.trace)
         task = asyncio.create_task(self._follow(job.try_id, job, stream), name=f"job {job.try_id}")

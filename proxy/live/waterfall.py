@@ -222,7 +222,8 @@ class _Item:
                 self._ready(moment)
             case events.LoadReported:
                 began = max(moment.at - moment.spent[0], self._stored)
-                note = "" if moment.spent[0] else "resident at the PD worker"
+                by = {"shm": "by shared memory", "peer": "from the encoder worker"}.get(moment.note, "")
+                note = by if moment.spent[0] else "resident at the PD worker"
                 self._add("load", began, moment.at, moment.where, note, moment.attempt)
             case events.MissReported:
                 self._add("load", moment.at, moment.at, moment.where, "not found", moment.attempt)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -14,7 +14,9 @@ from grpc import aio
 
 from triptych.base.log import log_fields
 from triptych.base.rpc.channels import INCARNATION_HEADER
+from triptych.base.types import EmbeddingSource
 from triptych.protos import pd_pb2
+from triptych.protos.convert import source_to_proto
 from triptych.proxy.events import Lost
 from triptych.proxy.pd.beats import LoadReports, StallWatch
 from triptych.proxy.pd.wire import PDStub, connect, deliver
@@ -72,7 +74,7 @@ class PDLink:
         self._events = events
         self._owner = owner
         self._requests: dict[str, _Tracked] = {}
-        self._notices: dict[str, None] = {}
+        self._notices: dict[str, EmbeddingSource | None] = {}
         self._cancels: list[str] = []
         #: Requests to pause (True) or to resume, where the worker has not been told yet.
         self._pauses: dict[str, bool] = {}
@@ -150,9 +152,9 @@ class PDLink:
         self._requests.pop(request_id, None)
         self._pauses.pop(request_id, None)
 
-    def notify(self, mm_hashes: Sequence[str]) -> None:
+    def notify(self, mm_hashes: Sequence[str], sources: Mapping[str, EmbeddingSource]) -> None:
         """Sent in one message with all notices of this iteration of the event loop."""
-        self._notices.update(dict.fromkeys(mm_hashes))
+        self._notices.update((mm_hash, sources.get(mm_hash)) for mm_hash in mm_hashes)
         self._start_flush()
 
     def cancel(self, request_id: str) -> None:
@@ -176,7 +178,7 @@ class PDLink:
         """Repeats until the worker has everything; failures for 2 s on a live stream end it."""
         started = asyncio.get_running_loop().time()
         while self.attached and self._pending:
-            notices = list(islice(self._notices, KEYS_AT_ONCE))
+            notices = dict(islice(self._notices.items(), KEYS_AT_ONCE))
             cancels = self._cancels[:NAMED_AT_ONCE]
             pauses = dict(islice(self._pauses.items(), NAMED_AT_ONCE))
             try:
@@ -185,7 +187,10 @@ class PDLink:
                     await self._stub.Cancel(request, timeout=CALL_TIMEOUT)
                     del self._cancels[: len(cancels)]
                 if notices:
-                    notice = pd_pb2.ItemsNotice(proxy_id=self._proxy_id, mm_hashes=notices)
+                    sources = map(source_to_proto, notices.values() if any(notices.values()) else ())
+                    notice = pd_pb2.ItemsNotice(
+                        proxy_id=self._proxy_id, mm_hashes=notices, sources=list(sources)
+                    )
                     await self._stub.NotifyItems(notice, timeout=CALL_TIMEOUT)
                     for mm_hash in notices:
                         self._notices.pop(mm_hash, None)

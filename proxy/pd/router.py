@@ -199,7 +199,9 @@ class PDRouter:
     def notify(self, request: InFlightRequest, mm_hashes: Sequence[str]) -> None:
         """Reports to the request's worker that these items are in the store."""
         if request.link is not None:
-            request.link.notify(mm_hashes)
+            items = {key: request.lifecycle.items[key] for key in mm_hashes}
+            sources = {key: item.source for key, item in items.items() if item.source is not None}
+            request.link.notify(mm_hashes, sources)
 
     def pause(self, request: InFlightRequest, paused: bool) -> None:
         """Has the request's worker put out nothing for it, or go on."""

@@ -16,7 +16,13 @@ from triptych.base.request.chat import TemplateOptions
 from triptych.base.tracing.context import TRACEPARENT, TRACESTATE, metadata
 from triptych.base.types import PDTimings, PositionLogprobs, TimestampTokens, Usage
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
-from triptych.protos.convert import error_from_proto, logprobs_from_proto, plan_to_proto, sampling_to_proto
+from triptych.protos.convert import (
+    error_from_proto,
+    logprobs_from_proto,
+    plan_to_proto,
+    sampling_to_proto,
+    source_to_proto,
+)
 from triptych.proxy.call.chat import EncoderPrompt, RawPrompt, Started, Transcription
 from triptych.proxy.events import (
     Admitted,
@@ -83,7 +89,11 @@ def submit_message(
             state = pd_pb2.ITEM_STATE_UNENCODED
         plan = request.lifecycle.items[item.mm_hash].plan
         assert plan is not None
-        message.items.append(pd_pb2.ItemSlot(plan=plan_to_proto(plan), state=state))
+        source = request.lifecycle.items[item.mm_hash].source
+        slot = pd_pb2.ItemSlot(plan=plan_to_proto(plan), state=state)
+        if source is not None:
+            slot.source.CopyFrom(source_to_proto(source))
+        message.items.append(slot)
     if request.trace is not None:
         headers = dict(metadata(request.trace.attempt))
         message.traceparent, message.tracestate = headers.get(TRACEPARENT, ""), headers.get(TRACESTATE, "")
@@ -171,7 +181,9 @@ def worker_event(event: pd_pb2.RequestEvent) -> WorkerEvent | None:
         placements = [(place.offset, place.length) for place in event.admitted.placements]
         return Admitted(attempt, started_from_proto(event.admitted), placements)
     if kind == "item_loaded":
-        return LoadReported(attempt, event.item_loaded.mm_hash, event.item_loaded.seconds)
+        return LoadReported(
+            attempt, event.item_loaded.mm_hash, event.item_loaded.seconds, event.item_loaded.path
+        )
     if kind == "item_missing":
         return MissReported(attempt, event.item_missing.mm_hash, event.item_missing.damaged_digest)
     return Lost(attempt) if kind == "lost" else None

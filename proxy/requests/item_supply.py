@@ -18,6 +18,8 @@ from triptych.proxy.encoders.job_runner import JobRunner
 from triptych.proxy.events import LookedUp, StoreEpoch
 from triptych.proxy.requests.request import InFlightRequest
 from triptych.proxy.splitter import SplitItem
+from triptych.proxy.workers import KnownWorkers
+from triptych.registry.store_reach import StorePatience
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +55,10 @@ class ItemSupply:
         metrics: ProxyMetrics,
         clock: Callable[[], float],
         skip_held_items: bool,
-        store_ok: Callable[[], bool],
+        pool: KnownWorkers,
     ) -> None:
-        self._store_ok = store_ok
+        self._pool = pool
+        self._patience = StorePatience()
         self._store = store
         self._jobs = jobs
         self._log = log
@@ -99,12 +102,13 @@ class ItemSupply:
         self, request: InFlightRequest, mm_hashes: Sequence[str]
     ) -> tuple[Mapping[str, ItemPlan], StoreEpoch] | None:
         """The plans of stored items, and the store's epoch; None where it does not answer."""
-        if not self._store_ok():
+        if not self._pool.store_ok:
             return None
         keys = [(key, request.bound.namespace) for key in mm_hashes]
         known = all(map(self._jobs.items.plan, mm_hashes))
+        seconds = KNOWN_LOOK_UP_SECONDS if known else LOOK_UP_SECONDS
         try:
-            async with asyncio.timeout(KNOWN_LOOK_UP_SECONDS if known else LOOK_UP_SECONDS):
+            async with self._patience.asked(seconds, hurry=self._pool.reads_direct):
                 plans, epoch = await self._store.look_up(keys), await self._store.epoch()
         except (TriptychError, TimeoutError):
             return None
@@ -158,8 +162,9 @@ class ItemSupply:
                     self._log.record(work, self._clock(), re_encode=key in evicted)
 
     async def _evicted(self, request: InFlightRequest, mm_hashes: Sequence[str]) -> frozenset[str]:
-        """Those of the lost items that were evicted, as far as the store answers."""
-        if not self._store_ok():
+        """Those of the lost items that were evicted, as far as the store answers. A PD worker that does not
+        reach it reports what is there as missing."""
+        if not self._pool.store_ok or not all(worker.reaches_store for worker in self._pool.serving("pd")):
             return frozenset()
         try:
             async with asyncio.timeout(LOOK_UP_SECONDS):

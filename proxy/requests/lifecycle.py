@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from triptych.base.errors import RETRY_AFTER, DeadlineExceeded, RequestError, Unavailable
 from triptych.base.tracing.tracer import Span
-from triptych.base.types import FinishReason, ItemPlan
+from triptych.base.types import EmbeddingSource, FinishReason, ItemPlan
 from triptych.proxy.call.chat import Delta, Done, Started, Timings
 from triptych.proxy.events import (
     Accepted,
@@ -94,6 +94,8 @@ class RequestItem:
     origin: str = ""
     #: The store's epoch when the item was last known to be there.
     stored_in: StoreEpoch | None = None
+    #: Where it can be read besides the store.
+    source: EmbeddingSource | None = None
     #: The span of its encoder job, where the request is traced.
     span: Span | None = None
 
@@ -286,7 +288,7 @@ class Lifecycle:
 
     def _item_ready(self, item: RequestItem, end: JobReady) -> list[Instruction]:
         timings = self.timings
-        item.status, item.stored_in = EmbeddingStatus.STORED, end.epoch
+        item.status, item.stored_in, item.source = EmbeddingStatus.STORED, end.epoch, end.source
         if end.already_stored:
             item.origin = "store"
         timings.encode = max(timings.encode, end.encode_seconds)
@@ -350,7 +352,7 @@ class Lifecycle:
         Ignored while its job is under way: the worker repeats a loss on every new stream, and reports it to
         every request that waits for the item.
         """
-        before, item.status = item.status, EmbeddingStatus.PENDING
+        before, item.status, item.source = item.status, EmbeddingStatus.PENDING, None
         key = item.mm_hash
         if before in (EmbeddingStatus.EXPECTED, EmbeddingStatus.HELD):
             return [StartJobs((key,), expected=True)]

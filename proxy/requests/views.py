@@ -152,7 +152,7 @@ class RequestTimeline:
                 self._note_item(at, kind, key, end.address, "stored" if end.already_stored else "", spent)
             case events.LoadReported():
                 self.loaded += 1
-                self._note_item(at, kind, event.mm_hash, address, spent=(event.seconds,))
+                self._note_item(at, kind, event.mm_hash, address, event.path[:_NOTE], (event.seconds,))
             case do.SkipJob():
                 self.loaded += 1
                 self._note_item(at, kind, event.mm_hash, address)

@@ -14,6 +14,7 @@ from support.data.checkpoints import build_checkpoint
 from support.matrix import matrix
 from support.netns.cluster import (
     HOSTS,
+    PD_WORKERS,
     PROXIES,
     REPEATED,
     TEXTS,
@@ -90,6 +91,19 @@ async def test_while_no_process_reaches_the_store_proxies_stay_ready_and_text_is
             replies = await clients.ask_all(TEXTS)
         assert [reply.status for reply in replies] == [200] * len(TEXTS)
         assert [cluster.ready(proxy)[0] for proxy in PROXIES] == [200, 200]
+
+
+async def test_while_no_process_reaches_the_store_new_pictures_are_answered(cluster):
+    fresh_ones = _next_fresh(12)
+    with cluster.network.healed():
+        cluster.network.isolate("store")
+        async with Clients(cluster) as clients:
+            got = await clients.ask_all([*fresh_ones, *REPEATED])
+        assert [reply.status for reply in got] == [200] * len(got)
+    async with Clients(cluster) as clients:
+        right = [await clients.ask("proxy-0", reply.question, cache_salt="again") for reply in got]
+    assert wrong(got, right) == []
+    assert sum(cluster.samples(name)["triptych_ec_loads_total"] for name in PD_WORKERS) > 0
 
 
 if os.geteuid() != 0:

@@ -188,8 +188,9 @@ class PDMetrics(_ModelMetrics):
         )
 
     def _add_transfers(self) -> None:
-        self.ec_load_seconds = self._histogram("triptych_ec_load_seconds", "one load from the store")
-        self.ec_load_bytes = self._counter("triptych_ec_load_bytes", "bytes loaded from the store")
+        self.ec_load_seconds = self._histogram("triptych_ec_load_seconds", "one load of an embedding")
+        self.ec_load_bytes = self._counter("triptych_ec_load_bytes", "bytes of loaded embeddings")
+        self.ec_loads = self._counter_by("path", "triptych_ec_loads", "loads by path: shm, peer or store")
         self.ec_lookups = self._counter_by(
             "result", "triptych_ec_lookups", "items asked for, by where they were found"
         )

@@ -84,6 +84,19 @@ class ItemPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingSource:
+    """Where an embedding can be read besides the store: at the encoder worker that computed it.
+
+    `name` is random; `socket` an abstract unix socket that passes shared memory, `address` the host:port of a
+    data port; either may be empty.
+    """
+
+    name: str
+    socket: str = ""
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class MMFeature:
     """An item as the engine sees it: its plan and where it stands in the prompt."""
 

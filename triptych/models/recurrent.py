@@ -116,14 +116,6 @@ class StateRecorder(_Cache):
     def __init__(self) -> None:
         self.shapes: dict[StateKey, StateShape] = {}
 
-    def get_query_offset(self, layer_idx: int | None = None) -> int:
-        """Tokens before the new ones, for masks of attention layers."""
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int | None = None) -> tuple[int, int]:
-        """Tokens that attention layers attend to, and which is the first."""
-        return query_length, 0
-
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
         return None
 

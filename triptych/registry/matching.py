@@ -13,6 +13,8 @@ from triptych.base.types import WorkerInfo
 
 #: The name in a registration's `capacity` of the width of an embedding's row; 0 or none: it names none.
 ROW_WIDTH = "row_width"
+#: In a worker's capacity: 1 of an encoder that serves its embeddings, or a PD worker that reads them there.
+DIRECT = "direct"
 #: The reasons of a Mismatch, which are labels of a metric.
 MISMATCHES = ("model", "model_key", "modality", "row_width", "namespace")
 _SHOWN = 12

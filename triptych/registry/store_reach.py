@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 from triptych.base.engine_beat import StallClock
 
@@ -16,6 +17,8 @@ INTERVAL = 0.25
 PING_SECONDS = 0.6
 #: Seconds without an answer after which the store is out of reach; more than one ping of a slow process.
 SILENCE_SECONDS = 1.25
+#: Shortest wait for an answer that is not needed.
+HURRY_SECONDS = 0.05
 
 
 class StoreReach:
@@ -70,3 +73,31 @@ class StoreReach:
             await self._tell(reaches)
         if not reaches:
             self._while_lost()
+
+
+class StorePatience:
+    """Bounds waits for the store's answers where work goes on without them, in one event loop."""
+
+    def __init__(self) -> None:
+        self._usual = 0.0
+        self._silent_until = 0.0
+
+    @asynccontextmanager
+    async def asked(self, seconds: float, *, hurry: bool) -> AsyncIterator[None]:
+        """TimeoutError after `seconds`.
+
+        In a hurry after a few times what answers took lately, and at once after a call that has had none.
+        """
+        now = asyncio.get_running_loop().time
+        began = now()
+        if hurry:
+            seconds = min(seconds, max(HURRY_SECONDS, 4 * self._usual))
+            if began < self._silent_until:
+                raise TimeoutError
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            self._silent_until = now() + SILENCE_SECONDS
+            raise
+        self._usual = max(now() - began, 0.9 * self._usual)

@@ -49,7 +49,7 @@ class BulkReader(asyncio.BufferedProtocol):
         tls: dict[str, Any] = {}
         try:
             if address.tls is not None:
-                tls = {"ssl": address.tls.context(), "server_hostname": address.host}
+                tls = {"ssl": address.tls.context(), "server_hostname": address.tls.name or address.host}
             _, reader = await loop.create_connection(cls, sock=sock, **tls)
         except BaseException:
             sock.close()

@@ -95,6 +95,17 @@ class TlsWire:
             raise
         return wire
 
+    @classmethod
+    async def accept(cls, sock: socket.socket, context: ssl.SSLContext) -> TlsWire:
+        """The server's end after its handshake; the context decides which clients it takes."""
+        wire = cls(context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False))
+        try:
+            await wire._done(wire._sock.do_handshake)
+        except BaseException:
+            wire.close()
+            raise
+        return wire
+
     @property
     def usable(self) -> bool:
         return _silent(self._sock)

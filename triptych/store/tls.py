@@ -25,6 +25,8 @@ class StoreTls:
     ca_file: str = ""
     cert_file: str = ""
     key_file: str = ""
+    #: The name in the server's certificate; empty: the host's.
+    name: str = ""
 
     def context(self) -> ssl.SSLContext:
         """The context for a new connection, which follows the files; ConfigError when it cannot be made."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from triptych.base.errors import InternalError, Overloaded, RequestError
-from triptych.base.types import FinishReason, ItemPlan
+from triptych.base.types import EmbeddingSource, FinishReason, ItemPlan
 from triptych.pd_worker.core import request_events as pd
 from triptych.pd_worker.core.request_events import EngineEvent, NewTokens
 from triptych.protos import encoder_pb2, pd_pb2
@@ -163,7 +163,7 @@ class SimulatedLink:
     async def set_apart(self, request_id: str, tokens: int) -> bool:
         return False
 
-    def notify(self, mm_hashes: Sequence[str]) -> None:
+    def notify(self, mm_hashes: Sequence[str], sources: Mapping[str, EmbeddingSource]) -> None:
         self._loop.call_later(self._rpc, self._worker.items_ready, mm_hashes)
 
     def cancel(self, request_id: str) -> None:

@@ -110,25 +110,12 @@ def _sensitivity(plan: CapacityPlan) -> Iterator[Row]:
 
 def _scaling(scaled: Scaling) -> Iterator[Row]:
     for point in scaled.curve:
-        shares = (point.shares["store"], point.shares["registry"])
-        yield (
-            (
-                *(
-                    str(point.workers),
-                    point.shape,
-                    number(point.rate),
-                    str(point.proxies or "no number does"),
-                ),
-                number(point.store_bytes_per_second / 1e9),
-                *(
-                    Text(
-                        f"{100 * share:,.{0 if share >= 0.1 else 1}f}%", style="red" if share > SHARE else ""
-                    )
-                    for share in shares
-                ),
-            ),
-            "",
-        )
+        shares = [
+            Text(f"{100 * share:,.{0 if share >= 0.1 else 1}f}%", style="red" if share > SHARE else "")
+            for share in (point.shares["store"], point.shares["registry"])
+        ]
+        counts = str(point.workers), point.shape, number(point.rate), str(point.proxies or "no number does")
+        yield (*counts, number(point.store_bytes_per_second / 1e9), *shares), ""
 
 
 def sentence(one: Bottleneck) -> str:

@@ -321,7 +321,8 @@ class ItemTracker:
             self._connector.update_connector_output(output)
         events: list[EngineEvent] = []
         for key, seconds in output.fetched.items():
-            events.extend(self._arrived(key, seconds, requests.with_item(key)))
+            path = output.paths.get(key, "store")
+            events.extend(self._arrived(key, seconds, path, requests.with_item(key)))
         digests = {failure.mm_hash: failure.damaged_digest for failure in output.missing}
         for key, digest in digests.items():
             events.extend(self._missing(key, digest, requests.with_item(key)))
@@ -341,8 +342,11 @@ class ItemTracker:
         stats.reserved_bytes = self.admission.reserved
         return stats
 
-    def _arrived(self, key: str, seconds: float, states: Iterable[RequestState]) -> Iterator[EngineEvent]:
+    def _arrived(
+        self, key: str, seconds: float, path: str, states: Iterable[RequestState]
+    ) -> Iterator[EngineEvent]:
         self._stats.fetched += 1
+        self._stats.loads[path] += 1
         self._stats.load_seconds.append(seconds)
         nbytes = 0
         for state in states:
@@ -351,7 +355,7 @@ class ItemTracker:
             use = next(use for use in state.items if use.plan.mm_hash == key)
             nbytes = use.plan.nbytes
             if not use.loaded:
-                yield self._loaded(state, use, seconds)
+                yield self._loaded(state, use, seconds, path)
         self._stats.load_bytes += nbytes
 
     def _missing(self, key: str, digest: str, states: Iterable[RequestState]) -> Iterator[EngineEvent]:
@@ -371,6 +375,6 @@ class ItemTracker:
             self._stats.missing += 1
             self.connector.item_missing_reported(key)
 
-    def _loaded(self, state: RequestState, use: ItemUse, seconds: float) -> ItemLoaded:
+    def _loaded(self, state: RequestState, use: ItemUse, seconds: float, path: str = "") -> ItemLoaded:
         use.arrive()
-        return request_events.item_loaded(state, use.plan.mm_hash, seconds)
+        return request_events.item_loaded(state, use.plan.mm_hash, seconds, path)

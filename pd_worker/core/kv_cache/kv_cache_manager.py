@@ -114,11 +114,11 @@ class KVCacheManager:
         num_tokens: int,
         *,
         spare: int = 0,
-        boundaries: Sequence[int] = (),
+        keep_at: Sequence[int] = (),
     ) -> bool:
         """Allocates `prefix` and new blocks for the rest of `num_tokens` to a request without a table.
 
-        With recurrent layers also a state slot; its state is kept at `boundaries`. False, and nothing
+        With recurrent layers also a state slot; its state is kept at `keep_at` tokens. False, and nothing
         changed, when there is none, or fewer than `spare` blocks would be left.
         """
         assert request_id not in self._tables, "a request starts with an empty table"
@@ -126,7 +126,7 @@ class KVCacheManager:
         revived = sum(1 for block in prefix if self.pool.is_free(block))
         if new + revived + spare > self.pool.num_free:
             return False
-        if self.states is not None and not self.states.acquire(request_id, boundaries):
+        if self.states is not None and not self.states.acquire(request_id, keep_at):
             return False
         for block in prefix:
             self.pool.add_reference(block)

@@ -97,11 +97,9 @@ class StateSlots:
 
     def begin(self, digest: bytes) -> int | None:
         """An index for a new snapshot, written after its chunk; None where there is one, or none can be."""
-        if digest in self._ready or digest in self._writing or not self.num_snapshots:
+        if digest in self._ready or digest in self._writing or not (self._blank or self._ready):
             return None
         if not self._blank:
-            if not self._ready:
-                return None
             self._evict(next(iter(self._ready)))
         self._writing[digest] = index = self._blank.pop()
         return index

@@ -13,7 +13,7 @@ from support.engine.pd_serving import tiny_model
 from triptych.base.config import MIB
 from triptych.base.errors import ConfigError
 from triptych.pd_worker.attention import attention
-from triptych.pd_worker.attention.gather_plan import plan_gathers
+from triptych.pd_worker.attention.metadata import plan_gathers
 from triptych.pd_worker.ranks import share
 from triptych.pd_worker.runner import batch
 

@@ -1,4 +1,4 @@
-"""Pictures through the classes' own processors, on PIL: the prompt and the tokens of transformers."""
+"""Pictures through the classes' own processors, on PIL: the same prompt and tokens as transformers'."""
 
 from __future__ import annotations
 

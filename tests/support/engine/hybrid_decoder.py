@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from triptych.models.base import DecoderGeometry, DecoderSide, MergedEmbeds
+from triptych.models.generic.probe import PROBE
 from triptych.models.recurrent import RecurrentStates, StateRecorder, cache_keyword, learn_states
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.attention.metadata import AttentionMetadata
@@ -94,6 +95,7 @@ class HybridDecoder(DecoderSide):
         self._cache = cache_keyword(self._text.forward)
         kinds = getattr(self._config, "layer_types", None) or self._config.layers_block_type
         recurrent = [i for i, kind in enumerate(kinds) if kind not in ("full_attention", "attention")]
+        self._config._attn_implementation = PROBE
         states = learn_states(self._probe, recurrent)
         self._config._attn_implementation = ATTENTION_NAME
         self.geometry = DecoderGeometry(
@@ -112,7 +114,8 @@ class HybridDecoder(DecoderSide):
     def _probe(self, states: StateRecorder) -> None:
         positions = torch.arange(2)[None]
         embeds = torch.zeros(1, 2, 64)
-        self._text(inputs_embeds=embeds, position_ids=positions, use_cache=False, **{self._cache: states})
+        given = {"position_ids": positions, "use_cache": False, "attn_metadata": {}, self._cache: states}
+        self._text(inputs_embeds=embeds, **given)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         rows: torch.Tensor = self._model.get_input_embeddings()(token_ids)

@@ -66,6 +66,9 @@ def check_command(manifest: Manifest) -> None:
         check_worker_encryption(worker.host, worker)
         assert worker.metrics_port == ports.pop("metrics")
         check_secrets(worker, manifest)
+        if component(manifest) != "pd":
+            serving = config.encoder if component(manifest) == "colocated" else config
+            assert serving.ec_transfer_port == ports.pop("embeddings")
         assert ports == {}
 
 

@@ -1,4 +1,4 @@
-"""Pictures through a class's own processor: transformers' answer, and the question for the engine."""
+"""Pictures through a class's own processor: transformers' answer, and the same question for the engine."""
 
 from __future__ import annotations
 

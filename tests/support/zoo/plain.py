@@ -31,9 +31,8 @@ from support.zoo.recipe import (
 
 # fmt: off
 _PINPOINTS: Config = {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]]}
-_WINDOWS: Config = {
-    "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-}
+_SLIDING = "sliding_attention"
+_WINDOWS: Config = {"sliding_window": 8, "layer_types": [_SLIDING, "full_attention", _SLIDING]}
 _PIXTRAL = tower("pixtral", head_dim=8, image_size=32)
 _PIXEL_SHUFFLE = tower(image_size=[16, 16], patch_size=[4, 4])
 _TILES: Config = {"pixel_values": 1, "pixel_attention_mask": 1}

@@ -26,7 +26,7 @@ _BUILD = Refusal("describes no", "its default config is not complete, or needs t
 
 #: Recipes that the adapter refuses.
 REFUSED_RECIPES = {
-    "Ovis2ForConditionalGeneration": Refusal("visual_indicator_features", "features of two kinds"),
+    "Ovis2ForConditionalGeneration": Refusal("visual_indicator_features", "has features of two kinds"),
     "NemotronH_Omni_Reasoning_V3": Refusal("names no token embedding", "names no token embedding"),
     **dict.fromkeys(
         (name for name, recipe in RECIPES.items() if recipe.modality == "audio"), _SOUND
@@ -59,7 +59,7 @@ REFUSED_CLASSES = {
     "Mistral4ForCausalLM": Refusal("has no get_image_features", "takes text alone"),
     "MistralLarge4ForConditionalGeneration": _LAYERS,
     "MllamaForConditionalGeneration": _GETTER,
-    "Molmo2ForConditionalGeneration": Refusal("changes embeddings", "rows are added to embeddings"),
+    "Molmo2ForConditionalGeneration": Refusal("changes embeddings", "adds rows to the tokens' own"),
     "MossTranscribeDiarizeForConditionalGeneration": _SOUND,
     "Nemotron3_5TranscribeForConditionalGeneration": _LAYERS,
     "PI0ForConditionalGeneration": _CROSS,

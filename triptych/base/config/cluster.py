@@ -108,7 +108,16 @@ _GIVEN = (
     *("store", "store_password_file", "store_ca_file", "store_cert_file", "store_key_file"),
     *("internal_token", "internal_token_file", "log_level", "log_format", "otlp_endpoint", "trace_sample"),
     *("tls_cert_file", "tls_key_file", "tls_ca_file", "tls_name", "insecure"),
-    *("metrics_port", "host", "port", "advertise", "cpus", "drain_timeout", *SHARING_FLAGS),
+    *(
+        "ec_transfer_port",
+        "metrics_port",
+        "host",
+        "port",
+        "advertise",
+        "cpus",
+        "drain_timeout",
+        *SHARING_FLAGS,
+    ),
     *ENGINE_FLAGS,
 )
 

@@ -8,6 +8,8 @@ from triptych.base.config.flags import Config, flag, part
 from triptych.base.config.memory import EMBEDDING_MEMORY, MIB, STATE_MEMORY
 from triptych.base.config.service import ServiceConfig
 
+#: Values of --ec-transfer.
+EC_TRANSFERS = ("auto", "store")
 #: Values of --encoder-graphs and --decode-graphs.
 GRAPH_MODES = ("off", "static", "cuda", "auto")
 
@@ -24,6 +26,12 @@ class WorkerConfig(ServiceConfig):
     host: str = flag("127.0.0.1", "address to bind the worker's gRPC server to")
     port: int = flag(0, "port of the worker's gRPC server; 0 picks a free one")
     advertise: str = flag("", "host:port at which proxies reach this worker; default: the bound address")
+    ec_transfer: str = flag(
+        "auto",
+        "path of embeddings from encoder to PD workers: auto, shared memory or a connection between the two, "
+        "else the store; store, the store only",
+        choices=EC_TRANSFERS,
+    )
     device: str = flag("cpu", "torch device: cpu, cuda or cuda:N")
     device_memory: int = flag(
         0,
@@ -107,6 +115,12 @@ class EncoderConfig(WorkerConfig):
         size=True,
     )
     decode_threads: int = flag(2, "threads that decode media")
+    ec_transfer_memory: int = flag(
+        256 * MIB, "shared memory for embeddings that PD workers read from this worker", size=True
+    )
+    ec_transfer_port: int = flag(
+        0, "port at which PD workers of other hosts read embeddings; 0 picks a free one"
+    )
     embedding_ttl: float = flag(3600.0, "seconds that an unused embedding stays in the store")
 
     @property

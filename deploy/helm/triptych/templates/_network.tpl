@@ -45,6 +45,17 @@
 {{- end -}}
 {{- end }}
 
+{{/* The pods of these kinds that serve embeddings, or read them there; none where no pool is of one. */}}
+{{- define "triptych.embeddingPeers" -}}
+{{- range $kind := .kinds }}
+{{- if index $.root.Values (printf "%sPools" $kind) }}
+- podSelector:
+    matchLabels:
+      {{- include "triptych.selector" (dict "root" $.root "component" $kind) | nindent 6 }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* The collector of spans, at the port of its URL. */}}
 {{- define "triptych.toCollector" -}}
 {{- with .root.Values.tracing.endpoint -}}

@@ -57,6 +57,10 @@ spec:
             - "50051"
             - --advertise
             - {{ include "triptych.podAddress" . | quote }}
+            {{- if ne .component "pd" }}
+            - --ec-transfer-port
+            - "50052"
+            {{- end }}
             {{- if $vllm }}
             {{- include "triptych.vllmFlags" . | nindent 12 }}
             {{- else }}
@@ -82,6 +86,9 @@ spec:
             {{- include "triptych.env" . | nindent 12 }}
           ports:
             - {name: grpc, containerPort: 50051}
+            {{- if ne .component "pd" }}
+            - {name: embeddings, containerPort: 50052}
+            {{- end }}
             - {name: metrics, containerPort: 9100}
           {{- include "triptych.probes" . | nindent 10 }}
           resources:

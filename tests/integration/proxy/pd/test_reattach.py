@@ -236,7 +236,7 @@ async def test_more_notices_and_cancels_than_one_call_takes_all_arrive() -> None
         for name in requests:
             both.link.forget(name)
             both.link.cancel(name)
-        both.link.notify(tuple(keys))
+        both.link.notify(tuple(keys), {})
         await until(lambda: len(both.engine.ready) >= len(keys), "all notices")
         await until(lambda: len(both.cancelled) >= len(requests), "all cancels")
         assert (both.engine.ready, both.cancelled) == (keys, requests)

@@ -92,3 +92,24 @@ async def test_a_slow_worker_whose_engine_moves_keeps_its_requests(store: Embedd
             worker.gate.set()
         assert await asked == whole_text(50)
         assert [submit.attempt for worker in cluster.pd_workers for submit in worker.submits] == [1]
+
+
+async def test_the_requests_of_an_only_worker_wait_until_it_moves_again(store: EmbeddingStore) -> None:
+    async with FakeCluster(store, stall_timeout=STALL, request_timeout=60.0) as cluster:
+        [worker] = cluster.pd_workers
+        async with beating(worker) as hung:
+            worker.pause_at = 20
+            asked = asyncio.create_task(cluster.stream(TEXT, max_tokens=50))
+            await until(lambda: _shown(worker) == 20)
+            hung.add(worker)
+            # The new stream names no request any more: they have been taken from it.
+            await until(lambda: len(worker.attaches) == 2 and not worker.attaches[1].requests)
+            late = asyncio.create_task(cluster.stream(TEXT, max_tokens=5))
+            await until(lambda: cluster.dispatcher.in_flight == 2)
+            assert len(worker.submits) == 1
+            worker.pause_at = None
+            worker.gate.set()
+            hung.clear()
+            assert await asked == whole_text(50)
+            assert await late == whole_text(5)
+            await cluster.at_rest()

@@ -61,6 +61,10 @@ def test_services_reach_what_they_need(name: str) -> None:
             assert allowed(rules, found["proxy"], pod, 50051)
         if "store" in found and role in SERVERS:
             assert allowed(rules, pod, found["store"], 6379)
+    for reader in ("pd", "colocated"):
+        for server in ("encoder", "colocated"):
+            if reader in found and server in found:
+                assert allowed(rules, found[reader], found[server], 50052)
     if "scaler" in found["proxy"].ports:
         assert allowed(rules, KEDA, found["proxy"], 6000)
     assert allowed(rules, Peer({}, "gateways"), found["proxy"], 8000)
@@ -75,6 +79,7 @@ def test_nobody_else_reaches_workers_store_metrics_or_scaler(name: str) -> None:
             if role in found:
                 assert not allowed(rules, source, found[role], 50051)
                 assert not allowed(rules, source, found[role], 6379)
+                assert not allowed(rules, source, found[role], 50052)
     for source in (STRANGER, KEDA, PUBLIC):
         assert not [role for role in SERVERS if role in found and allowed(rules, source, found[role], 9100)]
     for source in (STRANGER, PROMETHEUS, PUBLIC):

@@ -9,7 +9,7 @@ import torch
 
 from support.engine.engine_requests import bare_decoder, make_cross, make_request
 from triptych.pd_worker.attention import attention
-from triptych.pd_worker.attention.gather_plan import plan_gathers
+from triptych.pd_worker.attention.metadata import plan_gathers
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
 from triptych.pd_worker.core.outputs import ScheduledChunk

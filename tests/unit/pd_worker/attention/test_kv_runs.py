@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from triptych.pd_worker.attention.kv_runs import KVRun, attends_in_runs, last_tokens, runs_of
+from triptych.pd_worker.attention.metadata import KVRun, attends_in_runs, last_tokens, runs_of
 
 
 def slots_of(runs: tuple[KVRun, ...]) -> list[int]:

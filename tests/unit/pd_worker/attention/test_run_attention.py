@@ -14,7 +14,7 @@ import torch
 from support.engine.reference_attention import written_out
 from triptych.pd_worker.attention import attention, run_attention
 from triptych.pd_worker.attention.attention import AttentionMetadata, PagedKVCache, PrefillSpan
-from triptych.pd_worker.attention.kv_runs import runs_of
+from triptych.pd_worker.attention.metadata import runs_of
 from triptych.pd_worker.attention.run_attention import uses_runs
 
 DIM, SCALE, BLOCKS = 16, 0.3, 900

@@ -21,7 +21,7 @@ from support.engine.engine_requests import (
     publish,
 )
 from triptych.base.types import MMFeature
-from triptych.pd_worker.core.budget import Budget
+from triptych.pd_worker.core.chunks import Budget
 from triptych.pd_worker.core.outputs import SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import RequestAdmitted

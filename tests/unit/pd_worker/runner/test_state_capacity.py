@@ -12,8 +12,15 @@ from triptych.base.errors import ConfigError
 from triptych.models.base import DecoderGeometry
 from triptych.models.recurrent import StateShape
 from triptych.pd_worker.core.kv_cache.state_slots import StateCopy
-from triptych.pd_worker.runner.capacity import block_bytes, num_host_blocks, runner_options, uses_graphs
-from triptych.pd_worker.runner.state_capacity import StateCapacity, auto_states, state_capacity
+from triptych.pd_worker.runner.capacity import (
+    StateCapacity,
+    auto_states,
+    block_bytes,
+    num_host_blocks,
+    runner_options,
+    state_capacity,
+    uses_graphs,
+)
 from triptych.pd_worker.runner.state_pool import StatePool
 
 #: A slot of 1 MiB, half of it each.

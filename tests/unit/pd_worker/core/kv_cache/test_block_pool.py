@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from triptych.pd_worker.attention.kv_runs import runs_of
+from triptych.pd_worker.attention.metadata import runs_of
 from triptych.pd_worker.core.kv_cache.block_pool import BlockPool, FreeRuns, place
 
 

@@ -1,0 +1,140 @@
+"""Finished embeddings that an encoder worker serves, each in a shared memory segment, head and body."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from triptych.base.types import EmbeddingSource, ItemPlan
+from triptych.ec_connector.connectors.segments import Segment, SegmentPool
+from triptych.store import codec
+
+logger = logging.getLogger(__name__)
+
+#: Seconds after which an output that nobody has read, and that is not in the store, may be evicted.
+KEPT_SECONDS = 60.0
+
+
+@dataclass(eq=False, slots=True)
+class ServedOutput:
+    """One embedding as the store has it, head and body in one."""
+
+    plan: ItemPlan
+    source: EmbeddingSource
+    segment: Segment
+    nbytes: int
+    since: float
+    #: Connections that read it now.
+    readers: int = 0
+    #: Somebody has read it, or it is in the store: it may make room.
+    spare: bool = False
+    evicted: bool = False
+
+    @property
+    def view(self) -> memoryview:
+        return memoryview(self.segment.memory)[: self.nbytes]
+
+
+class ServedOutputs:
+    """The served embeddings of one encoder worker within `limit` bytes; safe between threads.
+
+    Evicts the oldest that are read or stored. One that is being read keeps its bytes until the reader has
+    ended. `socket` and `address` are those of its server.
+    """
+
+    def __init__(self, limit: int, *, socket: str, address: str) -> None:
+        self._pool = SegmentPool(limit)
+        self._socket, self._address = socket, address
+        self._lock = threading.Lock()
+        self._by_hash: OrderedDict[str, ServedOutput] = OrderedDict()
+        self._by_name: dict[str, ServedOutput] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of shared memory."""
+        return self._pool.nbytes
+
+    def __len__(self) -> int:
+        return len(self._by_hash)
+
+    def offer(self, plan: ItemPlan, body: memoryview, producer: bytes = b"") -> EmbeddingSource | None:
+        """Where the embedding can be read from now on; None when there is no room. Copies, in any thread."""
+        with self._lock:
+            known = self._by_hash.get(plan.mm_hash)
+            if known is not None and known.plan == plan:
+                return known.source
+        head = codec.encode_head(plan, body, write_id=secrets.token_hex(8), ttl=1, producer=producer)
+        nbytes = len(head) + len(body)
+        with self._lock:
+            segment = self._acquire(nbytes)
+        if segment is None:
+            return None
+        segment.memory[: len(head)] = head
+        # numpy copies without the interpreter's lock.
+        target = np.frombuffer(segment.memory, dtype=np.uint8, count=len(body), offset=len(head))
+        np.copyto(target, np.frombuffer(body, dtype=np.uint8))
+        del target  # a view would keep the segment from being closed
+        source = EmbeddingSource(secrets.token_hex(16), self._socket, self._address)
+        output = ServedOutput(plan, source, segment, nbytes, time.monotonic())
+        with self._lock:
+            if (before := self._by_hash.get(plan.mm_hash)) is not None:
+                self._evict(before)
+            self._by_hash[plan.mm_hash] = self._by_name[source.name] = output
+        return source
+
+    def stored(self, mm_hash: str) -> None:
+        """The embedding is in the store, too."""
+        with self._lock:
+            if (output := self._by_hash.get(mm_hash)) is not None:
+                output.spare = True
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[ServedOutput | None]:
+        """The output of this name, which stays until the block ends; None when it is gone."""
+        with self._lock:
+            output = self._by_name.get(name)
+            if output is not None:
+                output.readers += 1
+        try:
+            yield output
+        finally:
+            if output is not None:
+                with self._lock:
+                    output.readers -= 1
+                    output.spare = True
+                    self._free(output)
+
+    def close(self) -> None:
+        """Frees all that nobody reads."""
+        with self._lock:
+            for output in list(self._by_hash.values()):
+                self._evict(output)
+            self._pool.close()
+
+    def _acquire(self, nbytes: int) -> Segment | None:
+        if nbytes > self._pool.limit:
+            return None
+        oldest = time.monotonic() - KEPT_SECONDS
+        for output in list(self._by_hash.values()):
+            if (segment := self._pool.acquire(nbytes)) is not None:
+                return segment
+            if not output.readers and (output.spare or output.since < oldest):
+                self._evict(output)
+        return self._pool.acquire(nbytes)
+
+    def _evict(self, output: ServedOutput) -> None:
+        del self._by_hash[output.plan.mm_hash], self._by_name[output.source.name]
+        output.evicted = True
+        self._free(output)
+
+    def _free(self, output: ServedOutput) -> None:
+        if output.evicted and not output.readers:
+            self._pool.release(output.segment)

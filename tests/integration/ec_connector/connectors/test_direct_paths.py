@@ -1,0 +1,306 @@
+"""Embeddings from encoder to PD worker without the store: the paths, and what can go wrong on each."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import trustme
+
+from support.certificates import CertificateFolder, issue, pem_of
+from support.data.items import make_plan
+from support.engine.transfers import mute_server, wait_for
+from triptych.base.config.tls import TlsFiles
+from triptych.base.types import EmbeddingSource, ItemPlan
+from triptych.ec_connector.base import DirectTransfer, ECConnectorOutput, ECTransferConfig, EncoderOutput
+from triptych.ec_connector.connectors.output_server import OutputServer
+from triptych.ec_connector.connectors.redis import RedisConnectorWorker
+from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
+from triptych.store.address import command
+
+NOWHERE = "unix:///nobody/there.sock"
+LIMIT = 4 << 20
+
+
+def entry(plan: ItemPlan, seed: int = 0) -> EncoderOutput:
+    values = torch.arange(plan.rows * plan.width, dtype=torch.float32).reshape(plan.rows, plan.width)
+    return EncoderOutput(plan, values / 7 + seed)
+
+
+class Pair:
+    """An encoder's connector, and a PD worker's."""
+
+    def __init__(self, store_url: str, token: str = "", tls: TlsFiles | None = None, memory: int = LIMIT):
+        serving = DirectTransfer(memory=memory, host="127.0.0.1", token=token, tls=tls)
+        self.serving = serving
+        self.reading = DirectTransfer(token=token, tls=tls)
+        config = ECTransferConfig(store_url=store_url, save_timeout=2.0, load_timeout=10.0)
+        self.encoder = RedisConnectorWorker(replace(config, ec_role="producer", direct=serving))
+        self.pd = RedisConnectorWorker(replace(config, ec_role="consumer", direct=self.reading))
+        self.generation = 0
+
+    @property
+    def server(self) -> OutputServer:
+        assert self.encoder._server is not None
+        return self.encoder._server
+
+    def offer(self, item: EncoderOutput) -> EmbeddingSource:
+        key = item.plan.mm_hash
+        self.encoder.save_caches({key: item}, key)
+        return wait_for(self.encoder, lambda out: out.offered).offered[key]
+
+    def fetch(self, plan: ItemPlan, source: EmbeddingSource | None) -> ECConnectorOutput:
+        self.generation += 1
+        orders = TransferMetadata(1, fetches=(Fetch(plan, self.generation, source),))
+        self.pd.start_load_caches(TransferMetadata.from_bytes(orders.to_bytes()), {})
+        return wait_for(self.pd, lambda out: out.fetched or out.failed)
+
+    def move(self, plan: ItemPlan) -> torch.Tensor:
+        cache: dict[str, EncoderOutput] = {}
+        self.pd.start_load_caches(TransferMetadata(2, moves=(LoadId(plan.mm_hash, self.generation),)), cache)
+        wait_for(self.pd, lambda out: out.loaded)
+        return cache[plan.mm_hash].data
+
+    def close(self) -> None:
+        self.pd.shutdown()
+        self.encoder.shutdown()
+
+
+@contextmanager
+def opened(store_url: str, **options: object) -> Iterator[Pair]:
+    pair = Pair(store_url, **options)  # type: ignore[arg-type]
+    try:
+        yield pair
+    finally:
+        pair.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with opened(NOWHERE) as made:
+        yield made
+
+
+def peer_only(source: EmbeddingSource) -> EmbeddingSource:
+    return replace(source, socket="")
+
+
+@pytest.mark.parametrize("change, path", [(lambda source: source, "shm"), (peer_only, "peer")])
+@pytest.mark.parametrize("rows, width", [(7, 32), (700, 1024), (1, 1)])
+def test_a_tensor_comes_without_a_store(
+    pair: Pair, change: Callable[[EmbeddingSource], EmbeddingSource], path: str, rows: int, width: int
+) -> None:
+    item = entry(make_plan("direct", rows=rows, width=width))
+    source = change(pair.offer(item))
+    out = pair.fetch(item.plan, source)
+    assert (list(out.fetched), out.paths) == ([item.plan.mm_hash], {item.plan.mm_hash: path})
+    assert torch.equal(pair.move(item.plan), item.data)
+
+
+def test_a_value_that_the_store_would_split_comes_in_one(store_url: str) -> None:
+    item = entry(make_plan("large", rows=4097, width=4096))
+    assert item.plan.nbytes > 64 << 20
+    with opened(NOWHERE, memory=128 << 20) as pair:
+        for change, path in ((lambda source: source, "shm"), (peer_only, "peer")):
+            out = pair.fetch(item.plan, change(pair.offer(item)))
+            assert out.paths == {item.plan.mm_hash: path}
+            assert torch.equal(pair.move(item.plan), item.data)
+
+
+def test_the_save_goes_on_and_others_load_from_the_store(store_url: str) -> None:
+    item = entry(make_plan("both", rows=9))
+    with opened(store_url) as pair:
+        pair.encoder.save_caches({item.plan.mm_hash: item}, item.plan.mm_hash)
+        out = wait_for(pair.encoder, lambda out: out.saved)
+        assert list(out.offered) == out.saved == [item.plan.mm_hash]
+        assert pair.fetch(item.plan, None).paths == {item.plan.mm_hash: "store"}
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda source: replace(source, name="0" * 32),
+        lambda source: replace(source, socket="triptych-ec-nobody", address="127.0.0.1:9"),
+        lambda source: replace(source, socket="", address="nobody.invalid:1"),
+        lambda source: replace(source, socket="", address="no port"),
+        lambda source: EmbeddingSource("f" * 32),
+    ],
+)
+def test_a_forged_source_falls_to_the_store(
+    store_url: str, forge: Callable[[EmbeddingSource], EmbeddingSource]
+) -> None:
+    item = entry(make_plan("forged", rows=5))
+    with opened(store_url) as pair:
+        source = pair.offer(item)
+        out = pair.fetch(item.plan, forge(source))
+        assert out.paths == {item.plan.mm_hash: "store"}
+        assert torch.equal(pair.move(item.plan), item.data)
+
+
+@pytest.mark.parametrize("change", [lambda source: source, peer_only])
+def test_another_tenants_embedding_is_never_taken(
+    pair: Pair, change: Callable[[EmbeddingSource], EmbeddingSource]
+) -> None:
+    theirs, ours = entry(make_plan("theirs")), make_plan("ours")
+    source = change(pair.offer(theirs))
+    for plan in (ours, replace(theirs.plan, namespace="f" * 64), replace(theirs.plan, rows=6, length=6)):
+        out = pair.fetch(plan, source)
+        assert [failure.mm_hash for failure in out.failed] == [plan.mm_hash]
+        assert not out.fetched
+
+
+@pytest.mark.parametrize("change", [lambda source: source, peer_only])
+def test_a_changed_byte_is_found(pair: Pair, change: Callable[[EmbeddingSource], EmbeddingSource]) -> None:
+    item = entry(make_plan("changed", rows=300, width=1000))
+    source = change(pair.offer(item))
+    with pair.server.outputs.reading(source.name) as output:
+        assert output is not None
+        output.segment.memory[output.nbytes - 5] ^= 1
+    out = pair.fetch(item.plan, source)
+    assert out.failed and not out.fetched
+
+
+def test_an_item_that_no_path_has_is_first_missing_then_out_of_reach(pair: Pair) -> None:
+    plan = make_plan("gone")
+    first = pair.fetch(plan, EmbeddingSource("0" * 32, "triptych-ec-nobody", "127.0.0.1:9"))
+    assert [failure.mm_hash for failure in first.missing] == [plan.mm_hash]
+    second = pair.fetch(plan, None)
+    assert [failure.unreachable for failure in second.failed] == [True]
+
+
+def test_a_store_that_hangs_is_not_waited_for_once_it_is_known_to_be_lost(tmp_path: Path) -> None:
+    with mute_server(tmp_path) as url, opened(url) as pair:
+        pair.reading.reaches_store = lambda: False
+        assert pair.fetch(make_plan("lost"), None).missing
+        item = entry(make_plan("fresh"))
+        assert pair.fetch(item.plan, pair.offer(item)).fetched
+
+
+def test_a_full_pool_offers_nothing_more_until_an_output_is_read(pair: Pair) -> None:
+    items = [entry(make_plan(f"full {i}", rows=300, width=1024), i) for i in range(4)]
+    first, second, third = (pair.offer(item) for item in items[:3])
+    key = items[3].plan.mm_hash
+    pair.encoder.save_caches({key: items[3]}, key)
+    assert not wait_for(pair.encoder, lambda out: key in out.unsaved).offered
+    assert pair.fetch(items[1].plan, second).fetched
+    fourth = pair.offer(items[3])
+    assert pair.fetch(items[3].plan, fourth).fetched
+    assert pair.fetch(items[1].plan, second).failed
+    assert pair.fetch(items[0].plan, first).fetched
+    assert pair.fetch(items[2].plan, third).fetched
+    assert pair.server.outputs.nbytes <= LIMIT
+
+
+_READER = """
+import os, socket, sys
+from triptych.store.address import command
+sock = socket.socket(socket.AF_UNIX)
+sock.connect("\\0" + sys.argv[1])
+sock.sendall(command("FD", sys.argv[2]))
+line, fds, _, _ = socket.recv_fds(sock, 64, 1)
+try:
+    os.pwrite(fds[0], b"x", 0)
+except OSError as error:
+    print("refused", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_reader_that_is_killed_with_a_segment_leaves_it_free_and_unchanged(pair: Pair) -> None:
+    item = entry(make_plan("held", rows=300, width=1024))
+    source = pair.offer(item)
+    output = pair.server.outputs._by_name[source.name]
+    reader = subprocess.Popen(
+        [sys.executable, "-c", _READER, source.socket, source.name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "refused\n"
+        assert output.readers == 1
+        reader.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while output.readers:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    assert pair.fetch(item.plan, source).paths == {item.plan.mm_hash: "shm"}
+    assert torch.equal(pair.move(item.plan), item.data)
+
+
+_ENCODER = """
+import sys, torch
+sys.path.insert(0, "tests")
+from support.engine.transfers import wait_for
+from integration.ec_connector.connectors.test_direct_paths import Pair, entry, make_plan, NOWHERE
+pair = Pair(NOWHERE)
+item = entry(make_plan("killed", rows=300, width=1024))
+source = pair.offer(item)
+print(source.name, source.socket, source.address, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_an_encoder_that_is_killed_leaves_nothing_and_its_reader_goes_on(pair: Pair) -> None:
+    before = set(os.listdir("/dev/shm"))
+    root = Path(__file__).parents[4]
+    encoder = subprocess.Popen(
+        [sys.executable, "-c", _ENCODER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root
+    )
+    item = entry(make_plan("killed", rows=300, width=1024))
+    with encoder:
+        assert encoder.stdout is not None
+        source = EmbeddingSource(*encoder.stdout.readline().split())
+        assert pair.fetch(item.plan, source).paths == {item.plan.mm_hash: "shm"}
+        assert torch.equal(pair.move(item.plan), item.data)
+        encoder.send_signal(signal.SIGKILL)
+    assert set(os.listdir("/dev/shm")) <= before
+    assert pair.fetch(item.plan, source).missing
+
+
+def made_files(folder: Path) -> TlsFiles:
+    authority = trustme.CA()
+    return CertificateFolder(folder).write(issue(authority), pem_of(authority)).internal
+
+
+def answer_of(source: EmbeddingSource, sent: bytes) -> bytes:
+    host, port = source.address.split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as sock:
+        sock.sendall(sent)
+        try:
+            return sock.recv(1000)
+        except ConnectionResetError:
+            return b""
+
+
+def test_the_data_port_speaks_mutual_tls_and_wants_the_token(tmp_path: Path) -> None:
+    item, files = entry(make_plan("tls", rows=300, width=1024)), made_files(tmp_path / "ours")
+    with opened(NOWHERE, token="secret", tls=files) as pair:
+        source = peer_only(pair.offer(item))
+        assert pair.fetch(item.plan, source).paths == {item.plan.mm_hash: "peer"}
+        assert torch.equal(pair.move(item.plan), item.data)
+        assert b"$" not in answer_of(source, command("GET", source.name))
+        for token, theirs in (("another", files), ("secret", made_files(tmp_path / "theirs"))):
+            with opened(NOWHERE, token=token, tls=theirs) as stranger:
+                assert stranger.fetch(item.plan, source).missing
+
+
+@pytest.mark.parametrize(
+    "sent", [b"GET / HTTP/1.1\r\n\r\n", b"*2\r\n$9999999999\r\n", b"*9\r\n", b"\0" * 10000, b""]
+)
+def test_a_stranger_gets_nothing_from_the_data_port_without_the_token(sent: bytes) -> None:
+    with opened(NOWHERE, token="secret") as pair:
+        source = pair.offer(entry(make_plan("port")))
+        answer = answer_of(source, sent or command("GET", source.name))
+        assert answer in (b"", b"-ERR not allowed\r\n")
