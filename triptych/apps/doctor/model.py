@@ -166,6 +166,8 @@ def _largest_image(
     try:
         return largest_image(ImageProcessor(path).config["settings"], limits)
     except ConfigError as error:
+        if any((path / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")):
+            return ok("largest image", "as its own processor sizes them")
         return note("largest image", f"unknown: {str(error).partition(': ')[0]}", "fetch it, too")
     except (KeyError, TypeError, ValueError) as error:
         remedy = "see the sizes in preprocessor_config.json"
