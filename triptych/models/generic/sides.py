@@ -132,7 +132,9 @@ def load_side(
         cls.__init__(self, config, *args, **kwargs)
         keep(self)
 
-    side = type(cls.__name__, (cls,), {"__init__": init, "__module__": cls.__module__})
+    # The other side's tensors are meant to be left over: not to be reported.
+    names = {"__init__": init, "__module__": cls.__module__, "_keys_to_ignore_on_load_unexpected": ["."]}
+    side = type(cls.__name__, (cls,), names)
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:

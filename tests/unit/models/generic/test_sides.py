@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -40,6 +41,16 @@ def test_a_tensor_that_is_missing_is_named_by_the_side_that_needs_it(folder: Pat
     with pytest.raises(ConfigError, match=r"lacks tensors: .*layers\.1\.mlp.*fetch the checkpoint again"):
         GenericDecoder.load(folder, **CPU, attn_implementation="sdpa")
     assert not any(p.is_meta for p in GenericEncoder.without_processor(folder, **CPU).module.parameters())
+
+
+def test_the_other_sides_tensors_are_not_reported(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("transformers")  # does not propagate
+    logger.addHandler(caplog.handler)
+    try:
+        GenericDecoder.load(folder, **CPU, attn_implementation="sdpa")
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "UNEXPECTED" not in caplog.text
 
 
 def test_a_folder_without_a_processor_says_so(folder: Path) -> None:
