@@ -14,7 +14,7 @@ _SEALS = _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.
 _GRAIN = 64 << 10
 
 
-class Segment:
+class SharedSegment:
     """A memory file without a name, which only this object may write. It ends with its last descriptor.
 
     OSError where the kernel has no sealed memory files.
@@ -48,9 +48,9 @@ class SegmentPool:
         self.limit = limit
         #: Bytes of all segments.
         self.nbytes = 0
-        self._free: list[Segment] = []
+        self._free: list[SharedSegment] = []
 
-    def acquire(self, nbytes: int) -> Segment | None:
+    def acquire(self, nbytes: int) -> SharedSegment | None:
         """A segment of at least `nbytes`; None when there is no room. OSError when the system has none."""
         size = -(-nbytes // _GRAIN) * _GRAIN
         fitting = [segment for segment in self._free if size <= segment.size <= 2 * size]
@@ -62,11 +62,11 @@ class SegmentPool:
             self._close(self._free.pop(0))
         if self.nbytes + size > self.limit:
             return None
-        segment = Segment(size)
+        segment = SharedSegment(size)
         self.nbytes += size
         return segment
 
-    def release(self, segment: Segment) -> None:
+    def release(self, segment: SharedSegment) -> None:
         """Keeps the segment for reuse: nobody reads it."""
         self._free.append(segment)
 
@@ -75,7 +75,7 @@ class SegmentPool:
         while self._free:
             self._close(self._free.pop())
 
-    def _close(self, segment: Segment) -> None:
+    def _close(self, segment: SharedSegment) -> None:
         self.nbytes -= segment.size
         segment.close()
 

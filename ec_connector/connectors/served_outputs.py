@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from triptych.base.types import EmbeddingSource, ItemPlan
-from triptych.ec_connector.connectors.segments import Segment, SegmentPool
+from triptych.ec_connector.connectors.segments import SharedSegment, SegmentPool
 from triptych.store import codec
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class ServedOutput:
 
     plan: ItemPlan
     source: EmbeddingSource
-    segment: Segment
+    segment: SharedSegment
     nbytes: int
     since: float
     #: Connections that read it now.
@@ -119,7 +119,7 @@ class ServedOutputs:
                 self._evict(output)
             self._pool.close()
 
-    def _acquire(self, nbytes: int) -> Segment | None:
+    def _acquire(self, nbytes: int) -> SharedSegment | None:
         if nbytes > self._pool.limit:
             return None
         oldest = time.monotonic() - KEPT_SECONDS
