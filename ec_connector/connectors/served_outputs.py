@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from triptych.base.types import EmbeddingSource, ItemPlan
-from triptych.ec_connector.connectors.segments import SharedSegment, SegmentPool
+from triptych.ec_connector.connectors.segments import SegmentPool, SharedSegment
 from triptych.store import codec
 
 logger = logging.getLogger(__name__)
