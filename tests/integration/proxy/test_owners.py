@@ -4,7 +4,7 @@ change."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -30,8 +30,8 @@ async def test_an_item_has_three_owners_in_the_proxy(
             for root in (cluster.dispatcher, cluster.live):
                 seen.update(owners(root, keys, without=store))
 
-        def notified(link: PDLink, mm_hashes: Sequence[str]) -> None:
-            notify(link, mm_hashes)
+        def notified(link: PDLink, *what: Any) -> None:
+            notify(link, *what)
             look()
 
         monkeypatch.setattr(PDLink, "notify", notified)
