@@ -132,6 +132,7 @@ async def test_a_store_that_is_away_loses_nothing_and_stops_no_text(
                 alone = await ask_all(cluster.url, [cases[index] for index in texts], STREAM_TOKENS)
                 assert_exact([reference[index] for index in texts], [answer.token_ids for answer in alone])
             os.kill(store.pid, signal.SIGKILL)
+            store.stop()
             await asyncio.sleep(seconds)
             store.start()
             got = await streams.all()
