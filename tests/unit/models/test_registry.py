@@ -52,7 +52,7 @@ def test_a_family_of_its_own_wins_over_an_adapter_from_outside(tmp_path: Path, i
 
 
 def test_an_adapter_that_lacks_a_side_is_named(tmp_path: Path, installed: None) -> None:
-    lacks = "their_adapter:BROKEN for BrokenModel lacks DECODER, KEYS: install another version of their-adapter"
+    lacks = "their_adapter:BROKEN for BrokenModel lacks DECODER, KEYS: install another version of their-"
     with pytest.raises(ConfigError, match=lacks):
         _ = family_of(folder(tmp_path, architectures=["BrokenModel"])).encoder
 
