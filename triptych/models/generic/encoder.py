@@ -42,6 +42,7 @@ class GenericEncoder(EncoderSide):
         self.module = module
         self._processor: GenericProcessor | None = None
         self._examined = examined
+        self._image_token_id = int(module.config.image_token_id)
         self.row_token_ids = self.capture_class.row_tokens(module.config)
         patch = getattr(getattr(module.config, "vision_config", None), "patch_size", None)
         self._patch = patch if isinstance(patch, int) else 14
@@ -59,9 +60,7 @@ class GenericEncoder(EncoderSide):
                 f"MODEL={path} cannot be quantized while it is loaded: leave out --quantization"
             )
         side = cls.without_processor(path, device=device, dtype=dtype)
-        side._processor = GenericProcessor(
-            path, int(side.module.config.image_token_id), side._examined.type_names
-        )
+        side._processor = GenericProcessor(path, side._image_token_id, side._examined.type_names)
         return side
 
     @classmethod
