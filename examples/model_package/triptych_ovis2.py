@@ -55,7 +55,7 @@ class Ovis2Encoder(GenericEncoder):
     def encode_item(self, item: PreparedItem) -> torch.Tensor:
         config: Any = self.module.config
         # The table's last rows, one for each indicator.
-        table = self.module.get_submodule("model.visual_embeddings_table").weight
+        table: Any = self.module.get_submodule("model.visual_embeddings_table").weight
         indicators = dict(
             zip(
                 config.visual_indicator_token_ids,

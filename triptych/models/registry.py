@@ -80,8 +80,7 @@ class OutsideFamily(Family):
     def _module(self) -> Any:
         (point,) = entry_points(group=ADAPTERS, name=self.architecture)
         named = f"the adapter {point.value} for {self.architecture}"
-        package = point.dist.name if point.dist else "its package"
-        remedy = f"install another version of {package}, or remove it"
+        remedy = f"install another version of {getattr(point.dist, 'name', 'its package')}, or remove it"
         try:
             adapter: Any = point.load()
         except Exception as error:  # of any kind: code of the package

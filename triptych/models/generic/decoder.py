@@ -29,7 +29,7 @@ class GenericDecoder(DecoderSide):
 
     #: Classes may read a layer's weight themselves.
     plain_linears: ClassVar[bool] = False
-    #: How prompts are admitted: that of the encoder side, too.
+    #: How prompts are admitted; both sides of a model name the same class.
     capture_class: ClassVar[type[PromptCapture]] = PromptCapture
     image_token_id: int
 
@@ -71,9 +71,7 @@ class GenericDecoder(DecoderSide):
         if parallel is not None:
             raise ConfigError(f"MODEL={path} is served by one rank only: leave --tensor-parallel at 1")
         if quantize:
-            raise ConfigError(
-                f"MODEL={path} cannot be quantized while it is loaded: leave out --quantization"
-            )
+            raise ConfigError(f"MODEL={path} cannot be quantized while loading: leave out --quantization")
         examined = examine(cls.read_config(path), dtype, cls.capture_class)
         model = load_side(path, keep_decoder, device=device, dtype=dtype)
         config: Any = decoder_of(model).config

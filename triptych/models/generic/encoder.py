@@ -28,7 +28,6 @@ class GenericEncoder(EncoderSide):
 
     #: Classes may read a layer's weight themselves.
     plain_linears: ClassVar[bool] = False
-    #: How prompts are admitted: that of the decoder side, too.
     capture_class: ClassVar[type[PromptCapture]] = PromptCapture
 
     def __init__(
@@ -42,7 +41,6 @@ class GenericEncoder(EncoderSide):
         self.module = module
         self._processor: GenericProcessor | None = None
         self._examined = examined
-        self._image_token_id = int(module.config.image_token_id)
         self.row_token_ids = self.capture_class.row_tokens(module.config)
         patch = getattr(getattr(module.config, "vision_config", None), "patch_size", None)
         self._patch = patch if isinstance(patch, int) else 14
@@ -56,11 +54,9 @@ class GenericEncoder(EncoderSide):
     @classmethod
     def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False) -> Self:
         if quantize:
-            raise ConfigError(
-                f"MODEL={path} cannot be quantized while it is loaded: leave out --quantization"
-            )
+            raise ConfigError(f"MODEL={path} cannot be quantized while loading: leave out --quantization")
         side = cls.without_processor(path, device=device, dtype=dtype)
-        side._processor = GenericProcessor(path, side._image_token_id, side._examined.type_names)
+        side._processor = GenericProcessor(path, load_config(path).image_token_id, side._examined.type_names)
         return side
 
     @classmethod
@@ -104,10 +100,8 @@ class GenericEncoder(EncoderSide):
 
     def encode_item(self, item: PreparedItem) -> torch.Tensor:
         """An item's rows, one for each of its placeholder's row tokens."""
-        tensors = {name: tensor for name, tensor in item.tensors.items() if name in self._names}
-        out = self._getter(
-            **{name: self._moved(tensor) for name, tensor in tensors.items()}, return_dict=True
-        )
+        tensors = {name: self._moved(x) for name, x in item.tensors.items() if name in self._names}
+        out = self._getter(**tensors, return_dict=True)
         first = getattr(out, "pooler_output", None)
         if first is None:
             # Llama 4's forward projects what its getter gives, Fuyu's takes it as it is.

@@ -62,7 +62,8 @@ def examine(
     one_item = check_getter(model)
     # As a PD worker holds it: what its shells need of a tower would fail there.
     keep_decoder(model)
-    levels = deepstack_levels(config) if "deepstack_visual_embeds" in _forward_names(decoder) else 0
+    names = inspect.signature(decoder.forward).parameters
+    levels = deepstack_levels(config) if "deepstack_visual_embeds" in names else 0
     capture = capture_class(model, "image", levels)
     sample, prompt = _sample(capture, config, text)
     if prompt.levels != levels:
@@ -239,7 +240,3 @@ def _embedded(capture: PromptCapture, config: Any) -> dict[int, int]:
         return {}
     pairs = zip(ids, prompt.embedded.tolist(), strict=True)
     return {token: embedded for token, embedded in pairs if token != embedded}
-
-
-def _forward_names(module: torch.nn.Module) -> Mapping[str, object]:
-    return inspect.signature(module.forward).parameters
