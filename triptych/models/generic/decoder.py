@@ -114,7 +114,7 @@ class GenericDecoder(DecoderSide):
         names, width = self.capture.grid_names, len(self.capture.type_names)
         if any(index >= len(names) for index in layout.grids) or any(len(t) != width for t in layout.types):
             raise InvalidRequest("an item's layout is not one of this model's", param="items")
-        if layout.tokens and max(layout.tokens) >= self.geometry.vocab_size + len(self.row_token_ids):
+        if layout.tokens and max(layout.tokens) > self.geometry.vocab_size:
             raise InvalidRequest("an item's placeholder has tokens that the model lacks", param="items")
         return layout
 
