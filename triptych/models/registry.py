@@ -79,9 +79,15 @@ class OutsideFamily(Family):
 
     def _module(self) -> Any:
         (point,) = entry_points(group=ADAPTERS, name=self.architecture)
-        adapter: Any = point.load()
+        named = f"the adapter {point.value} for {self.architecture}"
+        remedy = f"install another version of {getattr(point.dist, 'name', 'its package')}, or remove it"
+        try:
+            adapter: Any = point.load()
+        except Exception as error:  # of any kind: code of the package
+            reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
+            raise ConfigError(f"{named} cannot be imported ({reason}): {remedy}") from error
         if lacking := [name for name in ("ENCODER", "DECODER", "KEYS") if not hasattr(adapter, name)]:
-            raise ConfigError(f"the adapter {point.value} for {self.architecture} lacks {', '.join(lacking)}")
+            raise ConfigError(f"{named} lacks {', '.join(lacking)}: {remedy}")
         return adapter
 
 

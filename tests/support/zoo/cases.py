@@ -28,8 +28,9 @@ class Case:
     references: list[Reference]
 
     @classmethod
-    def open(cls, name: str, count: int) -> Case:
-        served, model = Served.open(name), model_of(name)
+    def open(cls, name: str, count: int, served: Served | None = None) -> Case:
+        """By the adapter for all classes, or by the sides that are given."""
+        served, model = served or Served.open(name), model_of(name)
         asked = prompts(served.recipe)
         return cls(served, asked, [generate(served.recipe, model, prompt, count) for prompt in asked])
 

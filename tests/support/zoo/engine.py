@@ -117,9 +117,8 @@ class Served:
 
     def prepare(self, item: Item) -> PreparedItem:
         """The item as the encoder's own `preprocess` would give it."""
-        token = getattr(model_of(self.recipe.name).config, f"{self.recipe.modality}_token_id")
         runs, at = [], 0
-        for is_row, run in groupby(item.token_ids, lambda each: each == token):
+        for is_row, run in groupby(item.token_ids, self.decoder.row_token_ids.__contains__):
             length = len(list(run))
             runs += [(at, length)] if is_row else []
             at += length

@@ -26,7 +26,9 @@ _BUILD = Refusal("describes no", "its default config is not complete, or needs t
 
 #: Recipes that the adapter refuses.
 REFUSED_RECIPES = {
-    "Ovis2ForConditionalGeneration": Refusal("visual_indicator_features", "has features of two kinds"),
+    "Ovis2ForConditionalGeneration": Refusal(
+        "visual_indicator_features", "by the package in examples/model_package"
+    ),
     "NemotronH_Omni_Reasoning_V3": Refusal("names no token embedding", "names no token embedding"),
     **dict.fromkeys(
         (name for name, recipe in RECIPES.items() if recipe.modality == "audio"), _SOUND

@@ -26,7 +26,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (info / "entry_points.txt").write_text(
         "[triptych.models]\nTheirModel = their_adapter:OURS\n"
         "LlavaForConditionalGeneration = their_adapter:OURS\n"
-        "BrokenModel = their_adapter:BROKEN\n"
+        "BrokenModel = their_adapter:BROKEN\nMovedModel = their_adapter:MOVED\nLostModel = their_lost\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "their_adapter", raising=False)
@@ -52,8 +52,24 @@ def test_a_family_of_its_own_wins_over_an_adapter_from_outside(tmp_path: Path, i
 
 
 def test_an_adapter_that_lacks_a_side_is_named(tmp_path: Path, installed: None) -> None:
-    with pytest.raises(ConfigError, match="their_adapter:BROKEN for BrokenModel lacks DECODER, KEYS"):
+    lacks = "their_adapter:BROKEN for BrokenModel lacks DECODER, KEYS: install another version of their-"
+    with pytest.raises(ConfigError, match=lacks):
         _ = family_of(folder(tmp_path, architectures=["BrokenModel"])).encoder
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("LostModel", "ModuleNotFoundError No module named 'their_lost'"),
+        ("MovedModel", "AttributeError .*'MOVED'"),
+    ],
+)
+def test_an_adapter_that_cannot_be_imported_is_one_line_with_the_remedy(
+    tmp_path: Path, installed: None, name: str, reason: str
+) -> None:
+    remedy = "install another version of their-adapter, or remove it$"
+    with pytest.raises(ConfigError, match=rf"^the adapter .*{name} cannot be imported \({reason}.*{remedy}"):
+        _ = family_of(folder(tmp_path, architectures=[name])).keys
 
 
 def test_any_other_architecture_goes_to_the_adapter_for_all(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -148,6 +148,14 @@ class CapturedPrompt:
 class PromptCapture:
     """The shell of one class's base. Thread-safe: it shares parameters with the model, and no state."""
 
+    #: Further fields of a getter's output that the class reads, for adapters that know them.
+    further_features: ClassVar[Mapping[str, Any]] = {}
+
+    @classmethod
+    def row_tokens(cls, config: Any) -> frozenset[int]:
+        """Tokens of an item's placeholder that get a row each."""
+        return frozenset({int(config.image_token_id)})
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -261,6 +269,7 @@ class PromptCapture:
             pooler_output=join(parts),
             last_hidden_state=marks,
             deepstack_features=levels or None,
+            **self.further_features,
         )
 
     def _prompt(self, seen: dict[str, Any], length: int) -> CapturedPrompt:

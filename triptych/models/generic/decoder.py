@@ -29,6 +29,8 @@ class GenericDecoder(DecoderSide):
 
     #: Classes may read a layer's weight themselves.
     plain_linears: ClassVar[bool] = False
+    #: How prompts are admitted; both sides of a model name the same class.
+    capture_class: ClassVar[type[PromptCapture]] = PromptCapture
     image_token_id: int
 
     def __init__(
@@ -43,7 +45,7 @@ class GenericDecoder(DecoderSide):
         self.image_token_id = int(module.config.image_token_id)
         self._decoder = decoder_of(module)
         self._embedding: Any = module.get_input_embeddings()
-        self.capture = PromptCapture(
+        self.capture = self.capture_class(
             module,
             "image",
             examined.geometry.deepstack_levels,
@@ -52,7 +54,7 @@ class GenericDecoder(DecoderSide):
         self.capture.container = examined.container
         self._embedded = examined.embedded
         self._one_item = examined.one_item
-        self.row_token_ids = frozenset({self.image_token_id})
+        self.row_token_ids = self.capture_class.row_tokens(module.config)
         self._cache = cache_keyword(self._decoder.forward) if self.geometry.states else ""
 
     @classmethod
@@ -69,10 +71,8 @@ class GenericDecoder(DecoderSide):
         if parallel is not None:
             raise ConfigError(f"MODEL={path} is served by one rank only: leave --tensor-parallel at 1")
         if quantize:
-            raise ConfigError(
-                f"MODEL={path} cannot be quantized while it is loaded: leave out --quantization"
-            )
-        examined = examine(cls.read_config(path), dtype)
+            raise ConfigError(f"MODEL={path} cannot be quantized while loading: leave out --quantization")
+        examined = examine(cls.read_config(path), dtype, cls.capture_class)
         model = load_side(path, keep_decoder, device=device, dtype=dtype)
         config: Any = decoder_of(model).config
         config._attn_implementation_internal = attn_implementation
@@ -81,7 +81,8 @@ class GenericDecoder(DecoderSide):
     @classmethod
     def without_weights(cls, path: Path, *, dtype: torch.dtype) -> Self:
         config = cls.read_config(path)
-        return cls(empty_model(config), examine(config), device=torch.device("meta"), dtype=dtype)
+        examined = examine(config, capture_class=cls.capture_class)
+        return cls(empty_model(config), examined, device=torch.device("meta"), dtype=dtype)
 
     @classmethod
     def read_config(cls, path: Path) -> PreTrainedConfig:
@@ -89,7 +90,7 @@ class GenericDecoder(DecoderSide):
 
     @classmethod
     def geometry_of(cls, config: PreTrainedConfig) -> DecoderGeometry:
-        return examine(config).geometry
+        return examine(config, capture_class=cls.capture_class).geometry
 
     def fuse(self) -> None:
         """Nothing: what may be fused depends on the class."""
@@ -113,7 +114,7 @@ class GenericDecoder(DecoderSide):
         names, width = self.capture.grid_names, len(self.capture.type_names)
         if any(index >= len(names) for index in layout.grids) or any(len(t) != width for t in layout.types):
             raise InvalidRequest("an item's layout is not one of this model's", param="items")
-        if layout.tokens and max(layout.tokens) >= self.geometry.vocab_size + len(self.row_token_ids):
+        if layout.tokens and max(layout.tokens) > self.geometry.vocab_size:
             raise InvalidRequest("an item's placeholder has tokens that the model lacks", param="items")
         return layout
 

@@ -15,6 +15,7 @@ from triptych.base.errors import ConfigError
 from triptych.base.types import JsonObject, Options, runs_of
 from triptych.models.base import EncoderSide, Media, PreparedItem
 from triptych.models.families.text import load_config
+from triptych.models.generic.capture import PromptCapture
 from triptych.models.generic.examine import Examined, examine
 from triptych.models.generic.layout import ItemLayout
 from triptych.models.generic.processor import GenericProcessor, processor_settings
@@ -27,6 +28,7 @@ class GenericEncoder(EncoderSide):
 
     #: Classes may read a layer's weight themselves.
     plain_linears: ClassVar[bool] = False
+    capture_class: ClassVar[type[PromptCapture]] = PromptCapture
 
     def __init__(
         self,
@@ -39,7 +41,7 @@ class GenericEncoder(EncoderSide):
         self.module = module
         self._processor: GenericProcessor | None = None
         self._examined = examined
-        self._takes_rows = int(module.config.image_token_id)
+        self.row_token_ids = self.capture_class.row_tokens(module.config)
         patch = getattr(getattr(module.config, "vision_config", None), "patch_size", None)
         self._patch = patch if isinstance(patch, int) else 14
         self.device = device
@@ -52,17 +54,15 @@ class GenericEncoder(EncoderSide):
     @classmethod
     def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False) -> Self:
         if quantize:
-            raise ConfigError(
-                f"MODEL={path} cannot be quantized while it is loaded: leave out --quantization"
-            )
+            raise ConfigError(f"MODEL={path} cannot be quantized while loading: leave out --quantization")
         side = cls.without_processor(path, device=device, dtype=dtype)
-        side._processor = GenericProcessor(path, side._takes_rows, side._examined.type_names)
+        side._processor = GenericProcessor(path, load_config(path).image_token_id, side._examined.type_names)
         return side
 
     @classmethod
     def without_processor(cls, path: Path, *, device: torch.device, dtype: torch.dtype) -> Self:
         """The tower alone, for items that are prepared elsewhere."""
-        examined = examine(load_config(path))
+        examined = examine(load_config(path), capture_class=cls.capture_class)
         return cls(
             load_side(path, keep_encoder, device=device, dtype=dtype), examined, device=device, dtype=dtype
         )
@@ -78,7 +78,7 @@ class GenericEncoder(EncoderSide):
         assert self._processor is not None
         check_known(options, {})
         image = self._processor(media)
-        mask = [token == self._takes_rows for token in image.tokens]
+        mask = [token in self.row_token_ids for token in image.tokens]
         names = self._examined.grid_names
         grids = {index: image.tensors[name] for index, name in enumerate(names) if name in image.tensors}
         layout = ItemLayout(image.tokens, image.types, grids, image.head, image.tail)
@@ -96,13 +96,12 @@ class GenericEncoder(EncoderSide):
 
     @torch.no_grad()
     def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
-        return [self._encode(item) for item in items]
+        return [self.encode_item(item) for item in items]
 
-    def _encode(self, item: PreparedItem) -> torch.Tensor:
-        tensors = {name: tensor for name, tensor in item.tensors.items() if name in self._names}
-        out = self._getter(
-            **{name: self._moved(tensor) for name, tensor in tensors.items()}, return_dict=True
-        )
+    def encode_item(self, item: PreparedItem) -> torch.Tensor:
+        """An item's rows, one for each of its placeholder's row tokens."""
+        tensors = {name: self._moved(x) for name, x in item.tensors.items() if name in self._names}
+        out = self._getter(**tensors, return_dict=True)
         first = getattr(out, "pooler_output", None)
         if first is None:
             # Llama 4's forward projects what its getter gives, Fuyu's takes it as it is.

@@ -46,7 +46,11 @@ class Examined:
     grid_names: tuple[str, ...]
 
 
-def examine(config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> Examined:
+def examine(
+    config: PreTrainedConfig,
+    dtype: torch.dtype = torch.float32,
+    capture_class: type[PromptCapture] = PromptCapture,
+) -> Examined:
     """ConfigError, with what is not known by its name, for a class that the adapter cannot serve.
 
     `dtype` is that of the weights, for the states of recurrent layers.
@@ -58,8 +62,9 @@ def examine(config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> Exa
     one_item = check_getter(model)
     # As a PD worker holds it: what its shells need of a tower would fail there.
     keep_decoder(model)
-    levels = deepstack_levels(config) if "deepstack_visual_embeds" in _forward_names(decoder) else 0
-    capture = PromptCapture(model, "image", levels)
+    names = inspect.signature(decoder.forward).parameters
+    levels = deepstack_levels(config) if "deepstack_visual_embeds" in names else 0
+    capture = capture_class(model, "image", levels)
     sample, prompt = _sample(capture, config, text)
     if prompt.levels != levels:
         raise ConfigError(f"{name}: its decoder takes {prompt.levels} deepstack levels, not {levels}")
@@ -235,7 +240,3 @@ def _embedded(capture: PromptCapture, config: Any) -> dict[int, int]:
         return {}
     pairs = zip(ids, prompt.embedded.tolist(), strict=True)
     return {token: embedded for token, embedded in pairs if token != embedded}
-
-
-def _forward_names(module: torch.nn.Module) -> Mapping[str, object]:
-    return inspect.signature(module.forward).parameters

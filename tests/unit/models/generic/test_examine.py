@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,53 +10,52 @@ import pytest
 import torch
 import transformers
 
-from support.generic.classes import CLASSES, IMAGE, VIDEO, TinyClass
+from support.zoo.models import RECIPES
+from support.zoo.recipe import IMAGE, VIDEO
 from triptych.base.errors import ConfigError
 from triptych.models.base import KVShape, LayerRule, SpanRule
 from triptych.models.generic.examine import Examined, examine
 from triptych.models.generic.probe import check_layer_types
 
 
-def config_of(tiny: TinyClass) -> Any:
-    config = getattr(transformers, tiny.architecture).config_class(**copy.deepcopy(tiny.config))
-    config.architectures = [tiny.architecture]
+def config_of(family: str) -> Any:
+    recipe = RECIPES[f"{family}ForConditionalGeneration"]
+    config = getattr(transformers, recipe.architecture).config_class(**copy.deepcopy(recipe.config))
+    config.architectures = [recipe.architecture]
     return config
 
 
-def examined(name: str) -> Examined:
-    return examine(config_of(CLASSES[name]))
+def examined(family: str) -> Examined:
+    return examine(config_of(family))
 
 
 def test_a_window_cuts_the_spans_of_every_layer_of_gemma3() -> None:
     sliding, full = LayerRule(6, None, SpanRule.CUT), LayerRule(None, None, SpanRule.CUT)
-    assert examined("spans").rules == (sliding, full, sliding)
+    assert examined("Gemma3").rules == (sliding, full, sliding)
 
 
 def test_windows_without_spans() -> None:
-    sliding, full = LayerRule(8 - 2, None, SpanRule.NONE), LayerRule(None, None, SpanRule.NONE)
-    assert examined("windows").rules == (sliding, full, sliding)
+    sliding, full = LayerRule(8, None, SpanRule.NONE), LayerRule(None, None, SpanRule.NONE)
+    assert examined("AyaVision").rules == (sliding, full, sliding)
 
 
 def test_keys_and_values_of_latent_attention_differ_in_width() -> None:
-    geometry = examined("latent attention").geometry
+    geometry = examined("Kimi_K25").geometry
     assert geometry.kv_shapes == (KVShape(4, 24, 12),) * 3
     assert geometry.token_elements == 3 * 4 * (24 + 12)
 
 
 def test_deepstack_levels_and_rows_of_positions() -> None:
-    geometry = examined("levels and experts").geometry
+    geometry = examined("Qwen3VLMoe").geometry
     assert (geometry.deepstack_levels, geometry.position_rows, geometry.kv_shapes) == (2, 3, ())
 
 
 def test_placeholders_that_a_class_embeds_as_padding_are_known() -> None:
-    assert dict(examined("latent attention").embedded) == {IMAGE: 0, VIDEO: 0}
+    assert dict(examined("Kimi_K25").embedded) == {IMAGE: 0, VIDEO: 0}
 
 
 def test_recurrent_layers_have_states_and_no_keys_and_values() -> None:
-    text = {**CLASSES["plain"].config["text_config"], "model_type": "lfm2", "conv_L_cache": 3}
-    text |= {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}
-    tiny = replace(CLASSES["plain"], config={**CLASSES["plain"].config, "text_config": text})
-    geometry = examine(config_of(tiny), torch.bfloat16).geometry
+    geometry = examine(config_of("Lfm2Vl"), torch.bfloat16).geometry
     assert geometry.kv_shapes == (KVShape(0, 0, 0), KVShape(2, 16, 16), KVShape(0, 0, 0))
     assert [(s.key, s.shape, s.dtype) for s in geometry.states] == [
         (("conv", layer, 0), (64, 3), torch.bfloat16) for layer in (0, 2)
@@ -71,7 +69,7 @@ def test_layers_that_keep_something_else_are_refused_by_name() -> None:
 
 
 def test_a_class_that_transformers_lacks_is_refused_without_remote_code() -> None:
-    config = config_of(CLASSES["plain"])
+    config = config_of("LlavaNext")
     config.architectures = ["NotThereForConditionalGeneration"]
     with pytest.raises(ConfigError, match="NotThereForConditionalGeneration is not in transformers"):
         examine(config)
@@ -87,9 +85,5 @@ def test_a_model_of_text_alone_is_refused() -> None:
 
 
 def test_a_rows_dependence_on_the_prompt_is_known() -> None:
-    config = {**CLASSES["plain"].config, "vision_config": CLASSES["spans"].config["vision_config"]}
-    config |= {"text_config": {**config["text_config"], "model_type": "qwen2"}, "video_token_index": VIDEO}
-    config.pop("image_seq_length")
-    tiny = TinyClass("LlavaOnevisionForConditionalGeneration", config, CLASSES["plain"].item)
-    assert examine(config_of(tiny)).one_item
-    assert not examined("plain").one_item
+    assert examined("LlavaOnevision").one_item
+    assert not examined("LlavaNext").one_item

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from support.generic.classes import tiny_model
+from support.zoo.checkpoint import checkpoint
 from triptych.base.errors import ConfigError
 from triptych.models.generic.decoder import GenericDecoder
 from triptych.models.generic.encoder import GenericEncoder
@@ -22,8 +22,9 @@ CPU = {"device": torch.device("cpu"), "dtype": torch.float32}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    shutil.copytree(tiny_model("plain")[1], tmp_path / "model")
-    return tmp_path / "model"
+    path = tmp_path / "model"
+    shutil.copytree(checkpoint("LlavaNextForConditionalGeneration"), path)
+    return path
 
 
 def without(folder: Path, part: str) -> str:
@@ -54,6 +55,8 @@ def test_the_other_sides_tensors_are_not_reported(folder: Path, caplog: pytest.L
 
 
 def test_a_folder_without_a_processor_says_so(folder: Path) -> None:
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        (folder / name).unlink()
     with pytest.raises(ConfigError, match="processor"):
         GenericEncoder.load(folder, **CPU)
     with pytest.raises(ConfigError, match=r"give MODEL=/folder with preprocessor_config.json"):
