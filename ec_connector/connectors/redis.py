@@ -32,6 +32,10 @@ from triptych.ec_connector.metadata import Reports, TransferMetadata
 logger = logging.getLogger(__name__)
 
 
+#: Seconds that a save leaves to the first reader of an embedding that is served.
+_FIRST_READ = 0.1
+
+
 class StoreSaves:
     """The running saves, one per key; each keeps its tensor alive until it ends."""
 
@@ -78,8 +82,12 @@ class StoreSaves:
         except Exception as error:
             logger.warning("%s is not served: %s", short(mm_hash), error, extra=log_fields(mm_hash=mm_hash))
             return
-        if source is not None:
-            self._reports.offered(mm_hash, source)
+        if source is None:
+            return
+        self._reports.offered(mm_hash, source)
+        if (read := served.first_read(mm_hash)) is not None:
+            # The save would compete with the reader that waits for its first token.
+            await asyncio.wait([asyncio.wrap_future(read)], timeout=_FIRST_READ)
 
     async def _save(self, entry: EncoderOutput, host: torch.Tensor, damaged_digest: str) -> None:
         mm_hash, config = entry.plan.mm_hash, self._config

@@ -8,8 +8,9 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -37,6 +38,8 @@ class ServedOutput:
     #: Somebody has read it, or it is in the store: it may make room.
     spare: bool = False
     evicted: bool = False
+    #: Done once a reader has had it.
+    first_read: Future[None] = field(default_factory=Future)
 
     @property
     def view(self) -> memoryview:
@@ -90,6 +93,12 @@ class ServedOutputs:
             self._by_hash[plan.mm_hash] = self._by_name[source.name] = output
         return source
 
+    def first_read(self, mm_hash: str) -> Future[None] | None:
+        """Done once a reader has had the embedding; None where it is not served."""
+        with self._lock:
+            output = self._by_hash.get(mm_hash)
+            return None if output is None else output.first_read
+
     def stored(self, mm_hash: str) -> None:
         """The embedding is in the store, too."""
         with self._lock:
@@ -110,6 +119,8 @@ class ServedOutputs:
                 with self._lock:
                     output.readers -= 1
                     output.spare = True
+                    if not output.first_read.done():
+                        output.first_read.set_result(None)
                     self._free(output)
 
     def close(self) -> None:
