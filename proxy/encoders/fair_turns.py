@@ -1,0 +1,83 @@
+"""Turns of work: fair between tenants, by slack within one tenant's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+#: Seconds by which work has to be more urgent to go before earlier work: estimates are no better, and
+#: requests with one timeout keep their order.
+SLACK_MARGIN = 1.0
+#: Later work of its tenant that may go before any one piece of work.
+MAX_OVERTAKEN = 64
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """One turn of a tenant. Its holder, an item or a request, has to begin by `start_by` to end in time."""
+
+    tenant: str = ""
+    holder: str = ""
+    number: int = 0
+    start_by: float = math.inf
+    #: Later work that has gone before it.
+    overtaken: int = 0
+    #: It is drawn, and its work has not begun.
+    waits: bool = False
+
+
+class FairTurns:
+    """Turns by tenant: whoever comes is next but for the others' next ones, however much they have queued.
+
+    A tenant's turns are the same whatever its deadlines: urgent work takes the turn of its own tenant's other
+    work, which moves one turn back, MAX_OVERTAKEN times at most. Without deadlines work keeps its order.
+    """
+
+    def __init__(self) -> None:
+        #: The last turn that each tenant has drawn, where it is not over.
+        self._drawn: dict[str, int] = {}
+        self._now = 0
+        #: Turns whose work has not begun, by tenant, in order.
+        self._waiting: dict[str, list[Turn]] = {}
+
+    def draw(self, tenant: str, holder: str = "") -> Turn:
+        """The tenant's next turn; `hurry` moves it forward."""
+        number = max(self._drawn.get(tenant, 0), self._now) + 1
+        self._drawn[tenant] = number
+        turn = Turn(tenant, holder, number, waits=True)
+        self._waiting.setdefault(tenant, []).append(turn)
+        return turn
+
+    def hurry(self, turn: Turn, start_by: float) -> list[Turn]:
+        """The work has to begin by `start_by`. Returns the other turns that have moved by it."""
+        moved: list[Turn] = []
+        if start_by >= turn.start_by:
+            return moved
+        turn.start_by = start_by
+        waiting = self._waiting[turn.tenant] if turn.waits else []
+        place = next((place for place in reversed(range(len(waiting))) if waiting[place] is turn), 0)
+        while place > 0 and turn.start_by + SLACK_MARGIN < (before := waiting[place - 1]).start_by:
+            if before.overtaken >= MAX_OVERTAKEN:
+                break
+            turn.number, before.number = before.number, turn.number
+            before.overtaken += 1
+            waiting[place - 1 : place + 1] = turn, before
+            moved.append(before)
+            place -= 1
+        return moved
+
+    def begin(self, number: int) -> None:
+        """Work of this turn begins."""
+        if number > self._now:
+            self._now = number
+            if len(self._drawn) > 64:
+                self._drawn = {tenant: drawn for tenant, drawn in self._drawn.items() if drawn > number}
+
+    def drop(self, turn: Turn) -> None:
+        """The turn's work has begun or is over: the turn moves no more. Idempotent."""
+        if turn.waits:
+            turn.waits = False
+            waiting = self._waiting[turn.tenant]
+            waiting.remove(turn)
+            if not waiting:
+                del self._waiting[turn.tenant]
