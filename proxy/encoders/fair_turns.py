@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-#: Seconds by which work has to be more urgent to go before earlier work: estimates are no better, and
-#: requests with one timeout keep their order.
+#: Seconds of slack that later work has to have less to go before earlier work: estimates are no better, and a
+#: medium that came late changes no order.
 SLACK_MARGIN = 1.0
 #: Later work of its tenant that may go before any one piece of work.
 MAX_OVERTAKEN = 64
@@ -14,16 +14,22 @@ MAX_OVERTAKEN = 64
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """One turn of a tenant. Its holder, an item or a request, has to begin by `start_by` to end in time."""
+    """One turn of a tenant. Its holder, an item or a request, has `work` seconds left at its encoders."""
 
     tenant: str = ""
     holder: str = ""
     number: int = 0
-    start_by: float = math.inf
+    deadline: float = math.inf
+    work: float = 0.0
     #: Later work that has gone before it.
     overtaken: int = 0
     #: It is drawn, and its work has not begun.
     waits: bool = False
+
+    def more_urgent(self, other: Turn) -> bool:
+        """Whether it has less slack, and not by its work alone: with one timeout for all nothing changes."""
+        slack, others = self.deadline - self.work, other.deadline - other.work
+        return self.deadline < other.deadline and slack + SLACK_MARGIN < others
 
 
 class FairTurns:
@@ -48,15 +54,15 @@ class FairTurns:
         self._waiting.setdefault(tenant, []).append(turn)
         return turn
 
-    def hurry(self, turn: Turn, start_by: float) -> list[Turn]:
-        """The work has to begin by `start_by`. Returns the other turns that have moved by it."""
+    def hurry(self, turn: Turn, deadline: float, work: float = 0.0) -> list[Turn]:
+        """The holder has to end by `deadline`. Returns the other turns that have moved by it."""
         moved: list[Turn] = []
-        if start_by >= turn.start_by:
+        if deadline >= turn.deadline:
             return moved
-        turn.start_by = start_by
+        turn.deadline, turn.work = deadline, work
         waiting = self._waiting[turn.tenant] if turn.waits else []
         place = next((place for place in reversed(range(len(waiting))) if waiting[place] is turn), 0)
-        while place > 0 and turn.start_by + SLACK_MARGIN < (before := waiting[place - 1]).start_by:
+        while place > 0 and turn.more_urgent(before := waiting[place - 1]):
             if before.overtaken >= MAX_OVERTAKEN:
                 break
             turn.number, before.number = before.number, turn.number

@@ -155,7 +155,7 @@ class EncoderJobTable:
             job.damaged_digest = damaged_digest or job.damaged_digest
         if requester.admission is not None:
             job.admitted.add(request_id, requester.admission.number)
-        moved = self._plan_turns.hurry(job.turn, deadline - self._cost(job, job.kind))
+        moved = self._plan_turns.hurry(job.turn, deadline, self._cost(job, job.kind))
         if joined:
             self._rank_changed(job)
         else:
@@ -171,7 +171,7 @@ class EncoderJobTable:
         if requester.admission is None:
             requester.admission = self._run_turns.draw(requester.tenant, request_id)
             work = sum(self._cost(job, job.kind) for job in requester.jobs)
-            for turn in self._run_turns.hurry(requester.admission, requester.deadline - work):
+            for turn in self._run_turns.hurry(requester.admission, requester.deadline, work):
                 for job in self._requesters[turn.holder].jobs:
                     job.admitted.add(turn.holder, turn.number)
                     self._rank_changed(job)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.base.types import ItemPlan
+from triptych.proxy.encoders import fair_turns
 from triptych.proxy.encoders.fair_turns import MAX_OVERTAKEN, FairTurns, Turn
 from triptych.proxy.encoders.job import EncoderSlot, StartPlan
 from triptych.proxy.encoders.job_table import EncoderJobTable
@@ -23,10 +25,10 @@ class Queue:
     #: (arrival, tenant, turn) of all that has begun.
     taken: list[tuple[int, str, int]] = field(default_factory=list)
 
-    def arrive(self, arrival: int, tenant: str, start_by: float | None = None) -> None:
+    def arrive(self, arrival: int, tenant: str, deadline: float | None = None, work: float = 0.0) -> None:
         turn = self.waiting[arrival] = self.turns.draw(tenant, str(arrival))
-        if start_by is not None:
-            self.turns.hurry(turn, start_by)
+        if deadline is not None:
+            self.turns.hurry(turn, deadline, work)
 
     def take(self) -> None:
         if self.waiting:
@@ -37,19 +39,19 @@ class Queue:
             self.taken.append((arrival, turn.tenant, turn.number))
 
 
-#: An arrival of a tenant with a timeout, or None: the next work begins.
-EVENTS = st.lists(
-    st.none() | st.tuples(st.sampled_from("abc"), st.sampled_from((2.0, 10.0, 60.0, 300.0))), max_size=400
-)
+#: An arrival of a tenant with a timeout and seconds of work, or None: the next work begins.
+Event = tuple[str, float, float] | None
+TIMEOUTS, WORK = st.sampled_from((2.0, 10.0, 60.0, 300.0)), st.sampled_from((0.0, 0.5, 8.0))
+EVENTS = st.lists(st.none() | st.tuples(st.sampled_from("abc"), TIMEOUTS, WORK), min_size=40, max_size=400)
 
 
-def play(events: list[tuple[str, float] | None], *, deadlines: bool) -> Queue:
+def play(events: list[Event], *, deadlines: bool) -> Queue:
     queue = Queue()
     for now, event in enumerate(events):
         if event is None:
             queue.take()
         else:
-            queue.arrive(now, event[0], now * 0.1 + event[1] if deadlines else None)
+            queue.arrive(now, event[0], now * 0.1 + event[1] if deadlines else None, event[2])
     while queue.waiting:
         queue.take()
     return queue
@@ -58,7 +60,7 @@ def play(events: list[tuple[str, float] | None], *, deadlines: bool) -> Queue:
 @given(EVENTS)
 @settings(max_examples=100, deadline=None)
 def test_tenants_have_the_turns_that_they_have_without_deadlines(
-    events: list[tuple[str, float] | None],
+    events: list[Event],
 ) -> None:
     urgent, plain = play(events, deadlines=True).taken, play(events, deadlines=False).taken
     assert [number for _, _, number in urgent] == [number for _, _, number in plain]
@@ -67,19 +69,31 @@ def test_tenants_have_the_turns_that_they_have_without_deadlines(
 
 @given(EVENTS)
 @settings(max_examples=100, deadline=None)
-def test_one_timeout_for_all_is_the_order_of_arrival(events: list[tuple[str, float] | None]) -> None:
-    alike = [event and (event[0], 60.0) for event in events]
+def test_one_timeout_for_all_is_the_order_of_arrival(events: list[Event]) -> None:
+    alike = [event and (event[0], 60.0, event[2]) for event in events]
     assert play(alike, deadlines=True).taken == play(alike, deadlines=False).taken
 
 
-@given(st.lists(st.none() | st.sampled_from((2.0, 60.0, 300.0)), max_size=600))
+@given(EVENTS)
 @settings(max_examples=100, deadline=None)
-def test_no_work_is_overtaken_more_often_than_the_limit(timeouts: list[float | None]) -> None:
-    events = [timeout and ("a", timeout) for timeout in timeouts]
-    taken = [arrival for arrival, _, _ in play(events, deadlines=True).taken]
-    assert sorted(taken) == [now for now, event in enumerate(events) if event is not None]
-    for place, arrival in enumerate(taken):
-        assert sum(before > arrival for before in taken[:place]) <= MAX_OVERTAKEN
+def test_no_work_is_overtaken_by_its_tenant_more_often_than_the_limit(events: list[Event]) -> None:
+    with patch.object(fair_turns, "MAX_OVERTAKEN", 3):
+        taken = play(events, deadlines=True).taken
+    assert sorted(turn[0] for turn in taken) == [now for now, event in enumerate(events) if event is not None]
+    for tenant in "abc":
+        own = [arrival for arrival, whose, _ in taken if whose == tenant]
+        for place, arrival in enumerate(own):
+            assert sum(before > arrival for before in own[:place]) <= 3
+
+
+def test_of_two_with_near_deadlines_the_one_with_more_work_is_first() -> None:
+    queue = Queue()
+    queue.arrive(0, "a", 20.0, 1.0)
+    queue.arrive(1, "a", 19.5, 1.0)
+    queue.arrive(2, "a", 19.4, 9.0)
+    for _ in range(3):
+        queue.take()
+    assert [arrival for arrival, _, _ in queue.taken] == [2, 0, 1]
 
 
 def test_patient_work_is_taken_while_urgent_work_comes_without_end() -> None:
