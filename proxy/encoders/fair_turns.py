@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-#: Seconds of slack that later work has to have less to go before earlier work: estimates are no better, and a
-#: medium that came late changes no order.
+#: Seconds of slack that later work has to have less to go before earlier work: estimates are no better.
 SLACK_MARGIN = 1.0
 #: Later work of its tenant that may go before any one piece of work.
 MAX_OVERTAKEN = 64
@@ -26,10 +25,11 @@ class Turn:
     #: It is drawn, and its work has not begun.
     waits: bool = False
 
-    def more_urgent(self, other: Turn) -> bool:
+    def passes(self, other: Turn) -> bool:
         """Whether it has less slack, and not by its work alone: with one timeout for all nothing changes."""
         slack, others = self.deadline - self.work, other.deadline - other.work
-        return self.deadline < other.deadline and slack + SLACK_MARGIN < others
+        urgent = self.deadline < other.deadline and slack + SLACK_MARGIN < others
+        return urgent and other.overtaken < MAX_OVERTAKEN
 
 
 class FairTurns:
@@ -62,9 +62,7 @@ class FairTurns:
         turn.deadline, turn.work = deadline, work
         waiting = self._waiting[turn.tenant] if turn.waits else []
         place = next((place for place in reversed(range(len(waiting))) if waiting[place] is turn), 0)
-        while place > 0 and turn.more_urgent(before := waiting[place - 1]):
-            if before.overtaken >= MAX_OVERTAKEN:
-                break
+        while place > 0 and turn.passes(before := waiting[place - 1]):
             turn.number, before.number = before.number, turn.number
             before.overtaken += 1
             waiting[place - 1 : place + 1] = turn, before
@@ -72,16 +70,18 @@ class FairTurns:
             place -= 1
         return moved
 
-    def begin(self, number: int) -> None:
-        """Work of this turn begins."""
+    def begin(self, number: int, *turns: Turn | None) -> None:
+        """Work of this number begins, which these turns wait for."""
+        for turn in turns:
+            self.drop(turn)
         if number > self._now:
             self._now = number
             if len(self._drawn) > 64:
                 self._drawn = {tenant: drawn for tenant, drawn in self._drawn.items() if drawn > number}
 
-    def drop(self, turn: Turn) -> None:
+    def drop(self, turn: Turn | None) -> None:
         """The turn's work has begun or is over: the turn moves no more. Idempotent."""
-        if turn.waits:
+        if turn is not None and turn.waits:
             turn.waits = False
             waiting = self._waiting[turn.tenant]
             waiting.remove(turn)

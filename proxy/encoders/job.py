@@ -130,10 +130,10 @@ class EncoderJob:
     mm_hash: str
     namespace: str
     order: int
-    #: What its encoder needs of the item; of the waiter that waits longest.
-    source: ItemSource | None = None
     #: Its turn among those that arrive, by tenant.
     turn: Turn = field(default_factory=Turn)
+    #: What its encoder needs of the item; of the waiter that waits longest.
+    source: ItemSource | None = None
     re_encode: bool = False
     damaged_digest: str = ""
     state: JobState = JobState.QUEUED

@@ -142,8 +142,7 @@ class EncoderJobTable:
         joined = job is not None
         if job is None:
             self._counter += 1
-            turn = self._plan_turns.draw(tenant, mm_hash)
-            job = EncoderJob(mm_hash, namespace, self._counter, turn=turn)
+            job = EncoderJob(mm_hash, namespace, self._counter, self._plan_turns.draw(tenant, mm_hash))
             self.items.add_job(job)
             self._jobs[job] = None
         requester = self._requesters.setdefault(request_id, Requester())
@@ -155,14 +154,13 @@ class EncoderJobTable:
             job.damaged_digest = damaged_digest or job.damaged_digest
         if requester.admission is not None:
             job.admitted.add(request_id, requester.admission.number)
-        moved = self._plan_turns.hurry(job.turn, deadline, self._cost(job, job.kind))
+        for turn in self._plan_turns.hurry(job.turn, deadline, self._cost(job, job.kind)):
+            if (other := self.items.job(turn.holder)) is not None:
+                self._rank_changed(other)
         if joined:
             self._rank_changed(job)
         else:
             self._settle(job, 0.0)
-        for turn in moved:
-            if (other := self.items.job(turn.holder)) is not None:
-                self._rank_changed(other)
         return job, joined
 
     def admit(self, request_id: str) -> None:
@@ -197,7 +195,7 @@ class EncoderJobTable:
     def end_attempt(self, request_id: str) -> None:
         """The request's reservations are gone; its jobs stay."""
         if requester := self._requesters.get(request_id):
-            self._drop_turn(requester)
+            self._run_turns.drop(requester.admission)
             requester.admission = None
             for job in requester.jobs:
                 if job.admitted.discard(request_id):
@@ -306,7 +304,7 @@ class EncoderJobTable:
             if self._flow_control and published and published + job.plan.nbytes > self.share:
                 break  # strict order: smaller items behind must not starve this one
             job.state = JobState.RUNNING
-            self._begin_run(job)
+            self._run_turns.begin(job.rank[2], *(self._requesters[each].admission for each in job.admitted))
             self._publish(job)
             self._settle(job, 0.0)
             runs.append(StartRun(job))
@@ -324,20 +322,10 @@ class EncoderJobTable:
                 continue
             job.address, job.state = address, JobState.PLANNING
             job.kind = self._encoders[address].kind
-            self._plan_turns.begin(job.turn.number)
-            self._plan_turns.drop(job.turn)
+            self._plan_turns.begin(job.turn.number, job.turn)
             self._settle(job, now)
             started.append(StartPlan(job))
         return started
-
-    def _begin_run(self, job: EncoderJob) -> None:
-        self._run_turns.begin(job.rank[2])
-        for request_id in job.admitted:
-            self._drop_turn(self._requesters[request_id])
-
-    def _drop_turn(self, requester: Requester) -> None:
-        if requester.admission is not None:
-            self._run_turns.drop(requester.admission)
 
     def _encoder_for(self, job: EncoderJob, now: float) -> str | None:
         able = self._able(job.namespace)
@@ -436,7 +424,7 @@ class EncoderJobTable:
             if requester := self._requesters.get(request_id):
                 requester.jobs.pop(job, None)
                 if not requester.jobs:
-                    self._drop_turn(requester)
+                    self._run_turns.drop(requester.admission)
 
     def _publish(self, job: EncoderJob) -> None:
         assert job.plan is not None

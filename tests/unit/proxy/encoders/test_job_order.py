@@ -53,7 +53,7 @@ class PlainTable(EncoderJobTable):
             if self.published_bytes and self.published_bytes + job.plan.nbytes > self.share:
                 break
             job.state = JobState.RUNNING
-            self._begin_run(job)
+            self._run_turns.begin(job.rank[2], *(self._requesters[each].admission for each in job.admitted))
             self._begun(job)
             self._publish(job)
             runs.append(StartRun(job))
@@ -72,8 +72,7 @@ class PlainTable(EncoderJobTable):
             address = self._address_for(job, admitting)
             if address is not None:
                 job.address, job.state, job.kind = address, JobState.PLANNING, self._encoders[address].kind
-                self._plan_turns.begin(job.turn.number)
-                self._plan_turns.drop(job.turn)
+                self._plan_turns.begin(job.turn.number, job.turn)
                 self._begun(job)
                 started.append(StartPlan(job))
         return started
