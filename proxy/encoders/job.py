@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import enum
 import heapq
+import math
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from triptych.base.tracing.context import SpanContext
 from triptych.base.types import ItemPlan
+from triptych.proxy.encoders.fair_turns import Turn
 from triptych.proxy.media.ports import ItemMedia
 from triptych.proxy.routing import MAX_LOSSES
 
@@ -128,10 +130,10 @@ class EncoderJob:
     mm_hash: str
     namespace: str
     order: int
+    #: Its turn among those that arrive, by tenant.
+    turn: Turn = field(default_factory=Turn)
     #: What its encoder needs of the item; of the waiter that waits longest.
     source: ItemSource | None = None
-    #: Its turn among those that arrive, by tenant.
-    turn: int = 0
     re_encode: bool = False
     damaged_digest: str = ""
     state: JobState = JobState.QUEUED
@@ -170,7 +172,7 @@ class EncoderJob:
     def rank(self) -> Rank:
         """Re-encodes first; then by turn of admission; what is not admitted last, by turn of arrival."""
         first = self.admitted.first
-        return (not self.re_encode, first is None, self.turn if first is None else first, self.order)
+        return (not self.re_encode, first is None, self.turn.number if first is None else first, self.order)
 
     @property
     def plan_key(self) -> PlanKey:
@@ -203,6 +205,18 @@ class EncoderJob:
         self.owner_address, self.owner_token = (owner_address, owner_token) if joins else ("", "")
         self.state = JobState.QUEUED
         self.tries += 1
+
+
+@dataclass(slots=True)
+class Requester:
+    """A request that waits for items."""
+
+    tenant: str = ""
+    deadline: float = math.inf
+    #: The jobs that it waits for.
+    jobs: dict[EncoderJob, None] = field(default_factory=dict)
+    #: Its turn among the admitted requests, while a PD worker has room for its items.
+    admission: Turn | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,27 +348,3 @@ class Walk:
     def skip(self) -> None:
         """Leaves the queue of the best job out from now on."""
         heapq.heappop(self._heads)
-
-
-class FairTurns:
-    """Turns by tenant: whoever comes is next but for the others' next ones, however much they have queued.
-
-    Work of one tenant, or of none, keeps its order.
-    """
-
-    def __init__(self) -> None:
-        #: The last turn that each tenant has drawn, where it is not over.
-        self._drawn: dict[str, int] = {}
-        self._now = 0
-
-    def draw(self, tenant: str) -> int:
-        turn = max(self._drawn.get(tenant, 0), self._now) + 1
-        self._drawn[tenant] = turn
-        return turn
-
-    def begin(self, turn: int) -> None:
-        """Work of this turn begins."""
-        if turn > self._now:
-            self._now = turn
-            if len(self._drawn) > 64:
-                self._drawn = {tenant: drawn for tenant, drawn in self._drawn.items() if drawn > turn}

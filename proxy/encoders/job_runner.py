@@ -105,6 +105,7 @@ class JobRunner:
             source.request_id,
             source.namespace,
             tenant=source.tenant,
+            deadline=source.deadline,
             re_encode=re_encode,
             damaged_digest=damaged_digest,
         )

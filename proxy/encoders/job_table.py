@@ -14,18 +14,20 @@ Jobs are filed by what they wait for, so that an event costs what it moves, howe
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from triptych.base.types import ItemPlan
+from triptych.proxy.encoders.fair_turns import FairTurns
 from triptych.proxy.encoders.job import (
     AT_WORK,
     EncoderJob,
     EncoderSlot,
-    FairTurns,
     JobFiles,
     JobState,
     PlanKey,
+    Requester,
     RunKey,
     StartPlan,
     StartRun,
@@ -34,17 +36,6 @@ from triptych.proxy.encoders.known_items import KnownItems
 from triptych.proxy.encoders.loads import EncoderLoads, OutstandingItems, sooner_elsewhere
 from triptych.proxy.encoders.work_model import WorkModel
 from triptych.proxy.routing import MAX_LOSSES, EncoderLoad, PDLoad, Suspects, choose_encoder
-
-
-@dataclass(slots=True)
-class _Requester:
-    """A request that waits for items."""
-
-    tenant: str = ""
-    #: The jobs that it waits for.
-    jobs: dict[EncoderJob, None] = field(default_factory=dict)
-    #: Its turn among the admitted requests, while a PD worker has room for its items.
-    admission: int | None = None
 
 
 class EncoderJobTable:
@@ -67,7 +58,7 @@ class EncoderJobTable:
         self._flow_control = flow_control
         self.items = KnownItems()
         self._jobs: dict[EncoderJob, None] = {}
-        self._requesters: dict[str, _Requester] = {}
+        self._requesters: dict[str, Requester] = {}
         self._plan_turns, self._run_turns = FairTurns(), FairTurns()
         self._counter = 0
         self._encoders: dict[str, EncoderSlot] = {}
@@ -142,6 +133,7 @@ class EncoderJobTable:
         namespace: str,
         *,
         tenant: str = "",
+        deadline: float = math.inf,
         re_encode: bool = False,
         damaged_digest: str = "",
     ) -> tuple[EncoderJob, bool]:
@@ -150,18 +142,21 @@ class EncoderJobTable:
         joined = job is not None
         if job is None:
             self._counter += 1
-            job = EncoderJob(mm_hash, namespace, self._counter, turn=self._plan_turns.draw(tenant))
+            job = EncoderJob(mm_hash, namespace, self._counter, self._plan_turns.draw(tenant, mm_hash))
             self.items.add_job(job)
             self._jobs[job] = None
-        requester = self._requesters.setdefault(request_id, _Requester())
-        requester.tenant = tenant
+        requester = self._requesters.setdefault(request_id, Requester())
+        requester.tenant, requester.deadline = tenant, deadline
         requester.jobs[job] = None
         job.waiters[request_id] = None
         if re_encode and job.state is not JobState.RUNNING:
             job.re_encode = self._flow_control
             job.damaged_digest = damaged_digest or job.damaged_digest
         if requester.admission is not None:
-            job.admitted.add(request_id, requester.admission)
+            job.admitted.add(request_id, requester.admission.number)
+        for turn in self._plan_turns.hurry(job.turn, deadline, self._cost(job, job.kind)):
+            if (other := self.items.job(turn.holder)) is not None:
+                self._rank_changed(other)
         if joined:
             self._rank_changed(job)
         else:
@@ -170,15 +165,22 @@ class EncoderJobTable:
 
     def admit(self, request_id: str) -> None:
         """A PD worker has reserved room for all items of the request."""
-        requester = self._requesters.setdefault(request_id, _Requester())
+        requester = self._requesters.setdefault(request_id, Requester())
         if requester.admission is None:
-            requester.admission = self._run_turns.draw(requester.tenant)
+            requester.admission = self._run_turns.draw(requester.tenant, request_id)
+            work = sum(self._cost(job, job.kind) for job in requester.jobs)
+            for turn in self._run_turns.hurry(requester.admission, requester.deadline, work):
+                for job in self._requesters[turn.holder].jobs:
+                    job.admitted.add(turn.holder, turn.number)
+                    self._rank_changed(job)
         for job in requester.jobs:
-            job.admitted.add(request_id, requester.admission)
+            job.admitted.add(request_id, requester.admission.number)
             if job.state is JobState.RUNNING:
                 self._publish(job)
                 self.items.join(job.mm_hash, request_id)
             self._rank_changed(job)
+        if all(job.state is JobState.RUNNING for job in requester.jobs):
+            self._run_turns.drop(requester.admission)
 
     def loaded(self, request_id: str, mm_hash: str) -> None:
         """An admitted waiter has loaded the item, or found it missing: its bytes count no longer."""
@@ -193,6 +195,7 @@ class EncoderJobTable:
     def end_attempt(self, request_id: str) -> None:
         """The request's reservations are gone; its jobs stay."""
         if requester := self._requesters.get(request_id):
+            self._run_turns.drop(requester.admission)
             requester.admission = None
             for job in requester.jobs:
                 if job.admitted.discard(request_id):
@@ -202,7 +205,7 @@ class EncoderJobTable:
     def leave(self, request_id: str) -> list[EncoderJob]:
         """The request has ended. Removes and returns the jobs that no other request waits for."""
         self.end_attempt(request_id)
-        requester = self._requesters.pop(request_id, _Requester())
+        requester = self._requesters.pop(request_id, Requester())
         dropped = []
         for job in requester.jobs:
             job.waiters.pop(request_id, None)
@@ -301,7 +304,7 @@ class EncoderJobTable:
             if self._flow_control and published and published + job.plan.nbytes > self.share:
                 break  # strict order: smaller items behind must not starve this one
             job.state = JobState.RUNNING
-            self._run_turns.begin(job.rank[2])
+            self._run_turns.begin(job.rank[2], *(self._requesters[each].admission for each in job.admitted))
             self._publish(job)
             self._settle(job, 0.0)
             runs.append(StartRun(job))
@@ -319,7 +322,7 @@ class EncoderJobTable:
                 continue
             job.address, job.state = address, JobState.PLANNING
             job.kind = self._encoders[address].kind
-            self._plan_turns.begin(job.turn)
+            self._plan_turns.begin(job.turn.number, job.turn)
             self._settle(job, now)
             started.append(StartPlan(job))
         return started
@@ -412,6 +415,7 @@ class EncoderJobTable:
         del self._jobs[job]
         self.items.remove_job(job)
         self.suspects.forget(job)
+        self._plan_turns.drop(job.turn)
         self._loads.remove(job)
         self.outstanding.remove(job)
         self._queued.discard(job)
@@ -419,6 +423,8 @@ class EncoderJobTable:
         for request_id in job.waiters:
             if requester := self._requesters.get(request_id):
                 requester.jobs.pop(job, None)
+                if not requester.jobs:
+                    self._run_turns.drop(requester.admission)
 
     def _publish(self, job: EncoderJob) -> None:
         assert job.plan is not None

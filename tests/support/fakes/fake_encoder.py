@@ -29,6 +29,8 @@ class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
         self.metadata: list[dict[str, str | bytes]] = []
         self.media: list[bytes] = []
         self.runs = 0
+        #: The items of these runs.
+        self.run_items: list[str] = []
         self.cancelled = 0
         self.open = 0
         self.failures: list[encoder_pb2.JobFailed] = []
@@ -92,6 +94,7 @@ class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
                 self.media.append(message.media)
                 missing -= len(message.media)
         self.runs += 1
+        self.run_items.append(job.mm_hash)
         await self._end_at("tower", job.mm_hash)
         await self.tower.wait()
         if self.tower_seconds:

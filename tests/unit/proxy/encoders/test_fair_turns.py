@@ -1,26 +1,27 @@
 from __future__ import annotations
 
 from triptych.base.types import ItemPlan
-from triptych.proxy.encoders.job import EncoderSlot, FairTurns, StartPlan, StartRun
+from triptych.proxy.encoders.fair_turns import FairTurns
+from triptych.proxy.encoders.job import EncoderSlot, StartPlan, StartRun
 from triptych.proxy.encoders.job_table import EncoderJobTable
 
 
 def test_work_of_one_tenant_keeps_its_order() -> None:
     turns = FairTurns()
-    assert [turns.draw("a") for _ in range(3)] == [1, 2, 3]
+    assert [turns.draw("a").number for _ in range(3)] == [1, 2, 3]
 
 
 def test_a_tenant_that_comes_late_is_next_but_for_one() -> None:
     turns = FairTurns()
     drawn = [turns.draw("a") for _ in range(100)]
-    turns.begin(drawn[9])
-    assert (turns.draw("b"), turns.draw("b")) == (11, 12)
+    turns.begin(drawn[9].number)
+    assert (turns.draw("b").number, turns.draw("b").number) == (11, 12)
 
 
 def test_tenants_that_have_gone_are_forgotten() -> None:
     turns = FairTurns()
     for number in range(1000):
-        turns.begin(turns.draw(f"tenant {number}"))
+        turns.begin(turns.draw(f"tenant {number}").number)
     assert len(turns._drawn) <= 65
 
 

@@ -53,6 +53,7 @@ class PlainTable(EncoderJobTable):
             if self.published_bytes and self.published_bytes + job.plan.nbytes > self.share:
                 break
             job.state = JobState.RUNNING
+            self._run_turns.begin(job.rank[2], *(self._requesters[each].admission for each in job.admitted))
             self._begun(job)
             self._publish(job)
             runs.append(StartRun(job))
@@ -71,6 +72,7 @@ class PlainTable(EncoderJobTable):
             address = self._address_for(job, admitting)
             if address is not None:
                 job.address, job.state, job.kind = address, JobState.PLANNING, self._encoders[address].kind
+                self._plan_turns.begin(job.turn.number, job.turn)
                 self._begun(job)
                 started.append(StartPlan(job))
         return started
@@ -151,8 +153,9 @@ class Course:
         if draw < 0.3 or not jobs:
             key, again = f"k{rng.randrange(40)}", rng.random() < 0.1
             space = SPACES[int(key[1:]) % 4 == 0]
+            tenant, deadline = f"t{int(request[1:]) % 3}", self.now + rng.choice((5.0, 60.0, 60.0))
             for table in self.tables:
-                table.want(key, request, space, re_encode=again)
+                table.want(key, request, space, tenant=tenant, deadline=deadline, re_encode=again)
             return
         job = rng.choice(jobs)
         if draw < 0.4:
