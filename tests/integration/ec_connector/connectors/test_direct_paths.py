@@ -117,6 +117,16 @@ def test_a_value_that_the_store_would_split_comes_in_one(store_url: str) -> None
             assert torch.equal(pair.move(item.plan), item.data)
 
 
+def test_a_save_begins_once_the_first_reader_is_done(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych.ec_connector.connectors.redis._FIRST_READ", 60.0)
+    with opened(store_url) as pair:
+        item = entry(make_plan("read first", rows=7))
+        source = pair.offer(item)
+        assert not pair.encoder.get_finished().saved
+        assert list(pair.fetch(item.plan, source).paths.values()) == ["shm"]
+        assert item.plan.mm_hash in wait_for(pair.encoder, lambda out: out.saved).saved
+
+
 def test_the_save_goes_on_and_others_load_from_the_store(store_url: str) -> None:
     item = entry(make_plan("both", rows=9))
     with opened(store_url) as pair:
