@@ -38,7 +38,7 @@ def test_one_trace_leads_from_the_client_through_all_processes(tmp_path: Path) -
         assert (made_by["tower"], made_by["decode"]) == ("encoder", "pd")
         for span in spans:
             assert server.start - 0.05 <= span.start <= span.end <= server.end + 0.05, span
-        # The prefill begins once the item is there: read from the encoder's memory, beside or before the save.
+        # The prefill begins once the item is there: read from the encoder's memory, beside its save.
         assert named(spans, "save").start <= named(spans, "load item").end <= named(spans, "decode").start
         assert SECRET not in repr(spans)
 
