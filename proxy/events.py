@@ -34,8 +34,10 @@ class JobReady:
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """Its media are there, split and hashed, in so many seconds. `params`: the request field of each distinct
-    item by its key, in order of its first slot."""
+    """Its media are fetched, split and hashed, which took `seconds`.
+
+    `params`: the request field of each distinct item by its key, in order of its first slot.
+    """
 
     params: Mapping[str, str]
     seconds: float

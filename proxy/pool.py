@@ -102,7 +102,7 @@ class WorkerPool(KnownWorkers):
     ) -> None:
         super().__init__()
         self._registry = registry
-        #: What the last look at the registry has shown.
+        #: What the last poll of the registry has shown.
         self._mark = ""
         self._proxy_id = proxy_id
         self._token = token
@@ -159,7 +159,7 @@ class WorkerPool(KnownWorkers):
                 logger.exception("the registry could not be read; the next poll follows")
 
     async def poll(self) -> None:
-        """One look at the registry. Never raises: a store that is down leaves the workers as they are."""
+        """One poll of the registry. Never raises: a store that is down leaves the workers as they are."""
         try:
             async with asyncio.timeout(STORE_TIMEOUT):
                 snapshot = await self._registry.poll(self._proxy_id, PROXY_TERM, mark=self._mark)

@@ -193,7 +193,7 @@ class ProxyProcess:
         await pool.start()
         shown = PoolMetrics(pool, self.metrics)
         upkeep = Upkeep(config, self.store, pool, self.dispatcher, shown.store)
-        await upkeep.look()
+        await upkeep.poll()
         upkeep.start()
         self.stack.push_async_callback(upkeep.stop)
         self.scaling = await start_scaling(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 
+import msgpack
 import torch
 
 from triptych.base.config import MIB
@@ -45,12 +46,12 @@ def _read(url: str, pipe: Connection) -> None:
     config = ECTransferConfig(store_url=url, ec_role="consumer", direct=DirectTransfer())
     worker = RedisConnectorWorker(config)
     generation = 0
-    while (order := pipe.recv()) is not None:
+    while (order := msgpack.unpackb(pipe.recv_bytes())) is not None:
         generation += 1
         fetch = Fetch(ItemPlan(*order[0]), generation, order[1] and EmbeddingSource(*order[1]))
         worker.start_load_caches(TransferMetadata(1, fetches=(fetch,)), {})
         out = _until(worker, lambda out: out.fetched or out.failed)
-        pipe.send((time.monotonic(), out.paths.get(fetch.plan.mm_hash, "")))
+        pipe.send_bytes(msgpack.packb((time.monotonic(), out.paths.get(fetch.plan.mm_hash, ""))))
         worker.start_load_caches(TransferMetadata(2, drops=(LoadId(fetch.plan.mm_hash, generation),)), {})
     worker.shutdown()
 
@@ -77,7 +78,7 @@ def milliseconds(url: str, repeats: int) -> dict[tuple[str, str], list[float]]:
                 for values in spent.values():
                     values.clear()
     finally:
-        ours.send(None)
+        ours.send_bytes(msgpack.packb(None))
         reader.join(_PATIENCE)
         by_store.shutdown()
         direct.shutdown()
@@ -94,8 +95,8 @@ def _transferred(worker: RedisConnectorWorker, plan: ItemPlan, path: str, pipe: 
         out = _until(worker, lambda out: out.offered)
         offered, saved = out.offered[plan.mm_hash], bool(out.saved)
         source = (offered.name, offered.socket if path == "shm" else "", offered.address)
-    pipe.send((_fields(plan), source))
-    moment, taken = pipe.recv()
+    pipe.send_bytes(msgpack.packb((_fields(plan), source)))
+    moment, taken = msgpack.unpackb(pipe.recv_bytes())
     if taken != path:
         raise RuntimeError(f"the item came by {taken!r}, not by {path}")
     if path != "store" and not saved:

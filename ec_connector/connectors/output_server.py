@@ -111,7 +111,7 @@ class OutputServer:
             wire.close()
 
     async def _answer(self, connection: _Connection, sock: socket.socket, *, shared: bool) -> None:
-        """Commands until the reader leaves. ValueError for one that is none, after which nothing is read."""
+        """Answers commands until the reader disconnects. ValueError for an unknown command."""
         known = shared or self._token is None
         while True:
             async with asyncio.timeout(IDLE_SECONDS if known else LOGIN_SECONDS):

@@ -114,7 +114,7 @@ class GraphMetrics:
         self._model_name = model_name
 
     def hit(self, budget: int, items: int, rows: int) -> None:
-        """One replay of this budget encoded so many items of so many rows together."""
+        """Counts one replay of this budget, with its number of items and their rows in total."""
         self._metrics.graph_hits.inc(items)
         self._metrics.graph_padding_rows.inc(budget - rows)
         self._metrics.graph_replays.labels(self._model_name, str(budget)).inc()

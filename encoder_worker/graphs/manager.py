@@ -90,7 +90,7 @@ class GraphCounter(Protocol):
     """Counts what becomes of items."""
 
     def hit(self, budget: int, items: int, rows: int) -> None:
-        """One replay of this budget encoded so many items of so many rows together."""
+        """Counts one replay of this budget, with its number of items and their rows in total."""
         ...
 
     def miss(self, items: int) -> None:

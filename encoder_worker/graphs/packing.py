@@ -40,7 +40,7 @@ def parse_budgets(text: str, multiple: int = 1) -> tuple[int, ...]:
 
 
 def smallest_fitting(budgets: Sequence[int], tokens: int) -> int | None:
-    """The smallest of the ascending budgets with room for so many rows; None: there is none."""
+    """The smallest of the ascending budgets that is at least `rows`; None if all are smaller."""
     return next((budget for budget in budgets if budget >= tokens), None)
 
 

@@ -45,7 +45,7 @@ class JobMetrics:
         self._metrics.save_bytes.inc(nbytes)
         self._metrics.save_seconds.observe(seconds)
 
-    def found(self) -> None:
+    def already_stored(self) -> None:
         """Counts a job whose embedding was in the store already."""
         self._metrics.already_stored.inc()
 
@@ -141,7 +141,7 @@ class EncodeJobs:
         if isinstance(event, Failed):
             self._metrics.failed(event.error)
         elif event.already_stored:
-            self._metrics.found()
+            self._metrics.already_stored()
         job.end(event)
         self.forget(job)
 

@@ -40,7 +40,7 @@ class ChunkMaker:
         return end if states is None else states.cut(state.request_id, start, end)
 
     def restore_state(self, output: SchedulerOutput, state: RequestState, num_blocks: int) -> None:
-        """The state of a request that starts with so many cached blocks: that of their snapshot."""
+        """Restores the state of a request whose first `num_blocks` blocks are cached, from their snapshot."""
         if (states := self._kv.states) is not None and num_blocks:
             source = states.restore(state.chain.digests(num_blocks)[-1])
             output.states_restored.append(StateCopy(source, states.slot(state.request_id)))

@@ -153,7 +153,7 @@ class DecoderRanks:
         return self._group.collect(seconds=self._seconds)
 
     def close(self, *, seconds: float = END_SECONDS) -> None:
-        """Ends the processes, by force after so many seconds. Idempotent."""
+        """Ends the processes, by force after `seconds`. Idempotent."""
         self._group.close(seconds=seconds)
         if self._progress is not None:
             self._progress.join()

@@ -12,8 +12,8 @@ from triptych.base.errors import ConfigError
 from triptych.models.base import CrossGeometry, DecoderGeometry, DecoderSide
 from triptych.pd_worker.core.limits import CrossLimits
 
-#: One part in so many: of what is left for states and KV cache, the states' where no flag says it; of the
-#: states' memory, the snapshots'; of --swap-memory, the states'.
+#: A quarter goes to recurrent states: of the memory left for states and KV cache (without --state-memory),
+#: of the states' memory to snapshots, and of --swap-memory to swapped states.
 _PART = 4
 #: A snapshot for each running request is enough for equal prompts.
 _SLOTS_PER_REQUEST = 2

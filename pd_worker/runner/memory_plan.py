@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from triptych.base.config import MIB, format_size
 from triptych.base.errors import ConfigError
 
-#: One part in so many of the free memory is for embeddings: they are resident until their rows are
-#: prefilled, keys and values until the last token.
+#: One eighth of the free memory is for embeddings: they are resident until their rows are prefilled, keys
+#: and values until the last token.
 EMBEDDING_PART = 8
 LEAST_EMBEDDINGS = 64 * MIB
 

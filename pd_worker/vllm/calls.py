@@ -132,7 +132,7 @@ def _temperature(sampling: ResolvedSampling, done: int) -> JsonObject:
 def engine_seed(seed: int, choice: int, done: int) -> int:
     """The seed of one choice from output token `done` on.
 
-    vLLM's generator begins anew with every request: equal seeds would repeat the random numbers before.
+    vLLM seeds a generator for every request: an equal seed would repeat the earlier random numbers.
     """
     parts = (("seed", str(seed).encode()), ("choice", str(choice).encode()), ("done", str(done).encode()))
     return int(framed_digest((("domain", b"triptych.vllm.seed"), *parts))[:15], 16)

@@ -119,7 +119,7 @@ class VLLMEngine:
             embeddings,
             self._room,
             BatchPlaces(config.max_num_seqs),
-            health.look,
+            health.poll,
             metrics.looked_up,
         )
         self._runs: dict[RequestKey, RequestRun] = {}

@@ -68,10 +68,10 @@ class EngineHealth:
     async def run(self) -> None:
         """Looks after the server until cancelled."""
         while True:
-            await self.look()
+            await self.poll()
             await asyncio.sleep(LOOK_SECONDS if self.up else _LOOK_WHILE_DOWN)
 
-    async def look(self) -> bool:
+    async def poll(self) -> bool:
         """Asks the server now, or hears of a look under way: whether it is up."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look(), name="vllm health")

@@ -207,7 +207,7 @@ class KeyRing:
         return self._table.find(key)
 
     def _look(self, after: float) -> None:
-        """Reads the file again if it has changed and the last look was `after` seconds ago."""
+        """Reads the file again if it has changed and the last poll was `after` seconds ago."""
         now = self._clock()
         if self._path is None or now - self._looked < after:
             return
@@ -227,7 +227,7 @@ class KeyRing:
 
     def _read(self, path: Path) -> None:
         try:
-            # Before the content: a change in between is then seen at the next look.
+            # Before the content: a change in between is then seen at the next poll.
             self._stamp = _stamp(path)
             if path.stat().st_size > MAX_FILE_BYTES:
                 raise ConfigError(f"--api-key-file {path} is above {MAX_FILE_BYTES >> 20} MiB")

@@ -184,7 +184,7 @@ class _Average:
         self._items.add(weight, patches)
 
     def resize(self, now: float, arrived: float, patches: int) -> None:
-        """An item that arrived then turns out to have so many patches."""
+        """Corrects the patches of an item that has arrived, once they are known."""
         self._advance(now)
         weight = math.exp(-max(now - arrived, 0.0) / self.seconds)
         self._items.add(-weight, None)

@@ -140,7 +140,7 @@ LOOK_SECONDS = 0.25
 class GrpcConnections:
     """Follows the connections of gRPC's port beside gRPC; it is not in the way of their bytes.
 
-    A peer may go above its share until the next look. Then what is too much is closed, and while the peer has
+    A peer may go above its share until the next poll. Then what is too much is closed, and while the peer has
     its share nothing more of it is accepted. A gateway of `--trusted-proxies` has no bound.
     """
 
@@ -149,7 +149,7 @@ class GrpcConnections:
         self._quota = quota
         self._trusted = trusted
         self._holds: dict[int, Hold] = {}
-        #: The peers of calls that were let in since the last look, as gRPC writes them.
+        #: The peers of calls that were let in since the last poll, as gRPC writes them.
         self._callers: set[str] = set()
         self._ending: set[int] = set()
         self._missed: set[int] = set()
@@ -167,14 +167,14 @@ class GrpcConnections:
             callers, self._callers = self._callers, set()
             try:
                 found = await asyncio.to_thread(sockets_of, self.port)
-                await asyncio.to_thread(self._apply, *self.look(found, callers))
+                await asyncio.to_thread(self._apply, *self.poll(found, callers))
             except OSError as error:
                 if not warned:
                     logger.warning("gRPC connections are not limited per client now: %s", error)
                 warned = True
             await asyncio.sleep(LOOK_SECONDS)
 
-    def look(self, found: list[PortSocket], callers: set[str]) -> tuple[set[int], frozenset[str]]:
+    def poll(self, found: list[PortSocket], callers: set[str]) -> tuple[set[int], frozenset[str]]:
         """The connections to end, and the peers to block, for the sockets that there are now."""
         calling = {_split(peer) for peer in callers}
         self._listeners = {one.inode for one in found if one.listening}

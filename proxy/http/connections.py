@@ -48,7 +48,7 @@ class Place:
 
 @dataclass(slots=True)
 class ConnectionPlaces:
-    """The quota "connections", and `spare` connections beyond it that are told so."""
+    """The quota "connections"; up to `spare` connections beyond it get a 503, further ones are closed."""
 
     quota: Quota
     spare: int

@@ -166,7 +166,7 @@ class PostEndpoint(ABC, Generic[P]):
     async def _serve(self, request: P, receive: Receive, reply: HttpReply) -> None:
         """Answers while watching the client: when it disconnects or takes nothing, everything is cancelled.
 
-        One look now and then at the write that is under way costs less than a timer for each write.
+        One check now and then of the write that is under way costs less than a timer for each write.
         """
         watch = asyncio.create_task(_disconnect(receive))
         answer = asyncio.create_task(self.answer(request, reply))

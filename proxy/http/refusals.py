@@ -35,7 +35,7 @@ _SHOWN = 300
 class PeriodicLog:
     """The lines of one logger. The caller bounds the number of kinds, and an event costs no line of its own.
 
-    `later` calls a function after so many seconds, as an event loop does.
+    `later(seconds, function)` schedules a call, as an event loop's `call_later`.
     """
 
     def __init__(

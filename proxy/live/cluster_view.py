@@ -88,8 +88,8 @@ class ClusterView:
         self._history = HistoryRing()
         self._worker_failures = WorkerFailures(sources.pool, sources.calls.failures, wall)
 
-    def look(self) -> None:
-        """One look, every second: its cost grows with the workers alone."""
+    def poll(self) -> None:
+        """One poll, every second: its cost grows with the workers alone."""
         sources, now = self._sources, self._clock()
         states, reports = self._states(), self._reports(now)
         self._tokens += sum(r.tokens_per_second for r in reports.values()) * (now - self._looked)
@@ -97,7 +97,7 @@ class ClusterView:
         goodput = sources.calls.goodput
         counts = read_counts(sources.metrics, now, self._tokens, goodput.met, goodput.measured)
         self._window.add(counts)
-        self._worker_failures.look(states, store_up=sources.pool.store_ok)
+        self._worker_failures.poll(states, store_up=sources.pool.store_ok)
         sources.calls.tallies.keep([address for pool, address in states if pool == "encoder"])
         self._looks += 1
         if self._looks % STEP_SECONDS == 0:

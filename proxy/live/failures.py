@@ -149,7 +149,7 @@ Key = tuple[str, str]
 
 
 class WorkerFailures:
-    """A `WorkersListener`. `look` gets every worker's state once a second; `time` is the time of day."""
+    """A `WorkersListener`. `poll` gets every worker's state once a second; `time` is the time of day."""
 
     def __init__(self, workers: KnownWorkers, log: FailureLog, time: Callable[[], float]) -> None:
         self._log = log
@@ -161,15 +161,15 @@ class WorkerFailures:
         workers.subscribe(self)
 
     def workers_changed(self) -> None:
-        """The next look sees it."""
+        """The next poll sees it."""
 
     def worker_lost(self, worker: Worker) -> None:
-        """Seen at once: one that comes back within a second would not be seen by a look."""
+        """Seen at once: one that comes back within a second would not be seen by a poll."""
         # One that has drained has withdrawn its registration before.
         if worker.registered:
             self._turned((worker.info.pool, worker.info.address), WorkerState.LOST, "")
 
-    def look(self, states: dict[Key, tuple[Worker, WorkerState, str]], *, store_up: bool) -> None:
+    def poll(self, states: dict[Key, tuple[Worker, WorkerState, str]], *, store_up: bool) -> None:
         """All workers with their states and remedies, now."""
         for key, (worker, state, reason) in states.items():
             noticed = self._states.get(key) is WorkerState.LOST

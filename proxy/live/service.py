@@ -44,7 +44,7 @@ _encode = msgspec.json.Encoder().encode
 class LookedAt(Protocol):
     """The cluster's view: a `ClusterView`."""
 
-    def look(self) -> None: ...
+    def poll(self) -> None: ...
     def snapshot(self) -> ClusterSnapshot: ...
     def requests(self, tenant: str, /) -> list[RequestRow]: ...
     def history(self) -> ClusterHistory: ...
@@ -158,9 +158,9 @@ class LiveFeed:
             finally:
                 self._listeners.discard(listener)
 
-    def look(self) -> None:
-        """One look, and an event to every listener."""
-        self._view.look()
+    def poll(self) -> None:
+        """One poll, and an event to every listener."""
+        self._view.poll()
         if not self._listeners:
             return
         self._renew(asyncio.get_running_loop().time())
@@ -173,9 +173,9 @@ class LiveFeed:
     async def _forever(self) -> None:
         while True:
             try:
-                self.look()
+                self.poll()
             except Exception:
-                logger.exception("the cluster could not be looked at; the next look follows")
+                logger.exception("the cluster could not be polled; the next poll follows")
             await asyncio.sleep(LOOK_SECONDS)
 
 
@@ -196,7 +196,7 @@ _NO_STORE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
 class LiveData:
-    """`calls` observes the dispatcher from its making on; `start` begins to look at the cluster."""
+    """`calls` observes the dispatcher from its making on; `start` begins to poll the cluster."""
 
     def __init__(self, config: ProxyConfig, pool: WorkerPool) -> None:
         self._max_queue = config.max_queue

@@ -96,7 +96,7 @@ class CountWindow:
         self._seen.append(counts)
 
     def last(self, seconds: int) -> Counts:
-        """What was added over so many seconds, or since the first look; nothing before the second one."""
+        """What was added over the last `seconds`, or since the first poll; nothing before the second one."""
         if len(self._seen) < 2:
             return Counts()
         return self._seen[-1].since(self._seen[max(len(self._seen) - 1 - seconds, 0)])

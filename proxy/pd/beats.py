@@ -79,6 +79,6 @@ class StallWatch:
             self._moves += 1
 
     def stalled(self, now: float) -> bool:
-        """A look: whether neither event nor progress has been seen for longer than the limit."""
-        still = self._clock.look(self._moves, now)
+        """A poll: whether neither event nor progress has been seen for longer than the limit."""
+        still = self._clock.poll(self._moves, now)
         return self._beats and judge(still, self._limit * self._patience) is Life.STALLED

@@ -41,7 +41,7 @@ class ColdStarts:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._asked: deque[float] = deque(maxlen=_MOST)
-        #: Kind of each worker that is registered, by incarnation; None until the first look.
+        #: Kind of each worker that is registered, by incarnation; None until the first poll.
         self._known: dict[str, str] | None = None
 
     def asked(self, workers: int, now: float) -> None:
@@ -52,7 +52,7 @@ class ColdStarts:
         """No more workers are wanted than there are."""
         self._asked.clear()
 
-    def look(self, workers: Mapping[str, str], now: float) -> None:
+    def poll(self, workers: Mapping[str, str], now: float) -> None:
         """The workers of the pool that are registered now, their kinds by incarnation."""
         known, self._known = self._known, dict(workers)
         if known is None:
@@ -94,7 +94,7 @@ class RulesAgreement:
         #: Since when the shared rules have had no supporter, by this proxy's clock.
         self._unsupported: float | None = None
 
-    async def look(self, board: RulesBoard, now: float) -> ScalingRules | None:
+    async def poll(self, board: RulesBoard, now: float) -> ScalingRules | None:
         """The rules to decide by now; None where this version cannot read them, so that others decide."""
         shared, since = self._shared, self._unsupported
         abandoned = shared is not None and since is not None and now - since >= self._term
@@ -120,9 +120,9 @@ TERM = 10.0
 #: Seconds in which all workers register again with a store that has lost everything: until then a proxy that
 #: finds no decision makes none.
 LEARN_SECONDS = 5.0
-#: How long one look waits for the store's answers.
+#: How long one poll waits for the store's answers.
 STORE_SECONDS = 2.0
-#: Times that one look decides again because another proxy has decided meanwhile.
+#: Times that one poll decides again because another proxy has decided meanwhile.
 _TRIES = 3
 
 
@@ -213,7 +213,7 @@ class Autoscaler:
                     await self._board.withdraw(self._proxy_id, name)
 
     def item_waits(self) -> None:
-        """An item has come. Where no encoder is wanted yet, the next look is now."""
+        """An item has come. Where no encoder is wanted yet, the next poll is now."""
         decision = self.decision("encoder")
         if decision is None or not decision.active or not decision.workers:
             self._woken.set()
@@ -222,27 +222,27 @@ class Autoscaler:
         """Workers have come, gone or changed."""
         now = self._clock()
         for name, watched in self._watched.items():
-            watched.starts.look(self._kinds(name), now)
+            watched.starts.poll(self._kinds(name), now)
             for kind, seconds in watched.starts.seconds.items():
                 self._metrics.cold_start.labels(name, self._metrics.kind(kind)).set(seconds)
 
     def worker_lost(self, worker: Worker) -> None:
-        """A worker has gone or has stalled: the next look sees it."""
+        """A worker has gone or has stalled: the next poll sees it."""
 
     async def _forever(self) -> None:
         while True:
             self._woken.clear()
             for name in self._watched:
                 try:
-                    await self.look(name)
+                    await self.poll(name)
                 except Exception:
-                    logger.exception("the %s pool could not be looked at; the next look follows", name)
+                    logger.exception("the %s pool could not be polled; the next poll follows", name)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
                     await self._woken.wait()
 
-    async def look(self, name: str) -> None:
-        """One look at a pool. A store that is down leaves the decision as it is, until its term ends."""
+    async def poll(self, name: str) -> None:
+        """One poll of a pool. A store that is down leaves the decision as it is, until its term ends."""
         watched = self._watched[name]
         try:
             async with asyncio.timeout(STORE_SECONDS):
@@ -270,7 +270,7 @@ class Autoscaler:
         demand = await self._publish(pool.name, own, state)
         self._show(pool.name, demand)
         for _ in range(_TRIES):
-            rules = None if self._draining else await watched.agreement.look(self._board, now)
+            rules = None if self._draining else await watched.agreement.poll(self._board, now)
             if rules is None or state is None:
                 return in_force
             self._metrics.workers_limit.labels(pool.name).set(rules.most)

@@ -63,7 +63,7 @@ class PDDemand:
         self._fast = self._slow = 0.0
         self._at: float | None = None
 
-    def look(self, in_flight: int, waiting: int, max_num_seqs: int, now: float) -> PoolDemand:
+    def poll(self, in_flight: int, waiting: int, max_num_seqs: int, now: float) -> PoolDemand:
         """`waiting` of the requests `in_flight` are at no PD worker yet."""
         level = in_flight / max(max_num_seqs, 1)
         step = 0.0 if self._at is None else max(now - self._at, 0.0)
@@ -193,7 +193,7 @@ class PDPool:
     def demand(self, now: float) -> PoolDemand:
         self._workers.ready()
         in_flight, waiting = self._requests()
-        return self._demand.look(in_flight, waiting, self._seqs(self.kind), now)
+        return self._demand.poll(in_flight, waiting, self._seqs(self.kind), now)
 
     def groups(self, wanted: int) -> list[WorkerGroup]:
         return self._workers.groups(wanted, lambda kind: self._seqs(kind) / self._seqs(self.kind))

@@ -64,7 +64,7 @@ class Upkeep:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Half of the store's memory, divided by the live proxies, is this proxy's share."""
         nbytes = self._config.store_memory
         try:
@@ -90,7 +90,7 @@ class Upkeep:
         while True:
             for _ in range(rounds):
                 await asyncio.sleep(5.0)
-                await self.look()
+                await self.poll()
             await self.collect()
 
 

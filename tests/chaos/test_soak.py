@@ -99,7 +99,7 @@ async def test_nothing_is_lost_or_wrong_while_everything_breaks(relayed: Relayed
     clients.end()
     await within("the last answers of the clients", asking, 2 * PATIENCE)
     await asyncio.to_thread(assert_at_rest, cluster)
-    memory.look()
+    memory.poll()
     watching.cancel()
     counters = {
         "resumes and submits to another PD worker": cluster.total("proxy", "triptych_resumes_total"),

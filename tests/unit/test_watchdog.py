@@ -40,22 +40,22 @@ def test_a_dead_engine_is_dead_however_fresh_its_last_beat():
 
 def test_time_stands_still_only_while_the_count_does():
     clock = StallClock(1.0)
-    assert [clock.look(1, now) for now in (10.0, 11.0, 12.0)] == [0.0, 1.0, 2.0]
-    assert clock.look(2, 13.0) == 0.0
-    assert clock.look(1, 14.0) == 0.0, "a count that fell is another process's"
+    assert [clock.poll(1, now) for now in (10.0, 11.0, 12.0)] == [0.0, 1.0, 2.0]
+    assert clock.poll(2, 13.0) == 0.0
+    assert clock.poll(1, 14.0) == 0.0, "a count that fell is another process's"
 
 
 def test_a_process_that_was_stopped_itself_counts_two_looks_at_most():
     clock = StallClock(1.0)
-    clock.look(1, 10.0)
-    assert clock.look(1, 500.0) == 2.0
+    clock.poll(1, 10.0)
+    assert clock.poll(1, 500.0) == 2.0
 
 
 def test_an_engine_that_stands_still_is_unhealthy_at_half_of_its_limit_and_ends_the_process_at_the_whole():
     watchdog, [beat], _ = watched("engine")
     seen = []
     for second in range(10):
-        reason = watchdog.look(float(second))
+        reason = watchdog.poll(float(second))
         seen.append((watchdog.healthy, reason))
     assert seen[:4] == [(True, "")] * 4
     assert seen[4:8] == [(False, "")] * 4
@@ -65,10 +65,10 @@ def test_an_engine_that_stands_still_is_unhealthy_at_half_of_its_limit_and_ends_
 def test_an_engine_that_moves_again_is_healthy_again():
     watchdog, [beat], _ = watched("engine")
     for second in range(7):
-        assert not watchdog.look(float(second))
+        assert not watchdog.poll(float(second))
     assert not watchdog.healthy
     beat.tick()
-    assert not watchdog.look(7.0)
+    assert not watchdog.poll(7.0)
     assert watchdog.healthy
 
 
@@ -76,7 +76,7 @@ def test_one_engine_of_two_that_stands_still_is_named():
     watchdog, [tower, decoder], _ = watched("tower", "decoder")
     for second in range(9):
         decoder.tick()
-        reason = watchdog.look(float(second))
+        reason = watchdog.poll(float(second))
     assert reason.startswith("the tower")
 
 
@@ -87,24 +87,24 @@ def test_a_first_compile_and_the_wait_for_another_engine_have_a_longer_limit(ins
 
     @contextmanager
     def late() -> Iterator[None]:
-        waiting.extend(watchdog.look(float(second)) for second in range(int(LIMIT * SLOW_FACTOR)))
+        waiting.extend(watchdog.poll(float(second)) for second in range(int(LIMIT * SLOW_FACTOR)))
         yield
 
     guard: AbstractContextManager[object] = beat.slow() if inside == "slow" else beat.turn(late())
     with guard:
         if inside == "slow":
-            waiting.extend(watchdog.look(float(second)) for second in range(int(LIMIT * SLOW_FACTOR)))
+            waiting.extend(watchdog.poll(float(second)) for second in range(int(LIMIT * SLOW_FACTOR)))
         else:
-            assert not watchdog.look(LIMIT * SLOW_FACTOR), "the time in the turn begins anew"
+            assert not watchdog.poll(LIMIT * SLOW_FACTOR), "the time in the turn begins anew"
     assert waiting == [""] * int(LIMIT * SLOW_FACTOR)
-    assert watchdog.look(1000.0) == ""
-    assert [bool(watchdog.look(1000.0 + second)) for second in range(10)][-1]
+    assert watchdog.poll(1000.0) == ""
+    assert [bool(watchdog.poll(1000.0 + second)) for second in range(10)][-1]
 
 
 def test_even_the_longer_limit_ends():
     watchdog, [beat], _ = watched("engine")
     with beat.slow():
-        assert any(watchdog.look(float(second)) for second in range(int(LIMIT * SLOW_FACTOR) + 1))
+        assert any(watchdog.poll(float(second)) for second in range(int(LIMIT * SLOW_FACTOR) + 1))
 
 
 def test_a_turn_is_given_back_and_its_errors_come_through():
@@ -140,7 +140,7 @@ def test_a_thread_that_ends_after_it_was_stopped_is_no_death():
     beat.stop()
     beat.run(lambda: None)
     for second in range(100):
-        assert not watchdog.look(float(second))
+        assert not watchdog.poll(float(second))
     assert watchdog.healthy
     assert ends.empty()
 
@@ -149,7 +149,7 @@ def test_without_a_limit_an_engine_may_stand_still_but_not_die():
     timer, ends = NoTimer(), queue.Queue[str]()
     beat = EngineBeat("engine")
     watchdog = Watchdog([beat], 0.0, end=ends.put, timer=timer)
-    assert not any(watchdog.look(float(second)) for second in range(10_000))
+    assert not any(watchdog.poll(float(second)) for second in range(10_000))
     watchdog.start()
     beat.run(lambda: None)
     assert ends.get(timeout=30) == "the engine is dead"

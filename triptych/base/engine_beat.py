@@ -122,7 +122,7 @@ class StallClock:
         self._at = 0.0
         self.still = 0.0
 
-    def look(self, count: int, now: float) -> float:
+    def poll(self, count: int, now: float) -> float:
         """`still` after a look at `now` that finds `count`."""
         if count != self._count:
             self._count, self.still = count, 0.0

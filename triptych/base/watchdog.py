@@ -95,11 +95,11 @@ class Watchdog:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def look(self, now: float) -> str:
+    def poll(self, now: float) -> str:
         """Why the process has to end; empty while it need not."""
         healthy, reason = True, ""
         for beat, clock in zip(self._beats, self._clocks, strict=True):
-            still = clock.look(beat.count, now)
+            still = clock.poll(beat.count, now)
             if beat.stopped:
                 continue
             life = judge(still, self._limit * beat.patience, dead=beat.dead)
@@ -116,7 +116,7 @@ class Watchdog:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                if reason := self.look(time.monotonic()):
+                if reason := self.poll(time.monotonic()):
                     self._end(reason)
                     return
                 if self._limit < math.inf:

@@ -63,7 +63,7 @@ class StoreReach:
             await asyncio.sleep(INTERVAL)
 
     async def _look(self, now: float) -> None:
-        reaches = self._clock.look(self._answers, now) < SILENCE_SECONDS
+        reaches = self._clock.poll(self._answers, now) < SILENCE_SECONDS
         if reaches is not self.reaches:
             self.reaches = reaches
             if reaches:

@@ -26,30 +26,30 @@ async def test_an_item_has_three_owners_in_the_proxy(
     async with FakeCluster(store, live=True) as cluster:
         encoder, worker = cluster.encoders[0], cluster.pd_workers[0]
 
-        def look() -> None:
+        def poll() -> None:
             for root in (cluster.dispatcher, cluster.live):
                 seen.update(owners(root, keys, without=store))
 
         def notified(link: PDLink, *what: Any) -> None:
             notify(link, *what)
-            look()
+            poll()
 
         monkeypatch.setattr(PDLink, "notify", notified)
         for gate in (encoder.gate, encoder.tower, worker.gate):
             gate.clear()
         asked = [asyncio.create_task(cluster.ask(user("?", FIRST, SECOND), n=n)) for n in (1, 2)]
         await until(lambda: len(encoder.media) == 2, "both items at the encoder")
-        look()
+        poll()
         encoder.gate.set()
         await until(lambda: encoder.runs == 2, "both items in the tower")
-        look()
+        poll()
         encoder.tower.set()
         await until(lambda: all(request.lifecycle.items for request in cluster.dispatcher._requests.values()))
         await until(lambda: not cluster.dispatcher.jobs.items.published_bytes, "the loads")
-        look()
+        poll()
         worker.gate.set()
         for answer in await asyncio.gather(*asked):
             assert answer.choices[0].message.content == whole_text(8)
-        look()
+        poll()
     print(sorted(seen))
     assert seen == OWNERS

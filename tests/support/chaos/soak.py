@@ -255,10 +255,10 @@ class Memory:
 
     async def run(self) -> None:
         while True:
-            self.look()
+            self.poll()
             await asyncio.sleep(2)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         for name, pid in self._pids.items():
             with contextlib.suppress(OSError):
                 self.samples[name].append((time.monotonic(), resident(pid)))

@@ -30,7 +30,7 @@ class CountingView:
     def __init__(self) -> None:
         self.looks = self.snapshots = self.histories = 0
 
-    def look(self) -> None:
+    def poll(self) -> None:
         self.looks += 1
 
     def snapshot(self) -> ClusterSnapshot:

@@ -83,14 +83,14 @@ async def _answers(url: str, watches: Sequence[asyncio.Task[int]], workers: int)
     """Returns when the proxy knows all workers."""
     seen = ""
 
-    def look() -> bool:
+    def poll() -> bool:
         nonlocal seen
         with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
             seen = _page(f"{url}/metrics")
         return f'triptych_workers{{pool="pd"}} {float(workers)}' in seen
 
     async def all_there() -> None:
-        while not await asyncio.to_thread(look):
+        while not await asyncio.to_thread(poll):
             assert not any(watch.done() for watch in watches), "a process cannot work as configured"
             await asyncio.sleep(0.1)
 

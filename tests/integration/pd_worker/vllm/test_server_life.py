@@ -95,7 +95,7 @@ async def test_a_long_prefill_is_no_stall(store):
         await served.client.until("r1", tokens=1)
         for _ in range(5):
             server.steps += 1
-            await served.health.look()
+            await served.health.poll()
             await asyncio.sleep(0.3)
         assert served.health.up
 
@@ -107,7 +107,7 @@ async def test_a_server_that_returns_with_another_model_stays_away(store):
         server.max_model_len = 256
         await server.start()
         for _ in range(3):
-            assert not await served.health.look()
+            assert not await served.health.poll()
         server.max_model_len = 512
         await served.until_up(True)
 

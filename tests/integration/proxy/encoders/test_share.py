@@ -21,16 +21,16 @@ async def test_the_share_is_divided_by_live_proxies_and_whole_again_when_one_has
     async with FakeCluster(store, encoders=0) as cluster:
         upkeep = Upkeep(ProxyConfig(store_memory=MEMORY), store, cluster.pool, cluster.dispatcher)
         table = cluster.dispatcher.jobs.table
-        await upkeep.look()
+        await upkeep.poll()
         assert table.share == MEMORY // 2
         await cluster.registry.declare_proxy("second", 600.0)
         await cluster.registry.declare_proxy("third", 600.0)
         await until(lambda: cluster.pool.proxies == 3)
-        await upkeep.look()
+        await upkeep.poll()
         assert table.share == MEMORY // 6
         # A killed proxy declares itself no more: its term runs out.
         await cluster.registry.declare_proxy("second", -1.0)
         await cluster.registry.declare_proxy("third", -1.0)
         await until(lambda: cluster.pool.proxies == 1)
-        await upkeep.look()
+        await upkeep.poll()
         assert table.share == MEMORY // 2

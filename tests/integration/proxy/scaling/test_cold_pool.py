@@ -107,8 +107,8 @@ async def test_several_proxies_agree_on_the_sum_of_their_demand(store: Embedding
         assert second is not None
         asked = asyncio.create_task(cluster.ask(user("what is it?", picture("a"))))
         await decided(board, 1)
-        await first.look("encoder")
-        await second.look("encoder")
+        await first.poll("encoder")
+        await second.poll("encoder")
         assert first.decision("encoder") == second.decision("encoder") == await board.decision("encoder")
         await joins(cluster)
         await within("the answer", asked)
@@ -122,7 +122,7 @@ async def test_proxies_of_two_settings_on_one_store_announce_one_number(store: E
         async with scaling(cluster, ScalingConfig(max_encoders=2, scale_window=30.0)) as new:
             await until(lambda: new.decision("encoder") is not None, "the new proxy's decision")
             for each in (old, new) * 4:
-                await each.look("encoder")
+                await each.poll("encoder")
                 heard.append(await board.decision("encoder"))
     assert [decision.workers for decision in heard if decision is not None] == [2] * 8
 

@@ -38,10 +38,10 @@ def from_address(address: str, count: int, first: int = 10) -> list[PortSocket]:
 def test_what_a_peer_opens_above_its_share_is_ended_and_the_peer_blocked() -> None:
     watched, quota = connections(Clock())
     found = [LISTENER, *from_address("192.0.2.7", 6)]
-    assert watched.look(found, set()) == ({14, 15}, frozenset({"192.0.2.7"}))
+    assert watched.poll(found, set()) == ({14, 15}, frozenset({"192.0.2.7"}))
     fewer = [LISTENER, *found[1:4]]
-    watched.look(fewer, set())
-    assert watched.look(fewer, set()) == (set(), frozenset())
+    watched.poll(fewer, set())
+    assert watched.poll(fewer, set()) == (set(), frozenset())
     assert quota.used == 3
 
 
@@ -49,33 +49,33 @@ def test_a_connection_that_one_listing_misses_is_still_known() -> None:
     clock = Clock()
     watched, quota = connections(clock)
     found = from_address("192.0.2.7", 1)
-    watched.look(found, {"ipv4:192.0.2.7:40000"})
-    watched.look([], set())
-    watched.look(found, set())
+    watched.poll(found, {"ipv4:192.0.2.7:40000"})
+    watched.poll([], set())
+    watched.poll(found, set())
     clock.now = 16.0
     quota.sweep()
-    assert watched.look(found, set())[0] == set()
+    assert watched.poll(found, set())[0] == set()
 
 
 def test_a_connection_without_a_call_is_ended_and_one_with_a_call_stays() -> None:
     clock = Clock()
     watched, quota = connections(clock)
     found = [LISTENER, *from_address("::ffff:192.0.2.7", 1), *from_address("2001:db8::1", 2, 30)]
-    watched.look(found, {"ipv4:192.0.2.7:40000", "ipv6:%5B2001:db8::1%5D:40001"})
-    assert watched.look(found, set()) == (set(), frozenset())
+    watched.poll(found, {"ipv4:192.0.2.7:40000", "ipv6:%5B2001:db8::1%5D:40001"})
+    assert watched.poll(found, set()) == (set(), frozenset())
     clock.now = 16.0
     quota.sweep()
-    assert watched.look(found, set())[0] == {30}
+    assert watched.poll(found, set())[0] == {30}
 
 
 def test_a_gateway_has_no_bound_and_no_deadline() -> None:
     clock = Clock()
     watched, quota = connections(clock, trusted="192.0.2.0/24")
     found = from_address("192.0.2.7", 8)
-    assert watched.look(found, set()) == (set(), frozenset())
+    assert watched.poll(found, set()) == (set(), frozenset())
     clock.now = 1000.0
     quota.sweep()
-    assert watched.look(found, set())[0] == set()
+    assert watched.poll(found, set())[0] == set()
 
 
 @pytest.fixture(params=["127.0.0.1", "::"])

@@ -76,11 +76,11 @@ class Watched:
         self.known = KnownWorkers()
         self.worker = Worker(INFO)
         self.failures = WorkerFailures(self.known, self.log, lambda: 7.0)
-        self.look()
+        self.poll()
 
-    def look(self, *, store_up: bool = True, gone: bool = False) -> None:
+    def poll(self, *, store_up: bool = True, gone: bool = False) -> None:
         states = {} if gone else {KEY: (self.worker, *worker_state(self.worker))}
-        self.failures.look(states, store_up=store_up)
+        self.failures.poll(states, store_up=store_up)
 
     @property
     def said(self) -> list[tuple[str, int]]:
@@ -91,8 +91,8 @@ def test_a_worker_that_is_lost_is_noted_at_once_and_once() -> None:
     watched = Watched()
     watched.worker.alive = False
     watched.known.report_loss(watched.worker)
-    watched.look()
-    watched.look()
+    watched.poll()
+    watched.poll()
     assert watched.said == [("encoder worker 10.0.0.1:9000 is lost", 1)]
     assert watched.log.read()[0].where == "10.0.0.1:9000"
     assert watched.log.read()[0].time == 7.0
@@ -101,22 +101,22 @@ def test_a_worker_that_is_lost_is_noted_at_once_and_once() -> None:
 def test_a_worker_that_stalls_is_a_failure() -> None:
     watched = Watched()
     watched.worker.serving = False
-    watched.look()
+    watched.poll()
     assert watched.said == [("encoder worker 10.0.0.1:9000 is stalled", 1)]
 
 
 def test_a_process_that_replaces_another_unseen_is_a_failure() -> None:
     watched = Watched()
     watched.worker.info = replace(INFO, incarnation="second")
-    watched.look()
-    watched.look()
+    watched.poll()
+    watched.poll()
     assert watched.said == [("encoder worker 10.0.0.1:9000 was started again at its address", 1)]
 
 
 def test_a_store_that_does_not_answer_is_a_failure_each_time_it_stops() -> None:
     watched = Watched()
     for store_up in (False, False, True, False):
-        watched.look(store_up=store_up)
+        watched.poll(store_up=store_up)
     assert watched.said == [("the embedding store does not answer", 2)]
     assert watched.log.read()[0].where == "store"
 

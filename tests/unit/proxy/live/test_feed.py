@@ -17,7 +17,7 @@ async def test_without_listeners_a_look_makes_no_snapshot() -> None:
     view = CountingView()
     feed = LiveFeed(view, places())
     for _ in range(10):
-        feed.look()
+        feed.poll()
     assert (view.looks, view.snapshots, view.histories) == (10, 0, 0)
 
 
@@ -27,7 +27,7 @@ async def test_all_listeners_share_one_snapshot_of_a_look() -> None:
     with feed.listen() as one, feed.listen() as two:
         assert await one.next() == await two.next()
         made = view.snapshots
-        feed.look()
+        feed.poll()
         assert view.snapshots == made + 1
         assert await one.next() is await two.next()
     assert feed.listeners == 0
@@ -37,10 +37,10 @@ async def test_a_slow_listener_gets_the_newest_snapshot_alone() -> None:
     feed = LiveFeed(CountingView(), places())
     with feed.listen() as slow:
         for _ in range(MOST_MISSED - 1):
-            feed.look()
+            feed.poll()
         newest = await slow.next()
         assert newest == event("snapshot", feed.snapshot())
-        feed.look()
+        feed.poll()
         assert not slow.closed
 
 
@@ -48,7 +48,7 @@ async def test_a_listener_that_reads_nothing_is_dropped_and_others_are_not() -> 
     feed = LiveFeed(CountingView(), places())
     with feed.listen() as dead, feed.listen() as quick:
         for _ in range(MOST_MISSED + 1):
-            feed.look()
+            feed.poll()
             assert await quick.next()
         assert dead.closed and not quick.closed
         assert await dead.next() is None
@@ -80,12 +80,12 @@ async def test_a_look_that_fails_does_not_end_the_feed(caplog: pytest.LogCapture
     view = CountingView()
     looked = asyncio.Event()
 
-    def look() -> None:
+    def poll() -> None:
         view.looks += 1
         looked.set()
         raise RuntimeError("a bug")
 
-    view.look = look  # type: ignore[method-assign]
+    view.poll = poll  # type: ignore[method-assign]
     feed = LiveFeed(view, places())
     feed.start()
     await asyncio.wait_for(looked.wait(), 5.0)

@@ -42,10 +42,10 @@ async def test_one_listener_that_takes_nothing_is_dropped_and_the_other_goes_on(
     quick, slow = Client(endpoint), Client(endpoint)
     await until(lambda: len(quick.events) == len(slow.events) == 2, "the first events")
     slow.takes.clear()
-    feed.look()
+    feed.poll()
     await until(slow.task.done, "the slow listener's end")
     assert not quick.task.done()
-    feed.look()
+    feed.poll()
     await until(lambda: len(quick.events) >= 4, "further events")
     assert feed.listeners == 1
     quick.leaves.set()

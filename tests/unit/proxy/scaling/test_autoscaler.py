@@ -85,14 +85,14 @@ class Proxy:
 
     async def knows(self) -> Proxy:
         """This proxy once it has seen that nobody has decided."""
-        await self.scaler.look("encoder")
+        await self.scaler.poll("encoder")
         self.clock.now += LEARN_SECONDS
         return self
 
-    async def look(self, demand: PoolDemand) -> ScalingDecision | None:
+    async def poll(self, demand: PoolDemand) -> ScalingDecision | None:
         self.clock.now += 1.0
         self.pool.now_asked = demand
-        await self.scaler.look("encoder")
+        await self.scaler.poll("encoder")
         return self.scaler.decision("encoder")
 
     def joins(self, incarnation: str) -> None:
@@ -107,71 +107,71 @@ FOUR = PoolDemand(fast=2.7, slow=2.7)
 async def test_every_proxy_decides_on_the_sum_and_all_agree() -> None:
     board, clock = FakeBoard(), Clock()
     first, second = await Proxy(board, "p1", clock).knows(), Proxy(board, "p2", clock)
-    await first.look(FOUR)
-    await second.look(FOUR)
-    both = await first.look(FOUR)
+    await first.poll(FOUR)
+    await second.poll(FOUR)
+    both = await first.poll(FOUR)
     assert both is not None and both.workers == 8  # 5.4 / 0.7
-    assert await second.look(FOUR) == both
+    assert await second.poll(FOUR) == both
 
 
 async def test_a_new_proxy_keeps_what_is_in_force_for_a_whole_window() -> None:
     board = FakeBoard(in_force=ScalingDecision(7, "flow", active=True))
     proxy = Proxy(board)
     for _ in range(59):
-        decision = await proxy.look(PoolDemand(fast=0.5, slow=0.5))
+        decision = await proxy.poll(PoolDemand(fast=0.5, slow=0.5))
         assert decision is not None and decision.workers == 7
     for _ in range(5):
-        decision = await proxy.look(PoolDemand(fast=0.5, slow=0.5))
+        decision = await proxy.poll(PoolDemand(fast=0.5, slow=0.5))
     assert decision is not None and decision.workers == 1
 
 
 async def test_a_new_cluster_keeps_the_workers_that_are_there_once_they_have_registered() -> None:
     proxy = Proxy(FakeBoard())
-    assert await proxy.look(FOUR) is None
+    assert await proxy.poll(FOUR) is None
     await proxy.knows()
     for name in "abc":
         proxy.joins(name)
-    assert await proxy.look(PoolDemand()) == ScalingDecision(3, "hold", active=True)
+    assert await proxy.poll(PoolDemand()) == ScalingDecision(3, "hold", active=True)
 
 
 async def test_a_decision_that_another_proxy_has_made_meanwhile_is_not_undone() -> None:
     board = FakeBoard(in_force=ScalingDecision(1, "flow", active=True))
     proxy = Proxy(board)
-    await proxy.look(PoolDemand(fast=0.5, slow=0.5))
+    await proxy.poll(PoolDemand(fast=0.5, slow=0.5))
     board.ahead = [ScalingDecision(6, "backlog", active=True)]
     for _ in range(59):
-        decision = await proxy.look(PoolDemand(fast=0.5, slow=0.5))
+        decision = await proxy.poll(PoolDemand(fast=0.5, slow=0.5))
         assert decision == ScalingDecision(6, "hold", active=True)
     # But a lower one is that this proxy has not seen to be enough for a whole window.
     board.in_force = ScalingDecision(4, "consolidate", active=True)
-    decision = await proxy.look(PoolDemand(fast=0.5, slow=0.5))
+    decision = await proxy.poll(PoolDemand(fast=0.5, slow=0.5))
     assert decision is not None and decision.workers == 6
     for _ in range(2):
-        decision = await proxy.look(PoolDemand(fast=0.5, slow=0.5))
+        decision = await proxy.poll(PoolDemand(fast=0.5, slow=0.5))
     assert decision is not None and decision.workers == 1
     board.ahead = [ScalingDecision(1, "flow", active=True)]
-    decision = await proxy.look(FOUR)
+    decision = await proxy.poll(FOUR)
     assert decision is not None and decision.workers == 4
 
 
 async def test_rules_that_cannot_be_read_leave_the_decision_to_others() -> None:
     board = FakeBoard(in_force=ScalingDecision(7, "flow", active=True), foreign=True)
-    assert await Proxy(board).look(FOUR) == board.in_force == ScalingDecision(7, "flow", active=True)
+    assert await Proxy(board).poll(FOUR) == board.in_force == ScalingDecision(7, "flow", active=True)
 
 
 async def test_while_the_store_is_down_the_decision_stays_until_its_term_ends() -> None:
     board = FakeBoard()
     proxy = await Proxy(board).knows()
-    before = await proxy.look(FOUR)
+    before = await proxy.poll(FOUR)
     changes: list[ScalingDecision | None] = []
     proxy.scaler.subscribe(lambda: changes.append(proxy.scaler.decision("encoder")))
     board.down = True
-    assert await proxy.look(PoolDemand()) == before
+    assert await proxy.poll(PoolDemand()) == before
     for _ in range(int(TERM) + 1):
-        await proxy.look(PoolDemand())
+        await proxy.poll(PoolDemand())
     assert proxy.scaler.decision("encoder") is None and changes == [None]
     board.down = False
-    after = await proxy.look(FOUR)
+    after = await proxy.poll(FOUR)
     assert after == before and changes == [None, after]
 
 
@@ -180,7 +180,7 @@ async def test_listeners_hear_of_changes_and_of_nothing_else() -> None:
     heard: list[int] = []
     proxy.scaler.subscribe(lambda: heard.append(1))
     for demand in (PoolDemand(), PoolDemand(), FOUR, FOUR, FOUR):
-        await proxy.look(demand)
+        await proxy.poll(demand)
     assert len(heard) == 2
 
 
@@ -191,8 +191,8 @@ async def test_a_pool_that_is_not_scaled_has_no_decision() -> None:
 async def test_the_time_to_a_registration_is_learnt_and_shown() -> None:
     proxy = await Proxy(FakeBoard()).knows()
     proxy.scaler.workers_changed()
-    await proxy.look(PoolDemand())
-    await proxy.look(PoolDemand(waiting=1))
+    await proxy.poll(PoolDemand())
+    await proxy.poll(PoolDemand(waiting=1))
     proxy.clock.now += 4.0
     proxy.joins("a")
     labels = {"pool": "encoder", "kind": "k"}

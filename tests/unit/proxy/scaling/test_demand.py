@@ -140,12 +140,12 @@ def pd_workers(demand: PoolDemand, ready: int) -> int:
 def test_pd_workers_follow_their_requests() -> None:
     pool = PDDemand()
     for second in range(600):
-        demand = pool.look(40, 0, 16, float(second))
+        demand = pool.poll(40, 0, 16, float(second))
     assert pd_workers(demand, 1) == 4  # 40 of 16 at once, each filled to 0.7: 3.57
 
 
 def test_requests_that_wait_for_a_pd_worker_ask_for_one_at_once() -> None:
     pool = PDDemand()
-    pool.look(16, 0, 16, 0.0)
-    demand = pool.look(40, 24, 16, 1.0)
+    pool.poll(16, 0, 16, 0.0)
+    demand = pool.poll(40, 24, 16, 1.0)
     assert pd_workers(demand, 1) == 3  # all of them at once: 2.5

@@ -35,7 +35,7 @@ class Pool:
         self.ready: int | None = None
         self.others: tuple[WorkerGroup, ...] = ()
 
-    def look(self, demand: PoolDemand, seconds: float = 1.0) -> ScalingDecision:
+    def poll(self, demand: PoolDemand, seconds: float = 1.0) -> ScalingDecision:
         self.now += seconds
         ready = self.state.workers if self.ready is None else self.ready
         groups = [WorkerGroup("own", ready), *self.others]
@@ -44,7 +44,7 @@ class Pool:
         return decision
 
     def run(self, demand: PoolDemand, seconds: float) -> list[int]:
-        return [self.look(demand).workers for _ in range(int(seconds))]
+        return [self.poll(demand).workers for _ in range(int(seconds))]
 
 
 def queue(items: int, cost: float) -> PoolDemand:
@@ -69,39 +69,39 @@ def queue(items: int, cost: float) -> PoolDemand:
     ],
 )
 def test_the_workers_that_demand_asks_for(demand: PoolDemand, workers: int, reason: str) -> None:
-    assert Pool(0).look(demand) == ScalingDecision(workers, reason, active=True)
+    assert Pool(0).poll(demand) == ScalingDecision(workers, reason, active=True)
 
 
 @pytest.mark.parametrize("cost", [0.0, 1e-9, 5.0, math.nan, math.inf, -1.0])
 def test_the_first_item_takes_a_pool_from_zero_to_one_whatever_it_costs(cost: float) -> None:
-    decision = Pool(0).look(PoolDemand(backlog=cost, waiting=1, largest=cost))
+    decision = Pool(0).poll(PoolDemand(backlog=cost, waiting=1, largest=cost))
     assert (decision.workers, decision.active) == (1, True)
 
 
 def test_no_more_workers_than_items_to_work_on() -> None:
     # One item of half a minute fills the fast average as many small ones would.
     one = PoolDemand(backlog=30.0, waiting=0, largest=30.0, fast=5.0, slow=0.5)
-    assert Pool(1).look(one).workers == 1
+    assert Pool(1).poll(one).workers == 1
     # Those that a tower has already stay there.
-    assert Pool(1).look(PoolDemand(backlog=8.0, waiting=0, largest=1.0)).workers == 1
-    assert Pool(1).look(PoolDemand(backlog=8.0, waiting=2, largest=1.0)).workers == 3
+    assert Pool(1).poll(PoolDemand(backlog=8.0, waiting=0, largest=1.0)).workers == 1
+    assert Pool(1).poll(PoolDemand(backlog=8.0, waiting=2, largest=1.0)).workers == 3
 
 
 def test_up_at_once_and_down_only_after_a_whole_window() -> None:
     pool = Pool(1)
-    assert pool.look(TEN).workers == 15
+    assert pool.poll(TEN).workers == 15
     less = PoolDemand(fast=2.0, slow=2.0)
     course = pool.run(less, 59)
     assert set(course) == {15}
-    assert pool.look(less).reason == "hold"
+    assert pool.poll(less).reason == "hold"
     assert pool.run(less, 2)[-1] == 4  # with a quarter in reserve: 2.5 / 0.7
 
 
 def test_a_peak_in_the_window_begins_it_anew() -> None:
     pool = Pool(1)
-    pool.look(TEN)
+    pool.poll(TEN)
     pool.run(PoolDemand(fast=2.0, slow=2.0), 40)
-    pool.look(PoolDemand(fast=6.0, slow=6.0))  # needs 9 of the 15
+    pool.poll(PoolDemand(fast=6.0, slow=6.0))  # needs 9 of the 15
     course = pool.run(PoolDemand(fast=2.0, slow=2.0), 70)
     # With a quarter in reserve the peak keeps 11 workers from the end of the first window on.
     assert course[:19] == [15] * 19 and course[25] == 11 and course[-1] == 4
@@ -116,25 +116,25 @@ def test_never_down_while_arrivals_burst() -> None:
 def test_to_zero_only_after_the_window_and_three_cold_starts_without_work() -> None:
     for cold_start, idle in ((5.0, 60), (60.0, 180)):
         pool = Pool(0, cold_start=cold_start)
-        pool.look(queue(4, 0.5))
+        pool.poll(queue(4, 0.5))
         course = pool.run(PoolDemand(), idle + 5)
         assert course.index(0) in (idle - 1, idle, idle + 1)
-        assert pool.look(PoolDemand()) == ScalingDecision(0, "idle", active=False)
-        assert pool.look(queue(1, 0.5)).workers == 1
+        assert pool.poll(PoolDemand()) == ScalingDecision(0, "idle", active=False)
+        assert pool.poll(queue(1, 0.5)).workers == 1
 
 
 def test_workers_of_other_kinds_count_by_their_speed() -> None:
     pool = Pool(0)
     pool.others = (WorkerGroup("fast", 2, speed=5.0), WorkerGroup("slow", 3, speed=0.5))
-    assert pool.look(TEN).workers == 3  # 14.3 - 10 - 1.5
+    assert pool.poll(TEN).workers == 3  # 14.3 - 10 - 1.5
 
 
 def test_a_pool_of_other_kinds_that_is_enough_needs_none_of_its_own() -> None:
     pool = Pool(0)
     pool.others = (WorkerGroup("fast", 4, speed=5.0),)
-    assert pool.look(TEN) == ScalingDecision(0, "flow", active=True)
+    assert pool.poll(TEN) == ScalingDecision(0, "flow", active=True)
     pool.others = (WorkerGroup("broken", 4, speed=math.nan), WorkerGroup("gone", -3, speed=2.0))
-    assert pool.look(TEN).workers == 15
+    assert pool.poll(TEN).workers == 15
 
 
 def test_workers_that_start_are_not_asked_for_twice_but_are_replaced_when_their_start_has_failed() -> None:
@@ -151,9 +151,9 @@ def test_workers_that_start_are_not_asked_for_twice_but_are_replaced_when_their_
 @pytest.mark.parametrize("jump", [3600.0, -3600.0, 1e12, math.nan, math.inf])
 def test_a_clock_that_jumps_is_no_time(jump: float) -> None:
     pool = Pool(1)
-    pool.look(TEN)
+    pool.poll(TEN)
     before = pool.now
-    assert pool.look(PoolDemand(fast=2.0, slow=2.0), jump).workers == 15
+    assert pool.poll(PoolDemand(fast=2.0, slow=2.0), jump).workers == 15
     if not math.isfinite(pool.now):
         pool.now = before
     assert set(pool.run(PoolDemand(fast=2.0, slow=2.0), 30)) == {15}
@@ -162,7 +162,7 @@ def test_a_clock_that_jumps_is_no_time(jump: float) -> None:
 
 def test_a_dead_proxy_takes_its_part_of_the_sum_with_it_and_the_pool_holds_for_the_window() -> None:
     pool = Pool(1)
-    pool.look(TEN)
+    pool.poll(TEN)
     half = PoolDemand(fast=5.0, slow=5.0)
     assert set(pool.run(half, 55)) == {15}
     assert pool.run(half, 10)[-1] == 9
@@ -170,9 +170,9 @@ def test_a_dead_proxy_takes_its_part_of_the_sum_with_it_and_the_pool_holds_for_t
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -5.0])
 def test_demand_that_is_no_number_counts_as_none(bad: float) -> None:
-    decision = Pool(3).look(PoolDemand(bad, -4, bad, bad, bad))
+    decision = Pool(3).poll(PoolDemand(bad, -4, bad, bad, bad))
     assert decision == ScalingDecision(3, "hold", active=True)
-    decision = Pool(3).look(replace(TEN, largest=bad, backlog=bad))
+    decision = Pool(3).poll(replace(TEN, largest=bad, backlog=bad))
     assert decision.workers == 15
 
 
@@ -216,7 +216,7 @@ def test_every_decision_is_between_least_and_most(
 ) -> None:
     pool = Pool(begin, given_rules)
     for demand, step in course:
-        workers = pool.look(demand, step).workers
+        workers = pool.poll(demand, step).workers
         assert given_rules.least <= workers <= given_rules.most
         assert len(pool.state.needs) <= WINDOW_STEPS + 1
         if not math.isfinite(pool.now):
@@ -229,7 +229,7 @@ def test_never_below_what_the_slo_needs(given_rules: ScalingRules, demand: PoolD
     needed = demand.backlog / max(given_rules.slo - demand.largest, demand.largest)
     items = demand.waiting + begin
     enough = min(math.ceil(min(needed, 1e7) - 1e-6), items, given_rules.most)
-    assert pool.look(demand).workers >= enough
+    assert pool.poll(demand).workers >= enough
 
 
 @given(demands, demands, st.integers(0, 64))
@@ -243,7 +243,7 @@ def test_more_demand_never_asks_for_fewer_workers(one: PoolDemand, more: PoolDem
         fast=one.fast * factor,
         slow=one.slow * factor,
     )
-    assert Pool(begin).look(both).workers >= Pool(begin).look(one).workers
+    assert Pool(begin).poll(both).workers >= Pool(begin).poll(one).workers
 
 
 @given(st.floats(0.05, 40), st.integers(0, 1 << 30), st.booleans(), st.integers(5, 120))
@@ -260,7 +260,7 @@ def test_constant_load_with_noise_does_not_make_the_pool_swing(
         # Noise of single seconds, or a slow wave, which is the worst for a window.
         noise = rng.uniform(0.9, 1.1) if seed % 2 else (0.9, 1.1)[second // period % 2]
         flow = work * noise
-        course.append(pool.look(PoolDemand(fast=flow, slow=flow)).workers)
+        course.append(pool.poll(PoolDemand(fast=flow, slow=flow)).workers)
     changes = [b - a for a, b in zip(course, course[1:], strict=False) if b != a]
     assert all(change > 0 for change in changes)
     assert course[-1] <= math.ceil(work * 1.1 / 0.7) + 1e-9

@@ -58,9 +58,9 @@ class Proxy:
             MemoryBoard(data), {"encoder": self.pool}, self.workers, metrics, name, data.clock
         )
 
-    async def look(self, demand: PoolDemand) -> None:
+    async def poll(self, demand: PoolDemand) -> None:
         self.pool.asked = demand
-        await self.scaler.look("encoder")
+        await self.scaler.poll("encoder")
 
     def registered(self, count: int) -> None:
         for index in range(count):
@@ -80,7 +80,7 @@ class Cluster:
             for proxy in proxies:
                 self.clock.now += 1.0 / len(proxies)
                 # The first proxy has all demand, so that the sum is the same for all.
-                await proxy.look(demand if proxy is proxies[0] else NONE)
+                await proxy.poll(demand if proxy is proxies[0] else NONE)
         return self.data.announced[begun:]
 
 
