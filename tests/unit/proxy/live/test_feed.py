@@ -93,7 +93,7 @@ async def test_a_look_that_fails_does_not_end_the_feed(caplog: pytest.LogCapture
     await asyncio.wait_for(looked.wait(), 5.0)
     await feed.stop()
     assert view.looks >= 2
-    assert "could not be looked at" in caplog.text
+    assert "could not be polled" in caplog.text
 
 
 async def test_the_listeners_of_one_key_leave_places_for_those_of_others() -> None:
