@@ -21,6 +21,7 @@ from triptych.base.config import ProxyConfig
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.rpc.channels import listen, make_server
 from triptych.base.rpc.tls.certificates import Certificates
+from triptych.base.tracing.tracer import Tracer
 from triptych.base.types import WorkerInfo
 from triptych.protos import (
     encoder_pb2,
@@ -136,11 +137,29 @@ class FakeCluster:
             observer=None if live is None else live.calls,
             **options,
         )
+        api = ApiLimits(8, 16, max_body, timeout, reject)
+        await self._open(api, authenticator, front_door, limits, trusted, tracer)
+        await self.pool.start()
+        await until(lambda: self.attached == len(self.pd_workers), "the streams of all PD workers")
+        self.client = self._make_client("https" if front_door else "http")
+        return self
+
+    async def _open(
+        self,
+        api: ApiLimits,
+        authenticator: Authenticator | None,
+        front_door: Certificates | None,
+        limits: ConnectionLimits,
+        trusted: TrustedProxies,
+        tracer: Tracer | None,
+    ) -> None:
+        """Opens the HTTP and the gRPC port, wired as the proxy's own."""
+        live = self.live
         front = make_app(
             self.dispatcher,
             self.pool,
             self.metrics.registry,
-            ApiLimits(8, 16, max_body, timeout, reject),
+            api,
             live=() if live is None else live.start(self.dispatcher, self.metrics, "proxy-test"),
             tracer=tracer,
         )
@@ -159,13 +178,9 @@ class FakeCluster:
         admission = GrpcAdmission(
             self.quotas, authenticator, refusals, connections=connections, tracer=tracer
         )
-        await self._start_grpc(admission, front_door, timeout)
+        await self._start_grpc(admission, front_door, api.request_timeout)
         connections.port = self.grpc_port
         self._beside = [asyncio.create_task(work) for work in (self.quotas.run(), connections.run())]
-        await self.pool.start()
-        await until(lambda: self.attached == len(self.pd_workers), "the streams of all PD workers")
-        self.client = self._make_client("https" if front_door else "http")
-        return self
 
     def _make_client(self, scheme: str) -> AsyncOpenAI:
         return AsyncOpenAI(
