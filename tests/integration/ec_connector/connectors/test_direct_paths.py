@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,8 @@ from triptych.ec_connector.connectors.output_server import OutputServer
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 from triptych.store.address import command
+from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.results import SaveResult
 
 NOWHERE = "unix:///nobody/there.sock"
 LIMIT = 4 << 20
@@ -119,12 +122,20 @@ def test_a_value_that_the_store_would_split_comes_in_one(store_url: str) -> None
 
 def test_a_save_begins_once_the_first_reader_is_done(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triptych.ec_connector.connectors.redis._FIRST_READ", 60.0)
+    save, read_before = EmbeddingStore.save, list[bool]()
     with opened(store_url) as pair:
+
+        async def watched(store: EmbeddingStore, plan: ItemPlan, *body: Any, **options: Any) -> SaveResult:
+            read = pair.server.outputs.first_read(plan.mm_hash)
+            read_before.append(read is not None and read.done())
+            return await save(store, plan, *body, **options)
+
+        monkeypatch.setattr(EmbeddingStore, "save", watched)
         item = entry(make_plan("read first", rows=7))
         source = pair.offer(item)
-        assert not pair.encoder.get_finished().saved
         assert list(pair.fetch(item.plan, source).paths.values()) == ["shm"]
         assert item.plan.mm_hash in wait_for(pair.encoder, lambda out: out.saved).saved
+    assert read_before == [True]
 
 
 def test_the_save_goes_on_and_others_load_from_the_store(store_url: str) -> None:
@@ -214,6 +225,8 @@ def test_a_full_pool_offers_nothing_more_until_an_output_is_read(pair: Pair) -> 
 _READER = """
 import os, socket, sys
 from triptych.store.address import command
+from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.results import SaveResult
 sock = socket.socket(socket.AF_UNIX)
 sock.connect("\\0" + sys.argv[1])
 sock.sendall(command("FD", sys.argv[2]))
