@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import signal
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -42,9 +43,15 @@ class Running:
     task: asyncio.Task[None]
     port: int
     worker: FakePD
+    host: str
 
     async def knows_the_worker(self) -> None:
-        await until(lambda: self.task.done() or self.worker.attaches)
+        """Waits until the proxy is attached to the worker, and for its port, which may open later."""
+        await until(lambda: self.task.done() or (self.worker.attaches and self._listens()))
+
+    def _listens(self) -> bool:
+        with socket.socket() as sock:
+            return sock.connect_ex((self.host, self.port)) == 0
 
     async def question_under_way(self, client: AsyncOpenAI) -> asyncio.Task[Any]:
         """A question whose answer stands after two tokens, until the worker's gate is opened."""
@@ -66,7 +73,7 @@ async def running_service(
     given = {"port": port, "grpc_port": 0, "internal_token": TOKEN} | config
     task = asyncio.create_task(service.run(ProxyConfig(store=store_url, **given)))
     try:
-        yield Running(task, port, worker)
+        yield Running(task, port, worker, str(config.get("host", "127.0.0.1")))
         await task
     finally:
         task.cancel()
