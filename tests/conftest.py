@@ -20,6 +20,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 gc.disable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """After pytest's own fault handler is set up, which writes to a stream that a log's end does not show."""
+    from support.crash_reports import report_crashes
+
+    report_crashes(config)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Tests of one file, or of a folder with clusters, stay in one process where several share the run."""
