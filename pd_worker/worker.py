@@ -28,7 +28,8 @@ from triptych.pd_worker.events.attempt_trace import PDTraces
 from triptych.pd_worker.events.request_log import TokenTexts
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
-from triptych.pd_worker.frontend.input_processor import Formats, InputProcessor
+from triptych.pd_worker.frontend.grammar import Formats
+from triptych.pd_worker.frontend.input_processor import InputProcessor
 from triptych.pd_worker.frontend.prompt import PromptBuilder, open_checkpoint
 from triptych.pd_worker.server import MAX_WAITING, EnginePort, PDServicer
 from triptych.protos import pd_pb2
@@ -115,7 +116,7 @@ class PDModel:
     def open(cls, config: PDConfig, decoder: DecoderSide, max_model_len: int, **more: Any) -> Self:
         """The checkpoint of `config.model` for requests of such a length; `more` are a subclass's fields."""
         path = Path(config.model)
-        prompts, tokenizer = open_checkpoint(path, decoder, max_model_len)
+        prompts, tokenizer = open_checkpoint(path, decoder, max_model_len, config.reasoning_parser)
         identity = model_identity(
             path, dtype=decoder.dtype, revision=config.model_revision, quantization=config.quantization
         )

@@ -90,6 +90,9 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
         output_format=format_from_proto(message.output_format),
         bad_words=tuple(message.bad_words),
         include_stop_str_in_output=message.include_stop_str_in_output,
+        thinking_token_budget=(
+            message.thinking_token_budget if message.HasField("thinking_token_budget") else None
+        ),
     )
 
 
@@ -114,6 +117,7 @@ def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
         output_format=None if sampling.output_format is None else format_to_proto(sampling.output_format),
         bad_words=sampling.bad_words,
         include_stop_str_in_output=sampling.include_stop_str_in_output,
+        thinking_token_budget=sampling.thinking_token_budget,
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from triptych.base.errors import RequestError
 from triptych.base.log import log_fields
-from triptych.base.types import FinishReason, MMFeature, TimestampTokens
+from triptych.base.types import FinishReason, MMFeature, ReasoningMarkers, TimestampTokens
 from triptych.pd_worker.core.items.item import ItemStatus, ItemUse
 from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
 
@@ -45,8 +45,10 @@ class TextOutput(Protocol):
 class TokenMask(Protocol):
     """Constraint on the output of one request, such as a JSON schema."""
 
-    #: Set once the output does not match the constraint.
-    error: RequestError | None
+    @property
+    def error(self) -> RequestError | None:
+        """Set once the output does not match the constraint."""
+        ...
 
     def allowed(self, output_ids: Sequence[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None:
         """The allowed next token ids, bool [ids of the tokenizer]; None after an error."""
@@ -92,6 +94,8 @@ class EngineRequest:
     encoder_prompt_token_ids: tuple[int, ...] = ()
     #: The model's timestamp tokens, where the request asked for timestamps.
     timestamps: TimestampTokens | None = None
+    #: What tells the reasoning in the output's text; None where it has none.
+    reasoning: ReasoningMarkers | None = None
     #: The client's own name of the request, not unique: for logs.
     label: str = ""
     #: The trace that it is recorded in, for logs; empty where it is in none.

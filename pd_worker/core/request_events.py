@@ -8,7 +8,7 @@ from typing import TypedDict
 import msgspec
 
 from triptych.base.errors import RequestError
-from triptych.base.types import FinishReason, PDTimings, Placement, TimestampTokens, Usage
+from triptych.base.types import FinishReason, PDTimings, Placement, ReasoningMarkers, TimestampTokens, Usage
 from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.request import EngineRequest, RequestState
 
@@ -28,6 +28,7 @@ class RequestAdmitted(EngineEvent, frozen=True, kw_only=True):
     placements: tuple[Placement, ...]
     encoder_prompt_token_ids: tuple[int, ...] = ()
     timestamps: TimestampTokens | None = None
+    reasoning: ReasoningMarkers | None = None
 
 
 class ItemLoaded(EngineEvent, frozen=True, kw_only=True):
@@ -85,6 +86,7 @@ def admitted(state: RequestState) -> RequestAdmitted:
         placements=tuple(feature.placement for feature in request.features),
         encoder_prompt_token_ids=request.encoder_prompt_token_ids,
         timestamps=request.timestamps,
+        reasoning=request.reasoning,
     )
 
 

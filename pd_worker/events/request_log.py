@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import re
 from array import array
+from dataclasses import asdict
 
 from tokenizers import Tokenizer
 
@@ -299,6 +300,7 @@ def admitted_to_proto(event: RequestAdmitted) -> pd_pb2.Admitted:
         timestamps=None
         if event.timestamps is None
         else pd_pb2.TimestampTokens(first=event.timestamps.first, seconds=event.timestamps.seconds),
+        reasoning=None if event.reasoning is None else pd_pb2.ReasoningMarkers(**asdict(event.reasoning)),
     )
 
 

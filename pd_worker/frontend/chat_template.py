@@ -34,6 +34,7 @@ class TemplateMessage(TypedDict):
     name: NotRequired[str]
     tool_call_id: NotRequired[str]
     tool_calls: NotRequired[list[dict[str, object]]]
+    reasoning_content: NotRequired[str]
 
 
 def parse_messages(raw: bytes) -> list[Message]:
@@ -87,6 +88,8 @@ def for_template(message: Message, index: int, protect: Callable[[str], str]) ->
         shaped["name"] = protect(message.name)
     if message.tool_call_id is not None:
         shaped["tool_call_id"] = protect(message.tool_call_id)
+    if message.reasoning_content is not None:
+        shaped["reasoning_content"] = protect(message.reasoning_content)
     if message.tool_calls:
         where = f"messages.{index}.tool_calls"
         shaped["tool_calls"] = [_tool_call(call, where, protect) for call in message.tool_calls]

@@ -11,12 +11,13 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.types import OutputFormat
+from triptych.pd_worker.core.request import TokenMask
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -36,6 +37,24 @@ _OPTIONS: JsonCompileOptions = {
     "coerce_one_of": False,
     "lenient": False,
 }
+
+
+class FormatState(TokenMask, Protocol):
+    """Constraint on one request's output, which follows the output of earlier attempts."""
+
+    def follow(self, output_ids: Sequence[int]) -> bool:
+        """Advances by the new ids; False where they do not match."""
+        ...
+
+
+class Formats(Protocol):
+    """Makes the constraints of output formats; `after_reasoning`: they leave a model's reasoning free."""
+
+    after_reasoning: bool
+
+    def state(self, output_format: OutputFormat) -> FormatState:
+        """The state before the first token; InvalidRequest for what is not supported."""
+        ...
 
 
 class GrammarState:
@@ -80,6 +99,8 @@ class GrammarCompiler:
 
     `eos_token_ids` end an output once it matches completely, and not before.
     """
+
+    after_reasoning = True
 
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> None:
         self._backend = tokenizer

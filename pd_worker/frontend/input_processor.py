@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 from triptych.base.config import format_size
 from triptych.base.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Unavailable
 from triptych.base.hashing import prefix_root
-from triptych.base.types import ItemPlan, OutputFormat
+from triptych.base.types import ItemPlan, SamplingParams
 from triptych.models.base import DecoderSide, GenerationDefaults
-from triptych.pd_worker.core.request import EngineRequest, TokenMask
+from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import bad_word_ids, resolve
 from triptych.pd_worker.frontend.detokenizer import (
     OutputText,
@@ -21,7 +20,9 @@ from triptych.pd_worker.frontend.detokenizer import (
     timestamp_tokens,
 )
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
+from triptych.pd_worker.frontend.grammar import Formats, FormatState
 from triptych.pd_worker.frontend.prompt import Prompt, PromptBuilder
+from triptych.pd_worker.frontend.reasoning import Phase, Reasoning, ReasoningMask
 from triptych.pd_worker.frontend.wire import (
     check_label,
     check_name,
@@ -36,22 +37,6 @@ from triptych.protos.convert import sampling_from_proto
 _MAX_TIMEOUT = 604800.0
 #: Tenant and cache_salt, each at most 256, and what keeps them apart.
 _MAX_SALT = 1024
-
-
-class FormatState(TokenMask, Protocol):
-    """Constraint on one request's output, which follows the output of earlier attempts."""
-
-    def follow(self, output_ids: Sequence[int]) -> bool:
-        """Advances by the new ids; False where they do not match."""
-        ...
-
-
-class Formats(Protocol):
-    """Makes the constraints of output formats."""
-
-    def state(self, output_format: OutputFormat) -> FormatState:
-        """The state before the first token; InvalidRequest for what is not supported."""
-        ...
 
 
 class InputProcessor:
@@ -110,7 +95,12 @@ class InputProcessor:
             sampling = replace(sampling, bad_word_ids=bad_word_ids(params.bad_words, encode))
         received = list(resume.output_token_ids) if resume else []
         self._check_received(received, len(prompt.token_ids))
-        output = OutputText(self._detokenizer, sampling, received, resume.text_sent_chars if resume else 0)
+        reasoning = None if message.HasField("prompt") or two is not None else self._prompts.reasoning
+        if params.output_format is not None and not self._grammars.after_reasoning:
+            reasoning = None
+        phase = Phase.ANSWER if reasoning is None else reasoning.phase(prompt.token_ids)
+        decoder = self._detokenizer if reasoning is None else reasoning.decoder(self._detokenizer)
+        output = OutputText(decoder, sampling, received, resume.text_sent_chars if resume else 0)
         given = self._decoder.prompt_inputs(prompt.token_ids, prompt.features)
         options = {} if two is None else two.options
         return EngineRequest(
@@ -132,12 +122,13 @@ class InputProcessor:
             output=output,
             output_token_ids=received,
             resumed_tokens=len(received),
-            grammar=self._grammar(params.output_format, received, output),
+            grammar=self._mask(params, reasoning, phase, received, output),
             logits_rules=self._decoder.logits_rules(
                 self._defaults, {**options, "max_tokens": sampling.max_tokens}
             ),
             encoder_prompt_token_ids=() if two is None else two.encoder_token_ids,
             timestamps=self._timestamps if options.get("timestamps") else None,
+            reasoning=None if reasoning is None else reasoning.told(phase),
             label=message.label,
         )
 
@@ -163,15 +154,29 @@ class InputProcessor:
         )
         return pd_pb2.DetokenizeReply(text=text)
 
-    def _grammar(
-        self, output_format: OutputFormat | None, received: Sequence[int], output: OutputText
+    def _mask(
+        self,
+        params: SamplingParams,
+        reasoning: Reasoning | None,
+        phase: Phase,
+        received: Sequence[int],
+        output: OutputText,
     ) -> FormatState | None:
-        if output_format is None or output.finished is not None:
+        budget = params.thinking_token_budget
+        if budget is not None and (reasoning is None or not self._grammars.after_reasoning):
+            raise InvalidRequest(
+                "thinking_token_budget: this worker limits no reasoning: its model has none, "
+                "--reasoning-parser is none, or its engine is vLLM",
+                param="thinking_token_budget",
+            )
+        if output.finished is not None:
             return None
-        grammar = self._grammars.state(output_format)
-        if not grammar.follow(received):
+        mask = None if params.output_format is None else self._grammars.state(params.output_format)
+        if reasoning is not None and phase is not Phase.ANSWER and (mask is not None or budget is not None):
+            mask = ReasoningMask(reasoning, phase, mask, budget, self._defaults.eos_token_ids)
+        if mask is not None and not mask.follow(received):
             raise InvalidRequest("output_token_ids do not fit response_format", param="resume")
-        return grammar
+        return mask
 
     def _check_names(self, message: pd_pb2.SubmitRequest) -> None:
         for field in ("request_id", "proxy_id"):

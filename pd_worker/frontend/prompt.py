@@ -25,6 +25,7 @@ from triptych.pd_worker.frontend.chat_template import (
     protect_object,
     read_template,
 )
+from triptych.pd_worker.frontend.reasoning import Reasoning, find_reasoning
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer, load_tokenizer
 
 #: No vocabulary's token is longer, so that a longer text is too long before it is tokenised.
@@ -52,11 +53,14 @@ class PromptBuilder:
         *,
         image_token_id: int | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
+        reasoning: Reasoning | None = None,
     ) -> None:
         """`image_token_id` is what the template writes for an image, the decoder's by default.
 
         `decode` gives the text of ids; it is needed where items have text around them.
         """
+        #: What marks the model's reasoning; None where it does not reason.
+        self.reasoning = reasoning
         self._image = decoder.image_token_id if image_token_id is None else image_token_id
         self._decode = decode
         self._template = template
@@ -252,7 +256,9 @@ def _cut_at(text: str, mark: str) -> str:
     return before if after.startswith(" ") else before.rstrip()
 
 
-def open_checkpoint(path: Path, decoder: DecoderSide, max_model_len: int) -> tuple[PromptBuilder, Tokenizer]:
+def open_checkpoint(
+    path: Path, decoder: DecoderSide, max_model_len: int, reasoning_parser: str = "auto"
+) -> tuple[PromptBuilder, Tokenizer]:
     """The prompt builder of a checkpoint folder, and the tokenizer that decodes its output."""
     tokenizer = load_tokenizer(path)
     variables = {
@@ -270,7 +276,15 @@ def open_checkpoint(path: Path, decoder: DecoderSide, max_model_len: int) -> tup
         backend, bos_token=variables.get("bos_token", ""), specials=tuple(sorted(specials))
     )
     decode = partial(backend.decode, skip_special_tokens=False)
-    builder = PromptBuilder(template, guarded, decoder, max_model_len, image_token_id=image, decode=decode)
+    builder = PromptBuilder(
+        template,
+        guarded,
+        decoder,
+        max_model_len,
+        image_token_id=image,
+        decode=decode,
+        reasoning=find_reasoning(reasoning_parser, source, backend),
+    )
     return builder, backend
 
 

@@ -12,7 +12,7 @@ from triptych.base.hashing import framed_digest
 from triptych.base.types import JsonObject, OutputFormat
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import ResolvedSampling
-from triptych.pd_worker.frontend.input_processor import Formats
+from triptych.pd_worker.frontend.grammar import Formats
 from triptych.pd_worker.vllm.http.call import EngineCall
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ class EngineFormat:
 
 class EngineFormats:
     """Makes the formats of requests. What the native engine refuses is refused here by the same names."""
+
+    #: vLLM's grammar begins with the first token of the output.
+    after_reasoning = False
 
     def __init__(self, native: Formats) -> None:
         self._native = native

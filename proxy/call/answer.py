@@ -1,4 +1,4 @@
-"""One choice's output as clients see it: content and tool calls in order, and why it ended."""
+"""One choice's output as clients see it: reasoning, content and tool calls in order, and why it ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Protocol
 import msgspec
 
 from triptych.base.types import FinishReason
-from triptych.proxy.call.chat import Delta, Done
+from triptych.proxy.call.chat import Delta, Done, Started
+from triptych.proxy.call.reasoning import ReasoningSplitter
 from triptych.proxy.call.tools import CallForm
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -209,27 +210,66 @@ class ShownCall:
     arguments: str
 
 
-Shown = str | ShownCall
+@dataclass(frozen=True, slots=True)
+class ShownReasoning:
+    """Reasoning, which comes before content and calls."""
+
+    text: str
+
+
+Shown = str | ShownCall | ShownReasoning
 
 
 class ChoiceReader:
-    """Finds the tool calls in one choice's output. With `calls` NONE the text passes as it comes."""
+    """Finds reasoning and tool calls in one choice's output. With `calls` NONE the answer passes as it comes.
 
-    def __init__(self, calls: CallForm = CallForm.NONE, *, parallel: bool = True) -> None:
+    `reasoning_tokens` counts the tokens whose text is reasoning; with `reasoning` False it is not shown.
+    """
+
+    def __init__(
+        self, calls: CallForm = CallForm.NONE, *, parallel: bool = True, reasoning: bool = True
+    ) -> None:
         self._parser = None if calls is CallForm.NONE else make_parser(calls, parallel=parallel)
         self._calls = 0
+        self._splitter: ReasoningSplitter | None = None
+        self._with_reasoning = reasoning
+        self.reasoning_tokens = 0
+
+    def begin(self, started: Started) -> None:
+        """The output is that of a prompt after which the model may reason."""
+        if started.reasoning is not None:
+            self._splitter = ReasoningSplitter(started.reasoning)
+
+    @property
+    def plain(self) -> bool:
+        """Whether all further text is content as it comes."""
+        return self._parser is None and (self._splitter is None or self._splitter.answers)
 
     def read(self, delta: Delta) -> list[Shown]:
-        """What new output shows; text that may yet be a call is held back."""
-        if self._parser is None:
-            return [delta.text] if delta.text else []
-        return self._shown(self._parser.feed(delta.text))
+        """What new output shows; text that may yet be a marker or a call is held back."""
+        text, shown = delta.text, list[Shown]()
+        if self._splitter is not None and not self._splitter.answers:
+            reasoning, text = self._splitter.feed(text)
+            if reasoning or self._splitter.reasons:
+                self.reasoning_tokens += len(delta.token_ids)
+            shown = self._reasoning(reasoning)
+        if self._parser is not None:
+            return shown + self._shown(self._parser.feed(text))
+        return [*shown, text] if text else shown
 
     def end(self, done: Done) -> tuple[list[Shown], str]:
         """What was held back, and OpenAI's finish reason."""
-        rest = self._shown(self._parser.finish()) if self._parser else []
+        reasoning, text = self._splitter.finish() if self._splitter is not None else ("", "")
+        rest = self._reasoning(reasoning)
+        if self._parser is not None:
+            rest += self._shown(self._parser.feed(text)) + self._shown(self._parser.finish())
+        elif text:
+            rest.append(text)
         called = self._calls > 0 and done.reason is FinishReason.STOP
         return rest, "tool_calls" if called else done.reason.value
+
+    def _reasoning(self, text: str) -> list[Shown]:
+        return [ShownReasoning(text)] if text and self._with_reasoning else []
 
     def _shown(self, pieces: list[Piece]) -> list[Shown]:
         shown: list[Shown] = []

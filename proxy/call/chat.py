@@ -9,7 +9,14 @@ import msgspec
 
 from triptych.base.errors import InvalidRequest
 from triptych.base.request.chat import ItemSlot, Message, MessageToolCall, Role, TemplateOptions, TextPart
-from triptych.base.types import FinishReason, PositionLogprobs, SamplingParams, TimestampTokens, Usage
+from triptych.base.types import (
+    FinishReason,
+    PositionLogprobs,
+    ReasoningMarkers,
+    SamplingParams,
+    TimestampTokens,
+    Usage,
+)
 from triptych.proxy.media.source import AudioPart, ImagePart
 from triptych.proxy.media.spool import MediaHold
 
@@ -84,6 +91,8 @@ class ChatMessage:
     name: str | None = None
     tool_calls: tuple[MessageToolCall, ...] = ()
     tool_call_id: str | None = None
+    #: Of an earlier answer.
+    reasoning: str | None = None
 
     @property
     def parts(self) -> int:
@@ -92,9 +101,10 @@ class ChatMessage:
     @property
     def text_length(self) -> int:
         """Characters of its text."""
+        reasoning = len(self.reasoning or "")
         if isinstance(self.content, str):
-            return len(self.content)
-        return sum(len(part.text) for part in self.content if isinstance(part, TextPart))
+            return reasoning + len(self.content)
+        return reasoning + sum(len(part.text) for part in self.content if isinstance(part, TextPart))
 
     def images(self) -> list[ImagePart]:
         if isinstance(self.content, str):
@@ -108,7 +118,8 @@ class ChatMessage:
             content = self.content
         else:
             content = [part if isinstance(part, TextPart) else ItemSlot() for part in self.content]
-        return Message(self.role, content, self.name, list(self.tool_calls) or None, self.tool_call_id)
+        calls = list(self.tool_calls) or None
+        return Message(self.role, content, self.name, calls, self.tool_call_id, self.reasoning)
 
 
 #: A prompt that no chat template touches: text, or token ids.
@@ -222,6 +233,8 @@ class Started:
     timestamps: TimestampTokens | None = None
     #: Of audio: the window's first frame, its frames, and those of the file.
     frames: tuple[int, ...] = ()
+    #: What tells reasoning from answer, where the output may have any.
+    reasoning: ReasoningMarkers | None = None
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):

@@ -53,6 +53,7 @@ _SAMPLING_LIMITS = {
     "frequency_penalty": Penalty,
     "repetition_penalty": RepetitionPenalty,
     "logprobs": Logprobs,
+    "thinking_token_budget": MinTokens,
 }
 
 

@@ -100,7 +100,8 @@ def _message(index: int, message: proxy_pb2.ChatMessage) -> ChatMessage:
         content = ""
     elif len(parts) == 1 and isinstance(parts[0], TextPart):
         content = parts[0].text
-    return ChatMessage(role, content, message.name or None, calls, message.tool_call_id or None)
+    reasoning = message.reasoning or None
+    return ChatMessage(role, content, message.name or None, calls, message.tool_call_id or None, reasoning)
 
 
 def _tool_calls(message: proxy_pb2.ChatMessage, role: Role, path: str) -> tuple[MessageToolCall, ...]:
@@ -161,6 +162,9 @@ def sampling_of_message(sampling: common_pb2.SamplingParams) -> SamplingParams:
             output_format=_format(sampling.output_format),
             bad_words=tuple(sampling.bad_words),
             include_stop_str_in_output=sampling.include_stop_str_in_output,
+            thinking_token_budget=(
+                sampling.thinking_token_budget if sampling.HasField("thinking_token_budget") else None
+            ),
         )
     )
 

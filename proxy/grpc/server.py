@@ -13,7 +13,7 @@ from grpc import aio
 from triptych.base.errors import InternalError, InvalidRequest, RequestError
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.protos.convert import logprobs_to_proto
-from triptych.proxy.call.answer import ChoiceReader, Shown
+from triptych.proxy.call.answer import ChoiceReader, Shown, ShownReasoning
 from triptych.proxy.call.chat import ChatCall, Done, EncoderPrompt, Output, RawPrompt, Started, Transcription
 from triptych.proxy.call.tools import ToolUse
 from triptych.proxy.call.validation import check_salt, check_token_count, in_range
@@ -175,6 +175,8 @@ class _Events:
     def of(self, output: Output) -> proxy_pb2.ChatEvent | None:
         if isinstance(output, Started):
             self._started = output
+            for answer in self._answers:
+                answer.begin(output)
             return None
         event = proxy_pb2.ChatEvent(choice=output.choice)
         if self._with_ids and self._started is not None:
@@ -198,6 +200,8 @@ def _show(event: proxy_pb2.ChatEvent, shown: Sequence[Shown]) -> None:
     for piece in shown:
         if isinstance(piece, str):
             event.text += piece
+        elif isinstance(piece, ShownReasoning):
+            event.reasoning += piece.text
         else:
             event.tool_calls.add(index=piece.index, id=piece.id, name=piece.name, arguments=piece.arguments)
 

@@ -14,7 +14,7 @@ from triptych.base.errors import InternalError, RequestError, Unavailable
 from triptych.base.log import log_fields
 from triptych.base.request.chat import TemplateOptions
 from triptych.base.tracing.context import TRACEPARENT, TRACESTATE, metadata
-from triptych.base.types import PDTimings, PositionLogprobs, TimestampTokens, Usage
+from triptych.base.types import PDTimings, PositionLogprobs, ReasoningMarkers, TimestampTokens, Usage
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.protos.convert import (
     error_from_proto,
@@ -236,7 +236,16 @@ def started_from_proto(admitted: pd_pb2.Admitted) -> Started:
     timestamps = None
     if admitted.HasField("timestamps"):
         timestamps = TimestampTokens(admitted.timestamps.first, admitted.timestamps.seconds)
-    return Started(tuple(admitted.prompt_token_ids), tuple(admitted.encoder_prompt_token_ids), timestamps)
+    reasoning = None
+    if admitted.HasField("reasoning"):
+        markers = admitted.reasoning
+        reasoning = ReasoningMarkers(markers.start, markers.end, markers.label, markers.begun)
+    return Started(
+        tuple(admitted.prompt_token_ids),
+        tuple(admitted.encoder_prompt_token_ids),
+        timestamps,
+        reasoning=reasoning,
+    )
 
 
 def resume_to_proto(resume: ResumeState) -> pd_pb2.Resume:

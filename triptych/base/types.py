@@ -152,6 +152,7 @@ class SamplingParams:
     off. `max_tokens` None means: up to the model length. `seed` is drawn by the proxy when the client gives
     none, so that a resumed request continues as it began; `choice` is its index among the choices of one
     request. `logprobs` is the number of likeliest tokens to report beside the chosen one; None reports none.
+    `thinking_token_budget` is the largest number of reasoning tokens; None means no limit.
     """
 
     max_tokens: int | None = None
@@ -173,6 +174,21 @@ class SamplingParams:
     output_format: OutputFormat | None = None
     bad_words: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
+    thinking_token_budget: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningMarkers:
+    """Texts before and after the reasoning in a model's output.
+
+    `label` is a line after `start` that names the part. `begun`: the prompt ends inside the reasoning,
+    so that the output begins with it, without `start`.
+    """
+
+    start: str
+    end: str
+    label: str = ""
+    begun: bool = False
 
 
 @dataclass(frozen=True, slots=True)

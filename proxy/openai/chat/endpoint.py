@@ -8,7 +8,7 @@ from collections.abc import AsyncIterable, Sequence
 from contextlib import aclosing
 
 from triptych.base.types import PositionLogprobs
-from triptych.proxy.call.answer import ChoiceReader, Shown, ShownCall
+from triptych.proxy.call.answer import ChoiceReader, Shown, ShownCall, ShownReasoning
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
@@ -68,6 +68,11 @@ def _head(request_id: str, kind: str, model: str) -> Json:
     return {"id": f"chatcmpl-{request_id}", "object": kind, "created": int(time.time()), "model": model}
 
 
+def _reasoning_body(text: str) -> Json:
+    """Clients know the one name or the other: DeepSeek's and vLLM's."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
 def _call_body(call: ShownCall, arguments: str) -> Json:
     function = {"name": call.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
@@ -94,7 +99,9 @@ class ChoiceState:
     """One choice on its way: what of it has been read, and what still waits to be sent."""
 
     def __init__(self, options: ChatReplyOptions) -> None:
-        self.reader = ChoiceReader(options.calls, parallel=options.parallel_calls)
+        self.reader = ChoiceReader(
+            options.calls, parallel=options.parallel_calls, reasoning=options.reasoning
+        )
         self.begun = False
         self.shown: list[Shown] = []
         self.reason = ""
@@ -117,7 +124,8 @@ class ChatStream:
 
     def render(self, outputs: Sequence[Output]) -> bytes:
         """The events of a batch; empty when it has nothing to show yet."""
-        if self._texts is not None and self._choices[0].begun and isinstance(outputs[-1], Delta):
+        first = self._choices[0]
+        if self._texts is not None and first.begun and first.reader.plain and isinstance(outputs[-1], Delta):
             texts = [output.text for output in outputs if isinstance(output, Delta) and output.text]
             return self._texts.render(texts) if texts else b""
         return b"".join([self._one(output) for output in outputs])
@@ -125,6 +133,8 @@ class ChatStream:
     def _one(self, output: Output) -> bytes:
         if isinstance(output, Started):
             self._prompt = output.prompt_token_ids
+            for choice in self._choices:
+                choice.reader.begin(output)
             return b""
         index = output.choice
         first = b"" if self._choices[index].begun else self._first(index)
@@ -153,6 +163,8 @@ class ChatStream:
     def _piece(self, index: int, piece: Shown) -> bytes:
         if isinstance(piece, str):
             return self._chunk(index, {"content": piece})
+        if isinstance(piece, ShownReasoning):
+            return self._chunk(index, _reasoning_body(piece.text))
         begun = {"index": piece.index, **_call_body(piece, "")}
         arguments = {"index": piece.index, "function": {"arguments": piece.arguments}}
         return self._chunk(index, {"tool_calls": [begun]}) + self._chunk(index, {"tool_calls": [arguments]})
@@ -165,10 +177,13 @@ class ChatStream:
             extra["triptych_timings"] = timings_body(done.timings)
         parts.append(self._chunk(index, {}, reason, extra))
         if done.final and self._options.include_usage:
-            parts.append(self._event([], {"usage": usage_body(done.usage)}))
+            parts.append(self._event([], {"usage": self._usage_of(done)}))
         if done.final:
             parts.append(DONE)
         return b"".join(parts)
+
+    def _usage_of(self, done: Done) -> Json:
+        return usage_body(done.usage, sum(choice.reader.reasoning_tokens for choice in self._choices))
 
     def _chunk(self, index: int, delta: Json, reason: str | None = None, extra: Json | None = None) -> bytes:
         """A chunk of one choice, with the tokens that have come since the last one."""
@@ -197,6 +212,8 @@ async def whole_reply(
         for output in outputs:
             if isinstance(output, Started):
                 prompt = output.prompt_token_ids
+                for choice in choices:
+                    choice.reader.begin(output)
                 continue
             state = choices[output.choice]
             if isinstance(output, Delta):
@@ -210,7 +227,7 @@ async def whole_reply(
     assert last is not None and last.final
     reply = _head(request_id, "chat.completion", model)
     reply["choices"] = [_whole_choice(index, state, options) for index, state in enumerate(choices)]
-    reply["usage"] = usage_body(last.usage)
+    reply["usage"] = usage_body(last.usage, sum(choice.reader.reasoning_tokens for choice in choices))
     if options.return_token_ids:
         reply["prompt_token_ids"] = prompt
     if options.timings:
@@ -221,8 +238,11 @@ async def whole_reply(
 def _whole_choice(index: int, state: ChoiceState, options: ChatReplyOptions) -> Json:
     calls = [_call_body(piece, piece.arguments) for piece in state.shown if isinstance(piece, ShownCall)]
     text = "".join(piece for piece in state.shown if isinstance(piece, str))
-    content = None if calls and not text else text
+    reasoning = "".join(piece.text for piece in state.shown if isinstance(piece, ShownReasoning))
+    content = None if (calls or reasoning) and not text else text
     message: Json = {"role": "assistant", "content": content, "refusal": None}
+    if reasoning:
+        message |= _reasoning_body(reasoning)
     if calls:
         message["tool_calls"] = calls
     choice: Json = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -48,6 +48,8 @@ from triptych.proxy.openai.fields.sampling import (
     sampling_of,
 )
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
 
 class ChatBody(SamplingBody, kw_only=True):
     """POST /v1/chat/completions."""
@@ -70,6 +72,13 @@ class ChatBody(SamplingBody, kw_only=True):
     ] = None
     parallel_tool_calls: ParallelCalls = None
     chat_template_kwargs: TemplateVariables = None
+    reasoning_effort: Annotated[
+        ReasoningEffort | None,
+        Meta(description="For the chat template: reasoning_effort, and enable_thinking, false with none."),
+    ] = None
+    include_reasoning: Annotated[
+        bool | None, Meta(description="Report the model's reasoning; true where it is not given.")
+    ] = None
     add_generation_prompt: GenerationPrompt = None
     continue_final_message: ContinueFinal = None
     return_token_ids: ReturnTokenIds = None
@@ -79,6 +88,8 @@ class ChatBody(SamplingBody, kw_only=True):
 
 
 class MessageBody(msgspec.Struct):
+    """`reasoning_content`, or vLLM's `reasoning`, is what an earlier answer had in the same field."""
+
     role: str
     content: object = None
     name: str | None = None
@@ -87,6 +98,8 @@ class MessageBody(msgspec.Struct):
     tool_call_id: str | None = None
     function_call: object = None
     audio: object = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class TextBody(msgspec.Struct):
@@ -130,6 +143,7 @@ class ChatReplyOptions:
     logprobs: bool = False
     calls: CallForm = CallForm.NONE
     parallel_calls: bool = True
+    reasoning: bool = True
 
     @property
     def plain(self) -> bool:
@@ -179,7 +193,7 @@ def call_of(
         template=template_options(
             messages[-1],
             tools=tools.tools,
-            variables=body.chat_template_kwargs or {},
+            variables=_variables(body),
             generation_prompt=body.add_generation_prompt,
             continue_final_message=bool(body.continue_final_message),
         ),
@@ -197,8 +211,18 @@ def call_of(
         logprobs=sampling.logprobs is not None,
         calls=tools.form,
         parallel_calls=tools.parallel,
+        reasoning=body.include_reasoning is not False,
     )
     return call, options
+
+
+def _variables(body: ChatBody) -> dict[str, object]:
+    """The template's variables. Templates have different names for thinking: the request's own go first."""
+    if body.reasoning_effort is None:
+        return body.chat_template_kwargs or {}
+    thinking = body.reasoning_effort != "none"
+    by_effort = {"reasoning_effort": body.reasoning_effort, "enable_thinking": thinking, "thinking": thinking}
+    return by_effort | (body.chat_template_kwargs or {})
 
 
 def _message(index: int, value: object) -> ChatMessage:
@@ -213,7 +237,8 @@ def _message(index: int, value: object) -> ChatMessage:
             raise InvalidRequest(f"{path}.{name} is not supported: {advice}", param=f"{path}.{name}")
     calls = _tool_calls(body, path)
     content = _content(body, f"{path}.content", default=body.refusal or ("" if calls else None))
-    return ChatMessage(role, content, body.name or None, calls, body.tool_call_id or None)
+    reasoning = body.reasoning_content or body.reasoning
+    return ChatMessage(role, content, body.name or None, calls, body.tool_call_id or None, reasoning)
 
 
 def _content(body: MessageBody, path: str, default: str | None) -> str | tuple[TextPart | ImagePart, ...]:

@@ -11,12 +11,13 @@ _STAGES = ("queue", "fetch", "encode", "save", "load", "prefill", "decode")
 _IMPOSSIBLE = -9999.0
 
 
-def usage_body(usage: Usage) -> Json:
+def usage_body(usage: Usage, reasoning_tokens: int = 0) -> Json:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        **({"completion_tokens_details": {"reasoning_tokens": reasoning_tokens}} if reasoning_tokens else {}),
     }
 
 

@@ -155,6 +155,9 @@ class SamplingBody(UnservedBody, kw_only=True):
     ignore_eos: Annotated[
         bool | None, Meta(description="Go on past the end-of-sequence token, up to max_tokens.")
     ] = None
+    thinking_token_budget: Annotated[
+        MinTokens | None, Meta(description="Largest number of reasoning tokens, of models that reason.")
+    ] = None
     response_format: Annotated[
         schemas.ResponseFormat | None,
         Meta(description="The form that the answer has to have."),
@@ -209,6 +212,7 @@ def sampling_of(
             output_format=output_format or format_of(body),
             bad_words=tuple(body.bad_words or ()),
             include_stop_str_in_output=bool(body.include_stop_str_in_output),
+            thinking_token_budget=body.thinking_token_budget,
         )
     )
 

@@ -22,11 +22,16 @@ class CachedTokens(msgspec.Struct):
     cached_tokens: int
 
 
+class ReasoningDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
 class UsageReply(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningDetails | None = None
 
 
 class FunctionReply(msgspec.Struct):
@@ -45,6 +50,8 @@ class MessageReply(msgspec.Struct):
     content: str | None
     refusal: str | None
     tool_calls: list[ToolCallReply] = []
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class ChatChoice(msgspec.Struct):
@@ -91,10 +98,6 @@ class CacheDetails(msgspec.Struct):
     cache_write_tokens: int
 
 
-class ReasoningDetails(msgspec.Struct):
-    reasoning_tokens: int
-
-
 class ResponseUsage(msgspec.Struct):
     input_tokens: int
     input_tokens_details: CacheDetails
@@ -104,7 +107,7 @@ class ResponseUsage(msgspec.Struct):
 
 
 class ResponseReply(msgspec.Struct):
-    """`output` holds items of type message and function_call."""
+    """`output` holds items of type reasoning, message and function_call."""
 
     id: str
     object: Literal["response"]

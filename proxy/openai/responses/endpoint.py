@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 from triptych.base.errors import RequestError
 from triptych.base.types import FinishReason, PositionLogprobs, Usage
-from triptych.proxy.call.answer import ChoiceReader, Shown, ShownCall
+from triptych.proxy.call.answer import ChoiceReader, Shown, ShownCall, ShownReasoning
 from triptych.proxy.call.chat import Delta, Done, Output, Started
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
@@ -32,6 +32,7 @@ class ResponseBook:
         self._timings = options.timings
         self._request_id = request_id
         self._message: Json | None = None
+        self._reasoning: Json | None = None
         self._texts: list[str] = []
         self._waiting: list[PositionLogprobs] = []
         self._logprobs: list[Json] = []
@@ -41,6 +42,7 @@ class ResponseBook:
         """What a batch changes."""
         for output in outputs:
             if isinstance(output, Started):
+                self._answer.begin(output)
                 yield from self._begin()
             elif isinstance(output, Delta):
                 self._waiting += output.logprobs
@@ -70,20 +72,56 @@ class ResponseBook:
 
     def _show(self, shown: Sequence[Shown]) -> Iterator[Json]:
         for piece in shown:
+            if isinstance(piece, ShownReasoning):
+                yield from self._reason(piece.text)
+                continue
+            yield from self._close_reasoning("completed")
             if isinstance(piece, str):
                 yield from self._text(piece)
             else:
                 yield from self._call(piece)
 
+    def _reason(self, text: str) -> Iterator[Json]:
+        if self._reasoning is None:
+            number = len(self._output)
+            self._reasoning = {
+                "id": f"rs_{self._request_id}_{number}",
+                "type": "reasoning",
+                "summary": [],
+                "content": [],
+                "status": "in_progress",
+            }
+            yield self._event("response.output_item.added", output_index=number, item=self._reasoning)
+            self._output.append(self._reasoning)
+            part = {"type": "reasoning_text", "text": ""}
+            yield self._event("response.content_part.added", **self._place(self._reasoning), part=part)
+        self._texts.append(text)
+        yield self._event("response.reasoning_text.delta", **self._place(self._reasoning), delta=text)
+
+    def _close_reasoning(self, status: str) -> Iterator[Json]:
+        if self._reasoning is None:
+            return
+        item, place, text = self._reasoning, self._place(self._reasoning), "".join(self._texts)
+        part = {"type": "reasoning_text", "text": text}
+        item["content"], item["status"] = [part], status
+        yield self._event("response.reasoning_text.done", **place, text=text)
+        yield self._event("response.content_part.done", **place, part=part)
+        yield self._event("response.output_item.done", output_index=place["output_index"], item=item)
+        # The log-probabilities are those of the message's text.
+        self._reasoning, self._texts, self._waiting = None, [], []
+
     def _text(self, text: str) -> Iterator[Json]:
         if self._message is None:
             yield from self._open_message()
+        assert self._message is not None
         logprobs = [position_logprobs(position) for position in self._waiting]
         self._waiting.clear()
         self._logprobs += logprobs
         self._texts.append(text)
         short = [{key: value for key, value in entry.items() if key != "bytes"} for entry in logprobs]
-        yield self._event("response.output_text.delta", **self._place(), delta=text, logprobs=short)
+        yield self._event(
+            "response.output_text.delta", **self._place(self._message), delta=text, logprobs=short
+        )
 
     def _open_message(self) -> Iterator[Json]:
         number = len(self._output)
@@ -97,17 +135,16 @@ class ResponseBook:
         yield self._event("response.output_item.added", output_index=number, item=self._message)
         self._output.append(self._message)
         part = {"type": "output_text", "text": "", "annotations": []}
-        yield self._event("response.content_part.added", **self._place(), part=part)
+        yield self._event("response.content_part.added", **self._place(self._message), part=part)
 
-    def _place(self) -> Json:
-        """Where the open message's text stands."""
-        assert self._message is not None
-        return {"item_id": self._message["id"], "output_index": len(self._output) - 1, "content_index": 0}
+    def _place(self, item: Json) -> Json:
+        """Where the text of `item`, the last one, stands."""
+        return {"item_id": item["id"], "output_index": len(self._output) - 1, "content_index": 0}
 
     def _close_message(self, status: str) -> Iterator[Json]:
         if self._message is None:
             return
-        place, text = self._place(), "".join(self._texts)
+        place, text = self._place(self._message), "".join(self._texts)
         self._logprobs += [position_logprobs(position) for position in self._waiting]
         part = {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs}
         short = [{key: value for key, value in entry.items() if key != "bytes"} for entry in self._logprobs]
@@ -142,15 +179,16 @@ class ResponseBook:
         yield from self._begin()
         rest, _ = self._answer.end(done)
         yield from self._show(rest)
-        if not self._output:
-            yield from self._open_message()
         whole = done.reason is not FinishReason.LENGTH
         status = "completed" if whole else "incomplete"
+        yield from self._close_reasoning(status)
+        if not self._output:
+            yield from self._open_message()
         yield from self._close_message(status)
         self.response["status"] = status
         if not whole:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
-        self.response["usage"] = _usage(done.usage)
+        self.response["usage"] = _usage(done.usage, self._answer.reasoning_tokens)
         if self._timings:
             self.response["triptych_timings"] = timings_body(done.timings)
         yield self._event(f"response.{status}", response=self.response)
@@ -190,12 +228,12 @@ def _response(request: ResponsesRequest, model: str, output: list[Json]) -> Json
     }
 
 
-def _usage(usage: Usage) -> Json:
+def _usage(usage: Usage, reasoning_tokens: int) -> Json:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 

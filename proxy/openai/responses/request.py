@@ -14,7 +14,7 @@ from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.request.limits import OutputTokens
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.http.json_body import decode_body
-from triptych.proxy.openai.chat.request import ChatBody, ChatReplyOptions, call_of
+from triptych.proxy.openai.chat.request import ChatBody, ChatReplyOptions, ReasoningEffort, call_of
 from triptych.proxy.openai.fields import schemas
 from triptych.proxy.openai.fields.sampling import (
     ModelName,
@@ -70,6 +70,8 @@ class Conversation:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.places: list[str] = []
+        #: The last message is an assistant's, of which there is only its reasoning yet.
+        self._thinks = False
 
     def add(self, message: dict[str, Any], place: str) -> None:
         self.messages.append(message)
@@ -88,7 +90,9 @@ class Conversation:
             content = _content(item.get("output"), f"{place}.output", flat=True)
             call_id = _string(item, "call_id", place)
             self.add({"role": "tool", "tool_call_id": call_id, "content": content}, place)
-        elif kind != "reasoning":
+        elif kind == "reasoning":
+            self._reasoning(item, place)
+        else:
             known = "message, function_call, function_call_output or reasoning"
             raise InvalidRequest(f"{place}.type must be {known}", param=f"{place}.type")
 
@@ -97,7 +101,21 @@ class Conversation:
         if role not in _ROLES:
             raise InvalidRequest(f"{place}.role must be one of {', '.join(_ROLES)}", param=f"{place}.role")
         content = _content(item.get("content"), f"{place}.content", flat=role != "user")
-        self.add({"role": role, "content": content}, place)
+        if role == "assistant" and self._thinks:
+            self.messages[-1]["content"] = content
+        else:
+            self.add({"role": role, "content": content}, place)
+        self._thinks = False
+
+    def _reasoning(self, item: Mapping[str, Any], place: str) -> None:
+        """Reasoning belongs to the assistant's message or call after it; a summary alone says nothing."""
+        parts = item.get("content") or []
+        if not isinstance(parts, list):
+            raise InvalidRequest(f"{place}.content must be a list of parts", param=f"{place}.content")
+        texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
+        if text := "".join(text for text in texts if isinstance(text, str)):
+            self.add({"role": "assistant", "content": "", "reasoning_content": text}, place)
+            self._thinks = True
 
     def _call(self, item: Mapping[str, Any], place: str) -> None:
         """Calls belong to the assistant's message before them."""
@@ -109,6 +127,7 @@ class Conversation:
         if not (self.messages and self.messages[-1]["role"] == "assistant"):
             self.add({"role": "assistant", "content": ""}, place)
         self.messages[-1].setdefault("tool_calls", []).append(call)
+        self._thinks = False
 
 
 def _string(item: Mapping[str, Any], name: str, place: str) -> str:
@@ -158,6 +177,13 @@ _REFUSED = {
 }
 
 
+class ReasoningConfig(msgspec.Struct):
+    """`summary` has no effect: the reasoning itself is reported."""
+
+    effort: ReasoningEffort | None = None
+    summary: str | None = None
+
+
 class ResponsesBody(SamplingBody, kw_only=True):
     """POST /v1/responses. Items of `input` are decoded one by one, so that errors name their index."""
 
@@ -199,6 +225,9 @@ class ResponsesBody(SamplingBody, kw_only=True):
     cache_salt: Salt = None
     mm_processor_kwargs: ProcessorOptions = None
     chat_template_kwargs: TemplateVariables = None
+    reasoning: Annotated[
+        ReasoningConfig | None, Meta(description="effort: how much the model reasons; see reasoning_effort.")
+    ] = None
     triptych_timings: TimingsWanted = None
 
 
@@ -262,6 +291,7 @@ def _chat_body(body: ResponsesBody, conversation: Conversation) -> ChatBody:
         tool_choice=_tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
         chat_template_kwargs=body.chat_template_kwargs,
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
         mm_processor_kwargs=body.mm_processor_kwargs,
         cache_salt=body.cache_salt,
         triptych_timings=body.triptych_timings,

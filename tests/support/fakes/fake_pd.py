@@ -108,6 +108,8 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         #: Tokens are lists where the proxy reads them; else events, as of an older version.
         self.step_tokens = True
         self.script: list[str] | None = None
+        #: What its answers' reasoning stands between.
+        self.reasoning: pd_pb2.ReasoningMarkers | None = None
         #: Token ids of the answers to come where times or a language are asked for, the end token last.
         self.answers: list[list[int]] = []
         #: The same by the first frame of their window.
@@ -324,6 +326,8 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         admitted.encoder_prompt_token_ids.extend(encoder.token_ids.ids)
         if submit.transcription.timestamps:
             admitted.timestamps.first, admitted.timestamps.seconds = FIRST_TIME, 0.02
+        if self.reasoning is not None:
+            admitted.reasoning.CopyFrom(self.reasoning)
         self.emit(held, admitted=admitted)
         for slot in submit.items:
             await self._load(held, slot.plan.mm_hash)

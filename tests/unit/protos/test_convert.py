@@ -79,6 +79,7 @@ def test_every_field_of_the_sampling_comes_back(form: OutputFormat | None) -> No
         output_format=form,
         bad_words=("sea",),
         include_stop_str_in_output=True,
+        thinking_token_budget=9,
     )
     untold = {
         field.name for field in dataclasses.fields(sampling) if getattr(sampling, field.name) == field.default

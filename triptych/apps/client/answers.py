@@ -22,22 +22,27 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer. `raw` is the reply as it came, with everything that has no field here."""
+    """A whole answer. `raw` is the reply as it came, with everything that has no field here.
+
+    `reasoning` is what a model put out before its answer, empty where it did not reason.
+    """
 
     text: str
     finish_reason: str
     usage: Usage
     tool_calls: tuple[ToolCall, ...]
     raw: JsonObject
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a streamed answer: new text, and the reason in the piece that ends it."""
+    """A piece of a streamed answer: new text or reasoning, and the reason in the piece that ends it."""
 
     text: str
     finish_reason: str | None
     raw: JsonObject
+    reasoning: str = ""
 
 
 Chunks: TypeAlias = Generator[Chunk, None, None]
@@ -119,6 +124,7 @@ def answer_of(raw: JsonObject) -> Answer:
             usage=usage_of(raw["usage"]),
             tool_calls=tuple(_tool_call(call) for call in message.get("tool_calls") or ()),
             raw=raw,
+            reasoning=message.get("reasoning_content") or "",
         )
     except (KeyError, IndexError, TypeError) as error:
         raise InternalError(f"the server's reply is not a chat completion: {error!r}") from None
@@ -130,7 +136,8 @@ def chunk_of(raw: JsonObject) -> Chunk:
         if not raw["choices"]:
             return Chunk("", None, raw)
         choice = raw["choices"][0]
-        return Chunk(choice["delta"].get("content") or "", choice["finish_reason"], raw)
+        text, reasoning = (choice["delta"].get(name) or "" for name in ("content", "reasoning_content"))
+        return Chunk(text, choice["finish_reason"], raw, reasoning)
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise InternalError(f"the server's event is not a chunk of a chat completion: {error!r}") from None
 

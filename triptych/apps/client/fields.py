@@ -47,6 +47,7 @@ class SamplingFields(TypedDict, total=False):
     include_stop_str_in_output: bool
     bad_words: Sequence[str]
     ignore_eos: bool
+    thinking_token_budget: int
     response_format: JsonObject
     structured_outputs: JsonObject
     guided_json: str | JsonObject
@@ -72,6 +73,8 @@ class ChatFields(SamplingFields, total=False):
     tool_choice: str | JsonObject
     parallel_tool_calls: bool
     chat_template_kwargs: JsonObject
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+    include_reasoning: bool
     add_generation_prompt: bool
     continue_final_message: bool
     stream_options: JsonObject

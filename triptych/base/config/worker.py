@@ -149,6 +149,11 @@ class PDConfig(WorkerConfig):
     )
     engine_url: str = flag("", "URL of the vLLM server, with --engine vllm, like http://10.0.0.7:8000")
     engine_key_file: str = flag("", "file with the API key of that vLLM server (its --api-key)")
+    reasoning_parser: str = flag(
+        "auto",
+        "markers of the model's reasoning, which replies have as reasoning_content: auto, by the chat "
+        "template; think, mistral, gemma4, kimi or vLLM's name of a parser; none, the output is all content",
+    )
     tensor_parallel: int = flag(
         1,
         "tensor-parallel size of a PD worker: processes that each hold a part of every layer, with one "

@@ -53,6 +53,8 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str | None = None
     tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None
+    #: Of an earlier answer; templates show it or leave it out.
+    reasoning_content: str | None = None
 
     @property
     def slots(self) -> int:
