@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,11 +17,12 @@ from support.data.pictures import picture
 from support.zoo.checkpoint import checkpoint, model_of, own_processor
 from support.zoo.models import RECIPES, Reference
 from support.zoo.processors import make_processor
-from triptych.base.types import ItemPlan
+from triptych.base.types import ItemPlan, Options
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.pd_worker.frontend.prompt import Prompt, open_checkpoint
 
 TEXT = "What is this?"
+_NONE: Mapping[str, Any] = {}
 
 
 def pictures(count: int) -> list[Image.Image]:
@@ -41,13 +43,18 @@ def processor_of(name: str) -> ProcessorMixin:
 
 
 @torch.no_grad()
-def reference(name: str, images: Sequence[Image.Image], count: int) -> tuple[list[int], Reference]:
-    """The prompt's ids and the greedy answer, by transformers' processor and `generate`."""
+def reference(
+    name: str, images: Sequence[Image.Image], count: int, options: Options = _NONE
+) -> tuple[list[int], Reference]:
+    """The prompt's ids and the greedy answer, by transformers' processor under `options` and `generate`."""
     processor = processor_of(name)
     text = processor.tokenizer.apply_chat_template(
         messages(len(images)), tokenize=False, add_generation_prompt=True
     )
-    inputs = processor(text=[text], images=[list(images)], return_tensors="pt")
+    with warnings.catch_warnings():
+        # `min_pixels` and `max_pixels` are deprecated names.
+        warnings.simplefilter("ignore", FutureWarning)
+        inputs = processor(text=[text], images=[list(images)], return_tensors="pt", **options)
     tensors = {key: value for key, value in inputs.items() if torch.is_tensor(value) and key != "labels"}
     model = model_of(name)
     if hasattr(getattr(model, "model", None), "rope_deltas"):
@@ -65,12 +72,16 @@ def reference(name: str, images: Sequence[Image.Image], count: int) -> tuple[lis
 
 
 def ask(
-    name: str, encoder: EncoderSide, decoder: DecoderSide, images: Sequence[Image.Image]
+    name: str,
+    encoder: EncoderSide,
+    decoder: DecoderSide,
+    images: Sequence[Image.Image],
+    options: Options = _NONE,
 ) -> tuple[Prompt, list[torch.Tensor]]:
     """The prompt as a PD worker builds it, and the rows as an encoder worker makes them."""
     plans, rows = [], []
     for number, image in enumerate(images):
-        item = encoder.preprocess(image, {})
+        item = encoder.preprocess(image, options)
         rows += encoder.encode([item])
         plans.append(
             ItemPlan(

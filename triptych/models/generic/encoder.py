@@ -20,7 +20,6 @@ from triptych.models.generic.examine import Examined, examine
 from triptych.models.generic.layout import ItemLayout
 from triptych.models.generic.processor import GenericProcessor, processor_settings
 from triptych.models.generic.sides import base_of, keep_encoder, load_side
-from triptych.models.images import check_known
 
 
 class GenericEncoder(EncoderSide):
@@ -76,8 +75,7 @@ class GenericEncoder(EncoderSide):
 
     def preprocess(self, media: Media, options: Options) -> PreparedItem:
         assert self._processor is not None
-        check_known(options, {})
-        image = self._processor(media)
+        image = self._processor(media, options)
         mask = [token in self.row_token_ids for token in image.tokens]
         names = self._examined.grid_names
         grids = {index: image.tensors[name] for index, name in enumerate(names) if name in image.tensors}

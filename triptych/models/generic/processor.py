@@ -16,8 +16,9 @@ from transformers import AutoImageProcessor, ProcessorMixin
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from triptych.base.errors import ConfigError, InvalidRequest
-from triptych.base.types import JsonObject
+from triptych.base.types import JsonObject, Options
 from triptych.models.checkpoint.folder import read_config, read_json
+from triptych.models.generic.options import ProcessorOptions
 from triptych.models.images import BACKEND
 
 #: Files with a processor's settings; one of them has those of the images.
@@ -57,14 +58,23 @@ class GenericProcessor:
         token = getattr(self._processor, "image_token", None)
         self._token = str(token or self._tokenizer.convert_ids_to_tokens(image_token_id))
         self._merged_never = {*self._tokenizer.added_tokens_decoder, *self._tokenizer.all_special_ids}
-        self._check_alone(path)
+        self._sizes = self._check_alone(path)
+        self._options = ProcessorOptions(self._processor)
 
-    def __call__(self, image: Image.Image) -> ProcessedImage:
-        """InvalidRequest for a picture that the processor refuses."""
+    def __call__(self, image: Image.Image, options: Options) -> ProcessedImage:
+        """InvalidRequest for a picture or options that the processor or the tower refuses."""
+        self._options.check(options)
         try:
-            inputs = self._run(self._token, [image])
+            inputs = self._run(self._token, [image], options)
         except (ValueError, TypeError, ZeroDivisionError, OverflowError, RuntimeError) as error:
-            raise InvalidRequest(f"the image cannot be processed: {error}", param="image") from error
+            param = "mm_processor_kwargs" if options else "image"
+            raise InvalidRequest(f"the image cannot be processed: {error}", param=param) from error
+        if options and not self._sizes.items() <= _sizes(inputs).items():
+            sizes = ", ".join("{1}x{0}".format(*size) for size in self._sizes.values())
+            raise InvalidRequest(
+                f"the options give pictures of another size than this model takes ({sizes})",
+                param="mm_processor_kwargs",
+            )
         ids = inputs.pop("input_ids")[0].tolist()
         inputs.pop("attention_mask", None)
         zeros = torch.zeros(len(ids), dtype=torch.int64)
@@ -80,18 +90,23 @@ class GenericProcessor:
             {name: value for name, value in inputs.items() if torch.is_tensor(value)},
         )
 
-    def _run(self, text: str, images: list[Image.Image]) -> dict[str, Any]:
+    def _run(self, text: str, images: list[Image.Image], options: Options | None = None) -> dict[str, Any]:
+        given = {"images_kwargs": dict(options)} if options else {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
-            out = self._processor(text=[text], images=images, return_tensors="pt", add_special_tokens=False)
-        return dict(out)
+            return dict(
+                self._processor(
+                    text=[text], images=images, return_tensors="pt", add_special_tokens=False, **given
+                )
+            )
 
-    def _check_alone(self, path: Path) -> None:
-        """ConfigError where pictures of a prompt are not expanded as each of them alone."""
+    def _check_alone(self, path: Path) -> dict[str, tuple[int, ...]]:
+        """The sizes that pictures of any form get; ConfigError where a prompt's are not expanded alone."""
         images = [Image.new("RGB", size, "grey") for size in ((64, 48), (48, 80))]
         try:
-            one, other = (self._ids(self._token, [image]) for image in images)
+            outs = [self._run(self._token, [image]) for image in images]
+            one, other = (out["input_ids"][0].tolist() for out in outs)
             beside = self._ids(f"{self._token}{self._token}", images)
             before = self._ids(f"{self._token}x", images[:1])
         except Exception as error:  # of any kind: code of the class
@@ -103,6 +118,7 @@ class GenericProcessor:
             raise ConfigError(
                 f"MODEL={path}: its processor rewrites the prompt around pictures: it cannot be served"
             )
+        return dict(_sizes(outs[0]).items() & _sizes(outs[1]).items())
 
     def _ids(self, text: str, images: list[Image.Image]) -> list[int]:
         ids: list[int] = self._run(text, images)["input_ids"][0].tolist()
@@ -111,6 +127,11 @@ class GenericProcessor:
     def _fixed(self, token_ids: Sequence[int]) -> list[int]:
         """The tokens that no text merges with."""
         return [token for token in token_ids if token in self._merged_never]
+
+
+def _sizes(inputs: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Height and width of each tensor of pictures."""
+    return {name: x.shape[-2:] for name, x in inputs.items() if torch.is_tensor(x) and x.dim() >= 4}
 
 
 def _load(path: Path) -> Any:
