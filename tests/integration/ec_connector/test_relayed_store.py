@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from support.data.items import fresh_buffer, make_body, make_plan
+from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
+from support.engine.transfers import counting_relay
 from support.processes.relay import Relay
+from triptych.apps.launch import embedded_store
+from triptych.apps.launch.embedded_store import EmbeddedStore
+from triptych.base.errors import ConfigError
 from triptych.base.types import ItemPlan
 from triptych.store import codec, keys
 from triptych.store.control import StoreUnavailable
@@ -120,3 +126,54 @@ async def test_of_two_writers_one_of_whose_replies_is_lost_one_value_and_its_par
     parts = await store.control.execute("KEYS", keys.embedding(plan.mm_hash) + ":*")
     assert len(parts) == codec.part_count(plan.nbytes)
     await whole(store, plan, body)
+
+
+async def test_it_serves_on_a_private_socket_and_leaves_nothing_running(tmp_path: Path) -> None:
+    server = EmbeddedStore(tmp_path / "store", 32 << 20)
+    server.start()
+    pid, path = server.pid, Path(server.url.removeprefix("unix://"))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    store = await EmbeddingStore.connect(server.url)
+    assert (await store.memory()).max_bytes == 32 << 20
+    await store.close()
+    server.stop()
+    server.stop()
+    assert not path.exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did not start"):
+        EmbeddedStore(tmp_path, -5).start()
+
+
+def test_a_path_too_long_for_a_socket_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="TMPDIR"):
+        EmbeddedStore(tmp_path / ("x" * 100), 1 << 20).start()
+
+
+def test_without_any_server_binary_the_remedies_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded_store, "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ConfigError, match="triptych\\[embedded\\].*--store"):
+        embedded_store.find_server_binary()
+
+
+async def test_a_look_up_of_many_items_is_one_round_trip_and_reads_no_body(
+    store: EmbeddingStore, store_url: str, tmp_path: Path
+) -> None:
+    plans = [make_plan(f"item {n}", rows=500, width=500) for n in range(20)]
+    for plan in plans[::2]:
+        await store.save(plan, make_body(plan), ttl=60)
+    with counting_relay(store_url, tmp_path) as (url, round_trips):
+        relayed = await EmbeddingStore.connect(url)
+        try:
+            await relayed.ping()
+            before = round_trips()
+            found = await relayed.look_up([(plan.mm_hash, NAMESPACE) for plan in plans])
+            assert round_trips() - before == 1
+        finally:
+            await relayed.close()
+    assert [plan is not None for plan in found] == [True, False] * 10

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 
 import pytest
 
+from support.data.items import make_plan
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig
 from triptych.ec_connector.connectors.memory import MemoryConnectorScheduler, MemoryConnectorWorker
 from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.ec_connector.factory import ECConnectorFactory
+from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 
 
 def test_roles_have_the_numbers_that_peers_use() -> None:
@@ -55,3 +58,26 @@ def test_importing_factory_and_store_imports_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_metadata_survives_msgpack() -> None:
+    plan = dataclasses.replace(make_plan(), runs=((0, 3), (4, 4)), length=8)
+    metadata = TransferMetadata(
+        step=7,
+        fetches=(Fetch(plan, 3), Fetch(make_plan("other"), 4)),
+        moves=(LoadId(plan.mm_hash, 2),),
+        drops=(LoadId(plan.mm_hash, 1),),
+    )
+    assert TransferMetadata.from_bytes(metadata.to_bytes()) == metadata
+
+
+def test_two_metadata_share_no_state() -> None:
+    one, two = TransferMetadata(1), TransferMetadata(2)
+    assert one.fetches == two.fetches == ()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.step = 3  # type: ignore[misc]
+
+
+def test_metadata_of_another_layout_is_refused() -> None:
+    with pytest.raises(ValueError):
+        TransferMetadata.from_bytes(b"\x95\x09\x01\x90\x90\x90")

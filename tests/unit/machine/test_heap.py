@@ -5,10 +5,17 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
+import torch
 
+from triptych.base.config.worker import GRAPH_MODES
+from triptych.base.errors import ConfigError
+from triptych.base.machine.graphs import EagerStatic, graph_backend
 from triptych.base.machine.heap import trim_heap
+from triptych.base.machine.resources import MAX_KIND_CHARS, check_temporary_folder, worker_kind
 
 #: Frees every other of 400 blocks, each too small for a mapping of its own: none is at the heap's end.
 _HOLES = """
@@ -36,3 +43,64 @@ def test_holes_in_the_heap_are_given_back():
 def test_a_c_library_without_it_is_no_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     trim_heap()
+
+
+def test_where_temporary_files_can_be_written_all_is_well():
+    check_temporary_folder()
+
+
+def test_a_read_only_root_without_a_tmp_is_refused_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/nowhere"])
+    with pytest.raises(ConfigError, match="--tmpfs /tmp.*emptyDir.*TMPDIR"):
+        check_temporary_folder()
+
+
+def machine(folder: Path, cpuinfo: str) -> Path:
+    (folder / "proc").mkdir()
+    (folder / "proc/cpuinfo").write_text(cpuinfo)
+    return folder
+
+
+def test_the_kind_of_a_cpu_worker_names_its_model_and_threads(tmp_path: Path) -> None:
+    root = machine(tmp_path, "processor\t: 0\nmodel name\t: AMD EPYC  9B14\nflags\t: fpu\n")
+    assert worker_kind("", "cpu", 2, root=root) == "cpu AMD EPYC 9B14 x2 threads"
+    shared = worker_kind("", "cpu", 4, ranks=2, root=root)
+    assert shared == "cpu AMD EPYC 9B14 x4 threads x2 ranks", "as fast as others with as many ranks only"
+
+
+def test_the_flag_overrides_the_device() -> None:
+    assert worker_kind("B60 in rack 4", "cuda:0", 1) == "B60 in rack 4"
+
+
+@pytest.mark.parametrize("given", ["x" * (MAX_KIND_CHARS + 1), "two\nlines"])
+def test_a_kind_that_is_too_long_or_not_printable_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match="--worker-kind"):
+        worker_kind(given, "cpu", 1)
+
+
+CPU = torch.device("cpu")
+
+
+def test_off_and_auto_need_no_graphs_on_a_cpu() -> None:
+    assert graph_backend("off", CPU, "--decode-graphs") is None
+    assert graph_backend("auto", CPU, "--decode-graphs") is None
+
+
+def test_static_is_a_backend_of_every_device() -> None:
+    backend = graph_backend("static", CPU, "--decode-graphs")
+    assert isinstance(backend, EagerStatic)
+    assert backend.mode in GRAPH_MODES
+
+
+def test_cuda_graphs_on_a_cpu_are_an_error_that_names_flag_device_and_remedy() -> None:
+    with pytest.raises(ConfigError, match="--encoder-graphs cuda needs --device cuda, not cpu: use .* auto"):
+        graph_backend("cuda", CPU, "--encoder-graphs")
+
+
+def test_a_replay_reads_what_the_buffers_hold_now() -> None:
+    values, result = torch.zeros(3), torch.zeros(3)
+    captured = EagerStatic().capture(lambda: result.copy_(values * 2))
+    values.copy_(torch.tensor([1.0, 2.0, 3.0]))
+    captured.replay()
+    assert result.tolist() == [2.0, 4.0, 6.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from support.fakes.encoder_jobs import NAMESPACE, FakeStore, Jobs
 from triptych.encoder_worker.jobs import single_flight
 from triptych.encoder_worker.jobs.job import EncodeJob, Failed, JobEvent, Ready
+from triptych.encoder_worker.jobs.loop import BackgroundTasks
 from triptych.encoder_worker.jobs.single_flight import SingleFlight
 from triptych.registry.leases import OwnedBy
 from triptych.store.control import StoreUnavailable
@@ -72,3 +74,20 @@ async def test_a_job_without_a_waiter_is_forgotten() -> None:
     assert await f.flight.claim([job]) == []
     assert len(f.jobs) == 0
     assert f.keeper.held == []
+
+
+async def test_tasks_run_and_those_left_are_cancelled() -> None:
+    tasks, ended = BackgroundTasks(), list[str]()
+
+    async def work(name: str, seconds: float) -> None:
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            ended.append(name)
+
+    tasks.start(work("short", 0))
+    tasks.start(work("long", 60))
+    await asyncio.sleep(0.01)
+    assert ended == ["short"]
+    await tasks.cancel()
+    assert ended == ["short", "long"]

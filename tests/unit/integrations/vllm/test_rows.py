@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+
 import pytest
 import torch
 
+from support.processes.cluster import wait_for
+from triptych.base.errors import ConfigError
 from triptych.base.types import ItemPlan
+from triptych.integrations import vllm
+from triptych.integrations.vllm import versions
 from triptych.integrations.vllm.host_copies import CopyFolder, HostCopies, HostCopy
 from triptych.integrations.vllm.requests import SaveOrder
 from triptych.integrations.vllm.rows import CopySource, host_body, plan_to_save, read_rows, source_of
@@ -48,3 +57,58 @@ def test_the_plan_to_save_is_that_of_the_rows():
     order = SaveOrder(KEY, "image", 5, ((0, 2), (3, 1)), (1, 2, 6))
     plan = plan_to_save(order, NAMESPACE, torch.zeros(3, 4, dtype=torch.bfloat16))
     assert plan == ItemPlan(KEY, NAMESPACE, "image", 3, 4, "bfloat16", 5, ((0, 2), (3, 1)), (1, 2, 6))
+
+
+_PARENT = """
+import multiprocessing, time
+from triptych.integrations.vllm.engine import end_with_parent
+
+def engine():
+    end_with_parent()
+    time.sleep(60)
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=engine)
+    child.start()
+    print(child.pid, flush=True)
+    child.join()
+"""
+
+
+def test_the_child_of_a_killed_process_ends(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(_PARENT)
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        os.kill(parent.pid, signal.SIGKILL)
+        parent.wait(20)
+    wait_for("the child to end", lambda: not runs(child))
+
+
+def runs(pid: int) -> bool:
+    """Whether the process is there; a zombie does not run."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("found", ["0.32.0", "0.33.0", "0.33.1+cu130", "0.32.2rc1", "0.33"])
+def test_a_supported_version_is_accepted(found):
+    versions.check_version(found)
+
+
+@pytest.mark.parametrize("found", ["0.31.0", "0.34.0", "0.3.3", "0.320.0", "1.0.0", "dev", ""])
+def test_another_version_is_one_error_that_names_it_and_the_remedy(found):
+    with pytest.raises(ConfigError) as raised:
+        versions.check_version(found)
+    assert f"this is vLLM {found}:" in str(raised.value)
+    assert "install vllm==0.33.*" in str(raised.value)
+
+
+def test_the_connector_is_refused_before_another_vllm_is_imported(monkeypatch):
+    monkeypatch.setattr(versions, "version", lambda package: "0.40.0")
+    with pytest.raises(ConfigError, match=r"this is vLLM 0\.40\.0"):
+        vllm.__getattr__("TriptychECConnector")

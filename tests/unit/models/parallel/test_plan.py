@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig
 
 from support.data.checkpoints import FAMILIES, build_checkpoint
 from support.encdec.checkpoints import FAMILIES as ENCDEC_FAMILIES
 from triptych.base.errors import ConfigError
-from triptych.models.base import DecoderSide
+from triptych.models.base import CrossGeometry, DecoderGeometry, DecoderSide
 from triptych.models.families.llava import LlavaDecoder
+from triptych.models.parallel import plan as shares
 from triptych.models.parallel.plan import (
     ShardPlan,
     Style,
@@ -164,3 +167,47 @@ def test_a_number_of_ranks_that_cannot_be_names_those_that_can() -> None:
         r"give --tensor-parallel one of 1, 2, 4, 28$",
     ):
         check_divides(Path("/m"), 28, 4, 3)
+
+
+@given(count=st.integers(16, 4000), size=st.integers(1, 16))
+def test_each_column_belongs_to_one_rank_and_ranks_differ_by_one_unit(count: int, size: int) -> None:
+    bounds = [shares.columns(count, rank, size) for rank in range(size)]
+    assert bounds[0][0] == 0
+    assert bounds[-1][1] == count
+    assert all(left[1] == right[0] for left, right in zip(bounds, bounds[1:], strict=False))
+    counts = [last - first for first, last in bounds]
+    unit = 16 if count >= 16 * size else 1
+    assert all(number % unit == 0 for number in counts[:-1])
+    assert min(counts) > 0
+    assert max(counts) - min(counts) < 2 * unit
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 3, 4, 8, 12])
+@pytest.mark.parametrize("groups", [1, 2, 3, 6, 7])
+def test_a_rank_has_the_kv_heads_that_its_heads_read(groups: int, kv_heads: int) -> None:
+    plan = ShardPlan((), groups * kv_heads, kv_heads)
+    for size in possible_sizes(plan.heads, kv_heads):
+        for rank in range(size):
+            first, last = shares.heads(plan, rank, size)
+            kv_first, kv_last = shares.kv_heads(plan, rank, size)
+            # As attention finds them: the same number of heads, one behind the other, for each KV head.
+            each = (last - first) // (kv_last - kv_first)
+            read = [kv_first + index // each for index in range(last - first)]
+            assert read == [head // groups for head in range(first, last)]
+            assert set(read) == set(range(kv_first, kv_last))
+
+
+def test_a_ranks_geometry_counts_its_heads_and_keeps_all_else() -> None:
+    whole = DecoderGeometry(3, 8, 2, 16, 64, 768, 3, 4096, 2)
+    cross = CrossGeometry(3, 8, 16, 64, 1500)
+    assert shares.geometry_of_rank(whole, TensorParallel(1, 2)) == DecoderGeometry(
+        3, 4, 1, 16, 64, 768, 3, 4096, 2
+    )
+    assert shares.geometry_of_rank(whole, TensorParallel(3, 4)).num_kv_heads == 1
+    assert shares.cross_of_rank(cross, TensorParallel(1, 4)) == CrossGeometry(3, 2, 16, 64, 1500)
+
+
+@pytest.mark.parametrize(("rank", "size"), [(-1, 2), (2, 2), (0, 0)])
+def test_a_rank_outside_of_its_group_is_refused(rank: int, size: int) -> None:
+    with pytest.raises(ValueError, match=f"no rank {rank} of {size}"):
+        TensorParallel(rank, size)

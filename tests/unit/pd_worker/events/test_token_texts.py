@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 
 from support.data.trained import tokenizer
+from triptych.base.metrics import PDMetrics
 from triptych.pd_worker.events.request_log import TokenTexts
+from triptych.pd_worker.worker import load_report
 
 TEXT = "A naïve café: 你好 🙂🙃 \n\tx = f(1)"
 
@@ -47,3 +49,19 @@ def test_every_token_has_the_bytes_that_the_tokenizer_decodes(style):
         decoded = made.backend_tokenizer.decode([a, token, a])
         if "\ufffd" not in decoded:
             assert decoded[1:-1] == texts[token][0], token
+
+
+def test_the_report_has_the_values_of_the_metrics() -> None:
+    metrics = PDMetrics("model")
+    metrics.requests_running.set(3)
+    metrics.requests_waiting.set(2)
+    metrics.kv_cache_usage.set(0.5)
+    metrics.encoder_cache_bytes.set(1 << 20)
+    metrics.generation_tokens.inc(77)
+    report = load_report(metrics, 4 << 20)
+    assert (report.running, report.waiting, report.generated_tokens) == (3, 2, 77)
+    assert (report.kv_usage, report.cache_usage) == (0.5, 0.25)
+
+
+def test_a_worker_without_an_encoder_cache_uses_none_of_it() -> None:
+    assert load_report(PDMetrics("model"), 0).cache_usage == 0.0

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import threading
+
 import msgpack
 import pytest
 
 from triptych.base.ranks.channel import RankLost
 from triptych.ec_connector.base import ECConnectorOutput, FailedLoad
 from triptych.pd_worker.core.outputs import ModelRunnerOutput
+from triptych.pd_worker.ranks.decoder_ranks import ProgressListener, ProgressWriter
 from triptych.pd_worker.ranks.ranked_runner import check_same_step, merge_into
 from triptych.pd_worker.ranks.step_message import StepReport, read_report, report_of
 
@@ -61,3 +65,31 @@ def test_ranks_that_computed_something_else_end_the_worker() -> None:
         check_same_step(3, output, reports)
     with pytest.raises(RankLost, match="rank 1 reports step 2 in place of 3"):
         check_same_step(3, output, [StepReport(2, True, True, batch_digest=5)])
+
+
+PATIENCE = 30.0
+
+
+def test_a_write_wakes_the_listener_and_the_last_writers_end_ends_it() -> None:
+    heard = threading.Semaphore(0)
+    listener = ProgressListener(heard.release)
+    writers = [ProgressWriter(listener.descriptor) for _ in range(2)]
+    listener.handed_out()
+    for writer in writers:
+        writer.write()
+        assert heard.acquire(timeout=PATIENCE)
+    for writer in writers:
+        writer.close()
+    listener.join()
+    assert not any(thread.name == "rank-progress" for thread in threading.enumerate())
+
+
+def test_a_writer_never_blocks_and_a_listener_that_is_gone_is_no_error() -> None:
+    reading, writing = os.pipe()
+    writer = ProgressWriter(writing)
+    os.close(writing)
+    for _ in range(100_000):  # more than a pipe holds
+        writer.write()
+    os.close(reading)
+    writer.write()
+    writer.close()

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.data.items import make_plan
+from triptych.integrations.vllm.requests import ROWS
+from triptych.pd_worker.core.outputs import RawLogprobs
+from triptych.pd_worker.vllm.http.call import size_of
+from triptych.pd_worker.vllm.http.client import EventParser
 from triptych.pd_worker.vllm.http.replies import (
+    ChosenToken,
+    EngineBusy,
+    EngineFailed,
     EngineGarbage,
     EngineRejected,
+    RankedToken,
+    StreamChoice,
+    StreamChunk,
     StreamEvent,
+    TokenLogprobs,
+    check_tokens,
     decode,
     error_of_body,
     error_of_event,
+    error_of_status,
+    printable,
 )
 
 
@@ -72,3 +88,78 @@ def test_an_error_event_names_field_and_reason():
 def test_the_reason_of_a_refusal_is_found_in_each_form(body, message):
     error = error_of_body(400, body)
     assert isinstance(error, EngineRejected) and error.message == message
+
+
+def reply_chunk(token_ids: list[int], logprobs: TokenLogprobs | None = None) -> StreamChunk:
+    return StreamChunk([StreamChoice(token_ids, logprobs=logprobs)])
+
+
+@pytest.mark.parametrize("token_ids", [[10], [-1], [3, 10]])
+def test_tokens_that_the_model_lacks_are_garbage(token_ids):
+    with pytest.raises(EngineGarbage, match="beyond 9"):
+        check_tokens(reply_chunk(token_ids), 10)
+
+
+def test_logprobs_of_other_tokens_are_garbage():
+    content = TokenLogprobs([ChosenToken(4, -1.0)])
+    check_tokens(reply_chunk([4], content), 10)
+    with pytest.raises(EngineGarbage):
+        check_tokens(reply_chunk([3], content), 10)
+
+
+def test_the_likeliest_tokens_are_taken_by_rank():
+    top = [RankedToken(8, -5.0, 9), RankedToken(3, -1.0, 1), RankedToken(4, -2.0, 2)]
+    assert ChosenToken(8, -5.0, 9, top).raw(2) == RawLogprobs((8, -5.0), ((3, -1.0), (4, -2.0)))
+    assert ChosenToken(8, -5.0, 9, top).raw(0) == RawLogprobs((8, -5.0), ())
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, EngineRejected),
+        (404, EngineRejected),
+        (429, EngineBusy),
+        (503, EngineBusy),
+        (500, EngineFailed),
+        (302, EngineGarbage),
+    ],
+)
+def test_a_status_says_whether_to_try_again(status, kind):
+    assert type(error_of_status(status, "why")) is kind
+
+
+def test_a_foreign_message_is_one_short_line():
+    assert printable("a\nb\x1b[31m" + "x" * 1000) == ("a b?[31m" + "x" * 1000)[:500]
+
+
+STREAM = b'data: {"a": 1}\n\n: comment\n\ndata:{"b": 2}\r\n\r\ndata: [DONE]\n\n'
+EVENTS = [b'{"a": 1}', b'{"b": 2}', b"[DONE]"]
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=8))
+def test_events_are_the_same_however_the_bytes_are_cut(cuts):
+    edges = [0, *sorted(cuts), len(STREAM)]
+    parser = EventParser()
+    found = [
+        data for start, end in zip(edges, edges[1:], strict=False) for data in parser.feed(STREAM[start:end])
+    ]
+    assert found == EVENTS
+
+
+def test_an_event_that_does_not_end_is_bounded():
+    parser = EventParser(limit=10)
+    with pytest.raises(EngineGarbage, match="longer than 10 bytes"):
+        list(parser.feed(b"data: 1234567890"))
+
+
+def test_a_line_that_is_no_event_is_garbage():
+    with pytest.raises(EngineGarbage, match="html"):
+        list(EventParser().feed(b"<html>\n"))
+
+
+def test_an_items_size_is_its_grid():
+    assert size_of(make_plan()) == ("image_grid_thw", (1, 2, 14))
+
+
+def test_an_item_without_a_grid_still_has_a_field_which_the_connector_knows():
+    assert size_of(replace(make_plan(rows=7), grid_thw=())) == (ROWS, (7,))

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from triptych.pd_worker.vllm.run import BatchPlaces, EmbeddingRoom
+from triptych.pd_worker.vllm.attempt import Diverged, Replay
+from triptych.pd_worker.vllm.run import MAX_FAILURES, BatchPlaces, EmbeddingRoom, Retries
 
 
 def order(arrival: float, *, resumed: bool = False) -> tuple[bool, float, str]:
@@ -74,3 +75,36 @@ async def test_bytes_are_reserved_together_in_order_and_shared_by_key():
     room.release("b")
     await asyncio.gather(big, small)
     assert room.reserved == 70
+
+
+def test_failures_in_a_row_end_a_request():
+    retries = Retries()
+    pauses = [retries.pause(busy=False) for _ in range(MAX_FAILURES)]
+    assert pauses == [0.1, 0.2, 0.4, None]
+
+
+def test_a_request_that_comes_further_has_all_its_tries_again():
+    retries = Retries()
+    for _ in range(MAX_FAILURES - 1):
+        retries.pause(busy=False)
+    retries.reset()
+    assert retries.pause(busy=False) == 0.1
+
+
+def test_a_busy_server_is_asked_ever_more_rarely_and_never_given_up():
+    retries = Retries()
+    pauses = [retries.pause(busy=True) for _ in range(100)]
+    assert pauses[:6] == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0] and set(pauses[5:]) == {2.0}
+    assert retries.failures == 0
+
+
+def test_known_tokens_are_dropped_and_later_ones_are_new():
+    replay = Replay((5, 6))
+    assert [replay.is_new(token) for token in (5, 6, 5)] == [False, False, True]
+
+
+def test_another_token_than_before_is_a_divergence():
+    replay = Replay((5, 6))
+    replay.is_new(5)
+    with pytest.raises(Diverged, match="output token 1 is 7, and was 6"):
+        replay.is_new(7)
