@@ -47,19 +47,6 @@ def ask(client: OpenAI, model: str, **extra: Any) -> Any:
     return client.chat.completions.create(model=model, **options)
 
 
-@pytest.mark.parametrize("model", matrix([*QWEN, "llava"]))
-def test_a_seed_decides_every_choice(client: OpenAI, model: str) -> None:
-    asked: dict[str, Any] = {"temperature": 1.0, "seed": 11, "extra_body": {"return_token_ids": True}}
-    first, again = (ask(client, model, n=3, **asked) for _ in range(2))
-    ids = [choice.model_extra["token_ids"] for choice in first.choices]
-    assert ids == [choice.model_extra["token_ids"] for choice in again.choices]
-    assert len({tuple(own) for own in ids}) == 3
-    alone = ask(client, model, **asked)
-    assert alone.choices[0].model_extra["token_ids"] == ids[0]
-    assert first.usage.prompt_tokens == alone.usage.prompt_tokens
-    assert first.usage.completion_tokens == sum(map(len, ids))
-
-
 @pytest.mark.parametrize("model", matrix(QWEN))
 def test_a_tools_answer_may_hold_a_picture(client: OpenAI, model: str) -> None:
     picture = question()[0]["content"][1]
@@ -90,14 +77,3 @@ def test_a_call_in_the_familys_own_form_is_found(client: OpenAI, model: str) -> 
     history = [*question(), choice.message.model_dump(exclude_none=True)]
     history.append({"role": "tool", "tool_call_id": call.id, "content": "It is blue."})
     assert ask(client, model, messages=history, tools=[tool("look", at=str)]).choices[0].finish_reason
-
-
-@pytest.mark.parametrize("model", matrix([*QWEN, "llava"]))
-def test_a_last_message_can_be_continued(client: OpenAI, model: str) -> None:
-    messages = [*question(), {"role": "assistant", "content": "It is"}]
-    extra = {"continue_final_message": True, "add_generation_prompt": False, "return_token_ids": True}
-    reply = ask(client, model, messages=messages, extra_body=extra)
-    plain = ask(client, model, messages=question(), extra_body={"return_token_ids": True})
-    longer, shorter = reply.model_extra["prompt_token_ids"], plain.model_extra["prompt_token_ids"]
-    assert longer[: len(shorter)] == shorter
-    assert len(longer) > len(shorter)

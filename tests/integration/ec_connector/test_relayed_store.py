@@ -78,13 +78,6 @@ async def test_a_value_whose_connection_breaks_under_way_is_never_cut_short(
         relay.delay = 0.02
 
 
-async def test_a_slow_store_delivers_in_the_end(relayed: tuple[Relay, EmbeddingStore]) -> None:
-    relay, store = relayed
-    plan, body = await saved(store, "slow")
-    relay.delay = 0.02
-    await whole(store, plan, body)
-
-
 #: The last words of a header's SET, and of a part's.
 HEADER, PART = b"\r\nNX\r\n$2\r\nPX\r\n", b"\r\n$2\r\nPX\r\n"
 

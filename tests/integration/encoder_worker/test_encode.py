@@ -70,21 +70,6 @@ async def test_stored_rows_are_what_the_encoder_side_puts_out(
         await at_rest(b, store)
 
 
-async def test_ready_means_stored_every_time(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
-    async with bench(encoder, store, store_url) as b:
-
-        async def one(seed: int) -> bool:
-            job = await Job(b, media(seed)).planned()
-            event = await job.finished()
-            return event.WhichOneof("body") == "ready" and await exists(store, job.key)
-
-        for start in range(0, 100, 10):
-            assert all(await asyncio.gather(*(one(start + n) for n in range(10))))
-        await at_rest(b, store)
-
-
 async def test_jobs_of_several_requests_share_a_batch(
     encoder: EncoderSide, store: EmbeddingStore, store_url: str
 ) -> None:
@@ -126,34 +111,6 @@ async def test_a_second_job_for_a_stored_key_costs_no_tower_call(
         assert not (await other.finished()).ready.already_stored
 
 
-async def test_streams_of_one_item_are_encoded_once_and_all_answered(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
-    async with bench(encoder, store, store_url) as b:
-        jobs = [await Job(b, media(5)).planned() for _ in range(4)]
-        events = await asyncio.gather(*(job.finished() for job in jobs))
-        assert [event.WhichOneof("body") for event in events] == ["ready"] * 4
-        assert sum(b.tower.batches) == 1
-        await at_rest(b, store)
-
-
-async def test_an_item_that_nobody_waits_for_is_not_stored(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
-    async with bench(encoder, store, store_url) as b:
-        job = await Job(b, media(6)).planned()
-        b.tower.open.clear()
-        await job.run()
-        assert await asyncio.to_thread(b.tower.entered.wait, 10)
-        job.call.cancel()
-        async with asyncio.timeout(5):
-            while any(j.waiters for j in b.worker.jobs.open_jobs()):
-                await asyncio.sleep(0.005)
-        b.tower.open.set()
-        await at_rest(b, store)
-        assert not await exists(store, job.key)
-
-
 async def test_a_flushed_store_is_filled_again_without_the_tower(
     encoder: EncoderSide, store: EmbeddingStore, store_url: str
 ) -> None:
@@ -186,17 +143,6 @@ async def test_a_damaged_value_is_replaced_by_the_job_that_names_it(
         assert (await job.finished()).WhichOneof("body") == "ready"
         _, rows = await stored_rows(store, key)
         assert torch.equal(rows, good)
-
-
-async def test_the_worker_asks_for_the_media_again_when_the_pixels_are_gone(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
-    async with bench(encoder, store, store_url, prepared_memory=1) as b:
-        jobs = [await Job(b, media(n)).planned() for n in range(5)]
-        events = await asyncio.gather(*(job.finished() for job in jobs))
-        assert [event.WhichOneof("body") for event in events] == ["ready"] * 5
-        assert b.tower.batches == [1] * 5
-        await at_rest(b, store)
 
 
 async def test_media_go_with_the_plan_and_pixels_with_the_rows(

@@ -20,9 +20,7 @@ from support.waiting import within
 from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.base.rpc.channels import MEDIA_FRAME_BYTES
 from triptych.base.types import WorkerInfo
-from triptych.encoder_worker import server
-from triptych.encoder_worker.jobs import loop
-from triptych.encoder_worker.scheduler import Stage
+from triptych.encoder_worker import server as server_module
 from triptych.encoder_worker.service import warn_of_mismatch
 from triptych.models.base import EncoderSide
 from triptych.protos import encoder_pb2
@@ -99,61 +97,6 @@ async def test_more_or_larger_media_than_announced_are_refused(
         assert (await large.last()).failed.error.param == "media"
 
 
-async def test_a_bad_item_fails_alone(encoder: EncoderSide, store: EmbeddingStore, store_url: str) -> None:
-    async with bench(encoder, store, store_url) as b:
-        bad = await Job(b, media(1, 128, 96)).planned()
-        good = [await Job(b, media(n)).planned() for n in range(3)]
-        b.tower.open.clear()
-        opener = await Job(b, media(50)).planned()
-        await opener.run()
-        assert await asyncio.to_thread(b.tower.entered.wait, 10)
-        for job in (*good, bad):
-            await job.run()
-        await b.until("triptych_encoder_queue_items", 4)
-        assert bad.rows != good[0].rows
-        b.tower.poison = {bad.rows}
-        b.tower.open.set()
-        failed = (await bad.last()).failed
-        assert (failed.error.code, failed.retryable) == ("internal_error", True)
-        for job in (opener, *good):
-            assert (await job.last()).WhichOneof("body") == "ready"
-        assert b.tower.batches == [1, 4, 1, 1, 1, 1]
-        await b.until("triptych_encoder_inflight", 0)
-
-
-async def test_too_many_unplanned_jobs_are_refused_but_re_encodes_never(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
-    async with bench(encoder, store, store_url, plan_credit=1) as b:
-        held = [await Job(b, media(n)).start() for n in range(4)]
-        await b.until("triptych_encoder_jobs", 4)
-        refused = (await (await Job(b, media(9)).start()).last()).failed
-        assert (refused.error.code, refused.retryable) == ("overloaded", True)
-        again = await Job(b, media(9), changes={"re_encode": True}).planned()
-        assert (await again.finished()).WhichOneof("body") == "ready"
-        for job in held:
-            await job.send_media()
-            await job.event()
-            assert (await job.finished()).WhichOneof("body") == "ready"
-
-
-async def test_the_owner_of_an_item_is_named_and_a_failed_owner_is_replaced(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
-    async with bench(encoder, store, store_url) as b:
-        job = await Job(b, media(8)).planned()
-        leases = Leases(store)
-        owned = await leases.acquire(job.key, address="10.0.0.9:1", incarnation="x", term=60)
-        assert isinstance(owned, Lease)
-        failed = (await job.finished()).failed
-        assert (failed.owner_address, failed.owner_token) == ("10.0.0.9:1", owned.token)
-        assert failed.retryable
-        assert b.tower.batches == []
-        retry = await Job(b, media(8), changes={"failed_lease_token": owned.token}).planned()
-        assert (await retry.finished()).WhichOneof("body") == "ready"
-        assert not await leases.renew(owned, 60)
-
-
 async def test_a_lease_ends_when_its_owner_makes_no_progress(
     encoder: EncoderSide, store: EmbeddingStore, store_url: str
 ) -> None:
@@ -186,29 +129,6 @@ async def test_draining_finishes_what_may_run_and_sends_the_rest_elsewhere(
         b.tower.open.set()
         assert (await running.last()).WhichOneof("body") == "ready"
         await drain
-
-
-async def test_more_permissions_than_credit_wait_their_turn_and_hear_that_the_tower_gets_on(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As of many proxies, each with a credit of one at least."""
-    monkeypatch.setattr(loop, "WAITS_SECONDS", 0.0)
-    async with bench(encoder, store, store_url, tower_credit=1, encoder_batch_patches=1) as b:
-        b.tower.open.clear()
-        streams = [await Job(b, media(60 + n)).planned() for n in range(12)]
-        for stream in streams:
-            await stream.run()
-        await b.until("triptych_encoder_queue_items", 11)
-        waiting = [job for job in b.worker.jobs.open_jobs() if job.stage is not Stage.ENCODING]
-        assert sum(job.pinned for job in waiting) == 1
-        b.tower.open.set()
-        heard = []
-        while (event := await streams[-1].event()).WhichOneof("body") != "ready":
-            heard.append(event.WhichOneof("body"))
-        assert set(heard) == {"waits"}
-        for stream in streams[:-1]:
-            assert (await stream.last()).WhichOneof("body") == "ready"
-        assert sum(b.tower.batches) == 12
 
 
 JOBS = 50
@@ -256,7 +176,7 @@ async def test_ended_jobs_leave_nothing_to_the_garbage_collector(
 async def test_a_client_that_does_not_close_the_stream_cannot_keep_it(
     encoder: EncoderSide, store: EmbeddingStore, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "CLOSING_SECONDS", 0.1)
+    monkeypatch.setattr(server_module, "CLOSING_SECONDS", 0.1)
     async with bench(encoder, store, store_url) as b:
         media = png(picture(1, 64, 64))
         await (await Job(b, media).planned()).finished()
@@ -329,15 +249,3 @@ async def test_an_item_is_saved_when_the_store_has_come_back(
         server.start()
         assert (await job.last()).WhichOneof("body") == "ready"
         assert b.tower.batches == [1, 1]
-
-
-async def test_without_a_store_a_job_fails_at_its_timeout_and_says_why(
-    encoder: EncoderSide, server: EmbeddedStore, own_store: EmbeddingStore
-) -> None:
-    async with bench(encoder, own_store, server.url) as b:
-        server.stop()
-        job = await Job(b, png(picture(3)), changes={"timeout": 3.0}).planned()
-        failed = (await job.finished()).failed
-        assert (failed.error.code, failed.retryable) == ("unavailable", True)
-        assert "store" in failed.error.message
-        await b.until("triptych_encoder_jobs", 0)

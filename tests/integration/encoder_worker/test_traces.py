@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from support.data.pictures import picture
 from support.engine.encoder_bench import NAMESPACE, Job, bench, png
 from support.tracing.spans import kept_tracer, new_context
@@ -38,31 +36,3 @@ async def test_an_embedding_carries_the_span_that_computed_it(
         assert [span.name for span in stages] == ["preprocess", "wait for tower", "tower", "save"]
         assert all(server.start <= span.start <= span.end <= server.end + 0.001 for span in stages), stages
         assert await producer_of(store, job.key) == kept.one("tower").context
-
-
-async def test_two_proxies_of_one_item_share_the_tower_and_are_linked(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
-    tracer, kept = kept_tracer()
-    contexts = [new_context(sampled=True) for _ in range(2)]
-    async with bench(encoder, store, store_url, tracer=tracer) as b:
-        media = png(picture(3, 64, 64))
-        jobs = [await Job(b, media, metadata=metadata(context)).planned() for context in contexts]
-        await asyncio.gather(*(job.finished() for job in jobs))
-        await until(lambda: "save" in kept.names(), "the job's spans")
-        first, second = sorted(kept.all("encoder job"), key=lambda span: span.start)
-        tower = kept.one("tower")
-        assert tower.parent == first.context
-        assert (first.links, second.links) == ((), (tower.context,))
-
-
-async def test_hostile_metadata_cost_nothing_but_their_own_trace(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
-    tracer, kept = kept_tracer()
-    async with bench(encoder, store, store_url, tracer=tracer) as b:
-        metadata = (("traceparent", "x" * 4000), ("tracestate", "=" * 2000))
-        job = await Job(b, png(picture(4, 64, 64)), metadata=metadata).planned()
-        assert (await job.finished()).WhichOneof("body") == "ready"
-        await until(lambda: "encoder job" in kept.names(), "the job's span")
-        assert kept.one("encoder job").parent is None

@@ -115,16 +115,6 @@ def test_embeddings_of_the_caller_are_left_as_they_were(family: str) -> None:
     assert torch.equal(embeds, before)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_bfloat16_sides_stay_near_the_fp32_reference(family: str) -> None:
-    path = build_checkpoint(family)
-    encoder, decoder = sides(path, torch.bfloat16)
-    asked = prompt(path, encoder, decoder, (0,))
-    logits = batch_logits(decoder, [asked])
-    assert (encoder.width, logits.dtype) == (asked.rows[0].shape[1], torch.bfloat16)
-    assert torch.nn.functional.cosine_similarity(logits[-9:].float(), reference(path, (0,))[1]).min() > 0.97
-
-
 @pytest.mark.parametrize(("variant", "original"), matrix([("", True), ("hub", False), ("", False)], quick=2))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_save_pretrained_writes_is_loaded_alike(

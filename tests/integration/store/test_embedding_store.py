@@ -5,7 +5,6 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-import uvloop
 
 from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
 from support.engine.transfers import mute_server
@@ -202,23 +201,6 @@ async def test_a_store_with_a_password_is_used_by_all_its_connections(tmp_path: 
     finally:
         await plain.close()
         server.stop()
-
-
-def test_saves_and_loads_work_under_uvloop(store_url: str) -> None:
-    async def round_trip() -> bytes:
-        store = await EmbeddingStore.connect(store_url)
-        try:
-            await store.save(plan, body, ttl=60)
-            loaded = await store.load(plan, fresh_buffer)
-            assert isinstance(loaded, Loaded)
-            return bytes(loaded.body)
-        finally:
-            await store.close()
-
-    plan = make_plan("under uvloop", rows=2000, width=1024)
-    body = make_body(plan)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        assert runner.run(round_trip()) == body
 
 
 async def test_after_a_kill_and_restart_the_same_connection_serves_again(tmp_path: Path) -> None:

@@ -148,27 +148,6 @@ async def broken(
     raise AssertionError("unreachable")
 
 
-@contextlib.asynccontextmanager
-async def slowed(
-    cluster: Cluster, pool: str, *, runs: float = 0.05, rests: float = 0.05
-) -> AsyncIterator[None]:
-    """The pool's processes run for `runs` seconds at a time and then stand still for `rests`."""
-    over = asyncio.Event()
-
-    async def turns() -> None:
-        while not over.is_set():
-            with stopped(cluster, pool):
-                await asyncio.sleep(rests)
-            await asyncio.sleep(runs)
-
-    task = asyncio.ensure_future(turns())
-    try:
-        yield
-    finally:
-        over.set()
-        await task
-
-
 @contextlib.contextmanager
 def closed_gate(cluster: Cluster) -> Iterator[None]:
     """Encoders stand still, and requests with pictures gather before them, until `open_gate` or the end."""

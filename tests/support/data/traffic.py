@@ -96,31 +96,6 @@ def mixed_cases(
     return cases
 
 
-#: Flags with which prompts are prefilled in part: one picture at a time goes through the tower, and steps and
-#: blocks are small.
-SMALL_STEPS = ("--threads", "1", "--encoder-batch-patches", "1", "--block-size", "8",
-               "--max-num-batched-tokens", "48")  # fmt: skip
-OVERLAP_FLAGS = (*SMALL_STEPS, "--overlap-prefill")
-#: Output tokens of such a request.
-ALBUM_TOKENS = 96
-
-
-def albums(count: int) -> list[Case]:
-    """Three pictures each, the first at the prompt's begin: hardly any text can be prefilled without it."""
-    rng = random.Random(3)
-
-    def text() -> str:
-        return " ".join(rng.choices(WORDS, k=16)) + f" {rng.randrange(1000)}"
-
-    return [
-        Case(
-            (0, text(), 1, 2, text()),
-            tuple(picture(100 * index + i, 160, 160 + 32 * i) for i in range(3)),
-        )
-        for index in range(count)
-    ]
-
-
 def client_of(url: str) -> AsyncOpenAI:
     return AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
 

@@ -199,22 +199,6 @@ def test_fetches_wait_for_host_memory_and_go_on_when_it_is_given_back(
         worker.shutdown()
 
 
-def test_items_whose_sum_is_the_host_memory_are_here_together(store: EmbeddingStore, store_url: str) -> None:
-    items = [entry(make_plan(f"item {n}", rows=1 + n)) for n in range(5)]
-    limit = sum(item.plan.nbytes for item in items)
-    worker = RedisConnectorWorker(ECTransferConfig(store_url=store_url, host_buffer_bytes=limit))
-    try:
-        for item in items:
-            worker.save_caches({item.plan.mm_hash: item}, item.plan.mm_hash)
-        wait_for(worker, lambda out: len(out.saved) == 5)
-        fetches = tuple(Fetch(item.plan, n) for n, item in enumerate(items))
-        worker.start_load_caches(TransferMetadata(1, fetches=fetches), {})
-        wait_for(worker, lambda out: len(out.fetched) == 5)
-        assert worker.host_bytes == limit
-    finally:
-        worker.shutdown()
-
-
 def test_an_item_above_the_host_memory_fails_at_once_and_says_so(
     store: EmbeddingStore, store_url: str
 ) -> None:

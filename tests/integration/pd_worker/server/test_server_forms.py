@@ -107,33 +107,6 @@ async def test_resumed_tokens_that_do_not_fit_are_refused(model, store_url):
     assert (reply.status, reply.error.param) == (pd_pb2.SubmitReply.STATUS_REFUSED, "resume")
 
 
-async def test_outputs_that_give_way_to_others_keep_their_form(model, store_url, monkeypatch):
-    form = common_pb2.OutputFormat(regex="([0-9]{3}-){40}")
-    async with serving(model, store_url, kv_memory=400 << 10) as (worker, client):
-        gave_way, preempt = [], worker.engine.scheduler._preempt
-
-        def noting(state, output):
-            gave_way.append(state)
-            preempt(state, output)
-
-        monkeypatch.setattr(worker.engine.scheduler, "_preempt", noting)
-        answers = await asyncio.gather(*(ask(client, f"s{n}", form, seed=n) for n in range(4)))
-        assert gave_way
-    async with serving(model, store_url) as (_, client):
-        others = await asyncio.gather(*(ask(client, f"s{n}", form, seed=n) for n in range(4)))
-    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in others]
-    assert all(re.fullmatch("([0-9]{3}-){40}", answer.text) for answer in answers)
-
-
-async def test_the_form_decides_the_end_before_min_tokens_and_in_spite_of_ignore_eos(model, store_url):
-    form = common_pb2.OutputFormat(choices=common_pb2.TextChoices(texts=["yes", "no"]))
-    async with serving(model, store_url) as (_, client):
-        early = await ask(client, "early", form, min_tokens=50)
-        ignoring = await ask(client, "ignoring", form, ignore_eos=True)
-    assert {early.text, ignoring.text} <= {"yes", "no"}
-    assert early.finished.reason == ignoring.finished.reason == "stop"
-
-
 @pytest.mark.parametrize(
     "form",
     [

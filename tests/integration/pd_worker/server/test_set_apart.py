@@ -55,30 +55,6 @@ async def test_what_all_proxies_have_there_is_handed_over_before_the_worker_is_a
     await other.detach()
 
 
-async def test_others_may_come_once_the_request_has_put_out_its_tokens(served) -> None:
-    _, client = served
-    await set_apart(client, "alone", tokens=8)
-    assert (await client.submit(endless(client, "early"))).error.code == "unavailable"
-    assert (await client.submit(endless(client, "alone"))).status != REFUSED
-    await client.until("alone", tokens=8)
-    assert (await client.submit(endless(client, "late", tokens=3))).status != REFUSED
-    assert (await client.until("late")).finished.reason == "length"
-    assert (await client.until("alone")).finished.reason == "length"
-
-
-@pytest.mark.parametrize("cancelled", ["before it comes", "at work"])
-async def test_a_cancel_of_the_request_opens_the_worker(served, cancelled: str) -> None:
-    _, client = served
-    await set_apart(client, "alone", tokens=10_000)
-    if cancelled == "at work":
-        await client.submit(endless(client, "alone"))
-        await client.until("alone", tokens=1)
-    assert (await client.submit(endless(client, "early"))).status == REFUSED
-    await client.stub.Cancel(pd_pb2.CancelRequest(proxy_id=client.proxy_id, request_ids=["alone"]))
-    assert (await client.submit(endless(client, "late", tokens=3))).status != REFUSED
-    assert (await client.until("late")).finished.reason == "length"
-
-
 async def test_a_worker_is_apart_for_one_proxy_at_a_time_and_not_when_it_drains(served) -> None:
     worker, client = served
     other = PDClient(client.channel, client.model_key, "another-proxy")

@@ -26,7 +26,7 @@ from triptych.ec_connector.connectors.memory_store import OutputCache
 from triptych.encoder_worker.engine import BatchDone
 from triptych.encoder_worker.job_spec import ItemFormat
 from triptych.encoder_worker.jobs import loop as module
-from triptych.encoder_worker.jobs.job import Failed, JobEvent, Planned, Ready, Waiter, Waits
+from triptych.encoder_worker.jobs.job import Failed, JobEvent, Planned, Waiter, Waits
 from triptych.encoder_worker.jobs.loop import JobLoop
 from triptych.encoder_worker.jobs.saves import JobSaves
 from triptych.encoder_worker.jobs.single_flight import SingleFlight
@@ -95,26 +95,6 @@ async def test_an_item_is_preprocessed_and_its_media_room_released() -> None:
         assert worker.preparer.prepared == [b"a"]
         assert worker.budget.nbytes == 0
         assert waiter.job.timings.preprocess >= 0
-
-
-async def test_a_stored_item_is_answered_without_preprocessing() -> None:
-    async with running() as worker:
-        worker.store.stored = {"a"}
-        worker.join("a")
-        await until(lambda: len(worker.events["a"]) == 2, "the answer")
-        end = worker.events["a"][-1]
-        assert isinstance(end, Ready) and end.already_stored
-        assert worker.preparer.prepared == []
-
-
-async def test_a_damaged_item_is_not_looked_up_before_it_is_preprocessed() -> None:
-    async with running() as worker:
-        worker.store.stored = {"a"}
-        waiter = worker.join("a", damaged_digest="d" * 40)
-        await worker.send(waiter)
-        await until(lambda: worker.events["a"], "the plan")
-        assert worker.store.asked == []
-        assert worker.events["a"] == [Planned(plan("a"))]
 
 
 async def test_a_kept_output_replaces_preprocessing_and_goes_to_the_engine() -> None:

@@ -164,18 +164,6 @@ def test_a_cancelled_request_frees_everything_at_every_stage(make: Make, steps: 
     engine.assert_at_rest()
 
 
-def test_cancelling_the_first_of_two_leaves_the_table_to_the_second(make: Make) -> None:
-    engine, text = make(), stored("text", 9)
-    engine.add(make_request("a", [2, 0], [text], max_tokens=20))
-    engine.add(make_request("b", [2, 1], [text], max_tokens=5, arrival=1.0))
-    steps_to_chunks(engine)
-    engine.scheduler.cancel(["a"], "proxy")
-    outputs = engine.run_out()
-    assert not any(output.projections for output in outputs)
-    assert reasons(engine) == {"a": FinishReason.ABORT, "b": FinishReason.LENGTH}
-    engine.assert_at_rest()
-
-
 def test_a_failed_projection_ends_all_requests_that_wait_for_it(make: Make) -> None:
     engine, text = make(), stored("text", 9)
     engine.add(make_request("a", [2], [text]), make_request("b", [3], [text], arrival=1.0))

@@ -18,7 +18,6 @@ from support.engine.engine_requests import (
     shares,
 )
 from triptych.base.errors import InvalidRequest, Unavailable
-from triptych.base.types import FinishReason
 from triptych.ec_connector.base import ECConnectorOutput, FailedLoad
 from triptych.pd_worker.core.request_events import ItemLoaded, ItemMissing, RequestAdmitted
 
@@ -38,17 +37,6 @@ def test_item_pressure_counts_those_that_wait_for_embeddings_by_those_that_run(m
     engine.step()
     engine.step()
     assert engine.scheduler.item_pressure == 0
-
-
-def test_an_item_in_the_store_is_loaded_then_consumed_then_released(make: Make) -> None:
-    engine, image = make(), make_feature("cat", 2, 6)
-    publish(STORE, image)
-    engine.add(make_request("a", 10, [image], max_tokens=2))
-    engine.run_out()
-    assert names(engine.of(RequestAdmitted)) == ["a"]
-    assert [event.mm_hash for event in engine.of(ItemLoaded)] == [image.mm_hash]
-    assert finished(engine)["a"].reason is FinishReason.LENGTH
-    engine.assert_at_rest()
 
 
 def test_a_request_waits_for_its_item_while_text_behind_it_runs(make: Make) -> None:
@@ -81,18 +69,6 @@ def test_an_old_ready_mark_says_nothing(make: Make) -> None:
     for _ in range(4):
         engine.step()
     assert engine.of(ItemMissing) == []
-
-
-def test_a_chunk_may_end_and_begin_inside_an_image(make: Make) -> None:
-    engine, image = make(budget=5), make_feature("cat", 2, 12)
-    publish(STORE, image)
-    engine.add(make_request("a", 16, [image]))
-    rows = [
-        [(part.first, part.count, part.at) for part in chunk.rows]
-        for output in engine.run_out()
-        for chunk in output.chunks
-    ]
-    assert rows == [[], [(0, 5, 0)], [(5, 5, 0)], [(10, 2, 0)]]
 
 
 @settings(max_examples=60, deadline=None)

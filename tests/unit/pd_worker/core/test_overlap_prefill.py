@@ -17,7 +17,7 @@ from support.engine.engine_requests import (
     publish,
     shares,
 )
-from triptych.base.errors import DeadlineExceeded, InternalError
+from triptych.base.errors import InternalError
 from triptych.base.types import FinishReason, MMFeature
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.core.request_events import ItemMissing
@@ -69,12 +69,6 @@ def test_what_stands_behind_a_missing_item_is_not_prefilled(make: Make) -> None:
     assert steps(engine) == [[("a", 0, 4)]]
     arrive(engine, CAT)
     assert steps(engine) == [[("a", 4, 16)], [("a", 20, 16)]]
-
-
-def test_a_request_holds_no_block_and_no_slot_while_it_waits(make: Make) -> None:
-    engine = half_way(make())
-    assert engine.kv.num_used == engine.scheduler.num_running == 0
-    assert engine.admission.reserved == 24 * 16, "the room for its items stays its own"
 
 
 def test_the_items_of_a_prefilled_part_stay_until_the_request_starts(make: Make) -> None:
@@ -180,23 +174,6 @@ def test_an_item_lost_in_the_gap_is_encoded_again_and_nothing_is_computed_twice(
     assert [event.mm_hash for event in engine.of(ItemMissing)] == [DOG.mm_hash]
     arrive(engine, DOG)
     assert steps(engine) == [[("a", 20, 16)]]
-    engine.assert_at_rest()
-
-
-def test_a_request_cancelled_in_the_gap_leaves_nothing(make: Make) -> None:
-    engine = half_way(make())
-    engine.scheduler.cancel(["a"], "proxy")
-    assert steps(engine) == []
-    assert finished(engine)["a"].reason is FinishReason.ABORT
-    engine.assert_at_rest()
-    assert not engine.scheduler._overlap._begun and engine.scheduler._overlap._blocks == 0
-
-
-def test_the_deadline_counts_in_the_gap(make: Make) -> None:
-    engine = half_way(make(), deadline=5.0)
-    engine.now = 6.0
-    engine.step()
-    assert isinstance(finished(engine)["a"].error, DeadlineExceeded)
     engine.assert_at_rest()
 
 

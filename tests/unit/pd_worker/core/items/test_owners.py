@@ -57,17 +57,3 @@ def test_a_cross_item_has_the_same_four_owners_while_its_table_is_shared_and_in_
     engine = make(cross=True, host_blocks=16)
     engine.add(*(make_request(name, [2, 0], [text], max_tokens=40, ready=()) for name in "ab"))
     assert in_flight(engine, [text]) == OWNERS
-
-
-def test_the_owner_of_a_swapped_table_is_the_items_record(make: Make) -> None:
-    text = make_cross("text", 9)
-    engine = make(cross=True, host_blocks=16)
-    engine.add(make_request("a", [2, 0], [text], max_tokens=40, ready=()))
-    assert in_flight(engine, [text]) == OWNERS
-
-
-def test_a_key_in_any_container_of_an_object_is_seen() -> None:
-    engine = ModellessEngine(STORE)
-    for place in ({"key": 1}, {1: "key"}, ["key"], {("key", 2): 1}, [(1.0, "key")], {"a": {2: "key"}}):
-        engine.scheduler.kv.__dict__["extra"] = place
-        assert owners(engine.scheduler, {"key"}, without=STORE) == {"KVCacheManager"}
