@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from support.engine.pd_serving import serving
+from support.engine.pd_serving import serving, slot
 from support.fakes.pd_client import Answer, PDClient
-from support.hostile.forgeries import FORGERIES, GREEDY, Forgery, honest, model, slot, stored_items
+from support.hostile.forgeries import FORGERIES, GREEDY, Forgery, forged_items, honest, model
 from triptych.pd_worker.core.encoder_cache import Residency
 from triptych.pd_worker.native import NativeWorker
 from triptych.protos import pd_pb2
@@ -61,7 +61,7 @@ class Victim:
 
 @asynccontextmanager
 async def _victim(store: EmbeddingStore, store_url: str, **flags: object) -> AsyncIterator[Victim]:
-    for plan, body in stored_items():
+    for plan, body in forged_items():
         await store.save(plan, body, ttl=600)
     async with serving(model(), store_url, **flags) as (worker, client):
         victim = Victim(worker, client)
@@ -164,7 +164,7 @@ async def test_a_false_plan_leaves_no_block_that_an_honest_request_would_take_fo
 
 
 def _room_for_one() -> int:
-    return sum(plan.nbytes for plan, _ in stored_items()) - 1
+    return sum(plan.nbytes for plan, _ in forged_items()) - 1
 
 
 def _notice(*mm_hashes: str, proxy_id: str = "proxy") -> pd_pb2.ItemsNotice:
@@ -178,7 +178,7 @@ async def _until(condition) -> None:
 
 
 def _about(victim: Victim, index: int, request_id: str, text: str) -> pd_pb2.SubmitRequest:
-    plan, _ = stored_items()[index]
+    plan, _ = forged_items()[index]
     parts = [{"type": "image"}, {"type": "text", "text": text}]
     return victim.client.message(request_id, parts, items=[slot(plan)], **GREEDY)
 
@@ -191,14 +191,14 @@ async def _fill(victim: Victim) -> None:
     """A question about the second, larger picture: the cache has room for nothing else."""
     await victim.client.submit(_about(victim, 1, "filler", "and this?"))
     assert (await victim.client.until("filler")).finished.reason == "length"
-    key = stored_items()[0][0].mm_hash
+    key = forged_items()[0][0].mm_hash
     assert victim.worker.engine.scheduler.items.cache.state(key) is Residency.ABSENT
 
 
 @asynccontextmanager
 async def _victim_of_one(store: EmbeddingStore, store_url: str, **flags: object) -> AsyncIterator[Victim]:
     """A worker whose cache is too small for the honest question about both pictures."""
-    for plan, body in stored_items():
+    for plan, body in forged_items():
         await store.save(plan, body, ttl=600)
     async with serving(model(), store_url, **flags) as (worker, client):
         yield Victim(worker, client)

@@ -8,32 +8,15 @@ import hashlib
 import torch
 
 from support.data.pictures import picture
-from support.engine.encoder_bench import NAMESPACE, Bench, Job, bench, png
-from triptych.base.types import ItemPlan
+from support.engine.encoder_bench import Bench, Job, bench, png, stored_rows
 from triptych.encoder_worker.media.formats import decode_image
 from triptych.models.base import EncoderSide
 from triptych.store import keys
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.results import Loaded
 
 
 def media(seed: int, width: int = 64, height: int = 64) -> bytes:
     return png(picture(seed, width, height))
-
-
-async def stored_rows(store: EmbeddingStore, key: str) -> tuple[ItemPlan, torch.Tensor]:
-    [plan] = await store.look_up([(key, NAMESPACE)])
-    assert plan is not None
-    buffers: list[bytearray] = []
-
-    def into(nbytes: int) -> memoryview:
-        buffers.append(bytearray(nbytes))
-        return memoryview(buffers[-1])
-
-    loaded = await store.load(plan, into)
-    assert isinstance(loaded, Loaded)
-    rows = torch.frombuffer(bytearray(loaded.body), dtype=torch.float32).view(plan.rows, plan.width)
-    return plan, rows
 
 
 async def exists(store: EmbeddingStore, key: str) -> bool:
@@ -57,7 +40,7 @@ async def test_stored_rows_are_what_the_encoder_side_puts_out(
         event = await job.finished()
         assert event.WhichOneof("body") == "ready"
         assert not event.ready.already_stored
-        plan, rows = await stored_rows(store, job.key)
+        plan, rows = await stored_rows(store, job)
         prepared = encoder.preprocess(decode_image(job.media, max_pixels=10**6), {})
         with torch.inference_mode():
             [expected] = encoder.encode([prepared])
@@ -88,7 +71,7 @@ async def test_jobs_of_several_requests_share_a_batch(
         assert b.tower.batches == [1, 8]
         assert b.metric("triptych_encoder_batch_items_sum") == 9
         for job in jobs:
-            _, rows = await stored_rows(store, job.key)
+            _, rows = await stored_rows(store, job)
             prepared = encoder.preprocess(decode_image(job.media, max_pixels=10**6), {})
             with torch.inference_mode():
                 [alone] = encoder.encode([prepared])
@@ -129,8 +112,9 @@ async def test_a_damaged_value_is_replaced_by_the_job_that_names_it(
 ) -> None:
     async with bench(encoder, store, store_url) as b:
         await (await Job(b, media(8)).planned()).finished()
-        key = (await Job(b, media(8)).start()).key
-        _, good = await stored_rows(store, key)
+        stored = await Job(b, media(8)).start()
+        key = stored.key
+        _, good = await stored_rows(store, stored)
         await store.control.execute(
             "SETRANGE",
             keys.embedding(key),
@@ -141,7 +125,7 @@ async def test_a_damaged_value_is_replaced_by_the_job_that_names_it(
         digest = hashlib.sha1(value).hexdigest()
         job = await Job(b, media(8), changes={"damaged_digest": digest, "re_encode": True}).planned()
         assert (await job.finished()).WhichOneof("body") == "ready"
-        _, rows = await stored_rows(store, key)
+        _, rows = await stored_rows(store, stored)
         assert torch.equal(rows, good)
 
 

@@ -11,7 +11,7 @@ from support.data.checkpoints import build_checkpoint
 from support.data.pictures import picture
 from support.data.sounds import audio_file, sound
 from support.encoder_graphs.two_towers import TwoTowerEncoder
-from support.engine.encoder_bench import Job, WatchedTower, bench, png
+from support.engine.encoder_bench import Job, WatchedTower, bench, png, stored_rows
 from triptych.base.config import EncoderConfig
 from triptych.base.errors import ConfigError
 from triptych.base.machine.graphs import EagerStatic
@@ -20,7 +20,6 @@ from triptych.encoder_worker.graphs.graph_encoder import GraphEncoder, with_grap
 from triptych.encoder_worker.graphs.manager import GraphCounts
 from triptych.models.registry import load_encoder
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.results import Loaded
 
 CPU = torch.device("cpu")
 #: By kind of tower: the family, a variant of its checkpoint, and media.
@@ -32,20 +31,6 @@ KINDS = {
         [audio_file(sound(0.5 + seed / 2, seed=seed), 16_000, "WAV") for seed in range(3)],
     ),
 }  # fmt: skip
-
-
-async def stored(store: EmbeddingStore, job: Job) -> torch.Tensor:
-    [plan] = await store.look_up([(job.key, job.namespace)])
-    assert plan is not None
-    buffers: list[bytearray] = []
-
-    def into(nbytes: int) -> memoryview:
-        buffers.append(bytearray(nbytes))
-        return memoryview(buffers[-1])
-
-    loaded = await store.load(plan, into)
-    assert isinstance(loaded, Loaded)
-    return torch.frombuffer(bytearray(loaded.body), dtype=torch.float32).view(plan.rows, plan.width)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -64,7 +49,7 @@ async def test_graphs_store_the_rows_of_the_ordinary_call(
             ]
             events = await asyncio.gather(*(job.finished() for job in jobs))
             assert {event.WhichOneof("body") for event in events} == {"ready"}
-            rows.append([await stored(store, job) for job in jobs])
+            rows.append([(await stored_rows(store, job))[1] for job in jobs])
     for wanted, found in zip(*rows, strict=True):
         torch.testing.assert_close(found, wanted, atol=2e-5, rtol=0)
     counts = graphs.graphs.counts

@@ -12,12 +12,11 @@ import torch
 from support.data.checkpoints import build_checkpoint
 from support.data.sounds import audio_file, sound
 from support.encdec.oracle import audio_inputs, encoder_rows, text_inputs
-from support.engine.encoder_bench import Job, bench
+from support.engine.encoder_bench import Job, bench, stored_rows
 from triptych.encoder_worker.media.audio import AudioLimits, decode_audio
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.results import Loaded
 
 CPU = torch.device("cpu")
 
@@ -41,18 +40,9 @@ def listener() -> EncoderSide:
 
 
 async def stored(store: EmbeddingStore, job: Job) -> torch.Tensor:
-    [plan] = await store.look_up([(job.key, job.namespace)])
-    assert plan is not None
+    plan, rows = await stored_rows(store, job)
     assert (plan.modality, plan.length) == (job.modality, 0)
-    buffers: list[bytearray] = []
-
-    def into(nbytes: int) -> memoryview:
-        buffers.append(bytearray(nbytes))
-        return memoryview(buffers[-1])
-
-    loaded = await store.load(plan, into)
-    assert isinstance(loaded, Loaded)
-    return torch.frombuffer(bytearray(loaded.body), dtype=torch.float32).view(plan.rows, plan.width)
+    return rows
 
 
 async def test_texts_of_mixed_lengths_in_one_batch_are_stored_as_transformers_encodes_them(

@@ -22,10 +22,12 @@ from triptych.base.config import EncoderConfig
 from triptych.base.metrics import EncoderMetrics
 from triptych.base.rpc.channels import MEDIA_FRAME_BYTES, make_channel, make_server
 from triptych.base.tracing.tracer import Tracer
+from triptych.base.types import ItemPlan
 from triptych.encoder_worker.service import EncoderWorker, WorkerIdentity
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
 from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.results import Loaded
 
 NAMESPACE = "ab" * 32
 
@@ -219,3 +221,12 @@ class Job:
         """Permission, then the last event."""
         await self.run()
         return await self.last()
+
+
+async def stored_rows(store: EmbeddingStore, job: Job) -> tuple[ItemPlan, torch.Tensor]:
+    """What the job has saved."""
+    [plan] = await store.look_up([(job.key, job.namespace)])
+    assert plan is not None
+    loaded = await store.load(plan, lambda nbytes: memoryview(bytearray(nbytes)))
+    assert isinstance(loaded, Loaded)
+    return plan, torch.frombuffer(bytearray(loaded.body), dtype=torch.float32).view(plan.rows, plan.width)

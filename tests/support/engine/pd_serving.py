@@ -1,18 +1,26 @@
-"""A real PD worker in the test's process, behind a real gRPC server."""
+"""A real PD worker in this process behind a real gRPC server, and items as encoder workers save them."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import functools
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
+
+import torch
+from PIL import Image
 
 from support.data.checkpoints import build_checkpoint
 from support.fakes.pd_client import PDClient
 from triptych.base.config import PDConfig
+from triptych.base.hashing import framed_digest
 from triptych.base.metrics import PDMetrics
 from triptych.base.rpc.channels import make_channel, make_server
+from triptych.base.types import ItemPlan
+from triptych.models.registry import load_encoder
 from triptych.pd_worker.native import LoadedModel, NativeWorker, load_model
-from triptych.protos import pd_pb2_grpc
+from triptych.protos import pd_pb2, pd_pb2_grpc
+from triptych.protos.convert import plan_to_proto
 
 
 def tiny_model(family: str, **flags: Any) -> LoadedModel:
@@ -44,3 +52,29 @@ async def serving(
 
 def _config(model: str, **flags: Any) -> PDConfig:
     return PDConfig(**{"model": model, "kv_memory": 32 << 20, "max_model_len": 512, "threads": 1, **flags})
+
+
+@functools.cache
+def served_model(family: str) -> LoadedModel:
+    """The model with the default flags, loaded once."""
+    return tiny_model(family)
+
+
+def stored_items(family: str, pictures: Sequence[Image.Image]) -> list[tuple[ItemPlan, bytes]]:
+    """Plan and body of every picture, as an encoder worker saves them."""
+    encoder = load_encoder(build_checkpoint(family), device=torch.device("cpu"), dtype=torch.float32)
+    namespace = served_model(family).identity.namespace
+    items = [encoder.preprocess(image, {}) for image in pictures]
+    made = []
+    for number, (item, rows) in enumerate(zip(items, encoder.encode(items), strict=True)):
+        key = framed_digest((("family", family.encode()), ("number", bytes([number]))))
+        plan = ItemPlan(
+            *(key, namespace, "image", item.rows, encoder.width, "float32", item.length),
+            *(item.runs, item.grid_thw),
+        )
+        made.append((plan, rows.detach().numpy().tobytes()))
+    return made
+
+
+def slot(plan: ItemPlan, state: pd_pb2.ItemState = pd_pb2.ITEM_STATE_READY) -> pd_pb2.ItemSlot:
+    return pd_pb2.ItemSlot(plan=plan_to_proto(plan), state=state)

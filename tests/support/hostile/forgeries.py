@@ -8,15 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from support.data.checkpoints import build_checkpoint
 from support.data.pictures import picture
-from support.engine.pd_serving import tiny_model
+from support.engine.pd_serving import served_model, slot, stored_items
 from support.fakes.pd_client import PDClient
-from triptych.base.hashing import framed_digest
 from triptych.base.types import ItemPlan
-from triptych.models.registry import load_encoder
 from triptych.pd_worker.native import LoadedModel
 from triptych.protos import common_pb2, pd_pb2
 
@@ -28,37 +23,18 @@ GREEDY: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "temperature": 0
 Forge = Callable[[pd_pb2.SubmitRequest], object]
 
 
-@functools.cache
 def model() -> LoadedModel:
-    return tiny_model(FAMILY)
+    return served_model(FAMILY)
 
 
 @functools.cache
-def stored_items() -> list[tuple[ItemPlan, bytes]]:
-    """Plan and body of every picture, as an encoder worker saves them."""
-    encoder = load_encoder(build_checkpoint(FAMILY), device=torch.device("cpu"), dtype=torch.float32)
-    items = [encoder.preprocess(image, {}) for image in PICTURES]
-    made = []
-    for number, (item, rows) in enumerate(zip(items, encoder.encode(items), strict=True)):
-        key = framed_digest((("number", bytes([number])),))
-        plan = ItemPlan(
-            *(key, model().identity.namespace, "image", item.rows, encoder.width, "float32", item.length),
-            *(item.runs, item.grid_thw),
-        )
-        made.append((plan, rows.detach().numpy().tobytes()))
-    return made
-
-
-def slot(plan: ItemPlan, state: pd_pb2.ItemState = pd_pb2.ITEM_STATE_READY) -> pd_pb2.ItemSlot:
-    fields = ("mm_hash", "namespace", "modality", "rows", "width", "dtype", "length", "grid_thw")
-    runs = [common_pb2.Run(start=start, count=count) for start, count in plan.runs or ()]
-    values: dict[str, Any] = {name: getattr(plan, name) for name in fields}
-    return pd_pb2.ItemSlot(plan=common_pb2.ItemPlan(runs=runs, **values), state=state)
+def forged_items() -> list[tuple[ItemPlan, bytes]]:
+    return stored_items(FAMILY, PICTURES)
 
 
 def honest(client: PDClient, request_id: str, **sampling: Any) -> pd_pb2.SubmitRequest:
     """A question about two stored pictures."""
-    slots = [slot(plan) for plan, _ in stored_items()]
+    slots = [slot(plan) for plan, _ in forged_items()]
     return client.message(request_id, QUESTION, items=slots, **(GREEDY | sampling))
 
 
@@ -109,7 +85,7 @@ def _resume(change: Callable[[pd_pb2.Resume], object]) -> Forge:
     """A resume with the right prompt and places, then changed."""
 
     def forge(message: pd_pb2.SubmitRequest) -> None:
-        [first, second] = (plan for plan, _ in stored_items())
+        [first, second] = (plan for plan, _ in forged_items())
         image = model().decoder.image_token_id
         assert image is not None
         resume = message.resume

@@ -5,15 +5,11 @@ from __future__ import annotations
 import functools
 
 import pytest
-import torch
 
-from support.data.checkpoints import build_checkpoint
 from support.data.oracle import assert_exact, oracle
 from support.data.pictures import picture
-from support.engine.pd_serving import serving, tiny_model
-from triptych.base.hashing import framed_digest
+from support.engine.pd_serving import served_model, serving, slot, stored_items
 from triptych.base.types import ItemPlan
-from triptych.models.registry import load_encoder
 from triptych.protos import common_pb2, pd_pb2
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "llava")
@@ -33,50 +29,8 @@ def _no_engine_wakes_by_itself(monkeypatch):
 
 
 @functools.cache
-def model(family: str):
-    return tiny_model(family)
-
-
-@functools.cache
-def stored_items(family: str) -> list[tuple[ItemPlan, bytes]]:
-    """Plan and body of every picture, as an encoder worker saves them."""
-    encoder = load_encoder(build_checkpoint(family), device=torch.device("cpu"), dtype=torch.float32)
-    namespace = model(family).identity.namespace
-    items = [encoder.preprocess(image, {}) for image in PICTURES]
-    made = []
-    for number, (item, rows) in enumerate(zip(items, encoder.encode(items), strict=True)):
-        key = framed_digest((("family", family.encode()), ("number", bytes([number]))))
-        plan = ItemPlan(
-            key,
-            namespace,
-            "image",
-            item.rows,
-            encoder.width,
-            "float32",
-            item.length,
-            item.runs,
-            item.grid_thw,
-        )
-        made.append((plan, rows.detach().numpy().tobytes()))
-    return made
-
-
-def slot(plan: ItemPlan, state: pd_pb2.ItemState = pd_pb2.ITEM_STATE_PENDING) -> pd_pb2.ItemSlot:
-    runs = [common_pb2.Run(start=start, count=count) for start, count in plan.runs or ()]
-    return pd_pb2.ItemSlot(
-        plan=common_pb2.ItemPlan(
-            mm_hash=plan.mm_hash,
-            namespace=plan.namespace,
-            modality=plan.modality,
-            rows=plan.rows,
-            width=plan.width,
-            dtype=plan.dtype,
-            length=plan.length,
-            runs=runs,
-            grid_thw=plan.grid_thw,
-        ),
-        state=state,
-    )
+def items_of(family: str) -> list[tuple[ItemPlan, bytes]]:
+    return stored_items(family, PICTURES)
 
 
 def notice(plans) -> pd_pb2.ItemsNotice:
@@ -85,15 +39,15 @@ def notice(plans) -> pd_pb2.ItemsNotice:
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_a_question_about_two_pictures_is_answered_as_transformers_does(family, store, store_url):
-    items = stored_items(family)
+    items = items_of(family)
     plans = [plan for plan, _ in items]
     messages = [{"role": "user", "content": QUESTION}]
-    expected = oracle(model(family).path, messages, PICTURES, max_new_tokens=40)
-    async with serving(model(family), store_url, max_num_batched_tokens=16) as (worker, client):
+    expected = oracle(served_model(family).path, messages, PICTURES, max_new_tokens=40)
+    async with serving(served_model(family), store_url, max_num_batched_tokens=16) as (worker, client):
         message = client.message(
             "r1",
             QUESTION,
-            items=[slot(plan) for plan in plans],
+            items=[slot(plan, pd_pb2.ITEM_STATE_PENDING) for plan in plans],
             max_tokens=40,
             ignore_eos=True,
             temperature=0.0,
@@ -111,10 +65,10 @@ async def test_a_question_about_two_pictures_is_answered_as_transformers_does(fa
 
 
 async def test_a_lost_embedding_is_asked_for_and_the_request_goes_on(store, store_url):
-    items = stored_items("qwen3_vl")
+    items = items_of("qwen3_vl")
     plans = [plan for plan, _ in items]
-    ready = [slot(plan, pd_pb2.ITEM_STATE_READY) for plan in plans]
-    async with serving(model("qwen3_vl"), store_url) as (_, client):
+    ready = [slot(plan) for plan in plans]
+    async with serving(served_model("qwen3_vl"), store_url) as (_, client):
         await store.save(*items[0], ttl=60)
         await client.submit(client.message("r1", QUESTION, items=ready, max_tokens=8, ignore_eos=True))
         answer = await client.has("r1", "item_missing")
@@ -142,21 +96,21 @@ async def test_a_lost_embedding_is_asked_for_and_the_request_goes_on(store, stor
     ],
 )
 async def test_a_plan_that_cannot_be_is_refused(store, store_url, change, param):
-    slots = [slot(plan) for plan, _ in stored_items("qwen3_vl")]
+    slots = [slot(plan) for plan, _ in items_of("qwen3_vl")]
     for field, value in change.items():
         if field == "runs":
             slots[0].plan.runs.extend(value)
         else:
             setattr(slots[0].plan, field, slots[1].plan.mm_hash if value == "same" else value)
-    async with serving(model("qwen3_vl"), store_url) as (worker, client):
+    async with serving(served_model("qwen3_vl"), store_url) as (worker, client):
         reply = await client.submit(client.message("r1", QUESTION, items=slots))
         assert (reply.status, reply.error.param) == (pd_pb2.SubmitReply.STATUS_REFUSED, param)
         assert worker.streams.unfinished == 0
 
 
 async def test_items_above_the_encoder_cache_are_refused_with_both_sizes(store, store_url):
-    slots = [slot(plan) for plan, _ in stored_items("qwen3_vl")]
-    async with serving(model("qwen3_vl"), store_url, encoder_cache_memory=5000) as (_, client):
+    slots = [slot(plan) for plan, _ in items_of("qwen3_vl")]
+    async with serving(served_model("qwen3_vl"), store_url, encoder_cache_memory=5000) as (_, client):
         reply = await client.submit(client.message("r1", QUESTION, items=slots))
         resume = pd_pb2.Resume(prompt_token_ids=[1, 2, 3])
         again = await client.submit(client.message("r2", "", items=slots, attempt=2, resume=resume))

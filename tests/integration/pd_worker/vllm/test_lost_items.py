@@ -7,12 +7,13 @@ import base64
 import msgpack
 import numpy as np
 
+from support.engine.pd_serving import slot
 from support.vllm.scripted_server import Call, fails, scripted_server
 from support.vllm.serving import front_model, fronting
 from triptych.base.hashing import framed_digest
 from triptych.base.types import ItemPlan
 from triptych.pd_worker.vllm.run import MAX_FAILURES
-from triptych.protos import common_pb2, pd_pb2
+from triptych.protos import pd_pb2
 from triptych.store import keys
 
 QUESTION = [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}]
@@ -30,22 +31,7 @@ PLANS = (plan(1), plan(2))
 
 
 def slots(state: pd_pb2.ItemState = pd_pb2.ITEM_STATE_READY) -> list[pd_pb2.ItemSlot]:
-    return [
-        pd_pb2.ItemSlot(
-            plan=common_pb2.ItemPlan(
-                mm_hash=one.mm_hash,
-                namespace=one.namespace,
-                modality=one.modality,
-                rows=one.rows,
-                width=one.width,
-                dtype=one.dtype,
-                length=one.length,
-                grid_thw=one.grid_thw,
-            ),
-            state=state,
-        )
-        for one in PLANS
-    ]
+    return [slot(one, state) for one in PLANS]
 
 
 async def save(store, *plans: ItemPlan, digest: str = "") -> None:

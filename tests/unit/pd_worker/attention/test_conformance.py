@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from support.engine.reference_attention import written_out
 from triptych.base.config import PDConfig
 from triptych.base.config.flags import flags_of
+from triptych.models.base import KVShape, LayerRule, SpanRule
 from triptych.pd_worker.attention.attention import (
     AttentionMetadata,
     CrossSpan,
@@ -33,7 +34,9 @@ class Chunk:
 
     length: int
     count: int
-    rows: int
+    rows: int = 1
+    #: Spans whose tokens attend both ways.
+    atomic: tuple[tuple[int, int], ...] = ()
 
 
 #: Decodes first, of unequal lengths, then chunks from the start and from the middle.
@@ -62,19 +65,25 @@ class ArbitraryBias:
 class Case:
     """Chunks with drawn contents in scattered blocks of a cache whose other blocks hold rubbish."""
 
-    def __init__(self, chunks: tuple[Chunk, ...], kv_heads: int = HEADS, seed: int = 0) -> None:
+    def __init__(
+        self, chunks: tuple[Chunk, ...], kv_heads: int = HEADS, seed: int = 0, value_dim: int = DIM
+    ) -> None:
         self.chunks = chunks
         generator = torch.Generator().manual_seed(seed)
 
-        def draw(count: int, heads: int) -> torch.Tensor:
-            return torch.randn(count, heads, DIM, generator=generator)
+        def draw(count: int, heads: int, dim: int = DIM) -> torch.Tensor:
+            return torch.randn(count, heads, dim, generator=generator)
+
+        def pair(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+            return draw(count, kv_heads), draw(count, kv_heads, value_dim)
 
         self.queries = [draw(chunk.count, HEADS) for chunk in chunks]
-        self.own = [(draw(chunk.length, kv_heads), draw(chunk.length, kv_heads)) for chunk in chunks]
-        self.encoder = [(draw(chunk.rows, kv_heads), draw(chunk.rows, kv_heads)) for chunk in chunks]
+        self.own = [pair(chunk.length) for chunk in chunks]
+        self.encoder = [pair(chunk.rows) for chunk in chunks]
         self.cache = PagedKVCache(
             num_layers=2, num_blocks=1000, block_size=BLOCK, num_kv_heads=kv_heads, head_dim=DIM,
             dtype=torch.float32, device=torch.device("cpu"),
+            kv_shapes=() if value_dim == DIM else (KVShape(kv_heads, DIM, value_dim),) * 2,
         )  # fmt: skip
         for blocks in (*self.cache.keys, *self.cache.values):
             blocks.fill_(1e4)
@@ -100,6 +109,7 @@ class Case:
         cross: bool = False,
         layer: int = 0,
         bias: ArbitraryBias | None = None,
+        rule: LayerRule | None = None,
         **options: Any,
     ) -> torch.Tensor:
         module = torch.nn.Module()
@@ -115,19 +125,22 @@ class Case:
             None if cross else value,  # type: ignore[arg-type]
             None,
             scaling=SCALE,
-            attn_metadata=self._metadata(backend, bias),
+            attn_metadata=self._metadata(backend, bias, rule),
             **options,
         )
         return out[0]
 
-    def _metadata(self, backend: str, bias: ArbitraryBias | None) -> AttentionMetadata:
+    def _metadata(
+        self, backend: str, bias: ArbitraryBias | None, rule: LayerRule | None = None
+    ) -> AttentionMetadata:
         decodes = [i for i, chunk in enumerate(self.chunks) if chunk.count == 1]
         slots: list[int] = []
         prefills, rows = [], []
         for chunk, own, cross in zip(self.chunks, self.own_tables, self.cross_tables, strict=True):
             start = chunk.length - chunk.count
             if chunk.count > 1:
-                prefills.append(PrefillSpan(len(slots), len(slots) + chunk.count, start, torch.tensor(own)))
+                end = len(slots) + chunk.count
+                prefills.append(PrefillSpan(len(slots), end, start, torch.tensor(own), chunk.atomic))
                 rows.append(CrossSpan(torch.tensor(cross), chunk.rows))
             slots += [own[i // BLOCK] * BLOCK + i % BLOCK for i in range(start, chunk.length)]
         lengths = [self.chunks[i].length for i in decodes]
@@ -150,6 +163,7 @@ class Case:
             ),
             bias=bias,
             backend=backend,
+            layer_rules=() if rule is None else (rule, rule),
         )
 
     def expected_self(
@@ -157,14 +171,20 @@ class Case:
         bias: ArbitraryBias | None = None,
         window: int | None = None,
         softcap: float | None = None,
+        rule: LayerRule | None = None,
     ) -> torch.Tensor:
-        outputs = []
+        outputs, rule = [], rule or LayerRule(window)
         for chunk, query, (key, value) in zip(self.chunks, self.queries, self.own, strict=True):
             at = torch.arange(chunk.length - chunk.count, chunk.length)[:, None]
             behind = torch.arange(chunk.length)[None]
-            allowed = behind <= at
-            if window is not None:
-                allowed &= behind > at - window
+            both = torch.zeros(chunk.count, chunk.length, dtype=torch.bool)
+            for a, b in chunk.atomic:
+                both |= (a <= at) & (at < b) & (a <= behind) & (behind < b)
+            near = behind > at - (rule.window or chunk.length)
+            if rule.chunk is not None:
+                near &= at // rule.chunk == behind // rule.chunk
+            cut, whole = (both & (rule.spans is spans) for spans in (SpanRule.CUT, SpanRule.WHOLE))
+            allowed = near & ((behind <= at) | cut) | whole
             added = None if bias is None else bias._table[:, at, behind]
             outputs.append(
                 written_out(query, key, value, scale=SCALE, allowed=allowed, bias=added, softcap=softcap)
@@ -335,3 +355,39 @@ def test_outputs_that_are_read_one_by_one_give_what_all_at_once_gives(backend: s
     one_by_one = replace(metadata, cross=replace(metadata.cross, decodes=spans))
     case._metadata = lambda *_: one_by_one  # type: ignore[method-assign]
     close(case.attend(backend, cross=True), case.expected_cross())
+
+
+@pytest.mark.parametrize("spans", SpanRule)
+@pytest.mark.parametrize(("window", "chunk"), [(None, None), (3, None), (None, 4), (5, 6)])
+def test_a_layers_rule_decides_what_it_reaches(
+    spans: SpanRule, window: int | None, chunk: int | None
+) -> None:
+    rule, atomic = LayerRule(window, chunk, spans), ((7, 13),)
+    case = Case((Chunk(9, 1), Chunk(16, 1), Chunk(14, 14, 1, atomic), Chunk(18, 12, 1, atomic)), 2)
+    # The keyword of the attention function does not count where there are rules.
+    close(case.attend("sdpa", rule=rule, sliding_window=2), case.expected_self(rule=rule))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_values_of_another_width_than_the_keys(kv_heads: int, backend: str) -> None:
+    case = Case((Chunk(9, 1), Chunk(10, 6)), kv_heads, value_dim=5)
+    assert case.cache.token_bytes == 2 * kv_heads * (DIM + 5) * 4
+    close(case.attend(backend), case.expected_self())
+
+
+@pytest.mark.parametrize("count", [12, 9])
+def test_an_atomic_span_attends_both_ways(count: int) -> None:
+    case = Case((Chunk(12, count, 1, ((3, 9),)),), 2)
+    close(case.attend("sdpa"), case.expected_self())
+
+
+@pytest.mark.parametrize("name", ["s_aux", "position_bias", "score_mod"])
+def test_what_it_would_have_to_ignore_is_an_error(name: str) -> None:
+    with pytest.raises(NotImplementedError, match=name):
+        Case((Chunk(4, 4),)).attend("sdpa", **{name: object()})
+
+
+def test_attention_that_is_not_causal_is_an_error() -> None:
+    with pytest.raises(NotImplementedError, match="causal"):
+        Case((Chunk(4, 4),)).attend("sdpa", is_causal=False)
