@@ -116,7 +116,13 @@ class PDModel:
     def open(cls, config: PDConfig, decoder: DecoderSide, max_model_len: int, **more: Any) -> Self:
         """The checkpoint of `config.model` for requests of such a length; `more` are a subclass's fields."""
         path = Path(config.model)
-        prompts, tokenizer = open_checkpoint(path, decoder, max_model_len, config.reasoning_parser)
+        prompts, tokenizer = open_checkpoint(
+            path,
+            decoder,
+            max_model_len,
+            reasoning_parser=config.reasoning_parser,
+            tool_call_parser=config.tool_call_parser,
+        )
         identity = model_identity(
             path, dtype=decoder.dtype, revision=config.model_revision, quantization=config.quantization
         )

@@ -298,18 +298,20 @@ class RequestEvent(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., item_loaded: _Optional[_Union[ItemLoaded, _Mapping]] = ..., item_missing: _Optional[_Union[ItemMissing, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., lost: _Optional[_Union[Lost, _Mapping]] = ...) -> None: ...
 
 class Admitted(_message.Message):
-    __slots__ = ("prompt_token_ids", "placements", "encoder_prompt_token_ids", "timestamps", "reasoning")
+    __slots__ = ("prompt_token_ids", "placements", "encoder_prompt_token_ids", "timestamps", "reasoning", "tool_format")
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
     ENCODER_PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
     REASONING_FIELD_NUMBER: _ClassVar[int]
+    TOOL_FORMAT_FIELD_NUMBER: _ClassVar[int]
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     placements: _containers.RepeatedCompositeFieldContainer[ItemPlacement]
     encoder_prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     timestamps: TimestampTokens
     reasoning: ReasoningMarkers
-    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[ItemPlacement, _Mapping]]] = ..., encoder_prompt_token_ids: _Optional[_Iterable[int]] = ..., timestamps: _Optional[_Union[TimestampTokens, _Mapping]] = ..., reasoning: _Optional[_Union[ReasoningMarkers, _Mapping]] = ...) -> None: ...
+    tool_format: str
+    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[ItemPlacement, _Mapping]]] = ..., encoder_prompt_token_ids: _Optional[_Iterable[int]] = ..., timestamps: _Optional[_Union[TimestampTokens, _Mapping]] = ..., reasoning: _Optional[_Union[ReasoningMarkers, _Mapping]] = ..., tool_format: _Optional[str] = ...) -> None: ...
 
 class ReasoningMarkers(_message.Message):
     __slots__ = ("start", "end", "label", "begun")

@@ -96,6 +96,8 @@ class EngineRequest:
     timestamps: TimestampTokens | None = None
     #: What tells the reasoning in the output's text; None where it has none.
     reasoning: ReasoningMarkers | None = None
+    #: How its model writes tool calls; see `Admitted.tool_format` in pd.proto.
+    tool_format: str = ""
     #: The client's own name of the request, not unique: for logs.
     label: str = ""
     #: The trace that it is recorded in, for logs; empty where it is in none.

@@ -29,6 +29,7 @@ class RequestAdmitted(EngineEvent, frozen=True, kw_only=True):
     encoder_prompt_token_ids: tuple[int, ...] = ()
     timestamps: TimestampTokens | None = None
     reasoning: ReasoningMarkers | None = None
+    tool_format: str = ""
 
 
 class ItemLoaded(EngineEvent, frozen=True, kw_only=True):
@@ -87,6 +88,7 @@ def admitted(state: RequestState) -> RequestAdmitted:
         encoder_prompt_token_ids=request.encoder_prompt_token_ids,
         timestamps=request.timestamps,
         reasoning=request.reasoning,
+        tool_format=request.tool_format,
     )
 
 

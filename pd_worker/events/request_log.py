@@ -301,6 +301,7 @@ def admitted_to_proto(event: RequestAdmitted) -> pd_pb2.Admitted:
         if event.timestamps is None
         else pd_pb2.TimestampTokens(first=event.timestamps.first, seconds=event.timestamps.seconds),
         reasoning=None if event.reasoning is None else pd_pb2.ReasoningMarkers(**asdict(event.reasoning)),
+        tool_format=event.tool_format,
     )
 
 

@@ -6,7 +6,7 @@ stood, so that text continues at the character after the last one received.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Protocol
 
 from triptych.base.errors import InvalidRequest
@@ -203,3 +203,22 @@ class TimelessDecoder:
         if skip_special_tokens:
             ids = [token for token in ids if token < self._first]
         return self._tokenizer.decode(ids, skip_special_tokens)
+
+
+class MarkerDecoder:
+    """A token decoder that skips all special tokens but `kept`."""
+
+    def __init__(self, tokenizer: TokenDecoder, kept: Set[int]) -> None:
+        self._tokenizer = tokenizer
+        self._kept = kept
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        if not skip_special_tokens or self._kept.isdisjoint(ids):
+            return self._tokenizer.decode(ids, skip_special_tokens)
+        texts, begin = [], 0
+        for index, token in enumerate(ids):
+            if token in self._kept:
+                texts.append(self._tokenizer.decode(ids[begin:index], True))
+                texts.append(self._tokenizer.decode([token], False))
+                begin = index + 1
+        return "".join([*texts, self._tokenizer.decode(ids[begin:], True)])

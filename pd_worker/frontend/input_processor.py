@@ -14,6 +14,7 @@ from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import bad_word_ids, resolve
 from triptych.pd_worker.frontend.detokenizer import (
+    MarkerDecoder,
     OutputText,
     TimelessDecoder,
     TokenDecoder,
@@ -81,13 +82,14 @@ class InputProcessor:
         resume = message.resume if message.HasField("resume") else None
         two = None if self._two_prompts is None else self._two_prompts.build(message, plans)
         prompt = self._prompt(message, resume, plans) if two is None else two.prompt
+        chat = two is None and not message.HasField("prompt")
         params = sampling_from_proto(message.sampling)
         sampling = resolve(
             params,
             self._defaults,
             len(prompt.token_ids),
             self._max_model_len,
-            "messages" if two is None and not message.HasField("prompt") else "prompt",
+            "messages" if chat else "prompt",
             self._decoder.geometry.vocab_size,
         )
         if params.bad_words:
@@ -95,11 +97,13 @@ class InputProcessor:
             sampling = replace(sampling, bad_word_ids=bad_word_ids(params.bad_words, encode))
         received = list(resume.output_token_ids) if resume else []
         self._check_received(received, len(prompt.token_ids))
-        reasoning = None if message.HasField("prompt") or two is not None else self._prompts.reasoning
+        reasoning = self._prompts.reasoning if chat else None
         if params.output_format is not None and not self._grammars.after_reasoning:
             reasoning = None
         phase = Phase.ANSWER if reasoning is None else reasoning.phase(prompt.token_ids)
-        decoder = self._detokenizer if reasoning is None else reasoning.decoder(self._detokenizer)
+        decoder: TokenDecoder = self._detokenizer
+        if chat and self._prompts.kept:
+            decoder = MarkerDecoder(decoder, self._prompts.kept)
         output = OutputText(decoder, sampling, received, resume.text_sent_chars if resume else 0)
         given = self._decoder.prompt_inputs(prompt.token_ids, prompt.features)
         options = {} if two is None else two.options
@@ -129,6 +133,7 @@ class InputProcessor:
             encoder_prompt_token_ids=() if two is None else two.encoder_token_ids,
             timestamps=self._timestamps if options.get("timestamps") else None,
             reasoning=None if reasoning is None else reasoning.told(phase),
+            tool_format=self._prompts.tool_format if chat else "",
             label=message.label,
         )
 

@@ -27,6 +27,7 @@ from triptych.pd_worker.frontend.chat_template import (
 )
 from triptych.pd_worker.frontend.reasoning import Reasoning, find_reasoning
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer, load_tokenizer
+from triptych.pd_worker.frontend.tool_format import find_tool_format, marker_tokens
 
 #: No vocabulary's token is longer, so that a longer text is too long before it is tokenised.
 _MOST_CHARS_PER_TOKEN = 128
@@ -54,6 +55,8 @@ class PromptBuilder:
         image_token_id: int | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
         reasoning: Reasoning | None = None,
+        tool_format: str = "",
+        kept: frozenset[int] = frozenset(),
     ) -> None:
         """`image_token_id` is what the template writes for an image, the decoder's by default.
 
@@ -61,6 +64,9 @@ class PromptBuilder:
         """
         #: What marks the model's reasoning; None where it does not reason.
         self.reasoning = reasoning
+        #: How the model writes tool calls; and the special tokens of both, which stay in the output's text.
+        self.tool_format = tool_format
+        self.kept = kept
         self._image = decoder.image_token_id if image_token_id is None else image_token_id
         self._decode = decode
         self._template = template
@@ -257,7 +263,12 @@ def _cut_at(text: str, mark: str) -> str:
 
 
 def open_checkpoint(
-    path: Path, decoder: DecoderSide, max_model_len: int, reasoning_parser: str = "auto"
+    path: Path,
+    decoder: DecoderSide,
+    max_model_len: int,
+    *,
+    reasoning_parser: str = "auto",
+    tool_call_parser: str = "auto",
 ) -> tuple[PromptBuilder, Tokenizer]:
     """The prompt builder of a checkpoint folder, and the tokenizer that decodes its output."""
     tokenizer = load_tokenizer(path)
@@ -276,6 +287,10 @@ def open_checkpoint(
         backend, bos_token=variables.get("bos_token", ""), specials=tuple(sorted(specials))
     )
     decode = partial(backend.decode, skip_special_tokens=False)
+    reasoning = find_reasoning(reasoning_parser, source, backend)
+    tool_format = find_tool_format(tool_call_parser, source)
+    markers = marker_tokens(tool_format, backend) | (reasoning.tokens if reasoning else frozenset())
+    added = backend.get_added_tokens_decoder()
     builder = PromptBuilder(
         template,
         guarded,
@@ -283,7 +298,9 @@ def open_checkpoint(
         max_model_len,
         image_token_id=image,
         decode=decode,
-        reasoning=find_reasoning(reasoning_parser, source, backend),
+        reasoning=reasoning,
+        tool_format=tool_format,
+        kept=frozenset(token for token in markers if token in added and added[token].special),
     )
     return builder, backend
 

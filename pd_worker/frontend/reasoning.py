@@ -15,7 +15,6 @@ from tokenizers import Tokenizer
 
 from triptych.base.errors import ConfigError, RequestError
 from triptych.base.types import ReasoningMarkers
-from triptych.pd_worker.frontend.detokenizer import TokenDecoder
 from triptych.pd_worker.frontend.grammar import FormatState
 
 _THINK = ReasoningMarkers("<think>", "</think>")
@@ -55,9 +54,11 @@ class Reasoning:
         self.markers = markers
         self.size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self._tokenizer = tokenizer
-        added = tokenizer.get_added_tokens_decoder()
-        #: Markers that decoding would skip as special tokens.
-        self._hidden = {token for token in (start, end) if token in added and added[token].special}
+
+    @property
+    def tokens(self) -> frozenset[int]:
+        """The ids of both markers."""
+        return frozenset((self.start, self.end))
 
     def phase(self, prompt_token_ids: Sequence[int]) -> Phase:
         """Where the output of this prompt begins."""
@@ -73,29 +74,6 @@ class Reasoning:
     def told(self, phase: Phase) -> ReasoningMarkers | None:
         """What tells reasoning from answer in the output's text; None where it has no reasoning."""
         return None if phase is Phase.ANSWER else replace(self.markers, begun=phase is Phase.REASONING)
-
-    def decoder(self, tokenizer: TokenDecoder) -> TokenDecoder:
-        """`tokenizer`, or one that keeps the markers in the text where they are special tokens."""
-        return _MarkerDecoder(tokenizer, self._hidden) if self._hidden else tokenizer
-
-
-class _MarkerDecoder:
-    """A token decoder that skips all special tokens but `kept`."""
-
-    def __init__(self, tokenizer: TokenDecoder, kept: set[int]) -> None:
-        self._tokenizer = tokenizer
-        self._kept = kept
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        if not skip_special_tokens or self._kept.isdisjoint(ids):
-            return self._tokenizer.decode(ids, skip_special_tokens)
-        texts, begin = [], 0
-        for index, token in enumerate(ids):
-            if token in self._kept:
-                texts.append(self._tokenizer.decode(ids[begin:index], True))
-                texts.append(self._tokenizer.decode([token], False))
-                begin = index + 1
-        return "".join([*texts, self._tokenizer.decode(ids[begin:], True)])
 
 
 class ReasoningMask:

@@ -235,6 +235,8 @@ class Started:
     frames: tuple[int, ...] = ()
     #: What tells reasoning from answer, where the output may have any.
     reasoning: ReasoningMarkers | None = None
+    #: The format of the model's tool calls, by the name of its parser; empty where its worker names none.
+    tool_format: str = ""
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -25,7 +25,7 @@ class CallForm(enum.Enum):
 
     #: There are none.
     NONE = enum.auto()
-    #: Where the model wants one, between `<tool_call>` and `</tool_call>`.
+    #: Where the model wants one, in its own format.
     TAGGED = enum.auto()
     #: The whole output is one call, or a list of calls, as JSON.
     JSON = enum.auto()
@@ -33,12 +33,19 @@ class CallForm(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """`tools` is the JSON array for the chat template; `forced` the form that a forced call has."""
+    """`tools` is the JSON array for the chat template; `forced` the form that a forced call has.
+
+    `schemas` has every function's parameters, for models that write arguments without types.
+    """
 
     tools: bytes = b""
     form: CallForm = CallForm.NONE
     parallel: bool = True
     forced: OutputFormat | None = None
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+NO_TOOLS = ToolUse()
 
 
 def tool_use(tools: Sequence[Any] | None, choice: object, parallel: bool | None) -> ToolUse:
@@ -51,13 +58,14 @@ def tool_use(tools: Sequence[Any] | None, choice: object, parallel: bool | None)
     if not by_name:
         if mode == "required":
             raise InvalidRequest("tool_choice: tools is empty, so no tool can be called", param="tool_choice")
-        return ToolUse()
+        return NO_TOOLS
     if mode == "none":
-        return ToolUse()
+        return NO_TOOLS
     many = parallel is not False
     if mode == "auto":
         shown = [tool for name, tool in by_name.items() if not names or name in names]
-        return ToolUse(msgspec.json.encode(shown), CallForm.TAGGED, many)
+        schemas = {name: tool["function"].get("parameters") or {} for name, tool in by_name.items()}
+        return ToolUse(msgspec.json.encode(shown), CallForm.TAGGED, many, schemas=schemas)
     only_one = isinstance(choice, Mapping) and choice.get("type") == "function"
     allowed = {name: tool for name, tool in by_name.items() if not names or name in names}
     schema = call_schema(allowed, many=many and not only_one)

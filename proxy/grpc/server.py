@@ -169,7 +169,7 @@ class _Events:
 
     def __init__(self, with_ids: bool, tools: ToolUse, choices: int) -> None:
         self._with_ids = with_ids
-        self._answers = [ChoiceReader(tools.form, parallel=tools.parallel) for _ in range(choices)]
+        self._answers = [ChoiceReader(tools) for _ in range(choices)]
         self._started: Started | None = None
 
     def of(self, output: Output) -> proxy_pb2.ChatEvent | None:

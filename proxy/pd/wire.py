@@ -245,6 +245,7 @@ def started_from_proto(admitted: pd_pb2.Admitted) -> Started:
         tuple(admitted.encoder_prompt_token_ids),
         timestamps,
         reasoning=reasoning,
+        tool_format=admitted.tool_format,
     )
 
 

@@ -16,8 +16,9 @@ from triptych.apps.client.wire import EventLines
 from triptych.base.errors import RequestError
 from triptych.base.types import SamplingParams
 from triptych.protos import pd_pb2
-from triptych.proxy.call.answer import CallText, make_parser
 from triptych.proxy.call.chat import ChatCall, ChatMessage
+from triptych.proxy.call.tool_formats import CallText
+from triptych.proxy.call.tool_parsers import make_parser
 from triptych.proxy.call.tools import CallForm
 from triptych.store.embedding_store import EmbeddingStore
 

@@ -99,9 +99,7 @@ class ChoiceState:
     """One choice on its way: what of it has been read, and what still waits to be sent."""
 
     def __init__(self, options: ChatReplyOptions) -> None:
-        self.reader = ChoiceReader(
-            options.calls, parallel=options.parallel_calls, reasoning=options.reasoning
-        )
+        self.reader = ChoiceReader(options.tools, reasoning=options.reasoning)
         self.begun = False
         self.shown: list[Shown] = []
         self.reason = ""

@@ -12,7 +12,7 @@ from triptych.base.errors import InvalidRequest
 from triptych.base.request.chat import FunctionCall, MessageToolCall, Role, TextPart
 from triptych.base.request.limits import OutputTokens
 from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
-from triptych.proxy.call.tools import CallForm, tool_use
+from triptych.proxy.call.tools import NO_TOOLS, CallForm, ToolUse, tool_use
 from triptych.proxy.call.validation import (
     check_depth,
     check_image_count,
@@ -141,14 +141,13 @@ class ChatReplyOptions:
     timings: bool
     n: int = 1
     logprobs: bool = False
-    calls: CallForm = CallForm.NONE
-    parallel_calls: bool = True
+    tools: ToolUse = NO_TOOLS
     reasoning: bool = True
 
     @property
     def plain(self) -> bool:
         """One choice of text and nothing else: the short way through the reply's rendering."""
-        return self.n == 1 and not self.logprobs and self.calls is CallForm.NONE
+        return self.n == 1 and not self.logprobs and self.tools.form is CallForm.NONE
 
 
 def parse_body(
@@ -209,8 +208,7 @@ def call_of(
         timings=bool(body.triptych_timings),
         n=call.n,
         logprobs=sampling.logprobs is not None,
-        calls=tools.form,
-        parallel_calls=tools.parallel,
+        tools=tools,
         reasoning=body.include_reasoning is not False,
     )
     return call, options

@@ -28,7 +28,7 @@ class ResponseBook:
         self.begun = False
         self._output: list[Json] = []
         self.response = _response(request, model, self._output)
-        self._answer = ChoiceReader(options.calls, parallel=options.parallel_calls)
+        self._answer = ChoiceReader(options.tools)
         self._timings = options.timings
         self._request_id = request_id
         self._message: Json | None = None

@@ -110,6 +110,7 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         self.script: list[str] | None = None
         #: What its answers' reasoning stands between.
         self.reasoning: pd_pb2.ReasoningMarkers | None = None
+        self.tool_format = ""
         #: Token ids of the answers to come where times or a language are asked for, the end token last.
         self.answers: list[list[int]] = []
         #: The same by the first frame of their window.
@@ -320,7 +321,7 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         places = [
             pd_pb2.ItemPlacement(offset=at, length=slot.plan.length) for at, slot in enumerate(submit.items)
         ]
-        admitted = pd_pb2.Admitted(prompt_token_ids=prompt, placements=places)
+        admitted = pd_pb2.Admitted(prompt_token_ids=prompt, placements=places, tool_format=self.tool_format)
         encoder = submit.encoder_prompt
         admitted.encoder_prompt_token_ids.extend([ord(letter) for letter in encoder.text])
         admitted.encoder_prompt_token_ids.extend(encoder.token_ids.ids)

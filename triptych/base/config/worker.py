@@ -154,6 +154,11 @@ class PDConfig(WorkerConfig):
         "markers of the model's reasoning, which replies have as reasoning_content: auto, by the chat "
         "template; think, mistral, gemma4, kimi or vLLM's name of a parser; none, the output is all content",
     )
+    tool_call_parser: str = flag(
+        "auto",
+        "format of the model's tool calls: auto, by the chat template, or hermes, qwen3_coder, glm45, "
+        "mistral, llama3_json, pythonic, gemma4",
+    )
     tensor_parallel: int = flag(
         1,
         "tensor-parallel size of a PD worker: processes that each hold a part of every layer, with one "

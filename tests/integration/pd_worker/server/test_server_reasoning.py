@@ -9,6 +9,7 @@ import pytest
 from support.data.reasoning import reasoning_checkpoint
 from support.engine.pd_serving import serving
 from triptych.base.config import PDConfig
+from triptych.pd_worker.frontend.detokenizer import MarkerDecoder
 from triptych.pd_worker.native import LoadedModel, load_model
 from triptych.protos import common_pb2, pd_pb2
 
@@ -47,7 +48,7 @@ async def test_the_answer_has_its_form_after_so_many_tokens_of_reasoning(model, 
         for received in (3, end, end + 1, end + 3):
             # Another attempt goes on in mid-thought, at its end, and in the answer.
             tokens = answer.token_ids[:received]
-            sent = model.prompts.reasoning.decoder(model.tokenizer).decode(tokens)
+            sent = MarkerDecoder(model.tokenizer, model.prompts.kept).decode(tokens)
             resume = pd_pb2.Resume(
                 prompt_token_ids=answer.admitted.prompt_token_ids,
                 output_token_ids=tokens,

@@ -226,3 +226,15 @@ async def test_sampling_and_template_options_reach_the_worker(store: EmbeddingSt
         assert sampling.output_format.json_object
         assert json.loads(submit.template.variables) == {"enable_thinking": False}
         assert (submit.template.no_generation_prompt, submit.template.continue_final_message) == (True, True)
+
+
+async def test_a_workers_tool_format_decides_how_calls_are_read(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        cluster.pd_workers[0].tool_format = "qwen3_coder"
+        cluster.pd_workers[0].script = [
+            *("<tool", "_call>\n<function=look>\n", "<parameter=at>\n12\n</parameter>\n"),
+            "</function>\n</tool_call>",
+        ]
+        (choice,) = (await cluster.ask(HELLO, tools=TOOLS, max_tokens=99)).choices
+        (call,) = choice.message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == ("look", {"at": "12"})

@@ -12,6 +12,7 @@ from support.data.reasoning import reasoning_checkpoint
 from triptych.base.errors import ConfigError
 from triptych.base.types import OutputFormat
 from triptych.pd_worker.frontend.chat_template import read_template
+from triptych.pd_worker.frontend.detokenizer import MarkerDecoder
 from triptych.pd_worker.frontend.grammar import GrammarCompiler
 from triptych.pd_worker.frontend.reasoning import Phase, Reasoning, ReasoningMask, find_reasoning
 
@@ -72,7 +73,7 @@ def test_a_parser_that_cannot_be_is_refused(tokenizer, parser, named):
 
 def test_markers_stay_in_the_text_and_other_special_tokens_do_not(tokenizer, reasoning):
     output = [*ids(tokenizer, "<think>I see.</think>Red."), *ids(tokenizer, "<|im_end|>")]
-    assert reasoning.decoder(tokenizer).decode(output) == "<think>I see.</think>Red."
+    assert MarkerDecoder(tokenizer, reasoning.tokens).decode(output) == "<think>I see.</think>Red."
 
 
 def write(tokenizer: Tokenizer, mask: ReasoningMask, seed: int) -> list[int]:

@@ -10,7 +10,7 @@ from triptych.base.types import FinishReason, ReasoningMarkers, Usage
 from triptych.proxy.call.answer import ChoiceReader, ShownCall, ShownReasoning
 from triptych.proxy.call.chat import Delta, Done, Started, Timings
 from triptych.proxy.call.reasoning import ReasoningSplitter
-from triptych.proxy.call.tools import CallForm
+from triptych.proxy.call.tools import CallForm, ToolUse
 
 THINK = ReasoningMarkers("<think>", "</think>")
 BEGUN = ReasoningMarkers("<think>", "</think>", begun=True)
@@ -67,7 +67,7 @@ def done(reason: FinishReason = FinishReason.STOP) -> Done:
 
 
 def test_a_call_after_the_reasoning_is_found_and_one_in_it_is_not():
-    reader = ChoiceReader(CallForm.TAGGED)
+    reader = ChoiceReader(ToolUse(form=CallForm.TAGGED))
     reader.begin(Started((1,), reasoning=BEGUN))
     call = '<tool_call>{"name": "look"}</tool_call>'
     shown = [*reader.read(Delta(f"{call}</think>\n{call}", [1, 2])), *reader.end(done())[0]]

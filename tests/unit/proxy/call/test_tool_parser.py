@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.proxy.call.answer import MAX_BLANKS, CallText, Piece, make_parser
+from triptych.proxy.call.tool_formats import CallText
+from triptych.proxy.call.tool_parsers import MAX_BLANKS, Piece, make_parser
 from triptych.proxy.call.tools import CallForm
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "sky"}}\n</tool_call>'

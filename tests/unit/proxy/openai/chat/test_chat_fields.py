@@ -104,12 +104,12 @@ def test_tools_go_to_the_template_as_they_came() -> None:
     tools = [tool("f", a=str), {**tool("g"), "extra": 1}]
     call, options = parse(with_value(tools=tools))
     assert json.loads(call.template.tools) == tools
-    assert (options.calls, call.sampling.output_format) == (CallForm.TAGGED, None)
+    assert (options.tools.form, call.sampling.output_format) == (CallForm.TAGGED, None)
 
 
 def test_no_tools_are_sent_where_none_may_be_called() -> None:
     call, options = parse(with_value(tools=[tool("f")], tool_choice="none"))
-    assert (call.template.tools, options.calls) == (b"", CallForm.NONE)
+    assert (call.template.tools, options.tools.form) == (b"", CallForm.NONE)
 
 
 def test_allowed_tools_limit_the_choice() -> None:
@@ -121,7 +121,7 @@ def test_allowed_tools_limit_the_choice() -> None:
 
 def forced_schema(**values: Any) -> dict[str, Any]:
     call, options = parse(with_value(**values))
-    assert options.calls is CallForm.JSON
+    assert options.tools.form is CallForm.JSON
     assert call.sampling.output_format is not None
     schema: dict[str, Any] = json.loads(call.sampling.output_format.text)
     return schema

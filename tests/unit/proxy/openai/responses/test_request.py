@@ -58,7 +58,7 @@ def test_an_earlier_answer_with_its_calls_and_their_outputs_goes_back():
 
 def test_tools_and_forms_are_those_of_the_chat_api():
     request = _parsed(input="x", tools=[TOOL], tool_choice={"type": "function", "name": "f"})
-    assert request.options.calls is CallForm.JSON
+    assert request.options.tools.form is CallForm.JSON
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form = {"format": {"type": "json_schema", "name": "n", "schema": schema}}
     found = _parsed(input="x", text=form).call.sampling.output_format
