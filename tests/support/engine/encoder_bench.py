@@ -229,4 +229,5 @@ async def stored_rows(store: EmbeddingStore, job: Job) -> tuple[ItemPlan, torch.
     assert plan is not None
     loaded = await store.load(plan, lambda nbytes: memoryview(bytearray(nbytes)))
     assert isinstance(loaded, Loaded)
-    return plan, torch.frombuffer(bytearray(loaded.body), dtype=torch.float32).view(plan.rows, plan.width)
+    assert isinstance(loaded.body, memoryview)
+    return plan, torch.frombuffer(loaded.body, dtype=torch.float32).view(plan.rows, plan.width)
