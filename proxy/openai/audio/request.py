@@ -75,7 +75,10 @@ def form_body(form: Form) -> TranscriptionForm:
             values[key] = [text for text in form.all(name) if text]
         elif name != "file" and (text := form.one(name)):
             values[name] = text
-    return convert_field(values, TranscriptionForm, "", strict=False)
+    try:
+        return convert_field(values, TranscriptionForm, "", strict=False)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, param=str(error.param).partition("[")[0]) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ def parse_transcription(
     if body.timestamp_granularities and body.response_format != "verbose_json":
         raise InvalidRequest(
             "timestamp_granularities[] is only allowed with response_format verbose_json",
-            param="timestamp_granularities[]",
+            param="timestamp_granularities",
         )
     if body.include:
         raise InvalidRequest("include is not supported: verbose_json has avg_logprob", param="include")
