@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from triptych import __version__
+from triptych.base.project import links
 from triptych.proxy.http.endpoint import PostEndpoint
 from triptych.proxy.openai.audio.endpoint import AudioEndpoint
 from triptych.proxy.openai.audio.request import TranslationForm
@@ -188,6 +189,7 @@ def make_openapi(*, max_choices: int = 16, page: bool = True) -> dict[str, Any]:
             "description": "Multimodal models behind OpenAI's API. Unknown fields are ignored.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
+        **({"externalDocs": {"url": documents["Documentation"]}} if (documents := links()) else {}),
         "paths": paths,
         "components": {
             "schemas": components,

@@ -94,7 +94,7 @@ class InputText(msgspec.Struct, tag="input_text"):
     text: str
 
 
-class OutputText(msgspec.Struct, tag="output_text"):
+class EarlierText(msgspec.Struct, tag="output_text"):
     """A text of an earlier answer."""
 
     text: str
@@ -108,7 +108,7 @@ class InputImage(msgspec.Struct, tag="input_image"):
     file_id: object = None
 
 
-InputPart = InputText | OutputText | TextBody | RefusalBody | InputImage
+InputPart = InputText | EarlierText | TextBody | RefusalBody | InputImage
 InputContent = str | Annotated[list[InputPart], Meta(min_length=1)]
 
 
