@@ -19,10 +19,36 @@ WORKERS_FIELD = "response_format"
 JSON_OBJECT = OutputFormat("json_object")
 
 
+class TextFormat(msgspec.Struct, tag="text"):
+    """Plain text."""
+
+
+class ObjectFormat(msgspec.Struct, tag="json_object"):
+    """Any JSON object."""
+
+
+class NamedSchema(msgspec.Struct, kw_only=True):
+    """A JSON schema, which is always held to, whatever `strict` says."""
+
+    name: str = ""
+    description: str | None = None
+    schema: object = None
+    strict: bool | None = None
+
+
+class SchemaFormat(msgspec.Struct, tag="json_schema"):
+    """JSON that fits a schema."""
+
+    json_schema: NamedSchema
+
+
+ResponseFormat = TextFormat | ObjectFormat | SchemaFormat
+
+
 class FormatBody(Protocol):
     """The fields that name a form; at most one of them may be set."""
 
-    response_format: dict[str, object] | None
+    response_format: ResponseFormat | None
     structured_outputs: dict[str, object] | None
     guided_json: str | dict[str, object] | bool | None
     guided_regex: str | None
@@ -48,30 +74,13 @@ def format_of(body: FormatBody) -> OutputFormat | None:
     return next(iter(found.values()), None)
 
 
-def response_format(body: Mapping[str, object], param: str = "response_format") -> OutputFormat | None:
-    """OpenAI's {"type": "text" | "json_object" | "json_schema", "json_schema": {"name", "schema", "strict"}}.
-
-    A schema is always held to, whatever `strict` says.
-    """
-    kind = body.get("type")
-    if kind == "text":
+def response_format(form: ResponseFormat) -> OutputFormat | None:
+    """The form that OpenAI's field names."""
+    if isinstance(form, TextFormat):
         return None
-    if kind == "json_object":
+    if isinstance(form, ObjectFormat) or form.json_schema.schema is None:
         return JSON_OBJECT
-    if kind != "json_schema":
-        raise InvalidRequest(f"{param}.type must be text, json_object or json_schema", param=f"{param}.type")
-    wrapper = body.get("json_schema")
-    if not isinstance(wrapper, Mapping):
-        raise InvalidRequest(
-            f'{param}.json_schema must be an object with "name" and "schema"', param=f"{param}.json_schema"
-        )
-    name = wrapper.get("name", "")
-    if not isinstance(name, str):
-        raise InvalidRequest(f"{param}.json_schema.name must be a string", param=f"{param}.json_schema.name")
-    schema = wrapper.get("schema")
-    if schema is None:
-        return JSON_OBJECT
-    return schema_format(schema, f"{param}.json_schema.schema")
+    return schema_format(form.json_schema.schema, "response_format.json_schema.schema")
 
 
 def structured_outputs(body: Mapping[str, object], param: str = "structured_outputs") -> OutputFormat | None:

@@ -3,21 +3,64 @@
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
 from triptych.base.request.limits import MAX_TOOLS
 from triptych.base.types import OutputFormat
 from triptych.proxy.call.output_format import schema_format
 from triptych.proxy.call.validation import check_depth
+from triptych.proxy.http.json_body import convert_field
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ANY_OBJECT = {"type": "object"}
+
+
+class FunctionBody(msgspec.Struct, kw_only=True):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, object] | None = None
+    strict: bool | None = None
+
+
+class ToolBody(msgspec.Struct, tag="function"):
+    """One of a request's tools."""
+
+    function: FunctionBody
+
+
+class FunctionName(msgspec.Struct):
+    """The name of one of the tools."""
+
+    name: str
+
+
+class FunctionChoice(msgspec.Struct, tag="function"):
+    """The function that has to be called."""
+
+    function: FunctionName
+
+
+class AllowedTools(msgspec.Struct):
+    """The functions that may be called, or of which one has to be."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FunctionChoice], Meta(min_length=1)]
+
+
+class AllowedChoice(msgspec.Struct, tag="allowed_tools"):
+    """A choice among some of the tools."""
+
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Literal["none", "auto", "required"] | FunctionChoice | AllowedChoice | None
 
 
 class CallForm(enum.Enum):
@@ -48,7 +91,7 @@ class ToolUse:
 NO_TOOLS = ToolUse()
 
 
-def tool_use(tools: Sequence[Any] | None, choice: object, parallel: bool | None) -> ToolUse:
+def tool_use(tools: Sequence[Any] | None, choice: ToolChoice, parallel: bool | None) -> ToolUse:
     """What a request's `tools`, `tool_choice` and `parallel_tool_calls` mean together."""
     by_name = _checked(tools) if tools else {}
     mode, names = _chosen(choice)
@@ -66,7 +109,7 @@ def tool_use(tools: Sequence[Any] | None, choice: object, parallel: bool | None)
         shown = [tool for name, tool in by_name.items() if not names or name in names]
         schemas = {name: tool["function"].get("parameters") or {} for name, tool in by_name.items()}
         return ToolUse(msgspec.json.encode(shown), CallForm.TAGGED, many, schemas=schemas)
-    only_one = isinstance(choice, Mapping) and choice.get("type") == "function"
+    only_one = isinstance(choice, FunctionChoice)
     allowed = {name: tool for name, tool in by_name.items() if not names or name in names}
     schema = call_schema(allowed, many=many and not only_one)
     forced = schema_format(schema, "tools")
@@ -116,55 +159,18 @@ def _checked(tools: Sequence[Any]) -> dict[str, Mapping[str, Any]]:
     check_depth(tools, "tools")
     by_name: dict[str, Mapping[str, Any]] = {}
     for index, tool in enumerate(tools):
-        name = _function_name(tool, f"tools[{index}]")
+        name = convert_field(tool, ToolBody, f"tools[{index}]").function.name
         if name in by_name:
             raise InvalidRequest(f"tools[{index}].function.name: {name} is there twice", param="tools")
         by_name[name] = tool
     return by_name
 
 
-def _function_name(tool: object, path: str) -> str:
-    if not isinstance(tool, Mapping) or tool.get("type") != "function":
-        raise InvalidRequest(f'{path}.type must be "function"', param=f"{path}.type")
-    function = tool.get("function")
-    if not isinstance(function, Mapping):
-        raise InvalidRequest(f"{path}.function must be an object", param=f"{path}.function")
-    name, parameters = function.get("name"), function.get("parameters")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidRequest(
-            f"{path}.function.name must be 1 to 64 letters, digits, _ - or .", param=f"{path}.function.name"
-        )
-    if parameters is not None and not isinstance(parameters, Mapping):
-        raise InvalidRequest(
-            f"{path}.function.parameters must be a JSON schema: an object",
-            param=f"{path}.function.parameters",
-        )
-    return name
-
-
-def _chosen(choice: object) -> tuple[str, tuple[str, ...]]:
+def _chosen(choice: ToolChoice) -> tuple[str, tuple[str, ...]]:
     """The mode ("none", "auto" or "required") and the functions that it is limited to."""
-    if choice is None:
-        return "auto", ()
-    if isinstance(choice, str) and choice in ("none", "auto", "required"):
-        return choice, ()
-    if isinstance(choice, Mapping) and choice.get("type") == "function":
-        return "required", (_named(choice),)
-    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
-        allowed = choice.get("allowed_tools")
-        if isinstance(allowed, Mapping) and allowed.get("mode") in ("auto", "required"):
-            names = allowed.get("tools")
-            if isinstance(names, list) and names:
-                return allowed["mode"], tuple(_named(tool) for tool in names)
-    raise InvalidRequest(
-        'tool_choice must be none, auto, required or {"type": "function", "function": {"name": …}}',
-        param="tool_choice",
-    )
-
-
-def _named(choice: object) -> str:
-    function = choice.get("function") if isinstance(choice, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(name, str):
-        raise InvalidRequest("tool_choice must name a function", param="tool_choice")
-    return name
+    match choice:
+        case FunctionChoice():
+            return "required", (choice.function.name,)
+        case AllowedChoice(allowed_tools=allowed):
+            return allowed.mode, tuple(tool.function.name for tool in allowed.tools)
+    return choice or "auto", ()

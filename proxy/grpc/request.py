@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -15,7 +15,7 @@ from triptych.base.types import OutputFormat, SamplingParams
 from triptych.protos import common_pb2, proxy_pb2
 from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
 from triptych.proxy.call.output_format import JSON_OBJECT, choice_format, regex_format, schema_format
-from triptych.proxy.call.tools import ToolUse, tool_use
+from triptych.proxy.call.tools import FunctionChoice, FunctionName, ToolChoice, ToolUse, tool_use
 from triptych.proxy.call.validation import (
     check_depth,
     check_image_count,
@@ -28,6 +28,7 @@ from triptych.proxy.call.validation import (
     seed_of,
     template_options,
 )
+from triptych.proxy.http.json_body import convert_field
 from triptych.proxy.media.source import ImagePart, parse_image_url
 
 T = TypeVar("T")
@@ -75,9 +76,9 @@ def processor_options(text: str) -> Mapping[str, object]:
 
 
 def _tools(tools: proxy_pb2.ChatTools) -> ToolUse:
-    choice: object = tools.choice or None
-    if tools.function:
-        choice = {"type": "function", "function": {"name": tools.function}}
+    choice: ToolChoice = FunctionChoice(FunctionName(tools.function)) if tools.function else None
+    if choice is None:
+        choice = convert_field(tools.choice or None, cast("type[Any]", ToolChoice), "tool_choice")
     return tool_use(_json(tools.tools, list[object], "tools"), choice, not tools.single_call)
 
 

@@ -89,8 +89,8 @@ class PostEndpoint(ABC, Generic[P]):
     #: What an empty body, and one above the limit, should have been.
     wanted = "send JSON"
     smaller = "send fewer or smaller pictures"
-    #: Names of the fields that a body may have; others are named in a header, or refused.
-    known: Collection[str] = ()
+    #: The fields that a body may have; others are named in a header, or refused.
+    body: type[msgspec.Struct]
     reject_unknown = False
 
     def __init__(self, parser: Quota, *, max_body: int) -> None:
@@ -142,7 +142,7 @@ class PostEndpoint(ABC, Generic[P]):
     def _parse(self, raw: bytes, reply: HttpReply, content_type: bytes) -> P:
         request = self.parse(raw, reply.request_id, content_type)
         names = self.names(raw, request)
-        reply.headers = ignored_header(names, self.known, reject=self.reject_unknown)
+        reply.headers = ignored_header(names, self.body.__struct_fields__, reject=self.reject_unknown)
         return request
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:

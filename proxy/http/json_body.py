@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Iterator
 from typing import TypeVar, get_type_hints
 
 import msgspec
+import msgspec.inspect
 
 from triptych.base.errors import InvalidRequest, RequestError, TooLarge
 from triptych.base.request.limits import limits_of, out_of_limits
@@ -52,7 +54,7 @@ def decode_body(decoder: msgspec.json.Decoder[T], raw: bytes) -> T:
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
-        complaint = invalid_field(error, "")
+        complaint = invalid_field(error, "", decoder.type)
         raise _out_of_limits(complaint, decoder.type) or complaint from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the request body is not a JSON object: {error}", param="body") from None
@@ -64,26 +66,54 @@ def check_values(raw: bytes) -> None:
         raise TooLarge(f"the request body holds more than {MAX_VALUES} values: send less", param="body")
 
 
-def convert_field(value: object, kind: type[T], path: str) -> T:
-    """A part of a body as a Struct; `path` leads to it."""
+def convert_field(value: object, kind: type[T], path: str, *, strict: bool = True) -> T:
+    """A part of a body as a Struct; `path` leads to it. Not `strict`: numbers and flags are texts."""
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
-        raise invalid_field(error, path) from None
+        raise invalid_field(error, path, kind) from None
 
 
-def invalid_field(error: msgspec.ValidationError, prefix: str) -> InvalidRequest:
-    """msgspec's words with the path of the field in front."""
+def invalid_field(error: msgspec.ValidationError, prefix: str, kind: object = object) -> InvalidRequest:
+    """msgspec's message with the path of the field in front, and the values that the field takes."""
     text = str(error)
     at = _AT.search(text)
     path = prefix
     if at:
         text = text[: at.start()]
         path += at["path"]
+    if text.startswith("Invalid ") and (allowed := _allowed(kind, at["path"] if at else "")):
+        text += f": send {' or '.join(map(str, allowed))}"
     if missing := _MISSING.search(text):
         path += f".{missing['name']}"
     path = path.lstrip(".") or "body"
     return InvalidRequest(f"{path}: {text}", param=path)
+
+
+def _allowed(kind: object, path: str) -> list[object]:
+    """The values of the field at `path` in the type `kind`, where they can be listed."""
+    types = [msgspec.inspect.type_info(kind)]
+    for name in filter(None, re.split(r"\[[^]]*\]|\.", path)):
+        structs = [it for it in _members(types) if isinstance(it, msgspec.inspect.StructType)]
+        if tags := [struct.tag for struct in structs if struct.tag_field == name]:
+            return list(tags)
+        types = [field.type for struct in structs for field in struct.fields if field.encode_name == name]
+    return [
+        value for it in _members(types) if isinstance(it, msgspec.inspect.LiteralType) for value in it.values
+    ]
+
+
+def _members(types: Iterable[msgspec.inspect.Type]) -> Iterator[msgspec.inspect.Type]:
+    """The types that a value may have: members of unions, and elements of lists."""
+    for kind in types:
+        if isinstance(kind, msgspec.inspect.Metadata):
+            yield from _members([kind.type])
+        elif isinstance(kind, msgspec.inspect.UnionType):
+            yield from _members(kind.types)
+        elif isinstance(kind, msgspec.inspect.ListType):
+            yield from _members([kind.item_type])
+        else:
+            yield kind
 
 
 def _out_of_limits(error: InvalidRequest, body: object) -> InvalidRequest | None:

@@ -16,8 +16,7 @@ from triptych.proxy.call.validation import MAX_TOKEN_IDS, check_text, check_toke
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint
 from triptych.proxy.http.json_body import decode_body, to_json
-from triptych.proxy.openai.chat.request import ChatBody, call_of
-from triptych.proxy.openai.fields import schemas
+from triptych.proxy.openai.chat.request import ChatBody, MessageBody, call_of
 from triptych.proxy.openai.fields.sampling import (
     ChatTools,
     ContinueFinal,
@@ -36,7 +35,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
     prompt: Annotated[str | None, Meta(description="A text.")] = None
     messages: Annotated[
-        schemas.Messages | None,
+        list[MessageBody] | None,
         Meta(description="The conversation. Images are parts of a message's content."),
     ] = None
     model: ModelName = None
@@ -52,7 +51,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     """POST /detokenize."""
 
     tokens: Annotated[
-        Annotated[list[TokenId], Meta(extra_json_schema={"maxItems": MAX_TOKEN_IDS})],
+        Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)],
         Meta(description="Token ids."),
     ]
     model: ModelName = None
@@ -109,7 +108,7 @@ def parse_detokenize(raw: bytes) -> DetokenizeBody:
 class TokenizeEndpoint(PostEndpoint[TokenizeQuery]):
     """The token ids of a prompt; an item is one placeholder token in it."""
 
-    known = TokenizeBody.__struct_fields__
+    body = TokenizeBody
 
     def __init__(
         self,
@@ -142,7 +141,7 @@ class TokenizeEndpoint(PostEndpoint[TokenizeQuery]):
 class DetokenizeEndpoint(PostEndpoint[DetokenizeBody]):
     """The text of token ids, special tokens included."""
 
-    known = DetokenizeBody.__struct_fields__
+    body = DetokenizeBody
 
     def __init__(
         self, dispatcher: Dispatcher, queries: PDQueries, admission: RequestAdmission, *, max_body: int

@@ -11,7 +11,7 @@ from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint
 from triptych.proxy.http.form_body import parse_form
 from triptych.proxy.http.json_body import DONE, event, to_json
-from triptych.proxy.openai.audio.request import FIELDS, TranscriptionRequest, parse_transcription
+from triptych.proxy.openai.audio.request import TranscriptionForm, TranscriptionRequest, parse_transcription
 from triptych.proxy.openai.audio.transcriber import FileTranscript, TimedSegment, Transcriber
 from triptych.proxy.pd.queries import PDQueries
 
@@ -109,7 +109,7 @@ class AudioEndpoint(PostEndpoint[TranscriptionRequest]):
 
     wanted = "send a form with an audio file, such as curl -F file=@speech.wav"
     smaller = "send a smaller file, such as FLAC, or cut it"
-    known = FIELDS
+    body = TranscriptionForm
 
     def __init__(
         self, dispatcher: Dispatcher, queries: PDQueries, *, translates: bool, max_body: int, timeout: float

@@ -3,28 +3,87 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
+from triptych.base.request.limits import Seed, Temperature
 from triptych.base.types import SamplingParams
 from triptych.proxy.call.chat import ChatCall, EncoderPrompt, Transcription
 from triptych.proxy.call.validation import check_salt, check_sampling, seed_of
 from triptych.proxy.http.form_body import Form
+from triptych.proxy.http.json_body import convert_field
 from triptych.proxy.media.source import AudioPart
+from triptych.proxy.openai.fields.sampling import CacheSalt
 
-FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
-FIELDS = (
-    *("model", "language", "prompt", "response_format", "stream", "temperature", "seed", "cache_salt"),
-    *("timestamp_granularities", "include", "file"),
-)
 _TIMED = frozenset({"srt", "vtt", "verbose_json"})
-_MAX_PROMPT = 32 << 10
 _MAX_LANGUAGE = 40
-_TRUE, _FALSE = frozenset({"true", "1"}), frozenset({"", "false", "0"})
+
+
+class TranslationForm(msgspec.Struct, kw_only=True):
+    """The form of POST /v1/audio/translations."""
+
+    file: Annotated[
+        object,
+        Meta(
+            description="An audio file: WAV, FLAC, MP3 or Ogg.",
+            extra_json_schema={"type": "string", "format": "binary"},
+        ),
+    ]
+    model: Annotated[
+        str, Meta(description="A name from GET /v1/models; optional when only one model is served.")
+    ] = ""
+    prompt: Annotated[
+        str, Meta(description="Text that the model takes as said before.", max_length=32 << 10)
+    ] = ""
+    response_format: Annotated[
+        Literal["json", "text", "srt", "vtt", "verbose_json"], Meta(description="The form of the reply.")
+    ] = "json"
+    stream: Annotated[
+        bool, Meta(description="Send the text as server-sent events while it is generated.")
+    ] = False
+    temperature: Annotated[
+        Temperature | None,
+        Meta(description="0 takes the likeliest token; the checkpoint's own default where none is given."),
+    ] = None
+    seed: Annotated[Seed | None, Meta(description="Equal requests with equal seeds get equal answers.")] = (
+        None
+    )
+    cache_salt: Annotated[CacheSalt, Meta(description="Keeps caches apart.")] = ""
+    include: list[str] | None = None
+
+
+class TranscriptionForm(TranslationForm, kw_only=True):
+    """The form of POST /v1/audio/transcriptions."""
+
+    language: Annotated[
+        str, Meta(description="The spoken language's code, such as en; heard where it is left out.")
+    ] = ""
+    timestamp_granularities: Annotated[
+        list[Literal["segment"]], Meta(description="Only with response_format verbose_json.")
+    ] = msgspec.field(name="timestamp_granularities[]", default_factory=list)
+
+
+def form_body(form: Form) -> TranscriptionForm:
+    """The form's fields; empty ones count as left out. InvalidRequest names the one that is wrong."""
+    values: dict[str, object] = {"file": _file(form)}
+    for name in TranscriptionForm.__struct_fields__:
+        if name in ("include", "timestamp_granularities"):
+            key = name if name == "include" else f"{name}[]"
+            values[key] = [text for text in form.all(name) if text]
+        elif name != "file" and (text := form.one(name)):
+            values[name] = text
+    try:
+        return convert_field(values, TranscriptionForm, "", strict=False)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, param=str(error.param).partition("[")[0]) from None
 
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionRequest:
-    """A request for one file's transcript. `call` is its first window's; `response_format` one of FORMATS."""
+    """A request for one file's transcript. `call` is that of its first window."""
 
     call: ChatCall
     response_format: str
@@ -42,44 +101,42 @@ def parse_transcription(
     form: Form, request_id: str, *, translates: bool, timeout: float
 ) -> TranscriptionRequest:
     """What the form asks for. InvalidRequest names the field."""
-    response_format = form.one("response_format") or "json"
-    if response_format not in FORMATS:
-        raise InvalidRequest(f"response_format must be one of {', '.join(FORMATS)}", param="response_format")
-    stream = _flag(form, "stream")
-    if stream and response_format not in ("json", "text"):
+    body = form_body(form)
+    if body.stream and body.response_format not in ("json", "text"):
         raise InvalidRequest("stream is only allowed with response_format json or text", param="stream")
-    _check_granularities(form, response_format)
-    if form.all("include"):
+    if body.timestamp_granularities and body.response_format != "verbose_json":
+        raise InvalidRequest(
+            "timestamp_granularities[] is only allowed with response_format verbose_json",
+            param="timestamp_granularities",
+        )
+    if body.include:
         raise InvalidRequest("include is not supported: verbose_json has avg_logprob", param="include")
-    language, prompt = form.one("language"), form.one("prompt")
-    if translates and language:
+    if translates and body.language:
         raise InvalidRequest("language: translations are English; leave it out", param="language")
-    if len(language) > _MAX_LANGUAGE or not language.isprintable():
+    if len(body.language) > _MAX_LANGUAGE or not body.language.isprintable():
         raise InvalidRequest("language must be a code such as en", param="language")
-    if len(prompt) > _MAX_PROMPT:
-        raise InvalidRequest(f"prompt must have at most {_MAX_PROMPT} characters", param="prompt")
     sampling = SamplingParams(
-        temperature=_number(form, "temperature"),
-        seed=seed_of(_seed(form)),
-        logprobs=0 if response_format == "verbose_json" else None,
+        temperature=body.temperature,
+        seed=seed_of(body.seed),
+        logprobs=0 if body.response_format == "verbose_json" else None,
     )
     call = ChatCall(
         label=request_id,
-        model=form.one("model"),
+        model=body.model,
         messages=(),
         sampling=check_sampling(sampling),
         timeout=timeout,
-        cache_salt=check_salt(form.one("cache_salt")),
-        encoder=EncoderPrompt(AudioPart(_file(form), "file"), "file"),
+        cache_salt=check_salt(body.cache_salt),
+        encoder=EncoderPrompt(AudioPart(form.files["file"], "file"), "file"),
         transcription=Transcription(
-            language=language,
+            language=body.language,
             task="translate" if translates else "transcribe",
-            prompt=prompt,
-            timestamps=response_format in _TIMED,
+            prompt=body.prompt,
+            timestamps=body.response_format in _TIMED,
         ),
     )
     names = tuple(name.removesuffix("[]") for name in form.fields)
-    return TranscriptionRequest(call, response_format, stream, translates, names)
+    return TranscriptionRequest(call, body.response_format, body.stream, translates, names)
 
 
 def _file(form: Form) -> bytes:
@@ -89,43 +146,6 @@ def _file(form: Form) -> bytes:
     if not data:
         raise InvalidRequest("file is empty: send an audio file", param="file")
     return data
-
-
-def _check_granularities(form: Form, response_format: str) -> None:
-    wanted = form.all("timestamp_granularities")
-    if any(name not in ("segment", "") for name in wanted):
-        raise InvalidRequest(
-            "timestamp_granularities[]: only segment is served", param="timestamp_granularities"
-        )
-    if any(wanted) and response_format != "verbose_json":
-        raise InvalidRequest(
-            "timestamp_granularities[] is only allowed with response_format verbose_json",
-            param="timestamp_granularities",
-        )
-
-
-def _flag(form: Form, name: str) -> bool:
-    value = form.one(name).lower()
-    if value not in _TRUE | _FALSE:
-        raise InvalidRequest(f"{name} must be true or false", param=name)
-    return value in _TRUE
-
-
-def _number(form: Form, name: str) -> float | None:
-    text = form.one(name)
-    try:
-        return float(text) if text else None
-    except ValueError:
-        raise InvalidRequest(f"{name} must be a number", param=name) from None
-
-
-def _seed(form: Form) -> int | None:
-    text = form.one("seed")
-    if not text:
-        return None
-    if not text.removeprefix("-").isdecimal() or len(text) > 20:
-        raise InvalidRequest("seed must be a 64-bit integer", param="seed")
-    return int(text)
 
 
 def detection_of(call: ChatCall) -> ChatCall:

@@ -20,7 +20,7 @@ from triptych.proxy.openai.fields.reply_fields import Json, position_logprobs, t
 class ChatEndpoint(PostEndpoint[tuple[ChatCall, ChatReplyOptions]]):
     """A conversation in; the assistant's next message out."""
 
-    known = ChatBody.__struct_fields__
+    body = ChatBody
 
     def __init__(
         self, dispatcher: Dispatcher, *, max_images: int, max_body: int, timeout: float, max_choices: int = 16

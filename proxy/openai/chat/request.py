@@ -12,7 +12,7 @@ from triptych.base.errors import InvalidRequest
 from triptych.base.request.chat import FunctionCall, MessageToolCall, Role, TextPart
 from triptych.base.request.limits import OutputTokens
 from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
-from triptych.proxy.call.tools import NO_TOOLS, CallForm, ToolUse, tool_use
+from triptych.proxy.call.tools import NO_TOOLS, CallForm, ToolChoice, ToolUse, tool_use
 from triptych.proxy.call.validation import (
     check_depth,
     check_image_count,
@@ -23,11 +23,9 @@ from triptych.proxy.call.validation import (
     in_range,
     template_options,
 )
-from triptych.proxy.http.json_body import convert_field, decode_body
+from triptych.proxy.http.json_body import decode_body
 from triptych.proxy.media.source import ImagePart, parse_image_url
-from triptych.proxy.openai.fields import schemas
 from triptych.proxy.openai.fields.sampling import (
-    ChatMessages,
     ChatTools,
     ChoiceCount,
     ContinueFinal,
@@ -51,10 +49,64 @@ from triptych.proxy.openai.fields.sampling import (
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
+class TextBody(msgspec.Struct, tag="text"):
+    """A text among a message's parts."""
+
+    text: str
+
+
+class RefusalBody(msgspec.Struct, tag="refusal"):
+    """An earlier answer's refusal."""
+
+    refusal: str
+
+
+class ImageUrl(msgspec.Struct):
+    """An http(s) or data: URL."""
+
+    url: str
+    detail: str | None = None
+
+
+class ImageUrlBody(msgspec.Struct, tag="image_url"):
+    """A picture. `uuid` is a client's own name for it; the content alone decides the key."""
+
+    image_url: ImageUrl | str
+    uuid: str | None = None
+
+
+class ImageBody(msgspec.Struct, tag="image"):
+    """A picture by its URL."""
+
+    image: str
+    uuid: str | None = None
+
+
+PartBody = TextBody | RefusalBody | ImageUrlBody | ImageBody
+
+
+class MessageBody(msgspec.Struct):
+    """One message of the conversation; an assistant's may have calls in place of content."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[PartBody] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+    function_call: object = None
+    audio: object = None
+    #: What an earlier answer had in the same field, or in vLLM's.
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
 class ChatBody(SamplingBody, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: ChatMessages
+    messages: Annotated[
+        list[MessageBody], Meta(description="The conversation. Images are parts of a message's content.")
+    ]
     model: ModelName = None
     stream: Stream = None
     stream_options: StreamUsage = None
@@ -68,7 +120,7 @@ class ChatBody(SamplingBody, kw_only=True):
     top_logprobs: TopLogprobs = None
     tools: ChatTools = None
     tool_choice: Annotated[
-        schemas.ToolChoice, Meta(description="none, auto, required, or the function that has to be called.")
+        ToolChoice, Meta(description="none, auto, required, or the function that has to be called.")
     ] = None
     parallel_tool_calls: ParallelCalls = None
     chat_template_kwargs: TemplateVariables = None
@@ -85,46 +137,6 @@ class ChatBody(SamplingBody, kw_only=True):
     mm_processor_kwargs: ProcessorOptions = None
     cache_salt: Salt = None
     triptych_timings: TimingsWanted = None
-
-
-class MessageBody(msgspec.Struct):
-    """`reasoning_content`, or vLLM's `reasoning`, is what an earlier answer had in the same field."""
-
-    role: str
-    content: object = None
-    name: str | None = None
-    refusal: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
-    tool_call_id: str | None = None
-    function_call: object = None
-    audio: object = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-
-
-class TextBody(msgspec.Struct):
-    text: str
-
-
-class RefusalBody(msgspec.Struct):
-    refusal: str
-
-
-class ImageUrl(msgspec.Struct):
-    url: str
-    detail: str | None = None
-
-
-class ImageUrlBody(msgspec.Struct):
-    """`uuid` is a client's own name for the picture; the content alone decides the key."""
-
-    image_url: ImageUrl | str
-    uuid: str | None = None
-
-
-class ImageBody(msgspec.Struct):
-    image: str
-    uuid: str | None = None
 
 
 _ROLES: dict[str, Role] = {**ROLES, "function": "tool"}
@@ -223,19 +235,14 @@ def _variables(body: ChatBody) -> dict[str, object]:
     return by_effort | (body.chat_template_kwargs or {})
 
 
-def _message(index: int, value: object) -> ChatMessage:
+def _message(index: int, body: MessageBody) -> ChatMessage:
     path = f"messages[{index}]"
-    body = convert_field(value, MessageBody, path)
-    role = _ROLES.get(body.role)
-    if role is None:
-        known = ", ".join(_ROLES)
-        raise InvalidRequest(f"{path}.role: {body.role[:40]!r} is none of {known}", param=f"{path}.role")
     for name, advice in (("function_call", "send tool_calls"), ("audio", "send its text as content")):
         if getattr(body, name) is not None:
             raise InvalidRequest(f"{path}.{name} is not supported: {advice}", param=f"{path}.{name}")
     calls = _tool_calls(body, path)
     content = _content(body, f"{path}.content", default=body.refusal or ("" if calls else None))
-    reasoning = body.reasoning_content or body.reasoning
+    role, reasoning = _ROLES[body.role], body.reasoning_content or body.reasoning
     return ChatMessage(role, content, body.name or None, calls, body.tool_call_id or None, reasoning)
 
 
@@ -246,7 +253,7 @@ def _content(body: MessageBody, path: str, default: str | None) -> str | tuple[T
         return default
     if isinstance(content, str):
         return content
-    if not isinstance(content, list) or not content:
+    if not content:
         raise InvalidRequest(f"{path} must be a string or a list of parts", param=path)
     return tuple(_part(f"{path}[{at}]", part) for at, part in enumerate(content))
 
@@ -268,20 +275,17 @@ def _tool_calls(body: MessageBody, path: str) -> tuple[MessageToolCall, ...]:
     return tuple(calls)
 
 
-def _part(path: str, part: object) -> TextPart | ImagePart:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "text":
-        return TextPart(convert_field(part, TextBody, path).text)
-    if kind == "refusal":
-        return TextPart(convert_field(part, RefusalBody, path).refusal)
-    if kind == "image_url":
-        image = convert_field(part, ImageUrlBody, path)
-        if isinstance(image.image_url, str):
-            return _image(image.image_url, f"{path}.image_url")
-        return _image(image.image_url.url, f"{path}.image_url.url")
-    if kind == "image":
-        return _image(convert_field(part, ImageBody, path).image, f"{path}.image")
-    raise InvalidRequest(f'{path}.type must be "text", "image_url" or "image"', param=f"{path}.type")
+def _part(path: str, part: PartBody) -> TextPart | ImagePart:
+    match part:
+        case TextBody():
+            return TextPart(part.text)
+        case RefusalBody():
+            return TextPart(part.refusal)
+        case ImageBody():
+            return _image(part.image, f"{path}.image")
+    if isinstance(part.image_url, str):
+        return _image(part.image_url, f"{path}.image_url")
+    return _image(part.image_url.url, f"{path}.image_url.url")
 
 
 def _image(url: str, param: str) -> ImagePart:

@@ -219,7 +219,7 @@ PromptOutputs = tuple[int, list[Output]]
 class CompletionsEndpoint(PostEndpoint[CompletionRequest]):
     """OpenAI's legacy completions: prompts that no chat template touches."""
 
-    known = CompletionBody.__struct_fields__
+    body = CompletionBody
 
     def __init__(
         self, dispatcher: Dispatcher, queries: PDQueries, *, max_choices: int, max_body: int, timeout: float

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Protocol
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request.limits import MAX_TOKEN_ID, Logprobs
+from triptych.base.request.limits import MAX_TOKEN_ID, Logprobs, TokenId
 from triptych.proxy.call.chat import ChatCall, EncoderPrompt, RawPrompt
 from triptych.proxy.call.validation import check_options, check_salt, check_text, check_token_count, in_range
 from triptych.proxy.http.json_body import decode_body
 from triptych.proxy.media.source import AudioPart, ImagePart, parse_image_url
-from triptych.proxy.openai.fields import schemas
 from triptych.proxy.openai.fields.sampling import (
     ChoiceCount,
     ModelName,
@@ -27,25 +26,46 @@ from triptych.proxy.openai.fields.sampling import (
     Stream,
     StreamUsage,
     TimingsWanted,
+    late,
     refuse_unserved,
     sampling_of,
 )
 
+#: Prompts of one request.
+MAX_PROMPTS = 64
 MEDIA = "multi_modal_data"
-_TEXT, _IDS = "prompt", "prompt_token_ids"
 _HEAD = 256
 
 
-class TwoPromptsBody(Protocol):
-    """The body fields that hold the two prompts."""
+class MediaFile(msgspec.Struct, forbid_unknown_fields=True):
+    """A file, in base64 or as a URL; of audio a data: URL."""
 
-    prompt: Any
-    encoder_prompt: Any
-    decoder_prompt: Any
-    multi_modal_data: Any
+    data: str | None = None
+    url: str | None = None
+    format: str | None = None
 
 
-def two_prompts(body: TwoPromptsBody) -> tuple[EncoderPrompt | None, RawPrompt | None]:
+class EncoderMedia(msgspec.Struct, forbid_unknown_fields=True):
+    """One file for the encoder of an encoder-decoder model."""
+
+    audio: MediaFile | None = None
+    image: MediaFile | str | None = None
+
+
+class PromptBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A prompt as an object: a text or token ids, and what the encoder reads."""
+
+    prompt: str | None = None
+    prompt_token_ids: list[TokenId] | None = None
+    multi_modal_data: EncoderMedia | None = None
+
+
+Singleton = str | list[TokenId] | PromptBody | None
+#: A text, token ids, or a list of either.
+Prompts = str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
+
+
+def two_prompts(body: CompletionBody) -> tuple[EncoderPrompt | None, RawPrompt | None]:
     """What the encoder reads, and what the decoder begins with; (None, None) where only `prompt` is given.
 
     `prompt` itself is not read here: beside media it is the decoder's. InvalidRequest names the field.
@@ -73,7 +93,7 @@ def two_prompts(body: TwoPromptsBody) -> tuple[EncoderPrompt | None, RawPrompt |
     return encoder, decoder
 
 
-def _encoder(body: TwoPromptsBody) -> EncoderPrompt | None:
+def _encoder(body: CompletionBody) -> EncoderPrompt | None:
     media = None
     if body.multi_modal_data is not None:
         media = media_prompt(body.multi_modal_data, MEDIA)
@@ -91,56 +111,44 @@ def _encoder(body: TwoPromptsBody) -> EncoderPrompt | None:
     return own
 
 
-def singleton(value: Any, path: str) -> tuple[RawPrompt | None, EncoderPrompt | None]:
-    """One prompt in any of its forms: a text, token ids, {"prompt"}, {"prompt_token_ids"}; and its media."""
-    if isinstance(value, str) or (isinstance(value, list) and all(type(token) is int for token in value)):
+def singleton(
+    value: str | list[int] | PromptBody, path: str
+) -> tuple[RawPrompt | None, EncoderPrompt | None]:
+    """One prompt in any of its forms, and its media."""
+    if not isinstance(value, PromptBody):
         return _plain(value, path), None
-    if not isinstance(value, Mapping):
+    text, ids, media = value.prompt, value.prompt_token_ids, value.multi_modal_data
+    if (text is not None and ids is not None) or (text is None and ids is None and media is None):
         raise InvalidRequest(
-            f'{path} must be a text, token ids, {{"{_TEXT}": …}} or {{"{_IDS}": […]}}', param=path
+            f"{path} holds one of prompt and prompt_token_ids, and may hold {MEDIA}", param=path
         )
-    unknown = sorted(set(value) - {_TEXT, _IDS, MEDIA})
-    given = [name for name in (_TEXT, _IDS) if value.get(name) is not None]
-    if unknown or len(given) > 1 or not (given or value.get(MEDIA)):
-        raise InvalidRequest(f"{path} holds one of {_TEXT} and {_IDS}, and may hold {MEDIA}", param=path)
-    media = None
-    if value.get(MEDIA) is not None:
-        media = media_prompt(value[MEDIA], f"{path}.{MEDIA}")
-    if not given:
-        return None, media
-    name = given[0]
-    kind = str if name == _TEXT else list
-    if not isinstance(value[name], kind):
-        raise InvalidRequest(f"{path}.{name} must be a {kind.__name__}", param=f"{path}.{name}")
-    return _plain(value[name], f"{path}.{name}"), media
+    encoder = None if media is None else media_prompt(media, f"{path}.{MEDIA}")
+    if text is not None:
+        return _plain(text, f"{path}.prompt"), encoder
+    return None if ids is None else _plain(ids, f"{path}.prompt_token_ids"), encoder
 
 
-def _plain(value: Any, path: str) -> RawPrompt:
+def _plain(value: str | list[int], path: str) -> RawPrompt:
     if not value:
         raise InvalidRequest(f"{path} must not be empty", param=path)
-    if isinstance(value, str):
-        return value
-    if any(type(token) is not int or not 0 <= token <= MAX_TOKEN_ID for token in value):
-        raise InvalidRequest(f"{path} must hold token ids: integers from 0", param=path)
-    return tuple(value)
+    return value if isinstance(value, str) else tuple(value)
 
 
-def media_prompt(value: Any, path: str) -> EncoderPrompt:
-    """{"audio": …} or {"image": …} as what the encoder reads."""
-    if not isinstance(value, Mapping) or set(value) not in ({"audio"}, {"image"}):
+def media_prompt(media: EncoderMedia, path: str) -> EncoderPrompt:
+    """What the encoder reads of a request's media."""
+    if (media.audio is None) == (media.image is None):
         raise InvalidRequest(
             f'{path} must read {{"audio": {{"data": BASE64}}}} or {{"image": {{"url": …}}}}, with one file',
             param=path,
         )
-    (name,) = value
-    where = f"{path}.{name}"
-    source = _audio(value[name], where) if name == "audio" else _image(value[name], where)
-    return EncoderPrompt(source, where)
+    if media.audio is not None:
+        return EncoderPrompt(_audio(media.audio, f"{path}.audio"), f"{path}.audio")
+    assert media.image is not None
+    return EncoderPrompt(_image(media.image, f"{path}.image"), f"{path}.image")
 
 
-def _audio(audio: Any, path: str) -> AudioPart:
-    """The file of {"data": BASE64}, or of {"url"}, a data: URL."""
-    name, text = _content(audio, path, "data:…")
+def _audio(audio: MediaFile, path: str) -> AudioPart:
+    name, text = _content(audio, path)
     if name == "url":
         head, comma, _ = text[:_HEAD].partition(",")
         if not comma or not head.lower().startswith("data:") or not head.lower().endswith(";base64"):
@@ -151,24 +159,17 @@ def _audio(audio: Any, path: str) -> AudioPart:
     return AudioPart(text, path)
 
 
-def _image(image: Any, path: str) -> ImagePart:
-    """The picture of {"data": BASE64} or {"url"}; the URL may stand alone."""
-    if isinstance(image, str):
-        return ImagePart(parse_image_url(image, path), path)
-    name, text = _content(image, path, "…")
-    path += f".{name}"
+def _image(image: MediaFile | str, path: str) -> ImagePart:
+    name, text = ("url", image) if isinstance(image, str) else _content(image, path)
+    path = path if isinstance(image, str) else f"{path}.{name}"
     return ImagePart(text if name == "data" else parse_image_url(text, path), path)
 
 
-def _content(file: Any, path: str, url: str) -> tuple[str, str]:
+def _content(file: MediaFile, path: str) -> tuple[str, str]:
     """Which of "data" and "url" a file has, and its text."""
-    if not isinstance(file, Mapping) or not (set(file) <= {"data", "format"} or set(file) == {"url"}):
-        raise InvalidRequest(f'{path} must read {{"data": BASE64}} or {{"url": "{url}"}}', param=path)
-    name = "url" if "url" in file else "data"
-    text = file.get(name)
-    if not isinstance(text, str) or not text:
-        raise InvalidRequest(f"{path}.{name} must be a text", param=f"{path}.{name}")
-    return name, text
+    if bool(file.data) == bool(file.url):
+        raise InvalidRequest(f'{path} must read {{"data": BASE64}} or {{"url": …}}', param=path)
+    return ("data", file.data) if file.data else ("url", file.url or "")
 
 
 #: OpenAI's own default.
@@ -179,17 +180,19 @@ _SERVED = frozenset({"best_of", "echo", "add_special_tokens"})
 class CompletionBody(SamplingBody, kw_only=True):
     """POST /v1/completions. Prompts and media are decoded late; see `two_prompts`."""
 
-    prompt: Annotated[schemas.Prompts, Meta(description="A text, token ids, or a list of either.")] = None
+    prompt: Annotated[object, late(Prompts), Meta(description="A text, token ids, or a list of either.")] = (
+        None
+    )
     encoder_prompt: Annotated[
-        schemas.Singleton,
+        Singleton,
         Meta(description="What an encoder-decoder model's encoder reads, in place of prompt."),
     ] = None
     decoder_prompt: Annotated[
-        schemas.Singleton,
+        Singleton,
         Meta(description="What an encoder-decoder model's decoder begins with; else its own start."),
     ] = None
     multi_modal_data: Annotated[
-        schemas.MultiModalData,
+        EncoderMedia | None,
         Meta(description="Audio or a picture for the encoder of an encoder-decoder model."),
     ] = None
     mm_processor_kwargs: ProcessorOptions = None
@@ -324,8 +327,8 @@ def _prompts(prompt: object) -> tuple[RawPrompt, ...]:
         raise InvalidRequest("prompt must not be empty", param="prompt")
     if not isinstance(prompt, list) or type(prompt[0]) is int:
         return (_checked(prompt, "prompt"),)
-    if len(prompt) > schemas.MAX_PROMPTS:
-        raise InvalidRequest(f"prompt takes at most {schemas.MAX_PROMPTS} prompts", param="prompt")
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidRequest(f"prompt takes at most {MAX_PROMPTS} prompts", param="prompt")
     if len({type(item) for item in prompt}) > 1:
         raise InvalidRequest(_FORMS, param="prompt")
     return tuple(_checked(item, f"prompt[{at}]") for at, item in enumerate(prompt))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -11,6 +11,7 @@ from triptych.base.errors import InvalidRequest
 from triptych.base.request.limits import (
     MAX_BAD_WORDS,
     MAX_STOP_STRINGS,
+    MAX_TOOLS,
     LogitBias,
     Logprobs,
     MinP,
@@ -25,9 +26,9 @@ from triptych.base.request.limits import (
     TopP,
 )
 from triptych.base.types import OutputFormat, SamplingParams
-from triptych.proxy.call.output_format import MAX_CHOICE_TEXTS, format_of
+from triptych.proxy.call.output_format import MAX_CHOICE_TEXTS, ResponseFormat, format_of
+from triptych.proxy.call.tools import ToolBody
 from triptych.proxy.call.validation import MAX_SALT, check_sampling, seed_of
-from triptych.proxy.openai.fields import schemas
 
 _ADVICE = {
     "functions": "send tools",
@@ -93,6 +94,26 @@ def refuse_unserved(body: UnservedBody, served: frozenset[str] = frozenset()) ->
         raise InvalidRequest('modalities must be ["text"]', param="modalities")
 
 
+REFERENCE = "#/components/schemas/"
+#: Types of parts of bodies that are converted after the body, for its schema.
+LATE: list[Any] = []
+Text = Annotated[str, Meta(min_length=1)]
+
+
+def late(kind: Any) -> Meta:
+    """The schema of `kind`, for a field that its parser converts after the body."""
+    LATE.append(kind)
+    (schema,), _ = msgspec.json.schema_components(
+        [kind], ref_template=REFERENCE + "{name}", schema_hook=any_json
+    )
+    return Meta(extra_json_schema=schema)
+
+
+def any_json(kind: type) -> dict[str, Any]:
+    """The schema of a value whose type is `object`; msgspec wants it to say something."""
+    return {"title": "Any JSON"}
+
+
 CacheSalt = Annotated[str, Meta(extra_json_schema={"maxLength": MAX_SALT})]
 _Biases = Annotated[
     dict[str, LogitBias], Meta(extra_json_schema={"propertyNames": {"pattern": "^[0-9]{1,9}$"}})
@@ -139,16 +160,14 @@ class SamplingBody(UnservedBody, kw_only=True):
         Meta(description="Equal requests with equal seeds get equal answers; drawn where none is given."),
     ] = None
     stop: Annotated[
-        schemas.Text
-        | Annotated[list[schemas.Text], Meta(extra_json_schema={"maxItems": MAX_STOP_STRINGS})]
-        | None,
+        Text | Annotated[list[Text], Meta(max_length=MAX_STOP_STRINGS)] | None,
         Meta(description="Texts that end the answer and are not part of it."),
     ] = None
     include_stop_str_in_output: Annotated[
         bool | None, Meta(description="Leave the stop text or stop token that ends the answer in its text.")
     ] = None
     bad_words: Annotated[
-        Annotated[list[schemas.Text], Meta(extra_json_schema={"maxItems": MAX_BAD_WORDS})] | None,
+        Annotated[list[Text], Meta(max_length=MAX_BAD_WORDS)] | None,
         Meta(description="Texts that the answer does not hold, by their tokens."),
     ] = None
     stop_token_ids: Annotated[list[TokenId] | None, Meta(description="Token ids that end the answer.")] = None
@@ -159,7 +178,7 @@ class SamplingBody(UnservedBody, kw_only=True):
         MinTokens | None, Meta(description="Largest number of reasoning tokens, of models that reason.")
     ] = None
     response_format: Annotated[
-        schemas.ResponseFormat | None,
+        ResponseFormat | None,
         Meta(description="The form that the answer has to have."),
     ] = None
     structured_outputs: Annotated[
@@ -173,8 +192,7 @@ class SamplingBody(UnservedBody, kw_only=True):
         str | None, Meta(description="A regular expression that the whole answer matches.")
     ] = None
     guided_choice: Annotated[
-        Annotated[list[schemas.Text], Meta(extra_json_schema={"minItems": 1, "maxItems": MAX_CHOICE_TEXTS})]
-        | None,
+        Annotated[list[Text], Meta(min_length=1, max_length=MAX_CHOICE_TEXTS)] | None,
         Meta(description="The answer is one of these texts."),
     ] = None
 
@@ -238,9 +256,6 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-ChatMessages = Annotated[
-    schemas.Messages, Meta(description="The conversation. Images are parts of a message's content.")
-]
 ModelName = Annotated[
     str | None, Meta(description="A name from GET /v1/models; optional when only one model is served.")
 ]
@@ -254,7 +269,11 @@ ChoiceCount = Annotated[int | None, Meta(description="Number of answers, at most
 TopLogprobs = Annotated[
     Logprobs | None, Meta(description="Number of most likely tokens to report beside each chosen one.")
 ]
-ChatTools = Annotated[schemas.Tools | None, Meta(description="Functions that the model may call.")]
+#: As they were sent, since chat templates print them.
+ChatTools = Annotated[
+    Annotated[list[Annotated[dict[str, object], late(ToolBody)]], Meta(max_length=MAX_TOOLS)] | None,
+    Meta(description="Functions that the model may call."),
+]
 ParallelCalls = Annotated[
     bool | None, Meta(description="Whether an answer may hold several calls; true by default.")
 ]
@@ -277,6 +296,9 @@ Salt = Annotated[
 ]
 TimingsWanted = Annotated[bool | None, Meta(description="Report how long each stage of the request took.")]
 SpecialTokens = Annotated[
-    schemas.OnlyTrue,
-    Meta(description="Only true is supported: the tokenizer adds its own special tokens to a text."),
+    bool | None,
+    Meta(
+        extra_json_schema={"enum": [True, None]},
+        description="Only true is supported: the tokenizer adds its own special tokens to a text.",
+    ),
 ]

@@ -12,211 +12,144 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from triptych import __version__
-from triptych.base.request.limits import Temperature
-from triptych.proxy.call.validation import MAX_SALT
-from triptych.proxy.openai.audio.request import FORMATS
-from triptych.proxy.openai.chat.request import ChatBody
-from triptych.proxy.openai.completions.request import CompletionBody
-from triptych.proxy.openai.fields.schemas import MESSAGE
+from triptych.base.project import links
+from triptych.proxy.http.endpoint import PostEndpoint
+from triptych.proxy.openai.audio.endpoint import AudioEndpoint
+from triptych.proxy.openai.audio.request import TranslationForm
+from triptych.proxy.openai.chat.endpoint import ChatEndpoint
+from triptych.proxy.openai.completions.endpoint import CompletionsEndpoint
+from triptych.proxy.openai.fields.sampling import LATE, REFERENCE, any_json
 from triptych.proxy.openai.openapi import replies
-from triptych.proxy.openai.responses.request import ResponsesBody
-from triptych.proxy.openai.tokenize import DetokenizeBody, TokenizeBody
+from triptych.proxy.openai.responses.endpoint import ResponsesEndpoint
+from triptych.proxy.openai.tokenize import DetokenizeEndpoint, TokenizeEndpoint
 from triptych.proxy.page.endpoint import DOCS, SECURITY_HEADERS, page_files
 
-
-class TranscriptUsage(msgspec.Struct):
-    type: str
-    seconds: int
-
-
-class TranscriptReply(msgspec.Struct):
-    """`verbose_json` has more fields; srt, vtt and text are text."""
-
-    text: str
-    usage: TranscriptUsage
-
-
-def _text(description: str, **limits: Any) -> dict[str, Any]:
-    return {"type": "string", "description": description, **limits}
-
-
-_COMMON: dict[str, Any] = {
-    "file": _text("An audio file: WAV, FLAC, MP3 or Ogg.", format="binary"),
-    "model": _text("A name from GET /v1/models; optional when only one model is served."),
-    "prompt": _text("Text that the model takes as said before."),
-    "response_format": _text("The form of the reply; json by default.", enum=list(FORMATS)),
-    "stream": {
-        "type": "boolean",
-        "description": "Send the text as server-sent events while it is generated.",
-    },
-    "temperature": {
-        **msgspec.json.schema(Temperature),
-        "description": "0 takes the likeliest token; the checkpoint's own default where none is given.",
-    },
-    "seed": {"type": "integer", "description": "Equal requests with equal seeds get equal answers."},
-    "cache_salt": _text("Keeps caches apart.", maxLength=MAX_SALT),
-}
-_TRANSCRIPTION = {
-    **_COMMON,
-    "language": _text("The spoken language's code, such as en; heard where it is left out.", maxLength=40),
-    "timestamp_granularities[]": {
-        "type": "array",
-        "items": {"enum": ["segment"]},
-        "description": "Only with response_format verbose_json.",
-    },
-}
-
-#: Component name to schema.
-FORMS: dict[str, dict[str, Any]] = {
-    "TranscriptionForm": {"type": "object", "required": ["file"], "properties": _TRANSCRIPTION},
-    "TranslationForm": {"type": "object", "required": ["file"], "properties": _COMMON},
-}
-
-
-Schema = dict[str, Any]
-REFERENCE = "#/components/schemas/"
 _PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEklEQVR4nGP4z8CAFWEX"
     "HbQSACj/P8Fu7N9hAAAAAElFTkSuQmCC"
 )
+_WHAT = "What is in the image?"
 _HELLO = [{"role": "user", "content": "Hello!"}]
 _LOOK = [
     {
         "role": "user",
-        "content": [
-            {"type": "image_url", "image_url": {"url": _PIXEL}},
-            {"type": "text", "text": "What is in the image?"},
-        ],
+        "content": [{"type": "image_url", "image_url": {"url": _PIXEL}}, {"type": "text", "text": _WHAT}],
     }
 ]
 _ASK = [
     {
         "role": "user",
-        "content": [
-            {"type": "input_image", "image_url": _PIXEL},
-            {"type": "input_text", "text": "What is in the image?"},
-        ],
+        "content": [{"type": "input_image", "image_url": _PIXEL}, {"type": "input_text", "text": _WHAT}],
     }
 ]
+_SRT = {"file": "@speech.wav", "language": "en", "response_format": "srt"}
+Examples = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One path. `body` and `reply` are Structs; `form` names a form; `events`: it streams on demand."""
+    """One path. `body` and `reply` are Structs; `events`: it streams on demand."""
 
     method: str
     path: str
     summary: str
     reply: type[msgspec.Struct] | str
     body: type[msgspec.Struct] | None = None
-    examples: dict[str, dict[str, Any]] | None = None
+    examples: Examples | None = None
     events: bool = False
     needs_key: bool = True
     statuses: tuple[int, ...] = ()
-    form: str = ""
     #: Examples that want an encoder-decoder model; by name as `examples`.
-    encoder_decoder: dict[str, dict[str, Any]] | None = None
+    encoder_decoder: Examples | None = None
+
+    @property
+    def is_form(self) -> bool:
+        return self.body is not None and issubclass(self.body, TranslationForm)
+
+
+def _post(path: str, summary: str, endpoint: type[PostEndpoint[Any]], reply: Any, **rest: Any) -> Operation:
+    return Operation("post", path, summary, reply, endpoint.body, statuses=_BODY_STATUSES, **rest)
 
 
 _BODY_STATUSES = (400, 404, 413, 429, 503, 504)
 OPERATIONS = (
-    Operation(
-        "post",
+    _post(
         "/v1/chat/completions",
         "Answers a conversation with text and pictures",
+        ChatEndpoint,
         replies.ChatReply,
-        ChatBody,
-        {
+        examples={
             "text": {"messages": _HELLO, "max_tokens": 16},
             "picture": {"messages": _LOOK, "max_tokens": 16, "temperature": 0},
         },
         events=True,
-        statuses=_BODY_STATUSES,
     ),
-    Operation(
-        "post",
+    _post(
         "/v1/completions",
         "Goes on from a raw prompt",
+        CompletionsEndpoint,
         replies.TextReply,
-        CompletionBody,
-        {
+        examples={
             "text": {"prompt": "Once upon a time", "max_tokens": 16},
             "several": {"prompt": ["One", "Two"], "max_tokens": 4, "n": 2},
         },
         events=True,
-        statuses=_BODY_STATUSES,
         encoder_decoder={
             "two prompts": {"encoder_prompt": "A long article …", "decoder_prompt": "In short:"},
             "picture to text": {"multi_modal_data": {"image": {"url": _PIXEL}}, "max_tokens": 16},
         },
     ),
-    Operation(
-        "post",
+    _post(
         "/v1/responses",
         "Answers in the shapes of OpenAI's Responses API, without its memory",
+        ResponsesEndpoint,
         replies.ResponseReply,
-        ResponsesBody,
-        {
+        examples={
             "text": {"input": "Hello!", "max_output_tokens": 16},
             "picture": {"input": _ASK, "instructions": "Be short.", "max_output_tokens": 16},
         },
         events=True,
-        statuses=_BODY_STATUSES,
     ),
-    Operation(
-        "post",
+    _post(
         "/tokenize",
         "The token ids of a text or of a conversation",
+        TokenizeEndpoint,
         replies.TokenizeReply,
-        TokenizeBody,
-        {"text": {"prompt": "Hello!"}, "messages": {"messages": _HELLO}},
-        statuses=(400, 404, 413, 429, 503),
+        examples={"text": {"prompt": "Hello!"}, "messages": {"messages": _HELLO}},
     ),
-    Operation(
-        "post",
+    _post(
         "/detokenize",
         "The text of token ids",
+        DetokenizeEndpoint,
         replies.DetokenizeReply,
-        DetokenizeBody,
-        {"ids": {"tokens": [1, 2, 3]}},
-        statuses=(400, 404, 413, 429, 503),
+        examples={"ids": {"tokens": [1, 2, 3]}},
     ),
     Operation("get", "/v1/models", "Models that can be asked", replies.ModelsReply),
     Operation("get", "/v1/models/{model}", "One model", replies.ModelReply, statuses=(404, 503)),
     Operation("get", "/version", "The server's version", replies.VersionReply),
     Operation("get", "/health", "Whether the process lives", replies.StatusReply, needs_key=False),
     Operation(
-        "get",
-        "/ready",
-        "Whether requests can be answered",
-        replies.StatusReply,
-        needs_key=False,
-        statuses=(503,),
+        "get", "/ready", "Whether it takes requests", replies.StatusReply, needs_key=False, statuses=(503,)
     ),
     Operation("get", "/openapi.json", "This document", "application/json"),
     Operation("get", "/docs", "This document for people", "text/html", needs_key=False),
 )
 FORM_OPERATIONS = (
-    Operation(
-        "post",
+    _post(
         "/v1/audio/transcriptions",
         "Writes speech down",
-        TranscriptReply,
-        examples={
-            "text": {"file": "@speech.wav"},
-            "subtitles": {"file": "@speech.wav", "language": "en", "response_format": "srt"},
-        },
-        form="TranscriptionForm",
+        AudioEndpoint,
+        replies.TranscriptReply,
+        examples={"text": {"file": "@speech.wav"}, "subtitles": _SRT},
         events=True,
-        statuses=_BODY_STATUSES,
     ),
     Operation(
         "post",
         "/v1/audio/translations",
         "Writes speech down in English",
-        TranscriptReply,
-        examples={"text": {"file": "@speech.wav", "response_format": "text"}},
-        form="TranslationForm",
+        replies.TranscriptReply,
+        TranslationForm,
+        {"text": {"file": "@speech.wav", "response_format": "text"}},
         events=True,
         statuses=_BODY_STATUSES,
     ),
@@ -239,11 +172,12 @@ def make_openapi(*, max_choices: int = 16, page: bool = True) -> dict[str, Any]:
     bodies = [op.body for op in operations if op.body is not None]
     shapes = [op.reply for op in operations if not isinstance(op.reply, str)]
     _, components = msgspec.json.schema_components(
-        [*bodies, *shapes, replies.ErrorReply], ref_template=REFERENCE + "{name}", schema_hook=_any_json
+        [*bodies, *shapes, *LATE, replies.ErrorReply],
+        ref_template=REFERENCE + "{name}",
+        schema_hook=any_json,
     )
     for body in bodies:
         _complete(components[body.__name__], max_choices)
-    components |= {"MessageBody": MESSAGE, **FORMS}
     paths: dict[str, Any] = {}
     for op in operations:
         paths.setdefault(op.path, {})[op.method] = _operation(op)
@@ -255,6 +189,7 @@ def make_openapi(*, max_choices: int = 16, page: bool = True) -> dict[str, Any]:
             "description": "Multimodal models behind OpenAI's API. Unknown fields are ignored.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
+        **({"externalDocs": {"url": documents["Documentation"]}} if (documents := links()) else {}),
         "paths": paths,
         "components": {
             "schemas": components,
@@ -263,12 +198,7 @@ def make_openapi(*, max_choices: int = 16, page: bool = True) -> dict[str, Any]:
     }
 
 
-def _any_json(kind: type) -> Schema:
-    """The schema of a value whose type is `object`; msgspec wants it to say something."""
-    return {"title": "Any JSON"}
-
-
-def _complete(schema: Schema, max_choices: int) -> None:
+def _complete(schema: dict[str, Any], max_choices: int) -> None:
     """Leaves out the fields without a description, which are refused or have another name here."""
     properties = {name: field for name, field in schema["properties"].items() if "description" in field}
     for field in properties.values():
@@ -289,13 +219,11 @@ def _operation(op: Operation) -> dict[str, Any]:
             "content": {"application/json": {"schema": _reference(shape)}},
         }
     body: dict[str, Any] = {}
+    kind = "multipart/form-data" if op.is_form else "application/json"
     named = (op.examples or {}) | (op.encoder_decoder or {})
     examples = {name: {"value": value} for name, value in named.items()}
     if op.body is not None:
-        content = {"application/json": {"schema": _reference(op.body), "examples": examples}}
-        body["requestBody"] = {"required": True, "content": content}
-    elif op.form:
-        content = {"multipart/form-data": {"schema": {"$ref": REFERENCE + op.form}, "examples": examples}}
+        content = {kind: {"schema": _reference(op.body), "examples": examples}}
         body["requestBody"] = {"required": True, "content": content}
     return {
         "operationId": re.sub(r"\W+", "_", op.path).strip("_"),
@@ -317,14 +245,14 @@ def _content(op: Operation) -> dict[str, Any]:
     if isinstance(op.reply, str):
         return {op.reply: {"schema": {"type": "object" if op.reply.endswith("json") else "string"}}}
     content: dict[str, Any] = {"application/json": {"schema": _reference(op.reply)}}
-    if op.form:
+    if op.is_form:
         content["text/plain"] = {"schema": {"type": "string"}}
     if op.events:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     return content
 
 
-def _reference(struct: type[msgspec.Struct]) -> Schema:
+def _reference(struct: type[msgspec.Struct]) -> dict[str, str]:
     return {"$ref": REFERENCE + struct.__name__}
 
 

@@ -123,6 +123,18 @@ class ResponseReply(msgspec.Struct):
     metadata: dict[str, str]
 
 
+class TranscriptUsage(msgspec.Struct):
+    type: str
+    seconds: int
+
+
+class TranscriptReply(msgspec.Struct):
+    """`verbose_json` has more fields; srt, vtt and text are text."""
+
+    text: str
+    usage: TranscriptUsage
+
+
 class TokenizeReply(msgspec.Struct):
     count: int
     max_model_len: int

@@ -241,7 +241,7 @@ def _usage(usage: Usage, reasoning_tokens: int) -> Json:
 class ResponsesEndpoint(PostEndpoint[ResponsesRequest]):
     """Translates to a chat call and back; nothing is kept between requests."""
 
-    known = ResponsesBody.__struct_fields__
+    body = ResponsesBody
 
     def __init__(self, dispatcher: Dispatcher, *, max_images: int, max_body: int, timeout: float) -> None:
         super().__init__(dispatcher.quotas["parser"], max_body=max_body)

@@ -3,19 +3,45 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest, RequestError
+from triptych.base.request.chat import FunctionCall, MessageToolCall
 from triptych.base.request.limits import OutputTokens
 from triptych.proxy.call.chat import ChatCall
-from triptych.proxy.http.json_body import decode_body
-from triptych.proxy.openai.chat.request import ChatBody, ChatReplyOptions, ReasoningEffort, call_of
-from triptych.proxy.openai.fields import schemas
+from triptych.proxy.call.output_format import (
+    NamedSchema,
+    ObjectFormat,
+    ResponseFormat,
+    SchemaFormat,
+    TextFormat,
+)
+from triptych.proxy.call.tools import (
+    AllowedChoice,
+    AllowedTools,
+    FunctionBody,
+    FunctionChoice,
+    FunctionName,
+    ToolChoice,
+)
+from triptych.proxy.http.json_body import convert_field, decode_body
+from triptych.proxy.openai.chat.request import (
+    ChatBody,
+    ChatReplyOptions,
+    ImageUrl,
+    ImageUrlBody,
+    MessageBody,
+    PartBody,
+    ReasoningEffort,
+    RefusalBody,
+    TextBody,
+    call_of,
+)
 from triptych.proxy.openai.fields.sampling import (
     ModelName,
     ParallelCalls,
@@ -26,10 +52,9 @@ from triptych.proxy.openai.fields.sampling import (
     TemplateVariables,
     TimingsWanted,
     TopLogprobs,
+    late,
 )
 
-_ROLES = ("user", "assistant", "system", "developer")
-_TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
 #: Names of chat fields and what they are called here, in the order in which they are looked for.
 _NAMES = (
@@ -64,105 +89,159 @@ class FieldNames:
         return self._places[index] if index < len(self._places) else match[0]
 
 
+class InputText(msgspec.Struct, tag="input_text"):
+    """A text of the user."""
+
+    text: str
+
+
+class EarlierText(msgspec.Struct, tag="output_text"):
+    """A text of an earlier answer."""
+
+    text: str
+
+
+class InputImage(msgspec.Struct, tag="input_image"):
+    """A picture by its URL."""
+
+    image_url: str | None = None
+    detail: str | None = None
+    file_id: object = None
+
+
+InputPart = InputText | EarlierText | TextBody | RefusalBody | InputImage
+InputContent = str | Annotated[list[InputPart], Meta(min_length=1)]
+
+
+class MessageItem(msgspec.Struct, tag="message"):
+    """A message of the conversation; its `type` may be left out."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: InputContent
+
+
+class CallItem(msgspec.Struct, tag="function_call"):
+    """A call of an earlier answer."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+class CallOutputItem(msgspec.Struct, tag="function_call_output"):
+    """What a called function has returned."""
+
+    call_id: str
+    output: InputContent
+
+
+class ReasoningText(msgspec.Struct):
+    """A part of the reasoning."""
+
+    text: str = ""
+
+
+class ReasoningItem(msgspec.Struct, tag="reasoning"):
+    """Reasoning of an earlier answer, of its message or call that comes next; a summary alone is ignored."""
+
+    content: list[ReasoningText] | None = None
+
+
+InputItem = MessageItem | CallItem | CallOutputItem | ReasoningItem
+
+
 class Conversation:
-    """Collects items; `messages` are OpenAI's chat messages, `places` the path of each."""
+    """Collects items; `messages` are those of a chat request, `places` the path of each."""
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self.messages: list[MessageBody] = []
         self.places: list[str] = []
         #: The last message is an assistant's, of which there is only its reasoning yet.
-        self._thinks = False
+        self._reasoned = False
 
-    def add(self, message: dict[str, Any], place: str) -> None:
+    def add(self, message: MessageBody, place: str) -> None:
         self.messages.append(message)
         self.places.append(place)
 
-    def take(self, item: Any, place: str) -> None:
+    def add_item(self, value: dict[str, object], place: str) -> None:
         """One input item. InvalidRequest when it is of a kind that is not served."""
-        if not isinstance(item, Mapping):
-            raise InvalidRequest(f"{place} must be an object", param=place)
-        kind = item.get("type", "message" if "role" in item else None)
-        if kind == "message":
-            self._message(item, place)
-        elif kind == "function_call":
-            self._call(item, place)
-        elif kind == "function_call_output":
-            content = _content(item.get("output"), f"{place}.output", flat=True)
-            call_id = _string(item, "call_id", place)
-            self.add({"role": "tool", "tool_call_id": call_id, "content": content}, place)
-        elif kind == "reasoning":
-            self._reasoning(item, place)
-        else:
-            known = "message, function_call, function_call_output or reasoning"
-            raise InvalidRequest(f"{place}.type must be {known}", param=f"{place}.type")
+        if "role" in value:
+            value = {"type": "message", **value}
+        item = convert_field(value, cast("type[InputItem]", InputItem), place)
+        reasoned, self._reasoned = self._reasoned, False
+        match item:
+            case MessageItem():
+                content = _content(item.content, f"{place}.content", flat=item.role != "user")
+                if item.role == "assistant" and reasoned:
+                    self.messages[-1].content = content
+                else:
+                    self.add(MessageBody(item.role, content), place)
+            case CallItem():
+                self._call(item, place)
+            case CallOutputItem():
+                content = _content(item.output, f"{place}.output", flat=True)
+                self.add(MessageBody("tool", content, tool_call_id=item.call_id), place)
+            case ReasoningItem():
+                if text := "".join(part.text for part in item.content or ()):
+                    self.add(MessageBody("assistant", "", reasoning_content=text), place)
+                    self._reasoned = True
 
-    def _message(self, item: Mapping[str, Any], place: str) -> None:
-        role = item.get("role")
-        if role not in _ROLES:
-            raise InvalidRequest(f"{place}.role must be one of {', '.join(_ROLES)}", param=f"{place}.role")
-        content = _content(item.get("content"), f"{place}.content", flat=role != "user")
-        if role == "assistant" and self._thinks:
-            self.messages[-1]["content"] = content
-        else:
-            self.add({"role": role, "content": content}, place)
-        self._thinks = False
-
-    def _reasoning(self, item: Mapping[str, Any], place: str) -> None:
-        """Reasoning belongs to the assistant's message or call after it; a summary alone says nothing."""
-        parts = item.get("content") or []
-        if not isinstance(parts, list):
-            raise InvalidRequest(f"{place}.content must be a list of parts", param=f"{place}.content")
-        texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
-        if text := "".join(text for text in texts if isinstance(text, str)):
-            self.add({"role": "assistant", "content": "", "reasoning_content": text}, place)
-            self._thinks = True
-
-    def _call(self, item: Mapping[str, Any], place: str) -> None:
+    def _call(self, item: CallItem, place: str) -> None:
         """Calls belong to the assistant's message before them."""
-        function = {
-            "name": _string(item, "name", place),
-            "arguments": _string(item, "arguments", place),
-        }
-        call = {"id": _string(item, "call_id", place), "type": "function", "function": function}
-        if not (self.messages and self.messages[-1]["role"] == "assistant"):
-            self.add({"role": "assistant", "content": ""}, place)
-        self.messages[-1].setdefault("tool_calls", []).append(call)
-        self._thinks = False
+        if not (self.messages and self.messages[-1].role == "assistant"):
+            self.add(MessageBody("assistant", ""), place)
+        last = self.messages[-1]
+        call = MessageToolCall(FunctionCall(item.name, item.arguments), item.call_id)
+        last.tool_calls = [*(last.tool_calls or ()), call]
 
 
-def _string(item: Mapping[str, Any], name: str, place: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise InvalidRequest(f"{place}.{name} must be a string", param=f"{place}.{name}")
-    return value
-
-
-def _content(content: Any, place: str, *, flat: bool) -> Any:
+def _content(content: InputContent, place: str, *, flat: bool) -> str | list[PartBody]:
     """A message's content; `flat`: texts alone become one string, as templates expect of these roles."""
     if isinstance(content, str):
         return content
-    if not isinstance(content, list) or not content:
-        raise InvalidRequest(f"{place} must be a string or a list of parts", param=place)
     parts = [_part(part, f"{place}[{at}]") for at, part in enumerate(content)]
-    if flat and all(part["type"] == "text" for part in parts):
-        return "".join(part["text"] for part in parts)
-    return parts
+    texts = [part.text for part in parts if isinstance(part, TextBody)]
+    return "".join(texts) if flat and len(texts) == len(parts) else parts
 
 
-def _part(part: Any, place: str) -> dict[str, Any]:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if isinstance(kind, str) and (field := _TEXT_PARTS.get(kind)):
-        return {"type": "text", "text": _string(part, field, place)}
-    if kind == "input_image":
-        if part.get("file_id") is not None:
-            raise InvalidRequest(
-                f"{place}.file_id is not supported: send the image as image_url", param=f"{place}.file_id"
-            )
-        url = _string(part, "image_url", place)
-        return {"type": "image_url", "image_url": {"url": url, "detail": part.get("detail")}}
-    raise InvalidRequest(
-        f"{place}.type must be input_text, input_image, output_text or refusal", param=f"{place}.type"
-    )
+def _part(part: InputPart, place: str) -> PartBody:
+    match part:
+        case InputImage(image_url=str(url), file_id=None):
+            return ImageUrlBody(ImageUrl(url, part.detail))
+        case InputImage():
+            wrong = f"{place}.{'image_url' if part.file_id is None else 'file_id'}"
+            raise InvalidRequest(f"{wrong}: send the image as image_url", param=wrong)
+        case RefusalBody():
+            return TextBody(part.refusal)
+    return TextBody(part.text)
+
+
+class FlatTool(FunctionBody, tag="function"):
+    """A function in the Responses API's shape."""
+
+
+class FlatChoice(FunctionName, tag="function"):
+    """The function that has to be called."""
+
+
+class FlatAllowed(msgspec.Struct, tag="allowed_tools"):
+    """A choice among some of the tools."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FlatChoice], Meta(min_length=1)]
+
+
+class FlatSchema(NamedSchema, tag="json_schema"):
+    """JSON that fits a schema."""
+
+    schema: object
+
+
+class TextConfig(msgspec.Struct, omit_defaults=True):
+    """The form that the answer has to have; `verbosity` changes nothing."""
+
+    format: TextFormat | ObjectFormat | FlatSchema | None = None
+    verbosity: str | None = None
 
 
 LOGPROBS = "message.output_text.logprobs"
@@ -188,19 +267,22 @@ class ResponsesBody(SamplingBody, kw_only=True):
     """POST /v1/responses. Items of `input` are decoded one by one, so that errors name their index."""
 
     input: Annotated[
-        str | schemas.InputItems,
+        str | list[Annotated[dict[str, object], late(InputItem)]],
         Meta(description="A text, or items: messages, function calls and their outputs."),
     ]
     model: ModelName = None
     instructions: Annotated[str | None, Meta(description="A system message in front of the input.")] = None
     stream: Stream = None
     max_output_tokens: Annotated[OutputTokens | None, Meta(description="Most output tokens.")] = None
-    text: Annotated[
-        schemas.TextConfig | None, Meta(description="format: the form that the answer has to have.")
+    text: Annotated[TextConfig | None, Meta(description="format: the form that the answer has to have.")] = (
+        None
+    )
+    tools: Annotated[
+        list[Annotated[dict[str, object], late(FlatTool)]] | None,
+        Meta(description="Functions that the model may call."),
     ] = None
-    tools: Annotated[schemas.FlatTools | None, Meta(description="Functions that the model may call.")] = None
     tool_choice: Annotated[
-        schemas.FlatToolChoice,
+        Literal["none", "auto", "required"] | FlatChoice | FlatAllowed | None,
         Meta(description="none, auto, required, or the function that has to be called."),
     ] = None
     parallel_tool_calls: ParallelCalls = None
@@ -220,7 +302,7 @@ class ResponsesBody(SamplingBody, kw_only=True):
     conversation: object = None
     prompt: object = None
     max_tokens: int | None = None
-    response_format: dict[str, object] | None = None
+    response_format: Any = None
     user: Annotated[str | None, Meta(description="Ignored.")] = None
     cache_salt: Salt = None
     mm_processor_kwargs: ProcessorOptions = None
@@ -264,12 +346,12 @@ def parse_responses(raw: bytes, request_id: str, *, max_images: int, timeout: fl
 def _conversation(body: ResponsesBody) -> Conversation:
     conversation = Conversation()
     if body.instructions:
-        conversation.add({"role": "system", "content": body.instructions}, "instructions")
+        conversation.add(MessageBody("system", body.instructions), "instructions")
     if isinstance(body.input, str):
-        conversation.add({"role": "user", "content": body.input}, "input")
+        conversation.add(MessageBody("user", body.input), "input")
         return conversation
     for index, item in enumerate(body.input):
-        conversation.take(item, f"input[{index}]")
+        conversation.add_item(item, f"input[{index}]")
     if len(conversation.messages) == bool(body.instructions):
         raise InvalidRequest("input must hold at least one message", param="input")
     return conversation
@@ -277,11 +359,11 @@ def _conversation(body: ResponsesBody) -> Conversation:
 
 def _chat_body(body: ResponsesBody, conversation: Conversation) -> ChatBody:
     shared = {name: getattr(body, name) for name in SamplingBody.__struct_fields__}
-    shared["response_format"] = _response_format(body.text)
+    shared["response_format"] = _response_format(body.text.format if body.text else None)
     logprobs = LOGPROBS in (body.include or ())
     return ChatBody(
         **shared,
-        messages=list[object](conversation.messages),
+        messages=conversation.messages,
         model=body.model,
         stream=body.stream,
         max_completion_tokens=body.max_output_tokens,
@@ -298,34 +380,27 @@ def _chat_body(body: ResponsesBody, conversation: Conversation) -> ChatBody:
     )
 
 
-def _response_format(text: Mapping[str, object] | None) -> dict[str, object] | None:
-    form = (text or {}).get("format")
-    if form is None:
-        return None
-    if not isinstance(form, Mapping):
-        raise InvalidRequest("text.format must be an object", param="text.format")
-    if form.get("type") != "json_schema":
-        return dict(form)
-    if form.get("schema") is None:
+def _response_format(form: TextFormat | ObjectFormat | FlatSchema | None) -> ResponseFormat | None:
+    if not isinstance(form, FlatSchema):
+        return form
+    if form.schema is None:
         raise InvalidRequest("text.format.schema is missing", param="text.format.schema")
-    return {"type": "json_schema", "json_schema": form}
+    return SchemaFormat(NamedSchema(name=form.name, schema=form.schema, strict=form.strict))
 
 
-def _tool(tool: object) -> object:
-    """The chat API's form of a function; what is none is left to be refused there."""
-    if not isinstance(tool, Mapping) or tool.get("type") != "function":
+def _tool(tool: dict[str, object]) -> dict[str, object]:
+    """The chat API's form of a function; any other tool is left to be refused there."""
+    if tool.get("type") != "function":
         return tool
-    names = ("name", "description", "parameters", "strict")
+    names = FunctionBody.__struct_fields__
     return {"type": "function", "function": {name: tool[name] for name in names if name in tool}}
 
 
-def _tool_choice(choice: object) -> object:
-    if not isinstance(choice, Mapping):
-        return choice
-    listed = choice.get("tools")
-    if choice.get("type") == "allowed_tools" and isinstance(listed, list):
-        tools = [_tool_choice(tool) for tool in listed]
-        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
-    if choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    return choice
+def _tool_choice(choice: str | FlatChoice | FlatAllowed | None) -> ToolChoice:
+    match choice:
+        case FlatChoice():
+            return FunctionChoice(FunctionName(choice.name))
+        case FlatAllowed():
+            tools = [FunctionChoice(FunctionName(tool.name)) for tool in choice.tools]
+            return AllowedChoice(AllowedTools(choice.mode, tools))
+    return cast("ToolChoice", choice)

@@ -128,7 +128,7 @@ REFUSED_BY_PICTURES: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "x"}, "prompt"),
     ({"encoder_prompt": "x"}, "encoder_prompt"),
     ({"multi_modal_data": AUDIO}, "multi_modal_data.audio"),
-    ({"multi_modal_data": {"image": {}}}, "multi_modal_data.image.data"),
+    ({"multi_modal_data": {"image": {}}}, "multi_modal_data.image"),
     ({"multi_modal_data": {"image": 5}}, "multi_modal_data.image"),
     ({"multi_modal_data": {"image": {"data": "?"}}}, "multi_modal_data.image.data"),
     ({"multi_modal_data": {"image": {"url": "ftp://x/y.png"}}}, "multi_modal_data.image.url"),

@@ -98,4 +98,4 @@ def test_bad_words_and_the_stop_text_in_the_answer_are_taken_over() -> None:
     assert (sampling.bad_words, sampling.include_stop_str_in_output) == (("sea", " of"), True)
     with pytest.raises(InvalidRequest) as caught:
         parse(with_value(bad_words=["sea", ""]))
-    assert caught.value.param == "bad_words"
+    assert caught.value.param == "bad_words[1]"

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from triptych.base.errors import InvalidRequest
-from triptych.proxy.openai.completions.request import CompletionRequest, parse_completion
-from triptych.proxy.openai.fields.schemas import MAX_PROMPTS
+from triptych.proxy.openai.completions.request import MAX_PROMPTS, CompletionRequest, parse_completion
 
 
 def _parsed(**body: Any) -> CompletionRequest:
