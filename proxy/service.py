@@ -11,6 +11,7 @@ from collections.abc import Coroutine, Sequence
 from functools import partial
 
 from grpc import aio
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -285,6 +286,14 @@ class ProxyProcess:
         if self.authenticator is not None:
             app = AuthMiddleware(app, self.authenticator)
         app = RefusalMiddleware(app, front.routes, self.refusals)
+        if config.allowed_origins:
+            app = CORSMiddleware(
+                app,
+                allow_origins=[origin.strip() for origin in config.allowed_origins.split(",")],
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["X-Request-ID", "X-Triptych-Ignored-Fields", "Retry-After"],
+            )
         limits = ConnectionLimits(
             window_seconds=bodies.spec.idle_seconds, body_seconds=bodies.spec.total_seconds
         )

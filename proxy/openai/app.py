@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -110,8 +112,8 @@ def make_app(
             *((*PageEndpoints().routes(), Route("/docs", docs.page)) if page else ()),
             *live,
         ],
-        exception_handlers={HTTPException: _http_error},
     )
+    rest.add_exception_handler(HTTPException, partial(_http_error, _served(rest)))
     traced = (
         {} if tracer is None else {path: TracedEndpoint(posts[path], path, tracer) for path in OPERATIONS}
     )
@@ -172,10 +174,28 @@ def _state_routes(state: StateEndpoints, *, metrics: bool) -> list[Route]:
     return [*routes, Route("/metrics", state.metrics)] if metrics else routes
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
+def _served(app: Starlette) -> list[str]:
+    """The paths of the API that have no variable part."""
+    return [route.path for route in app.routes if isinstance(route, Route) and "{" not in route.path]
+
+
+async def _http_error(served: Sequence[str], request: Request, error: Exception) -> Response:
+    """404 with the nearest path that is served, or 405 with the methods that are."""
     assert isinstance(error, HTTPException)
-    shown = NotFound(f"{request.method} {request.url.path[:200]} is not served here")
-    return JSONResponse(error_body(shown), status_code=error.status_code, headers=error.headers)
+    path, headers = request.url.path[:200], error.headers or {}
+    message = f"{request.method} {path} is not served here"
+    if error.status_code == 405 and "Allow" in headers:
+        message += f": use {headers['Allow']}"
+    elif near := _nearest(path, served):
+        message += f"; did you mean {near}?"
+    return JSONResponse(error_body(NotFound(message)), status_code=error.status_code, headers=headers)
+
+
+def _nearest(path: str, served: Sequence[str]) -> str | None:
+    """The served path that ends as `path` does, or else is spelled like it."""
+    tail = path.rstrip("/").rpartition("/v1/")[2].strip("/")
+    same = (known for known in served if tail and known.endswith(f"/{tail}"))
+    return next(same, None) or next(iter(get_close_matches(path, served, n=1, cutoff=0.75)), None)
 
 
 class StateEndpoints:
@@ -200,9 +220,18 @@ class StateEndpoints:
         return JSONResponse(self._model(name))
 
     def _model(self, name: str) -> dict[str, Any]:
-        takes = self._pool.kind(name).input_modalities
-        known = {"id": name, "object": "model", "created": self._started, "owned_by": "triptych"}
-        return {**known, "input_modalities": takes}
+        key = self._pool.model_key(name)
+        lengths = [] if key is None else self._pool.max_model_lens(key)
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "triptych",
+            "root": name,
+            "parent": None,
+            "max_model_len": max(lengths, default=None),
+            "input_modalities": self._pool.kind(name).input_modalities,
+        }
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})

@@ -13,7 +13,7 @@ from triptych.base.errors import InvalidRequest
 from triptych.base.request.limits import MAX_TOKEN_ID, Logprobs, TokenId
 from triptych.proxy.call.chat import ChatCall, EncoderPrompt, RawPrompt
 from triptych.proxy.call.validation import check_options, check_salt, check_text, check_token_count, in_range
-from triptych.proxy.http.json_body import decode_body
+from triptych.proxy.http.json_body import convert_field, decode_body
 from triptych.proxy.media.source import AudioPart, ImagePart, parse_image_url
 from triptych.proxy.openai.fields.sampling import (
     ChoiceCount,
@@ -62,7 +62,7 @@ class PromptBody(msgspec.Struct, forbid_unknown_fields=True):
 
 Singleton = str | list[TokenId] | PromptBody | None
 #: A text, token ids, or a list of either.
-Prompts = str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
+Prompts = str | PromptBody | Annotated[list[str | TokenId | list[TokenId] | PromptBody], Meta(min_length=1)]
 
 
 def two_prompts(body: CompletionBody) -> tuple[EncoderPrompt | None, RawPrompt | None]:
@@ -215,7 +215,7 @@ class CompletionBody(SamplingBody, kw_only=True):
     user: Annotated[str | None, Meta(description="Ignored.")] = None
 
 
-_FORMS = "prompt must be a text, token ids, or a list of either"
+_FORMS = "prompt must be a text, token ids, an object with either, or a list of one of these"
 _decoder = msgspec.json.Decoder(CompletionBody)
 
 
@@ -335,6 +335,13 @@ def _prompts(prompt: object) -> tuple[RawPrompt, ...]:
 
 
 def _checked(prompt: object, path: str) -> RawPrompt:
+    if isinstance(prompt, dict):
+        value, media = singleton(convert_field(prompt, PromptBody, path), path)
+        if media is not None or value is None:
+            raise InvalidRequest(
+                f"{path}.{MEDIA}: send it as encoder_prompt.{MEDIA}", param=f"{path}.{MEDIA}"
+            )
+        prompt = list(value) if isinstance(value, tuple) else value
     if isinstance(prompt, str | list) and not prompt:
         raise InvalidRequest(f"{path} must not be empty", param=path)
     if isinstance(prompt, str):

@@ -150,6 +150,9 @@ class ModelReply(msgspec.Struct):
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
+    parent: None
+    max_model_len: int | None
     input_modalities: list[str]
 
 

@@ -233,3 +233,24 @@ async def test_a_proxy_that_still_waits_for_its_store_ends_in_good_order_at_a_si
     os.kill(os.getpid(), signal.SIGTERM)
     async with asyncio.timeout(10):
         await running
+
+
+async def test_pages_of_allowed_origins_may_call_it_and_others_may_not(
+    store: EmbeddingStore, store_url: str
+) -> None:
+    origins = "https://chat.example, http://localhost:3000"
+    async with running_service(store, store_url, allowed_origins=origins, api_key="k" * 32) as running:
+        await running.knows_the_worker()
+        url = f"http://127.0.0.1:{running.port}/v1/chat/completions"
+        asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+        async with aiohttp.ClientSession() as http:
+            for origin, status in (("https://chat.example", 200), ("https://evil.example", 400)):
+                async with http.options(url, headers={"Origin": origin, **asks}) as reply:
+                    assert reply.status == status
+                    allowed = reply.headers.get("Access-Control-Allow-Origin")
+                    assert allowed == (origin if status == 200 else None)
+            headers = {"Origin": "http://localhost:3000", "Authorization": f"Bearer {'k' * 32}"}
+            async with http.post(url, json=QUESTION, headers=headers) as reply:
+                assert reply.status == 200
+                assert reply.headers["Access-Control-Allow-Origin"] == headers["Origin"]
+        terminate()

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from support.processes.cluster import free_port
 from triptych.apps.cli.app import app
+from triptych.apps.client import Answer, Client
+from triptych.base.types import Usage
 
 
 def test_an_unreachable_server_is_one_sentence_with_the_remedy():
@@ -23,6 +27,34 @@ def test_a_file_that_is_no_picture_is_named(tmp_path: Path):
     result = CliRunner().invoke(app, ["ask", "why?", "--image", str(notes)])
     assert result.exit_code == 1
     assert "notes.txt: not an image" in result.output
+
+
+def test_what_is_asked_can_be_chosen(monkeypatch: pytest.MonkeyPatch):
+    asked: list[Any] = []
+
+    def chat(self: Client, messages: Any, **fields: Any) -> Answer:
+        asked.append((messages, fields))
+        return Answer("teal", "stop", Usage(1, 1), (), {"id": "a1"})
+
+    monkeypatch.setattr(Client, "chat", chat)
+    words = [
+        "ask",
+        "-",
+        "--json",
+        "--model",
+        "m",
+        "--system",
+        "Be brief.",
+        "--image",
+        "https://a.example/b.png",
+    ]
+    result = CliRunner().invoke(app, [*words, "--temperature", "0.5", "--max-tokens", "9"], input="why?")
+    assert json.loads(result.output) == {"id": "a1"}
+    [(messages, fields)] = asked
+    assert [message["role"] for message in messages] == ["system", "user"]
+    picture, text = messages[1]["content"]
+    assert (picture["image_url"]["url"], text["text"]) == ("https://a.example/b.png", "why?")
+    assert fields == {"model": "m", "temperature": 0.5, "max_tokens": 9}
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "not a url", ""])

@@ -104,6 +104,9 @@ class ProxyConfig(ServiceConfig):
         2.0, "seconds that a request waits for an embedding store that no worker reaches before it gets 503"
     )
     store_memory: int = flag(0, "byte budget of the store; 0: its maxmemory", size=True)
+    allowed_origins: str = flag(
+        "", "comma-separated origins whose pages browsers let call this server (CORS); * for any"
+    )
     api_key: str = flag(
         "", "API key that clients must send; several separated by commas", secret=True, joined=True
     )

@@ -67,6 +67,12 @@ async def test_a_request_too_long_for_all_is_a_400_with_the_largest_limit(
         await cluster.at_rest()
 
 
+async def test_a_models_entry_has_its_longest_context(store: EmbeddingStore) -> None:
+    async with mixed(store, SMALL, LARGE) as cluster:
+        [model] = (await cluster.client.models.list()).data
+        assert (model.root, model.parent, model.max_model_len) == (model.id, None, LARGE)
+
+
 async def test_a_request_waits_for_a_larger_worker_that_is_known_but_not_here(store: EmbeddingStore) -> None:
     async with mixed(store, SMALL, LARGE) as cluster:
         larger = cluster.pd_workers[1]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -17,7 +17,7 @@ from triptych.base.errors import RequestError, Unavailable
 
 if TYPE_CHECKING:
     from triptych.apps.client import Client
-    from triptych.apps.client.fields import SpeechFields
+    from triptych.apps.client.fields import ChatFields, SpeechFields
 
 FORMATS = ("text", "json", "verbose_json", "srt", "vtt")
 #: Longest silence in seconds: nothing comes before the whole file is transcribed.
@@ -38,8 +38,12 @@ class AskOptions(ServerOptions):
     """The arguments and options of `triptych ask`."""
 
     question: str = ""
-    image: tuple[Path, ...] = flag((), "picture file; may be given several times", kind=Path, exists=True)
+    image: tuple[str, ...] = flag((), "picture file or URL; may be given several times", kind=str)
+    model: str = flag("", "a name that the cluster serves, where it serves several")
+    system: str = flag("", "a system message before the question")
+    temperature: float = flag(0.0, "0 takes the likeliest token")
     max_tokens: int = flag(256, "longest answer")
+    json: bool = flag(False, "print the whole reply as JSON, once it is complete")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +62,22 @@ class TranscribeOptions(ServerOptions):
 @click.argument("question")
 @configured(AskOptions)
 def ask(options: AskOptions) -> None:
-    """Sends QUESTION to a running cluster and prints the answer as it streams in."""
+    """Sends QUESTION (- for standard input) to a running cluster and prints the answer as it streams in."""
+    from triptych.apps.client.messages import conversation
+
+    question = sys.stdin.read() if options.question == "-" else options.question
     with _connected(options, timeout=300.0) as client:
+        messages = [*conversation(question, options.image)]
+        if options.system:
+            messages.insert(0, {"role": "system", "content": options.system})
+        fields: ChatFields = {"temperature": options.temperature, "max_tokens": options.max_tokens}
+        if options.json:
+            answer = client.chat(messages, model=options.model, **fields)
+            click.echo(json.dumps(answer.raw, indent=1, ensure_ascii=False))
+            return
         begun = False
         try:
-            for chunk in client.stream(
-                options.question, files=options.image, temperature=0, max_tokens=options.max_tokens
-            ):
+            for chunk in client.stream(messages, model=options.model, **fields):
                 begun = begun or bool(chunk.text)
                 sys.stdout.write(chunk.text)
                 sys.stdout.flush()

@@ -29,6 +29,18 @@ def test_all_four_forms_of_a_prompt_are_taken(prompt: Any, prompts: Any):
     assert all(call.messages == () for call in request.calls)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ({"prompt": "hi"}, ("hi",)),
+        ({"prompt_token_ids": [1, 2]}, ((1, 2),)),
+        ([{"prompt": "a"}, {"prompt": "b"}], ("a", "b")),
+    ],
+)
+def test_a_prompt_may_be_an_object(prompt: Any, prompts: Any):
+    assert _parsed(prompt=prompt).options.prompts == prompts
+
+
 def test_every_prompt_is_a_call_of_its_own_with_the_same_sampling():
     request = _parsed(prompt=["a", "b"], n=3, seed=5, temperature=0.5, max_tokens=7, cache_salt="s")
     first, second = request.calls
