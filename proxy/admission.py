@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from triptych.base.errors import RETRY_AFTER, DeadlineExceeded, Overloaded, Unavailable
 from triptych.proxy.call.chat import ChatCall
-from triptych.proxy.call.model_kind import fit
+from triptych.proxy.call.validation import fit
 from triptych.proxy.events import Fetched
-from triptych.proxy.media.ports import MediaSource
+from triptych.proxy.media.source import MediaSource
 from triptych.proxy.quotas.quota import HOLDER, Hold
 from triptych.proxy.quotas.table import QuotaTable
 from triptych.proxy.requests.reply_memory import ReplyMemory

@@ -14,7 +14,7 @@ from triptych.base.tracing.context import SpanContext
 from triptych.base.types import EmbeddingSource, ItemPlan, PositionLogprobs
 from triptych.protos import encoder_pb2, pd_pb2
 from triptych.proxy.events import JobReady, RequestEvent
-from triptych.proxy.media.ports import ItemMedia
+from triptych.proxy.media.source import ItemMedia
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from triptych.base.types import ItemPlan
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
 from triptych.protos.convert import plan_from_proto, source_from_proto
 from triptych.proxy.events import JobReady
-from triptych.proxy.media.ports import ItemMedia
+from triptych.proxy.media.source import ItemMedia
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.ports import JobFailure
 

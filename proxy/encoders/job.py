@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from triptych.base.tracing.context import SpanContext
 from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.fair_turns import Turn
-from triptych.proxy.media.ports import ItemMedia
+from triptych.proxy.media.source import ItemMedia
 from triptych.proxy.routing import MAX_LOSSES
 
 #: Seconds that a job keeps away from an encoder that failed it, doubled with every failure up to the limit.
