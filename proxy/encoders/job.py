@@ -19,7 +19,7 @@ from triptych.proxy.routing import MAX_LOSSES
 FIRST_BACKOFF = 0.1
 LAST_BACKOFF = 2.0
 #: More of them than the limit takes. A popular item is tried without end, and a float holds 1023 doublings.
-_MOST_DOUBLINGS = 16
+_MAX_DOUBLINGS = 16
 
 Rank = tuple[bool, bool, int, int]
 
@@ -195,7 +195,7 @@ class EncoderJob:
 
         It waits, unless it joins or an encoder that has not failed the job is there `elsewhere`.
         """
-        backoff = min(FIRST_BACKOFF * 2.0 ** min(self.tries, _MOST_DOUBLINGS), LAST_BACKOFF)
+        backoff = min(FIRST_BACKOFF * 2.0 ** min(self.tries, _MAX_DOUBLINGS), LAST_BACKOFF)
         if not joins and not owner_address:
             self.avoid[self.address] = now + LAST_BACKOFF
         at_once = joins or (not owner_address and elsewhere)

@@ -88,7 +88,7 @@ class ConnectionPlaces:
 logger = logging.getLogger(__name__)
 
 #: More files than this are never asked for.
-MOST_FILES = 65536
+MAX_FILES = 65536
 #: Paths of probes: they answer without a key, and even when there are too many connections.
 OPEN_PATHS = frozenset({"/health", "/ready"})
 #: Further paths that answer without a key: files that are the same for everybody.
@@ -126,9 +126,9 @@ class HeadTooLarge(TooLarge):
 def raise_file_limit() -> int:
     """Asks for as many open files as this process may have; the number that it now may open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return MOST_FILES if soft == resource.RLIM_INFINITY else soft
+        return MAX_FILES if soft == resource.RLIM_INFINITY else soft
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     except (OSError, ValueError) as error:

@@ -19,9 +19,9 @@ from triptych.proxy.requests.request import Choices, InFlightRequest
 from triptych.proxy.requests.views import RequestTimeline
 
 #: Calls that have ended whose records are kept.
-MOST_RECORDS = 256
+MAX_RECORDS = 256
 #: Calls in flight that a snapshot shows.
-MOST_ROWS = 64
+MAX_ROWS = 64
 #: A client's 4xx, and a client that has left, say nothing of the cluster.
 _SERVER_ERROR = 500
 _OK = 200
@@ -91,7 +91,7 @@ class CallLog:
     def closed(self, choices: Choices, failure: RequestError | None) -> None:
         order, now = choices.first.order, self._clock()
         self._ended[order] = self._record(order, *self._open.pop(order), now)
-        if len(self._ended) > MOST_RECORDS:
+        if len(self._ended) > MAX_RECORDS:
             self._forget(*self._ended.popitem(last=False))
         if choices.status == _OK and not choices.first.call.internal:
             ttft = (now if choices.first_token is None else choices.first_token) - choices.started
@@ -126,7 +126,7 @@ class CallLog:
         """The newest calls in flight, newest first: the tenant's, or of all where it is empty."""
         now, newest = self._clock(), reversed(self._open.values())
         own = (known for known in newest if not tenant or known[0].first.call.tenant == tenant)
-        return [self._row(*known, now) for known in islice(own, MOST_ROWS)]
+        return [self._row(*known, now) for known in islice(own, MAX_ROWS)]
 
     def _record(
         self, order: int, choices: Choices, timeline: RequestTimeline, ended: float | None = None

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 #: Snapshots in a row that a listener may miss, of which it gets the newest; then it is dropped.
-MOST_MISSED = 10
+MAX_MISSED = 10
 _RETRY_AFTER = 5.0
 _encode = msgspec.json.Encoder().encode
 
@@ -63,7 +63,7 @@ class Listener:
     def offer(self, event: bytes) -> None:
         self._missed = 0 if self._newest is None else self._missed + 1
         self._newest = event
-        if self._missed >= MOST_MISSED:
+        if self._missed >= MAX_MISSED:
             self.close()
         self._wake.set()
 

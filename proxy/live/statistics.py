@@ -16,13 +16,13 @@ from triptych.proxy.live.objects import ClusterGoodput, ClusterHistory, ClusterS
 
 WINDOW_SECONDS = 60.0
 #: Calls whose times are kept for percentiles; with more in a minute those are of the newest ones.
-MOST_CALLS = 4096
+MAX_CALLS = 4096
 STEP_SECONDS = 5
 POINTS = 180
 #: Items whose times are averaged.
 _LAST = 32
 #: Seconds that a window may reach back.
-MOST_SECONDS = 60
+MAX_SECONDS = 60
 _OVERLOADED = "429"
 
 
@@ -90,7 +90,7 @@ class CountWindow:
     """The totals of the last minute, one for each second."""
 
     def __init__(self) -> None:
-        self._seen: deque[Counts] = deque(maxlen=MOST_SECONDS + 1)
+        self._seen: deque[Counts] = deque(maxlen=MAX_SECONDS + 1)
 
     def add(self, counts: Counts) -> None:
         self._seen.append(counts)
@@ -122,7 +122,7 @@ class GoodputWindow:
 
     def __init__(self, slo: Slo) -> None:
         self._slo = slo
-        self._calls: deque[_EndedCall] = deque(maxlen=MOST_CALLS)
+        self._calls: deque[_EndedCall] = deque(maxlen=MAX_CALLS)
         self.met = 0
         self.measured = 0
 

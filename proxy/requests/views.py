@@ -34,7 +34,7 @@ class RequestView(Protocol):
 #: Items whose moments are kept one by one; those of further ones are summed.
 TIMED_ITEMS = 16
 #: Moments of one request; what comes after them is not noted.
-MOST_MOMENTS = 192
+MAX_MOMENTS = 192
 #: Characters of a note.
 _NOTE = 120
 
@@ -59,7 +59,7 @@ class Moment(NamedTuple):
 
 
 _FIELDS = len(Moment._fields)
-_MOST_NOTED = MOST_MOMENTS * _FIELDS
+_MAX_VALUES = MAX_MOMENTS * _FIELDS
 #: Events of items.
 _ITEMS = {
     events.LookedUp,
@@ -170,7 +170,7 @@ class RequestTimeline:
     def _note(
         self, at: float, kind: type[Event], item: int | None, where: str, note: str, spent: Seconds
     ) -> None:
-        if len(self._noted) < _MOST_NOTED:
+        if len(self._noted) < _MAX_VALUES:
             self._noted += (at, kind, self.attempt, item, where, note, spent)
 
 

@@ -22,7 +22,7 @@ IDLE_COLD_STARTS = 3.0
 #: A start is taken for failed when it takes this many usual ones and more; further workers replace it.
 START_PATIENCE = 3.0
 #: Seconds that any start is given.
-LEAST_PATIENCE = 60.0
+MIN_PATIENCE = 60.0
 #: Arriving work-seconds per second that are as good as none.
 NO_FLOW = 1e-4
 #: Steps in which the window is remembered.
@@ -212,7 +212,7 @@ def _idle_limit(cold_start: float, rules: ScalingRules) -> float:
 
 def _start_failed(state: ScalingState, cold_start: float) -> bool:
     """Whether workers that should have become ready long ago have not."""
-    patience = max(START_PATIENCE * _finite(cold_start), LEAST_PATIENCE)
+    patience = max(START_PATIENCE * _finite(cold_start), MIN_PATIENCE)
     return state.short_since is not None and state.elapsed - state.short_since > patience
 
 

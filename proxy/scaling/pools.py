@@ -17,7 +17,7 @@ from triptych.proxy.encoders.loads import (
     Items,
     OutstandingItems,
 )
-from triptych.proxy.encoders.work_model import LEAST_WORK, WorkModel
+from triptych.proxy.encoders.work_model import MIN_WORK, WorkModel
 from triptych.proxy.workers import KnownWorkers, Worker
 
 
@@ -39,7 +39,7 @@ def encoder_demand(
     """
     waiting = outstanding.waiting + unbound
     if not model.kinds:
-        return PoolDemand(backlog=LEAST_WORK * jobs, waiting=waiting)
+        return PoolDemand(backlog=MIN_WORK * jobs, waiting=waiting)
 
     def seconds(items: Items) -> float:
         return max(model.total(items.unknown, items.known, items.patches, kind), 0.0)
@@ -50,7 +50,7 @@ def encoder_demand(
         largest = max(largest, model.work(None, kind))
     backlog = seconds(items) + unbound * model.work(None, kind)
     fast, slow = arrived.rates(now)
-    return PoolDemand(max(backlog, LEAST_WORK * jobs), waiting, largest, seconds(fast), seconds(slow))
+    return PoolDemand(max(backlog, MIN_WORK * jobs), waiting, largest, seconds(fast), seconds(slow))
 
 
 class PDDemand:
