@@ -136,7 +136,7 @@ class Link(Protocol):
         """Whether `set_aside` has changed. Called every second."""
 
     def reattach(self) -> None:
-        """Begins the stream anew: the worker reports which requests it has."""
+        """Opens the stream again: the worker reports which requests it has."""
 
     def give_up(self, *, silent: bool = False) -> None:
         """The worker has stalled or gone, or is `silent` and may come back: its requests go on elsewhere."""

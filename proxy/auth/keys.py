@@ -153,8 +153,8 @@ logger = logging.getLogger(__name__)
 
 #: A changed file counts after so long at the latest.
 LOOK_SECONDS = 1.0
-#: Least time between two looks for an unknown key: one that was just added opens at once, and a flood of
-#: wrong keys costs few looks.
+#: Minimum seconds between two searches for an unknown key: one that was just added opens at once, and a
+#: flood of wrong keys costs few searches.
 _MISS_SECONDS = 0.05
 MAX_FILE_BYTES = 16 << 20
 _Stamp = tuple[int, int, int]

@@ -14,7 +14,7 @@ from triptych.proxy.call.chat import Delta, Done
 from triptych.proxy.call.tools import CallForm
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-#: So much white space before a call belongs to it.
+#: White space before a call belongs to it.
 MAX_BLANKS = 64
 _OUTSIDE = re.compile(r'["<\\]')
 _INSIDE = re.compile(r'["\\]')
@@ -39,7 +39,7 @@ class ToolParser(Protocol):
 
 
 def make_parser(form: CallForm, *, parallel: bool) -> ToolParser:
-    return JsonCalls() if form is CallForm.JSON else TaggedCalls(most=None if parallel else 1)
+    return JsonCalls() if form is CallForm.JSON else TaggedCalls(max_calls=None if parallel else 1)
 
 
 class _TaggedCall(msgspec.Struct):
@@ -48,7 +48,7 @@ class _TaggedCall(msgspec.Struct):
 
 
 def read_call(text: str) -> CallText | None:
-    """The call that `text` is as JSON: {"name": …, "arguments": {…}}; None when it is none."""
+    """The call that `text` is as JSON: {"name": …, "arguments": {…}}; None for any other text."""
     try:
         call = msgspec.json.decode(text, type=_TaggedCall)
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
@@ -62,10 +62,10 @@ def _call_text(call: _TaggedCall) -> CallText | None:
 
 
 class TaggedCalls:
-    """Calls between `<tool_call>` and `</tool_call>`, as Qwen's templates teach them; at most `most`."""
+    """Calls between `<tool_call>` and `</tool_call>`, as Qwen's templates teach them; at most `max_calls`."""
 
-    def __init__(self, most: int | None = None) -> None:
-        self._left = most
+    def __init__(self, max_calls: int | None = None) -> None:
+        self._left = max_calls
         #: Text that is not decided yet; from a call's tag on while `_in_call`.
         self._buffer = ""
         self._in_call = False

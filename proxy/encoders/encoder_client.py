@@ -139,7 +139,7 @@ class EncodeStream:
                     return
 
     def _extend(self, seconds: float) -> None:
-        """The worker has so many seconds from now."""
+        """The worker has this many seconds from now."""
         if self._deadline is not None and not self._deadline.expired():
             self._deadline.reschedule(asyncio.get_running_loop().time() + seconds)
 

@@ -215,7 +215,7 @@ class Requester:
     deadline: float = math.inf
     #: The jobs that it waits for.
     jobs: dict[EncoderJob, None] = field(default_factory=dict)
-    #: Its turn among the admitted requests, while a PD worker has room for its items.
+    #: Its turn among the admitted requests, while a PD worker has memory for its items.
     admission: Turn | None = None
 
 

@@ -54,7 +54,7 @@ class CallLog:
 
     `clock` is the dispatcher's, `wall` the time of day.
 
-    Every call pays for it, whether anybody looks or not: what only a reader needs is made for the reader.
+    Every call pays for it, whether anybody reads it or not: what only a reader needs is made for the reader.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class CallLog:
             self._forget(*self._ended.popitem(last=False))
         if choices.status == _OK and not choices.first.call.internal:
             ttft = (now if choices.first_token is None else choices.first_token) - choices.started
-            most = max(len(request.lifecycle.output_token_ids) for request in choices.requests)
-            self.goodput.answered(now, ttft, now - choices.started, most)
+            longest = max(len(request.lifecycle.output_token_ids) for request in choices.requests)
+            self.goodput.answered(now, ttft, now - choices.started, longest)
         elif choices.status >= _SERVER_ERROR:
             self.goodput.failed()
             if failure is not None:

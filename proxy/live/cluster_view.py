@@ -236,7 +236,7 @@ class ClusterView:
         )
 
     def _point(self, states: States, reports: Reports) -> HistoryPoint:
-        last, wanted = self._window.last(STEP_SECONDS), self._sources.decision("encoder")
+        last, decision = self._window.last(STEP_SECONDS), self._sources.decision("encoder")
         return HistoryPoint(
             in_flight=self._sources.dispatcher.in_flight,
             queued=self._queued(),
@@ -247,7 +247,7 @@ class ClusterView:
             hit_rate=last.hit_rate,
             met=last.met_share,
             encoders=_serving("encoder", states),
-            desired_encoders=None if wanted is None else wanted.workers,
+            desired_encoders=None if decision is None else decision.workers,
             pd_workers=_serving("pd", states),
             kv_usage=mean(report.kv_usage for report in reports.values()),
         )

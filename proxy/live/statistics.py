@@ -52,7 +52,7 @@ class Counts(NamedTuple):
         return self.met / self.measured if self.measured else None
 
     def rate(self, total: float) -> float:
-        """So many, per second."""
+        """A total as a rate per second."""
         return total / self.at if self.at > 0 else 0.0
 
 
@@ -127,7 +127,7 @@ class GoodputWindow:
         self.measured = 0
 
     def answered(self, at: float, ttft: float, seconds: float, tokens: int) -> None:
-        """A call was answered with so many tokens, `seconds` after its arrival."""
+        """A call was answered with this many tokens, `seconds` after its arrival."""
         tpot = (seconds - ttft) / (tokens - 1) if tokens > 1 else None
         self._calls.append(_EndedCall(at, ttft, tpot))
         self.measured += 1
@@ -157,7 +157,7 @@ def _percentiles(name: str, values: Sequence[float]) -> dict[str, float | None]:
 
 
 def percentile(ordered: Sequence[float], percent: int) -> float | None:
-    """The least value that so many percent do not exceed; None of nothing."""
+    """The smallest value that this percentage does not exceed; None of nothing."""
     if not ordered:
         return None
     return round(ordered[max(-(-len(ordered) * percent // 100) - 1, 0)], 6)

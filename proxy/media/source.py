@@ -172,7 +172,7 @@ class MediaSource(Protocol):
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for new media."""
+        """Whether no memory is left for new media."""
 
     @property
     def held_bytes(self) -> int: ...

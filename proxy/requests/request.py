@@ -48,7 +48,7 @@ class OutputQueue:
 
     @property
     def paused(self) -> bool:
-        """Whether no more output is wanted until the client has taken some."""
+        """Whether output pauses until the client has taken some."""
         return self._memory is not None and self._memory.paused
 
     def put(self, output: Output) -> None:

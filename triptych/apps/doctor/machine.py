@@ -162,8 +162,8 @@ def check_versions(
     return [*results, ok("libraries", f"{len(others) - len(wrong)} of {len(libraries)} fit")]
 
 
-def _fits(found: str, wanted: SpecifierSet) -> bool:
+def _fits(found: str, specifier: SpecifierSet) -> bool:
     try:
-        return wanted.contains(found, prereleases=True)
+        return specifier.contains(found, prereleases=True)
     except InvalidVersion:
         return False

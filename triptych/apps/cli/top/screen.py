@@ -70,13 +70,13 @@ def screen(
 
 
 def _rows(seen: ClusterSnapshot, height: int, wide: bool, below: int) -> tuple[int, int]:
-    """Rows for the workers of each pool, and for requests, with so many lines `below` them."""
+    """Rows for the workers of each pool, and for requests, with this many lines `below` them."""
     if not height:
         return _MAX_ROWS, _MAX_ROWS
-    room = height - _HEAD_LINES - _TABLE_LINES * (2 if wide else 3) - below
-    workers = max(room // (2 if wide else 3), _MIN_ROWS)
+    free = height - _HEAD_LINES - _TABLE_LINES * (2 if wide else 3) - below
+    workers = max(free // (2 if wide else 3), _MIN_ROWS)
     shown = [min(len(pool), workers) for pool in (seen.encoders, seen.pd_workers)]
-    return workers, max(room - (max(shown) if wide else sum(shown)), _MIN_ROWS)
+    return workers, max(free - (max(shown) if wide else sum(shown)), _MIN_ROWS)
 
 
 def _beside(pools: list[RenderableType]) -> Table:
@@ -161,7 +161,7 @@ _FINAL = (Unauthorized, NotFound)
 def watch(
     read: Callable[[], ClusterSnapshot], console: Console, pause: Callable[[float], None] = time.sleep
 ) -> None:
-    """Never returns by itself. RequestError of the first look, and of any that does not pass."""
+    """Never returns by itself. RequestError of the first poll, and of any that does not pass."""
     trends, problem = Trends(), ""
     seen = read()
     trends.add(seen)

@@ -184,7 +184,7 @@ def check_memory(config: ServeConfig) -> dict[str, Share]:
 def place_on_gpus(
     config: ServeConfig, find: Callable[[str], Sequence[Gpu]] = find_devices
 ) -> dict[str, Share]:
-    """The device and memory of each worker, by name; ConfigError where the GPUs have no room for one."""
+    """The device and memory of each worker, by name; ConfigError where a worker fits no GPU."""
     if not config.pd.device.startswith("cuda"):
         return {}
     devices = find(config.pd.device)
