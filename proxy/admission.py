@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from triptych.base.errors import RETRY_AFTER, DeadlineExceeded, Overloaded, Unavailable
 from triptych.proxy.call.chat import ChatCall
-from triptych.proxy.call.model_kind import fit
+from triptych.proxy.call.validation import fit
 from triptych.proxy.events import Fetched
-from triptych.proxy.media.ports import MediaSource
+from triptych.proxy.media.source import MediaSource
 from triptych.proxy.quotas.quota import HOLDER, Hold
 from triptych.proxy.quotas.table import QuotaTable
 from triptych.proxy.requests.reply_memory import ReplyMemory
@@ -31,7 +31,7 @@ WINDOW_SECONDS = 30.0
 #: Share of the encoder work of one window that may be re-encodes.
 MAX_RE_ENCODE_SHARE = 0.10
 #: Fewer losses than this refuse nothing: they say too little about the pace of the PD workers.
-LEAST_LOSSES = 4
+MIN_LOSSES = 4
 #: Outputs that wait for the reader of a reply in one piece, which is woken for none of them alone.
 WHOLE_BATCH = 64
 
@@ -58,7 +58,7 @@ class Backpressure:
     def refuses_media(self, now: float) -> bool:
         """Whether a new request with media should come back later."""
         self._expire(now - WINDOW_SECONDS)
-        if not self._flow_control or self._losses < LEAST_LOSSES:
+        if not self._flow_control or self._losses < MIN_LOSSES:
             return False
         return self._work[True] > MAX_RE_ENCODE_SHARE * (self._work[True] + self._work[False])
 

@@ -29,7 +29,7 @@ from triptych.proxy.events import (
 from triptych.proxy.http.delivery import CURRENT_DELIVERY
 from triptych.proxy.http.refusals import CURRENT_ARRIVAL
 from triptych.proxy.media.loader import make_loader
-from triptych.proxy.media.ports import MediaSource
+from triptych.proxy.media.source import MediaSource
 from triptych.proxy.pd.router import PDRouter
 from triptych.proxy.ports import Link, Transport
 from triptych.proxy.quotas.quota import Hold

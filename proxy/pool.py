@@ -50,7 +50,7 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 def leaves_readiness(silent: float, proxies: int, *, others_reach: bool) -> bool:
-    """Whether a proxy sends its clients to others: the store has been `silent` for so many seconds to it, and
+    """Whether a proxy sends its clients to others: the store has been `silent` to it for these seconds, and
     not to its workers. The only one of `proxies`, as the registry last said, never does."""
     return silent >= LEAVE_SECONDS and proxies > 1 and others_reach
 
@@ -83,7 +83,7 @@ def health_interval(workers: int) -> float:
 
 
 def poll_interval(*, complete: bool) -> float:
-    """Seconds between two looks at the registry. Where a pool is empty, requests may wait for a worker."""
+    """Seconds between two polls of the registry. Where a pool is empty, requests may wait for a worker."""
     return POLL_SECONDS if complete else POLL_SECONDS / 5
 
 
@@ -286,10 +286,10 @@ class WorkerPool(KnownWorkers):
         watch.doubt.clear()
         # The channel to the process before may still be pausing between two tries to connect.
         restarted, watch.restarted = watch.restarted, False
-        (alive, serving), (told, reaches) = await self._answers(watch, restarted=restarted)
+        (alive, serving), (reported, reaches) = await self._answers(watch, restarted=restarted)
         if worker.info.incarnation != incarnation:
             return  # another process has answered; `doubt` is set for the one that is registered now
-        reaches = reaches if told else worker.reaches_store
+        reaches = reaches if reported else worker.reaches_store
         was = (worker.alive, worker.serving, worker.reaches_store, worker.silent)
         if (alive, serving, reaches, False) != was:
             lost, worker.silent = worker.alive and not alive, False

@@ -14,7 +14,7 @@ from triptych.base.tracing.context import SpanContext
 from triptych.base.types import EmbeddingSource, ItemPlan, PositionLogprobs
 from triptych.protos import encoder_pb2, pd_pb2
 from triptych.proxy.events import JobReady, RequestEvent
-from triptych.proxy.media.ports import ItemMedia
+from triptych.proxy.media.source import ItemMedia
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Link(Protocol):
         """Whether `set_aside` has changed. Called every second."""
 
     def reattach(self) -> None:
-        """Begins the stream anew: the worker reports which requests it has."""
+        """Opens the stream again: the worker reports which requests it has."""
 
     def give_up(self, *, silent: bool = False) -> None:
         """The worker has stalled or gone, or is `silent` and may come back: its requests go on elsewhere."""

@@ -44,8 +44,8 @@ def choose_encoder(encoders: Iterable[EncoderLoad], mm_hash: str, work: float) -
     loads = list(encoders)
     if not loads:
         return None
-    least = min(load.work for load in loads)
-    near = [load.address for load in loads if load.work <= least + work / 2]
+    min_work = min(load.work for load in loads)
+    near = [load.address for load in loads if load.work <= min_work + work / 2]
     return max(near, key=lambda address: rendezvous(mm_hash, address))
 
 
@@ -237,7 +237,7 @@ class Suspects(Generic[K]):
             trial.alone, trial.clearing_at = True, tokens + CLEARING_TOKENS
 
     def progress(self, work: K, tokens: int) -> bool:
-        """It has so many output tokens. Whether that cleared it: its losses count no more."""
+        """It has this many output tokens. Whether that cleared it: its losses count no more."""
         trial = self._trial(work)
         if trial is None or not trial.alone or tokens < trial.clearing_at:
             return False

@@ -12,8 +12,7 @@ import msgspec
 from triptych.base.hashing import framed_digest, mm_hash
 from triptych.proxy.call.chat import ChatCall, ChatMessage, EncoderPrompt, RawPrompt
 from triptych.proxy.call.validation import check_text
-from triptych.proxy.media.ports import ItemMedia, MediaSource
-from triptych.proxy.media.source import AudioPart, ImagePart
+from triptych.proxy.media.source import AudioPart, ImagePart, ItemMedia, MediaSource
 from triptych.proxy.media.spool import MediaHold
 
 MODALITY = "image"

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from triptych.base.errors import RETRY_AFTER, InvalidRequest, NotFound, Unavailable
 from triptych.base.types import WorkerInfo
-from triptych.proxy.call.model_kind import ModelKind
+from triptych.proxy.call.validation import ModelKind
 from triptych.registry.matching import DIRECT, Mismatch, PDModels, described
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from pathlib import Path
 from triptych.base.errors import ConfigError
 
 #: Shorter ones can be guessed.
-LEAST_KEY_CHARS = 16
+MIN_KEY_CHARS = 16
 #: The word of a key file's line that makes its principal an operator.
 OPERATOR = "operator"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -130,9 +130,9 @@ def parse_plain_keys(text: str, limits: KeyLimits) -> list[KeyEntry]:
     """The entries of `--api-key`: keys with commas between them. Each is a principal of its own."""
     entries: list[KeyEntry] = []
     for key in filter(None, (word.strip() for word in text.split(","))):
-        if len(key) < LEAST_KEY_CHARS:
+        if len(key) < MIN_KEY_CHARS:
             raise ConfigError(
-                f"--api-key: a key has at least {LEAST_KEY_CHARS} characters; `triptych key NAME` makes one"
+                f"--api-key: a key has at least {MIN_KEY_CHARS} characters; `triptych key NAME` makes one"
             )
         digest = hashlib.sha256(key.encode()).digest()
         # No name in a key file holds a colon: it cannot be taken for this one.
@@ -153,8 +153,8 @@ logger = logging.getLogger(__name__)
 
 #: A changed file counts after so long at the latest.
 LOOK_SECONDS = 1.0
-#: Least time between two looks for an unknown key: one that was just added opens at once, and a flood of
-#: wrong keys costs few looks.
+#: Minimum seconds between two searches for an unknown key: one that was just added opens at once, and a
+#: flood of wrong keys costs few searches.
 _MISS_SECONDS = 0.05
 MAX_FILE_BYTES = 16 << 20
 _Stamp = tuple[int, int, int]

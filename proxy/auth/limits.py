@@ -42,7 +42,7 @@ class Session:
         self.tokens += tokens
 
     async def begin(self, answers: int) -> None:
-        """Counts so many answers as requests of the key, the first one being the call itself.
+        """Counts these answers as requests of the key, the first one being the call itself.
 
         RateLimited where the key may not have them.
         """
@@ -133,9 +133,9 @@ class PrincipalLimits:
                 raise await _refusal(self._requests, item, "requests", principal)
 
     async def _charge(self, principal: Principal, tokens: int) -> None:
-        most = principal.limits.tokens_per_minute
-        if most and tokens:
-            await self._tokens.hit(RateLimitItemPerMinute(most), "tokens", principal.id, cost=tokens)
+        limit = principal.limits.tokens_per_minute
+        if limit and tokens:
+            await self._tokens.hit(RateLimitItemPerMinute(limit), "tokens", principal.id, cost=tokens)
 
 
 async def _refusal(limiter: RateLimiter, item: RateLimitItem, what: str, principal: Principal) -> RateLimited:

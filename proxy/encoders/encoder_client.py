@@ -15,7 +15,7 @@ from triptych.base.types import ItemPlan
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
 from triptych.protos.convert import plan_from_proto, source_from_proto
 from triptych.proxy.events import JobReady
-from triptych.proxy.media.ports import ItemMedia
+from triptych.proxy.media.source import ItemMedia
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.ports import JobFailure
 
@@ -139,7 +139,7 @@ class EncodeStream:
                     return
 
     def _extend(self, seconds: float) -> None:
-        """The worker has so many seconds from now."""
+        """The worker has this many seconds from now."""
         if self._deadline is not None and not self._deadline.expired():
             self._deadline.reschedule(asyncio.get_running_loop().time() + seconds)
 

@@ -12,14 +12,14 @@ from typing import Generic, TypeVar
 from triptych.base.tracing.context import SpanContext
 from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.fair_turns import Turn
-from triptych.proxy.media.ports import ItemMedia
+from triptych.proxy.media.source import ItemMedia
 from triptych.proxy.routing import MAX_LOSSES
 
 #: Seconds that a job keeps away from an encoder that failed it, doubled with every failure up to the limit.
 FIRST_BACKOFF = 0.1
 LAST_BACKOFF = 2.0
 #: More of them than the limit takes. A popular item is tried without end, and a float holds 1023 doublings.
-_MOST_DOUBLINGS = 16
+_MAX_DOUBLINGS = 16
 
 Rank = tuple[bool, bool, int, int]
 
@@ -195,7 +195,7 @@ class EncoderJob:
 
         It waits, unless it joins or an encoder that has not failed the job is there `elsewhere`.
         """
-        backoff = min(FIRST_BACKOFF * 2.0 ** min(self.tries, _MOST_DOUBLINGS), LAST_BACKOFF)
+        backoff = min(FIRST_BACKOFF * 2.0 ** min(self.tries, _MAX_DOUBLINGS), LAST_BACKOFF)
         if not joins and not owner_address:
             self.avoid[self.address] = now + LAST_BACKOFF
         at_once = joins or (not owner_address and elsewhere)
@@ -215,7 +215,7 @@ class Requester:
     deadline: float = math.inf
     #: The jobs that it waits for.
     jobs: dict[EncoderJob, None] = field(default_factory=dict)
-    #: Its turn among the admitted requests, while a PD worker has room for its items.
+    #: Its turn among the admitted requests, while a PD worker has memory for its items.
     admission: Turn | None = None
 
 

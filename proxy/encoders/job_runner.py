@@ -139,7 +139,7 @@ class JobRunner:
         asyncio.get_running_loop().call_soon(self._events.deliver, source.request_id, event)
 
     def admit(self, request_id: str) -> None:
-        """A PD worker has reserved room for all items of the request: its jobs may run."""
+        """A PD worker has reserved memory for all items of the request: its jobs may run."""
         self.table.admit(request_id)
         self._begin(self.table.pump(self._clock()))
 
@@ -149,7 +149,7 @@ class JobRunner:
         self._begin(self.table.pump(self._clock()))
 
     def end_attempt(self, request_id: str) -> None:
-        """The request's room at its PD worker is gone."""
+        """The request's memory at its PD worker is released."""
         self.table.end_attempt(request_id)
 
     def set_share(self, nbytes: int) -> None:
@@ -375,6 +375,6 @@ def _unpin(job: EncoderJob) -> None:
 def _poison() -> RequestError:
     return InvalidRequest(
         f"image: {MAX_LOSSES} encoder workers ended while they worked on it; it is not tried again, "
-        "save the picture anew in another format or leave it out",
+        "save the picture again in another format or leave it out",
         param="image",
     )

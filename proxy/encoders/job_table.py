@@ -43,7 +43,7 @@ class EncoderJobTable:
 
     `share` is in bytes; `patches` of a plan and `model` say what its tower costs.
     Without `flow_control` planned jobs run in order of arrival as soon as a tower takes them, whether or not
-    a PD worker has room for the result: the baseline that the rules are measured against.
+    a PD worker has memory for the result: the baseline that the rules are measured against.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class EncoderJobTable:
         self._loads = EncoderLoads(patches)
         self.suspects: Suspects[EncoderJob] = Suspects()
         self._model = model or WorkModel()
-        #: What encoders could work on now. A job whose requests have no room at a PD worker yet is not of it.
+        #: What encoders could work on now: no job whose requests have no memory at a PD worker yet.
         self.outstanding = OutstandingItems()
         self._queued: JobFiles[PlanKey] = JobFiles()
         self._planned: JobFiles[RunKey] = JobFiles()
-        #: (when, order, tries, job): a queued job whose try is still this one is then filed anew.
+        #: (when, order, tries, job): a queued job whose try is still this one is then filed again.
         self._timers: list[tuple[float, int, int, EncoderJob]] = []
 
     def __len__(self) -> int:
@@ -164,7 +164,7 @@ class EncoderJobTable:
         return job, joined
 
     def admit(self, request_id: str) -> None:
-        """A PD worker has reserved room for all items of the request."""
+        """A PD worker has reserved memory for all items of the request."""
         requester = self._requesters.setdefault(request_id, Requester())
         if requester.admission is None:
             requester.admission = self._run_turns.draw(requester.tenant, request_id)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 #: Seconds that any item is expected to take, whatever the fit says of small ones.
-LEAST_WORK = 1e-4
+MIN_WORK = 1e-4
 #: Kinds that costs are kept for; of more, those that reported longest ago are forgotten.
 MAX_KINDS = 64
 
@@ -89,19 +89,19 @@ class WorkModel:
     def work(self, patches: int | None, kind: str = "") -> float:
         """Seconds expected of an item; of an average one when its patches are not known yet."""
         line = self.line(kind)
-        return max(line.seconds if patches is None else line.at(patches), LEAST_WORK)
+        return max(line.seconds if patches is None else line.at(patches), MIN_WORK)
 
     def total(self, unknown: float, known: float, patches: float, kind: str = "") -> float:
         """Seconds expected of `unknown` items without a plan and of `known` ones with `patches` together."""
         line = self.line(kind)
         planned = known * line.seconds + line.slope * (patches - known * line.patches)
-        return unknown * max(line.seconds, LEAST_WORK) + max(planned, known * LEAST_WORK)
+        return unknown * max(line.seconds, MIN_WORK) + max(planned, known * MIN_WORK)
 
     def speed(self, kind: str, reference: str) -> float:
         """How much faster a worker of `kind` is than one of `reference`, on an average item."""
         ours, theirs = self.line(kind), self.line(reference)
         patches = theirs.patches
-        return max(theirs.at(patches), LEAST_WORK) / max(ours.at(patches), LEAST_WORK)
+        return max(theirs.at(patches), MIN_WORK) / max(ours.at(patches), MIN_WORK)
 
     def line(self, kind: str) -> CostLine:
         """Seconds by patches of this kind, as far as they are known."""
@@ -123,7 +123,7 @@ class WorkModel:
         mean = fit.mean()
         if others is None:
             return mean
-        ratio = mean.seconds / max(others.at(mean.patches), LEAST_WORK)
+        ratio = mean.seconds / max(others.at(mean.patches), MIN_WORK)
         return CostLine(mean.patches, mean.seconds, others.slope * ratio)
 
     def _average(self, kind: str) -> CostLine | None:

@@ -1,4 +1,4 @@
-"""What a gRPC call passes before its message is read: its key, the key's limits, and room for the message.
+"""What a gRPC call passes before its message is read: its key, the key's limits, and a quota of memory.
 
 gRPC reads the message of a call with one request before the handler runs. So every method is served as one
 with a stream of requests, which is the same on the wire, and its one message is read here.

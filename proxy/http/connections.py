@@ -60,7 +60,7 @@ class ConnectionPlaces:
         return self.trusted.proxy_protocol and self.trusted.trusts(peer)
 
     def take(self, address: str) -> Place | None:
-        """A place for a connection; None: there is not even one to be told."""
+        """A place for a connection; None: there is not even one for a refusal."""
         of_gateway = not self.trusted.proxy_protocol and self.trusted.trusts(address)
         try:
             return Place(self, self.quota.hold(self.trusted.holder(address), 1), of_gateway)
@@ -72,8 +72,8 @@ class ConnectionPlaces:
 
     def move(self, place: Place, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Counts a gateway's connection as one of the client of its next request; False above its share."""
-        told = b",".join(value for name, value in headers if name == b"x-forwarded-for")
-        holder = self.trusted.forwarded(told)
+        forwarded = b",".join(value for name, value in headers if name == b"x-forwarded-for")
+        holder = self.trusted.forwarded(forwarded)
         if place.hold is None or place.hold.holder == holder:
             return place.served
         place.hold.close()
@@ -88,7 +88,7 @@ class ConnectionPlaces:
 logger = logging.getLogger(__name__)
 
 #: More files than this are never asked for.
-MOST_FILES = 65536
+MAX_FILES = 65536
 #: Paths of probes: they answer without a key, and even when there are too many connections.
 OPEN_PATHS = frozenset({"/health", "/ready"})
 #: Further paths that answer without a key: files that are the same for everybody.
@@ -126,15 +126,15 @@ class HeadTooLarge(TooLarge):
 def raise_file_limit() -> int:
     """Asks for as many open files as this process may have; the number that it now may open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return MOST_FILES if soft == resource.RLIM_INFINITY else soft
+    target = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= target:
+        return MAX_FILES if soft == resource.RLIM_INFINITY else soft
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
     except (OSError, ValueError) as error:
         logger.warning("the limit of open files stays at %d: %s", soft, error)
         return soft
-    return wanted
+    return target
 
 
 class CountedTransport:
@@ -173,7 +173,7 @@ class CountedTransport:
 class LimitedConnection(HttpToolsProtocol):
     """uvicorn's connection, which notes what it waits for; a `Sweeper` ends those that wait too long.
 
-    `address`: the client's, where the PROXY protocol has told it already.
+    `address`: the client's, where the PROXY protocol has named it.
     """
 
     limits = ConnectionLimits()

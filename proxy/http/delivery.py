@@ -59,7 +59,7 @@ class Delivery:
         self._stack.callback(callback)
 
     def cover(self, nbytes: int) -> None:
-        """The reply is put together and has so many bytes. QuotaExceeded where there is no memory for it."""
+        """The reply is complete and has this many bytes. QuotaExceeded where there is no memory for it."""
         surplus = sum(hold.amount for hold in self._holds) - nbytes
         for hold in self._holds:
             if surplus > 0:

@@ -56,7 +56,7 @@ def ignored_header(
 
 logger = logging.getLogger(__name__)
 
-#: A client that takes nothing for so long is given up.
+#: Seconds after which a client that takes nothing is given up.
 WRITE_SECONDS = 60.0
 #: A reply goes out in such pieces, each when the client has taken most of those before it.
 PIECE_BYTES = 64 << 10
@@ -87,7 +87,7 @@ class PostEndpoint(ABC, Generic[P]):
     """
 
     #: What an empty body, and one above the limit, should have been.
-    wanted = "send JSON"
+    expected = "send JSON"
     smaller = "send fewer or smaller pictures"
     #: The fields that a body may have; others are named in a header, or refused.
     body: type[msgspec.Struct]
@@ -131,7 +131,7 @@ class PostEndpoint(ABC, Generic[P]):
     async def _request(self, headers: dict[bytes, bytes], receive: Receive, reply: HttpReply) -> P:
         raw = await self._read(headers, receive)
         if not raw:
-            raise InvalidRequest(f"the request body is empty: {self.wanted}", param="body")
+            raise InvalidRequest(f"the request body is empty: {self.expected}", param="body")
         content_type = headers.get(b"content-type", b"")
         if len(raw) <= INLINE_BODY:
             return self._parse(raw, reply, content_type)
@@ -244,7 +244,7 @@ class HttpReply:
         self._taken = 0
 
     def stalled(self, seconds: float) -> bool:
-        """Whether the client has taken nothing of the current write for so long."""
+        """Whether the client has taken nothing of the current write for that long."""
         taken = 0 if self._delivery is None else self._delivery.taken
         if self._writing_since is not None and taken != self._taken:
             self._taken, self._writing_since = taken, self._clock()

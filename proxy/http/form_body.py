@@ -44,7 +44,7 @@ class Form:
 
 
 def parse_form(content_type: bytes, body: bytes) -> Form:
-    """The body's parts. InvalidRequest for what is no form, or has too many or too large fields."""
+    """The body's parts. InvalidRequest for a body that is not a form, or has too many or too large fields."""
     kind, options = parse_options_header(content_type)
     boundary = options.get(b"boundary", b"")
     if kind.strip().lower() != b"multipart/form-data" or not boundary:

@@ -16,7 +16,7 @@ _MAX_HOPS = 32
 
 
 class TrustedProxies:
-    """The gateways whose word about a client's address counts; those of `--trusted-proxies`.
+    """The gateways whose X-Forwarded-For about a client's address counts; those of `--trusted-proxies`.
 
     `proxy_protocol`: their connections begin with a header of the PROXY protocol. Otherwise they are HTTP
     gateways, which add to X-Forwarded-For.
@@ -34,7 +34,7 @@ class TrustedProxies:
         return "" if self.trusts(address) else peer_holder(address)
 
     def forwarded(self, header: bytes) -> str:
-        """The holder that X-Forwarded-For tells: the last address that is none of the trusted proxies'.
+        """The holder that X-Forwarded-For tells: the last address that is not a trusted proxy's.
 
         What stands left of it is the client's own word. Empty where there is no such address.
         """
@@ -71,7 +71,7 @@ def plain_address(address: str) -> str:
 
 
 def peer_holder(address: str) -> str:
-    """The holder of quotas for an address: of IPv6 its network of 64 bits; empty for what is no address."""
+    """The holder of quotas for an address: of IPv6 its network of 64 bits; empty for an invalid one."""
     parsed = _parse(address)
     if isinstance(parsed, ipaddress.IPv6Address):
         return str(ipaddress.ip_network((int(parsed) >> 64 << 64, 64)))

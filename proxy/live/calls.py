@@ -19,9 +19,9 @@ from triptych.proxy.requests.request import Choices, InFlightRequest
 from triptych.proxy.requests.views import RequestTimeline
 
 #: Calls that have ended whose records are kept.
-MOST_RECORDS = 256
+MAX_RECORDS = 256
 #: Calls in flight that a snapshot shows.
-MOST_ROWS = 64
+MAX_ROWS = 64
 #: A client's 4xx, and a client that has left, say nothing of the cluster.
 _SERVER_ERROR = 500
 _OK = 200
@@ -54,7 +54,7 @@ class CallLog:
 
     `clock` is the dispatcher's, `wall` the time of day.
 
-    Every call pays for it, whether anybody looks or not: what only a reader needs is made for the reader.
+    Every call pays for it, whether anybody reads it or not: what only a reader needs is made for the reader.
     """
 
     def __init__(
@@ -91,12 +91,12 @@ class CallLog:
     def closed(self, choices: Choices, failure: RequestError | None) -> None:
         order, now = choices.first.order, self._clock()
         self._ended[order] = self._record(order, *self._open.pop(order), now)
-        if len(self._ended) > MOST_RECORDS:
+        if len(self._ended) > MAX_RECORDS:
             self._forget(*self._ended.popitem(last=False))
         if choices.status == _OK and not choices.first.call.internal:
             ttft = (now if choices.first_token is None else choices.first_token) - choices.started
-            most = max(len(request.lifecycle.output_token_ids) for request in choices.requests)
-            self.goodput.answered(now, ttft, now - choices.started, most)
+            longest = max(len(request.lifecycle.output_token_ids) for request in choices.requests)
+            self.goodput.answered(now, ttft, now - choices.started, longest)
         elif choices.status >= _SERVER_ERROR:
             self.goodput.failed()
             if failure is not None:
@@ -126,7 +126,7 @@ class CallLog:
         """The newest calls in flight, newest first: the tenant's, or of all where it is empty."""
         now, newest = self._clock(), reversed(self._open.values())
         own = (known for known in newest if not tenant or known[0].first.call.tenant == tenant)
-        return [self._row(*known, now) for known in islice(own, MOST_ROWS)]
+        return [self._row(*known, now) for known in islice(own, MAX_ROWS)]
 
     def _record(
         self, order: int, choices: Choices, timeline: RequestTimeline, ended: float | None = None

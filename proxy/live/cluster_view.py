@@ -29,7 +29,7 @@ from triptych.proxy.live.objects import (
     short_address,
 )
 from triptych.proxy.live.statistics import (
-    MOST_SECONDS,
+    MAX_SECONDS,
     STEP_SECONDS,
     CountWindow,
     HistoryPoint,
@@ -43,8 +43,8 @@ from triptych.proxy.workers import Worker
 from triptych.store.results import StoreMemory
 
 #: Workers of one pool, and models, that a snapshot lists.
-MOST_WORKERS = 256
-MOST_MODELS = 64
+MAX_WORKERS = 256
+MAX_MODELS = 64
 #: Seconds that the snapshot's rates are of.
 RATE_SECONDS = 10
 _ID_CHARS = 12
@@ -109,7 +109,7 @@ class ClusterView:
     def snapshot(self) -> ClusterSnapshot:
         sources, now = self._sources, self._clock()
         states, reports = self._states(), self._reports(now)
-        minute = self._window.last(MOST_SECONDS)
+        minute = self._window.last(MAX_SECONDS)
         return ClusterSnapshot(
             time=round(self._wall(), 3),
             version=__version__,
@@ -117,7 +117,7 @@ class ClusterView:
             proxy=self._proxy(),
             proxies=sources.pool.proxies,
             store=self._store(),
-            models=sources.pool.models()[:MOST_MODELS],
+            models=sources.pool.models()[:MAX_MODELS],
             encoders=self._encoders(states),
             pd_workers=self._pd_workers(states, reports),
             scaling=PoolsScaling(self._scaling("encoder", states), self._scaling("pd", states)),
@@ -175,7 +175,7 @@ class ClusterView:
         jobs = self._sources.dispatcher.jobs
         rows: list[EncoderState] = []
         for (pool, address), (worker, state, reason) in states.items():
-            if pool != "encoder" or len(rows) >= MOST_WORKERS:
+            if pool != "encoder" or len(rows) >= MAX_WORKERS:
                 continue
             unknown, known, patches = jobs.table.owed(address)
             done, encode_ms = self._sources.calls.tallies.read(address)
@@ -199,7 +199,7 @@ class ClusterView:
         links = self._sources.dispatcher.pd_links
         rows: list[PDWorkerState] = []
         for (pool, address), (worker, state, reason) in states.items():
-            if pool != "pd" or len(rows) >= MOST_WORKERS:
+            if pool != "pd" or len(rows) >= MAX_WORKERS:
                 continue
             link, load = links.get(address), reports.get(address)
             rows.append(
@@ -236,7 +236,7 @@ class ClusterView:
         )
 
     def _point(self, states: States, reports: Reports) -> HistoryPoint:
-        last, wanted = self._window.last(STEP_SECONDS), self._sources.decision("encoder")
+        last, decision = self._window.last(STEP_SECONDS), self._sources.decision("encoder")
         return HistoryPoint(
             in_flight=self._sources.dispatcher.in_flight,
             queued=self._queued(),
@@ -247,7 +247,7 @@ class ClusterView:
             hit_rate=last.hit_rate,
             met=last.met_share,
             encoders=_serving("encoder", states),
-            desired_encoders=None if wanted is None else wanted.workers,
+            desired_encoders=None if decision is None else decision.workers,
             pd_workers=_serving("pd", states),
             kv_usage=mean(report.kv_usage for report in reports.values()),
         )

@@ -12,8 +12,8 @@ from triptych.proxy.live.objects import FailureRow, short_address
 from triptych.proxy.workers import KnownWorkers, Worker
 
 #: Longest reason; a registration's text is in it.
-_MOST = 300
-MOST_FAILURES = 32
+_MAX_TEXT = 300
+MAX_FAILURES = 32
 #: Kinds of refusals, in a log of their own: they push no failures out.
 MAX_REFUSALS = 8
 _ERROR_ID = re.compile(r"error id ([0-9a-f]{8,32})")
@@ -65,7 +65,7 @@ class _Failure:
 class FailureLog:
     """The failures, newest last; equal ones are one entry with a count."""
 
-    def __init__(self, limit: int = MOST_FAILURES) -> None:
+    def __init__(self, limit: int = MAX_FAILURES) -> None:
         self._limit = limit
         self._entries: dict[tuple[str, str], _Failure] = {}
 
@@ -131,7 +131,7 @@ def worker_state(worker: Worker, *, set_aside: bool = False) -> tuple[WorkerStat
         state = WorkerState.STALLED
     elif not worker.matched:
         text = worker.mismatch.text if worker.mismatch is not None else ""
-        return WorkerState.MISMATCHED, text[:_MOST]
+        return WorkerState.MISMATCHED, text[:_MAX_TEXT]
     else:
         return WorkerState.SERVING, ""
     return state, REMEDIES[state]

@@ -10,7 +10,7 @@ import os
 import msgspec
 
 #: Longest short address.
-_MOST = 32
+_MAX_ADDRESS = 32
 
 
 class ProxyState(msgspec.Struct, frozen=True):
@@ -211,12 +211,12 @@ class Waterfall(msgspec.Struct, frozen=True):
 def short_address(address: str) -> str:
     """A worker's address for a narrow column: of a host's name the first label, of a path its last part."""
     if "/" in address:
-        return address.rstrip("/").rpartition("/")[2][-_MOST:]
+        return address.rstrip("/").rpartition("/")[2][-_MAX_ADDRESS:]
     host, colon, port = address.rpartition(":")
     label = host.partition(".")[0]
     if colon and label and not label.isdigit() and "[" not in host and "." in host:
-        return f"{label[:_MOST]}:{port}" if label[:_MOST] else address
-    return address[-_MOST:]
+        return f"{label[:_MAX_ADDRESS]}:{port}" if label[:_MAX_ADDRESS] else address
+    return address[-_MAX_ADDRESS:]
 
 
 def draw_row() -> str:

@@ -34,14 +34,14 @@ from triptych.store.results import StoreMemory
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 #: Snapshots in a row that a listener may miss, of which it gets the newest; then it is dropped.
-MOST_MISSED = 10
+MAX_MISSED = 10
 _RETRY_AFTER = 5.0
 _encode = msgspec.json.Encoder().encode
 
 
-class LookedAt(Protocol):
+class ClusterReader(Protocol):
     """The cluster's view: a `ClusterView`."""
 
     def poll(self) -> None: ...
@@ -63,7 +63,7 @@ class Listener:
     def offer(self, event: bytes) -> None:
         self._missed = 0 if self._newest is None else self._missed + 1
         self._newest = event
-        if self._missed >= MOST_MISSED:
+        if self._missed >= MAX_MISSED:
             self.close()
         self._wake.set()
 
@@ -83,9 +83,9 @@ class Listener:
 
 
 class LiveFeed:
-    """Looks at the cluster every second, and serves what it sees."""
+    """Polls the cluster every second, and serves the result."""
 
-    def __init__(self, view: LookedAt, places: Quota) -> None:
+    def __init__(self, view: ClusterReader, places: Quota) -> None:
         self._view = view
         self._places = places
         self._listeners: set[Listener] = set()
@@ -116,12 +116,12 @@ class LiveFeed:
             listener.close()
 
     def snapshot(self, shown: str = "") -> bytes:
-        """The snapshot as JSON, at most a second old: so many requests for it cost no more than one.
+        """The snapshot as JSON, at most a second old: any number of requests for it costs one.
 
         It lists the requests of the tenant `shown`, or of all where that is empty.
         """
         now = asyncio.get_running_loop().time()
-        if self._snapshot is None or now - self._snapshot[0] >= LOOK_SECONDS:
+        if self._snapshot is None or now - self._snapshot[0] >= POLL_SECONDS:
             self._renew(now)
         assert self._snapshot is not None
         if shown not in self._shown:
@@ -176,7 +176,7 @@ class LiveFeed:
                 self.poll()
             except Exception:
                 logger.exception("the cluster could not be polled; the next poll follows")
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
 
 def event(name: str, data: bytes) -> bytes:
@@ -184,7 +184,7 @@ def event(name: str, data: bytes) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
 
-#: A listener that takes nothing for so long is given up.
+#: A listener that takes nothing for these seconds is given up.
 WRITE_SECONDS = 10.0
 _JSON = "application/json"
 _STREAM_HEADERS = [
@@ -215,7 +215,7 @@ class LiveData:
         decision: Callable[[str], ScalingDecision | None] = lambda pool: None,
         store_memory: Callable[[], StoreMemory | None] = lambda: None,
     ) -> list[Route]:
-        """Looks at the cluster every second from now on; the routes that show what is seen."""
+        """Polls the cluster every second from now on; returns the routes of the results."""
         sources = ClusterSources(
             dispatcher=dispatcher,
             pool=self._pool,

@@ -16,13 +16,13 @@ from triptych.proxy.live.objects import ClusterGoodput, ClusterHistory, ClusterS
 
 WINDOW_SECONDS = 60.0
 #: Calls whose times are kept for percentiles; with more in a minute those are of the newest ones.
-MOST_CALLS = 4096
+MAX_CALLS = 4096
 STEP_SECONDS = 5
 POINTS = 180
 #: Items whose times are averaged.
 _LAST = 32
 #: Seconds that a window may reach back.
-MOST_SECONDS = 60
+MAX_SECONDS = 60
 _OVERLOADED = "429"
 
 
@@ -52,7 +52,7 @@ class Counts(NamedTuple):
         return self.met / self.measured if self.measured else None
 
     def rate(self, total: float) -> float:
-        """So many, per second."""
+        """A total as a rate per second."""
         return total / self.at if self.at > 0 else 0.0
 
 
@@ -90,7 +90,7 @@ class CountWindow:
     """The totals of the last minute, one for each second."""
 
     def __init__(self) -> None:
-        self._seen: deque[Counts] = deque(maxlen=MOST_SECONDS + 1)
+        self._seen: deque[Counts] = deque(maxlen=MAX_SECONDS + 1)
 
     def add(self, counts: Counts) -> None:
         self._seen.append(counts)
@@ -122,12 +122,12 @@ class GoodputWindow:
 
     def __init__(self, slo: Slo) -> None:
         self._slo = slo
-        self._calls: deque[_EndedCall] = deque(maxlen=MOST_CALLS)
+        self._calls: deque[_EndedCall] = deque(maxlen=MAX_CALLS)
         self.met = 0
         self.measured = 0
 
     def answered(self, at: float, ttft: float, seconds: float, tokens: int) -> None:
-        """A call was answered with so many tokens, `seconds` after its arrival."""
+        """A call was answered with this many tokens, `seconds` after its arrival."""
         tpot = (seconds - ttft) / (tokens - 1) if tokens > 1 else None
         self._calls.append(_EndedCall(at, ttft, tpot))
         self.measured += 1
@@ -157,7 +157,7 @@ def _percentiles(name: str, values: Sequence[float]) -> dict[str, float | None]:
 
 
 def percentile(ordered: Sequence[float], percent: int) -> float | None:
-    """The least value that so many percent do not exceed; None of nothing."""
+    """The smallest value that this percentage does not exceed; None of nothing."""
     if not ordered:
         return None
     return round(ordered[max(-(-len(ordered) * percent // 100) - 1, 0)], 6)

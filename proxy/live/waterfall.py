@@ -182,7 +182,7 @@ def item_spans(moments: Iterable[Moment], end: float) -> list[StageSpan]:
 
 
 @dataclass(slots=True)
-class _Wanted:
+class _AwaitedJob:
     """An encoder job that the request waits for, since `at`."""
 
     at: float
@@ -197,7 +197,7 @@ class _Item:
     def __init__(self, index: int) -> None:
         self._index = index
         self._spans: list[StageSpan] = []
-        self._wanted: _Wanted | None = None
+        self._awaited: _AwaitedJob | None = None
         #: When its embedding was in the store.
         self._stored = 0.0
 
@@ -211,13 +211,13 @@ class _Item:
             case events.JobsStarted | do.StartJobs:
                 again = "encoded again: the store had lost it" if moment.note == "again" else ""
                 # A job that ended meanwhile is reported as joined, and ready at once.
-                self._wanted = _Wanted(moment.at, moment.note == "joined", again)
-            case events.ItemPlanned if self._wanted is not None:
-                self._wanted.planned = moment.at
-            case events.JobRetried if self._wanted is not None:
+                self._awaited = _AwaitedJob(moment.at, moment.note == "joined", again)
+            case events.ItemPlanned if self._awaited is not None:
+                self._awaited.planned = moment.at
+            case events.JobRetried if self._awaited is not None:
                 note = f"this try has failed: {moment.note}"
-                self._add("encode", self._wanted.at, moment.at, moment.where, note)
-                self._wanted = _Wanted(moment.at, joined=False, note="another try")
+                self._add("encode", self._awaited.at, moment.at, moment.where, note)
+                self._awaited = _AwaitedJob(moment.at, joined=False, note="another try")
             case events.ItemReady:
                 self._ready(moment)
             case events.LoadReported:
@@ -230,33 +230,33 @@ class _Item:
 
     def until(self, end: float) -> list[StageSpan]:
         """All spans; what is still waited for lasts until `end`."""
-        if self._wanted is None:
+        if self._awaited is None:
             return self._spans
-        since, note = self._wanted.at, self._wanted.note or "not encoded yet"
+        since, note = self._awaited.at, self._awaited.note or "not encoded yet"
         return [*self._spans, StageSpan("queue", since, max(end, since), PROXY, self._index, note)]
 
     def _add(self, name: str, start: float, end: float, where: str, note: str = "", attempt: int = 0) -> None:
         self._spans.append(StageSpan(name, min(start, end), end, where, self._index, note, attempt))
 
     def _ready(self, moment: Moment) -> None:
-        wanted, self._wanted, self._stored = self._wanted, None, moment.at
-        if wanted is None:
+        awaited, self._awaited, self._stored = self._awaited, None, moment.at
+        if awaited is None:
             return
-        if wanted.joined or moment.note == "stored":
-            note = JOINED if wanted.joined else ALREADY
-            self._add("wait", wanted.at, moment.at, moment.where, note)
+        if awaited.joined or moment.note == "stored":
+            note = JOINED if awaited.joined else ALREADY
+            self._add("wait", awaited.at, moment.at, moment.where, note)
             return
         preprocess, encode, save = moment.spent
-        saving = max(moment.at - save, wanted.at)
-        encoding = max(saving - encode, wanted.at)
-        planned = wanted.at + preprocess if wanted.planned is None else wanted.planned
-        planned = min(max(planned, wanted.at), encoding)
-        begun = max(planned - preprocess, wanted.at)
+        saving = max(moment.at - save, awaited.at)
+        encoding = max(saving - encode, awaited.at)
+        planned = awaited.at + preprocess if awaited.planned is None else awaited.planned
+        planned = min(max(planned, awaited.at), encoding)
+        begun = max(planned - preprocess, awaited.at)
         for name, start, end, where, note in (
-            ("queue", wanted.at, begun, PROXY, "for an encoder worker"),
+            ("queue", awaited.at, begun, PROXY, "for an encoder worker"),
             ("preprocess", begun, planned, moment.where, ""),
             ("queue", planned, encoding, moment.where, "for room at a PD worker, and for the tower"),
-            ("encode", encoding, saving, moment.where, wanted.note),
+            ("encode", encoding, saving, moment.where, awaited.note),
             ("save", saving, moment.at, STORE, ""),
         ):
             if end > start:

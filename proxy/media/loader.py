@@ -121,7 +121,7 @@ class MediaLoader:
         return await hold.get(id(text), lambda: self.spool.keep(encoded()))
 
     async def _load(self, part: ImagePart | AudioPart, hold: MediaHold) -> SpooledMedia:
-        async with hold.room:
+        async with hold.load_slots:
             match part.source:
                 case WebUrl() as url:
                     return await self._fetch(url, part.param)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from yarl import URL
 
 from triptych.base.errors import InvalidRequest
+from triptych.proxy.media.spool import MediaHold
 
 #: Longest http(s) or file URL.
 MAX_URL = 8192
@@ -143,3 +147,40 @@ def image_format(head: bytes) -> str | None:
     if head[:2] == b"BM" and len(head) >= 14:
         return "bmp"
     return None
+
+
+T = TypeVar("T")
+
+
+class ItemMedia(Protocol):
+    """The bytes of one item, kept until the last holder releases them."""
+
+    nbytes: int
+
+    def retain(self) -> ItemMedia: ...
+    def release(self) -> None: ...
+    def frames(self, size: int) -> AsyncIterator[bytes]: ...
+    def view(self) -> AbstractContextManager[bytes | memoryview]:
+        """All bytes at once."""
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Runs `work` on the bytes in a thread."""
+
+
+class MediaSource(Protocol):
+    """The loader of media that requests contain or refer to."""
+
+    @property
+    def full(self) -> bool:
+        """Whether no memory is left for new media."""
+
+    @property
+    def held_bytes(self) -> int: ...
+
+    async def load(self, part: ImagePart | AudioPart, hold: MediaHold) -> ItemMedia:
+        """The part's bytes, which `hold` keeps. InvalidRequest or TooLarge names the part's field."""
+
+    async def keep_text(self, text: object, encoded: Callable[[], bytes], hold: MediaHold) -> ItemMedia:
+        """The bytes of a text encoder's input, which `hold` keeps."""
+
+    def close(self) -> None: ...

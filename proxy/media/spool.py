@@ -51,14 +51,14 @@ class MediaSpool:
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for new media."""
+        """Whether no memory is left for new media."""
         return self._memory.free <= 0 or self._disk.free <= 0
 
     def writer(self) -> SpoolWriter:
         return SpoolWriter(self)
 
     async def keep(self, media: bytes) -> SpooledMedia:
-        """Stores `media`, with the caller as its holder. Overloaded when there is no room."""
+        """Stores `media`, with the caller as its holder. Overloaded when no memory is left."""
         writer = self.writer()
         try:
             await writer.write(media)
@@ -118,7 +118,7 @@ class SpoolWriter:
         self._file: SpooledMedia | None = None
 
     async def write(self, data: bytes) -> None:
-        """Appends bytes. Overloaded when there is no room for them."""
+        """Appends bytes. Overloaded when no memory is left for them."""
         self._spool.reserve(self.holder, memory=len(data))
         self.nbytes += len(data)
         self._pending += len(data)
@@ -235,7 +235,7 @@ class MediaHold:
 
     def __init__(self) -> None:
         #: Limits concurrent loads.
-        self.room = asyncio.Semaphore(LOADS_AT_ONCE)
+        self.load_slots = asyncio.Semaphore(LOADS_AT_ONCE)
         self._users = 0
         self._loads: dict[Hashable, asyncio.Task[SpooledMedia]] = {}
         self._counted: list[tuple[MediaSpool, str, int]] = []

@@ -116,7 +116,7 @@ def _reply(request: Request, file: PageFile) -> Response:
     return Response(file.data, media_type=file.media_type, headers=headers)
 
 
-def _matches(wanted: str, etag: str) -> bool:
+def _matches(if_none_match: str, etag: str) -> bool:
     """If-None-Match: a list of tags, weak ones too (a gateway that compresses weakens them), or `*`."""
-    tags = {tag.strip().removeprefix("W/") for tag in wanted.split(",")}
+    tags = {tag.strip().removeprefix("W/") for tag in if_none_match.split(",")}
     return etag in tags or "*" in tags

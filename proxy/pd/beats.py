@@ -25,7 +25,7 @@ class LoadReports:
         if not beat.HasField("load"):
             return
         load, seconds = beat.load, now - self._at
-        # Fewer tokens than before are those of a process that was started anew.
+        # Fewer tokens than before are those of a process that was restarted.
         tokens = load.generated_tokens - self._tokens
         known = self._report is not None and seconds > 0 and tokens >= 0
         self._report = PDLoadReport(
@@ -46,7 +46,7 @@ def _share(value: float) -> float:
     return min(max(value, 0.0), 1.0) if value == value else 0.0
 
 
-#: Seconds between two looks.
+#: Seconds between two checks.
 LOOK_SECONDS = 1.0
 
 
@@ -70,7 +70,7 @@ class StallWatch:
         """One message of the stream."""
         if message.HasField("beat"):
             beat = message.beat
-            # Any other count is progress: a smaller one is that of a process that was started anew.
+            # Any other count is progress: a smaller one is that of a process that was restarted.
             if beat.count != self._count or not self._beats:
                 self._moves += 1
             self._beats, self._count = True, beat.count

@@ -39,7 +39,7 @@ ATTACH_SECONDS = 0.5
 
 
 def retry_pause(failures: int) -> float:
-    """Seconds before the stream is made anew, after so many errors of our own in a row."""
+    """Seconds before the stream is opened again, after this many errors of our own in a row."""
     return min(RETRY_SECONDS * 2.0**failures, LAST_RETRY_SECONDS)
 
 
@@ -76,7 +76,7 @@ class PDLink:
         self._requests: dict[str, _Tracked] = {}
         self._notices: dict[str, EmbeddingSource | None] = {}
         self._cancels: list[str] = []
-        #: Requests to pause (True) or to resume, where the worker has not been told yet.
+        #: Requests to pause (True) or to resume, where the worker does not know it yet.
         self._pauses: dict[str, bool] = {}
         #: Requests that the Attach under way names: they are to be cancelled once it stands.
         self._named: set[str] = set()
@@ -290,7 +290,7 @@ class PDLink:
         return False
 
     async def _name_requests(self, limit: asyncio.Timeout) -> pd_pb2.AttachRequest:
-        """Attach's message; what it has no room for is named in calls before it, which extend `limit`."""
+        """Attach's message; what it cannot hold is named in calls before it, which extend `limit`."""
         named = [
             pd_pb2.Reattach(request_id=request_id, attempt=tracked.attempt, position=len(tracked.received))
             for request_id, tracked in self._requests.items()

@@ -356,7 +356,7 @@ class PDRouter:
         try:
             timeout = max(request.deadline - self._clock(), 0.1)
             if KEEPS_ITEMS not in self._capacity(link):
-                # It looks for them in the store, and reports them missing then.
+                # It searches the store for them, and reports them missing then.
                 order = replace(order, ready=order.ready | order.unencoded, unencoded=frozenset())
             reply = await link.submit(submit_message(request, order, self._proxy_id, timeout))
         except aio.AioRpcError as error:

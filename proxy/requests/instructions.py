@@ -50,7 +50,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class AdmitJobs:
-    """Run the request's encoder jobs: its PD worker has reserved room for all items."""
+    """Run the request's encoder jobs: its PD worker has reserved memory for all items."""
 
 
 @dataclass(frozen=True, slots=True)

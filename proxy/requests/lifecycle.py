@@ -86,7 +86,7 @@ class RequestItem:
     plan: ItemPlan | None = None
     #: Times that the store has lost it to this request.
     losses: int = 0
-    #: The attempt's PD worker has been told that it is stored.
+    #: The attempt's PD worker knows that it is stored.
     announced: bool = False
     #: The attempt's PD worker has it.
     loaded: bool = False

@@ -13,8 +13,8 @@ from triptych.base.log import log_fields, short
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.types import Usage
 from triptych.proxy.call.chat import ChatCall, Delta, Done, ItemTiming, Output, Started
-from triptych.proxy.call.model_kind import name_prompt
 from triptych.proxy.call.output_format import name_field
+from triptych.proxy.call.validation import name_prompt
 from triptych.proxy.ports import Link
 from triptych.proxy.requests.lifecycle import Lifecycle
 from triptych.proxy.requests.reply_memory import ReplyMemory
@@ -48,7 +48,7 @@ class OutputQueue:
 
     @property
     def paused(self) -> bool:
-        """Whether no more output is wanted until the client has taken some."""
+        """Whether output pauses until the client has taken some."""
         return self._memory is not None and self._memory.paused
 
     def put(self, output: Output) -> None:

@@ -41,7 +41,7 @@ class EncoderShortage:
             self._check()
 
     def lacking(self, request: InFlightRequest) -> None:
-        """The request may hold room at a PD worker for items that have to be encoded."""
+        """The request may hold memory at a PD worker for items that have to be encoded."""
         if self._timer is None and self._unserved(request) and request.lifecycle.lacks_items:
             self._check()
 

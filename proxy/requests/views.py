@@ -33,8 +33,8 @@ class RequestView(Protocol):
 
 #: Items whose moments are kept one by one; those of further ones are summed.
 TIMED_ITEMS = 16
-#: Moments of one request; what comes after them is not noted.
-MOST_MOMENTS = 192
+#: Moments of one request; later ones are dropped.
+MAX_MOMENTS = 192
 #: Characters of a note.
 _NOTE = 120
 
@@ -59,7 +59,7 @@ class Moment(NamedTuple):
 
 
 _FIELDS = len(Moment._fields)
-_MOST_NOTED = MOST_MOMENTS * _FIELDS
+_MAX_VALUES = MAX_MOMENTS * _FIELDS
 #: Events of items.
 _ITEMS = {
     events.LookedUp,
@@ -86,14 +86,14 @@ _SHOWN = _ITEMS | {
 class RequestTimeline:
     """The moments of one request in order, for its waterfall; bounded. No token adds one. A `RequestView`."""
 
-    __slots__ = ("_keys", "_noted", "attempt", "cached_tokens", "items", "loaded", "rest")
+    __slots__ = ("_keys", "_values", "attempt", "cached_tokens", "items", "loaded", "rest")
 
     def __init__(self) -> None:
         #: Of the items whose moments are kept one by one.
         self._keys: tuple[str, ...] = ()
         #: The fields of all moments one after another: most timelines are never read, and a tuple for each
         #: moment would cost every request its making, and the garbage collector its visits.
-        self._noted: list[Any] = []
+        self._values: list[Any] = []
         #: Distinct items.
         self.items = 0
         #: The first and the last moment of items that are not kept one by one.
@@ -105,9 +105,9 @@ class RequestTimeline:
 
     @property
     def moments(self) -> list[Moment]:
-        """What has been noted, in order."""
-        noted = self._noted
-        return [Moment(*noted[first : first + _FIELDS]) for first in range(0, len(noted), _FIELDS)]
+        """The moments, in order."""
+        values = self._values
+        return [Moment(*values[first : first + _FIELDS]) for first in range(0, len(values), _FIELDS)]
 
     def observe(self, event: Event, at: float, address: str, items: Items) -> None:
         """Notes what a waterfall shows of the event; one of an attempt that is over is ignored."""
@@ -170,8 +170,8 @@ class RequestTimeline:
     def _note(
         self, at: float, kind: type[Event], item: int | None, where: str, note: str, spent: Seconds
     ) -> None:
-        if len(self._noted) < _MOST_NOTED:
-            self._noted += (at, kind, self.attempt, item, where, note, spent)
+        if len(self._values) < _MAX_VALUES:
+            self._values += (at, kind, self.attempt, item, where, note, spent)
 
 
 @dataclass(slots=True)

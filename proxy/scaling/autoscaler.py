@@ -45,11 +45,11 @@ class ColdStarts:
         self._known: dict[str, str] | None = None
 
     def asked(self, workers: int, now: float) -> None:
-        """This many more workers are wanted from now on."""
+        """This many more workers are desired from now on."""
         self._asked.extend(now for _ in range(min(workers, _MOST)))
 
     def withdrawn(self) -> None:
-        """No more workers are wanted than there are."""
+        """No more workers are desired than there are."""
         self._asked.clear()
 
     def poll(self, workers: Mapping[str, str], now: float) -> None:
@@ -213,7 +213,7 @@ class Autoscaler:
                     await self._board.withdraw(self._proxy_id, name)
 
     def item_waits(self) -> None:
-        """An item has come. Where no encoder is wanted yet, the next poll is now."""
+        """An item has come. Where no encoder is desired yet, the next poll is now."""
         decision = self.decision("encoder")
         if decision is None or not decision.active or not decision.workers:
             self._woken.set()

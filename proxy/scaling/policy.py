@@ -22,7 +22,7 @@ IDLE_COLD_STARTS = 3.0
 #: A start is taken for failed when it takes this many usual ones and more; further workers replace it.
 START_PATIENCE = 3.0
 #: Seconds that any start is given.
-LEAST_PATIENCE = 60.0
+MIN_PATIENCE = 60.0
 #: Arriving work-seconds per second that are as good as none.
 NO_FLOW = 1e-4
 #: Steps in which the window is remembered.
@@ -49,7 +49,7 @@ class ScalingState:
     """What the policy remembers of a pool between two decisions.
 
     `workers` is what was decided last. Times are of a clock of its own, which counts the seconds that were
-    observed: a jump of the observed clock is no time.
+    observed: a jump of the observed clock does not count.
     """
 
     workers: int = 0
@@ -64,7 +64,7 @@ class ScalingState:
     short_since: float | None = None
     #: Workers that were ready at that time.
     ready: int = 0
-    #: What the other proxies are told: see PoolDemand.
+    #: What is published to the other proxies: see PoolDemand.
     kept: int | None = None
 
     @classmethod
@@ -120,13 +120,13 @@ def decide(
     spare = min(_need(demand, rules, capacity, rules.reserve).workers, state.workers)
     state = _remember(state, min(max(spare, asked), rules.most), rules)
     kept = max(state.needs[0][1], min(state.workers, demand.kept or 0))
-    workers, reason = _wanted(need, asked, kept, state, rules) if active else (rules.least, "idle")
+    workers, reason = _target(need, asked, kept, state, rules) if active else (rules.least, "idle")
     needs = state.needs if active else ((state.elapsed, rules.least),)
     after = replace(state, workers=workers, needs=needs, kept=needs[0][1] if awake else None)
     return after, ScalingDecision(workers, reason, active)
 
 
-def _wanted(need: _Need, asked: int, kept: int, state: ScalingState, rules: ScalingRules) -> tuple[int, str]:
+def _target(need: _Need, asked: int, kept: int, state: ScalingState, rules: ScalingRules) -> tuple[int, str]:
     """The number of workers while there is demand or was some lately, and the word for it."""
     workers = max(asked, kept, state.workers if need.panic else 0)
     if workers > rules.most:
@@ -212,7 +212,7 @@ def _idle_limit(cold_start: float, rules: ScalingRules) -> float:
 
 def _start_failed(state: ScalingState, cold_start: float) -> bool:
     """Whether workers that should have become ready long ago have not."""
-    patience = max(START_PATIENCE * _finite(cold_start), LEAST_PATIENCE)
+    patience = max(START_PATIENCE * _finite(cold_start), MIN_PATIENCE)
     return state.short_since is not None and state.elapsed - state.short_since > patience
 
 

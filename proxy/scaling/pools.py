@@ -17,7 +17,7 @@ from triptych.proxy.encoders.loads import (
     Items,
     OutstandingItems,
 )
-from triptych.proxy.encoders.work_model import LEAST_WORK, WorkModel
+from triptych.proxy.encoders.work_model import MIN_WORK, WorkModel
 from triptych.proxy.workers import KnownWorkers, Worker
 
 
@@ -33,13 +33,13 @@ def encoder_demand(
 ) -> PoolDemand:
     """Demand for encoders, in seconds of a worker of this kind.
 
-    `jobs` are all jobs, those too that wait for a PD worker's room and that no further encoder would help.
+    `jobs` are all jobs, those too that wait for memory of a PD worker and that no further encoder would help.
     `unbound` are requests whose items have no job yet, since no encoder has ever been there. While no cost is
     known items count, but no seconds: the first worker finds out.
     """
     waiting = outstanding.waiting + unbound
     if not model.kinds:
-        return PoolDemand(backlog=LEAST_WORK * jobs, waiting=waiting)
+        return PoolDemand(backlog=MIN_WORK * jobs, waiting=waiting)
 
     def seconds(items: Items) -> float:
         return max(model.total(items.unknown, items.known, items.patches, kind), 0.0)
@@ -50,7 +50,7 @@ def encoder_demand(
         largest = max(largest, model.work(None, kind))
     backlog = seconds(items) + unbound * model.work(None, kind)
     fast, slow = arrived.rates(now)
-    return PoolDemand(max(backlog, LEAST_WORK * jobs), waiting, largest, seconds(fast), seconds(slow))
+    return PoolDemand(max(backlog, MIN_WORK * jobs), waiting, largest, seconds(fast), seconds(slow))
 
 
 class PDDemand:
@@ -108,8 +108,8 @@ class ScaledPool(Protocol):
     def demand(self, now: float) -> PoolDemand:
         """What this proxy asks of the pool."""
 
-    def groups(self, wanted: int) -> list[WorkerGroup]:
-        """Its workers by kind, where `wanted` ones of the kind that it grows by should be there."""
+    def groups(self, desired: int) -> list[WorkerGroup]:
+        """Its workers by kind, where `desired` ones of the kind that it grows by should be there."""
 
 
 class _Workers:
@@ -128,11 +128,11 @@ class _Workers:
             self.kind = min(found, key=lambda kind: (-found[kind], kind))
         return found
 
-    def groups(self, wanted: int, speed: Callable[[str], float]) -> list[WorkerGroup]:
+    def groups(self, desired: int, speed: Callable[[str], float]) -> list[WorkerGroup]:
         found = self.ready()
         ready = found.pop(self.kind, 0)
         return [
-            WorkerGroup(self.kind, ready, max(wanted - ready, 0)),
+            WorkerGroup(self.kind, ready, max(desired - ready, 0)),
             *(WorkerGroup(kind, count, 0, speed(kind)) for kind, count in sorted(found.items())),
         ]
 
@@ -165,8 +165,8 @@ class EncoderPool:
             unbound=self._known.unbound,
         )
 
-    def groups(self, wanted: int) -> list[WorkerGroup]:
-        return self._workers.groups(wanted, lambda kind: self._jobs.model.speed(kind, self.kind))
+    def groups(self, desired: int) -> list[WorkerGroup]:
+        return self._workers.groups(desired, lambda kind: self._jobs.model.speed(kind, self.kind))
 
 
 class PDPool:
@@ -195,8 +195,8 @@ class PDPool:
         in_flight, waiting = self._requests()
         return self._demand.poll(in_flight, waiting, self._seqs(self.kind), now)
 
-    def groups(self, wanted: int) -> list[WorkerGroup]:
-        return self._workers.groups(wanted, lambda kind: self._seqs(kind) / self._seqs(self.kind))
+    def groups(self, desired: int) -> list[WorkerGroup]:
+        return self._workers.groups(desired, lambda kind: self._seqs(kind) / self._seqs(self.kind))
 
     def _seqs(self, kind: str) -> int:
         """Sequences that a worker of the kind takes at once."""

@@ -12,8 +12,7 @@ from triptych.base.errors import RequestError
 from triptych.protos import pd_pb2, proxy_pb2
 from triptych.protos.convert import sampling_to_proto
 from triptych.proxy.call.chat import ChatCall
-from triptych.proxy.call.model_kind import ModelKind, fit
-from triptych.proxy.call.validation import MAX_SALT
+from triptych.proxy.call.validation import MAX_SALT, ModelKind, fit
 from triptych.proxy.grpc.server import generate_call
 from triptych.proxy.http.form_body import parse_form
 from triptych.proxy.http.json_body import error_json

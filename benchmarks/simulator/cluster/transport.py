@@ -15,7 +15,7 @@ from triptych.protos.convert import error_to_proto
 from triptych.proxy import events as proxy
 from triptych.proxy.call.chat import Started
 from triptych.proxy.events import JobReady
-from triptych.proxy.media.ports import ItemMedia
+from triptych.proxy.media.source import ItemMedia
 from triptych.proxy.ports import JobFailure, LinkOwner, RequestEvents
 from triptych.simulator.cluster.context import SimulationContext
 from triptych.simulator.cluster.encoder import SimulatedEncoder

@@ -107,7 +107,7 @@ def _clock(seconds: float, point: str) -> str:
 class AudioEndpoint(PostEndpoint[TranscriptionRequest]):
     """A form with a file in; a transcript, or with `translates` its English, out."""
 
-    wanted = "send a form with an audio file, such as curl -F file=@speech.wav"
+    expected = "send a form with an audio file, such as curl -F file=@speech.wav"
     smaller = "send a smaller file, such as FLAC, or cut it"
     body = TranscriptionForm
 

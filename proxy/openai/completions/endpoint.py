@@ -12,13 +12,13 @@ from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started, Tim
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
 from triptych.proxy.http.json_body import DONE, event, to_json
+from triptych.proxy.openai.chat.endpoint import Json, finite_logprob, timings_body, usage_body
 from triptych.proxy.openai.completions.request import (
     CompletionBody,
     CompletionReplyOptions,
     CompletionRequest,
     parse_completion,
 )
-from triptych.proxy.openai.fields.reply_fields import Json, finite_logprob, timings_body, usage_body
 from triptych.proxy.pd.queries import PDQueries
 
 

@@ -206,7 +206,7 @@ class CompletionBody(SamplingBody, kw_only=True):
         bool | None, Meta(description="Put the prompt in front of the text; not with logprobs.")
     ] = None
     logprobs: Annotated[
-        Logprobs | None, Meta(description="Report log-probabilities of so many likeliest tokens.")
+        Logprobs | None, Meta(description="Report log-probabilities of this many of the likeliest tokens.")
     ] = None
     add_special_tokens: SpecialTokens = None
     return_token_ids: ReturnTokenIds = None

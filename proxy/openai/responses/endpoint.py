@@ -14,7 +14,7 @@ from triptych.proxy.call.chat import Delta, Done, Output, Started
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
 from triptych.proxy.http.json_body import to_json
-from triptych.proxy.openai.fields.reply_fields import Json, position_logprobs, timings_body
+from triptych.proxy.openai.chat.endpoint import Json, position_logprobs, timings_body
 from triptych.proxy.openai.responses.request import ResponsesBody, ResponsesRequest, parse_responses
 
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}

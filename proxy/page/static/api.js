@@ -77,7 +77,7 @@ async function refusal(reply) {
 }
 
 /**
- * The events of a text/event-stream as {event, data}. Ends with the stream; what is over MOST characters is an
+ * The events of a text/event-stream as {event, data}. Ends with the stream; what is over MAX_ITEMS characters is an
  * error. `heard` is called whenever bytes arrive: on a slow line an event takes its time.
  */
 export async function* events(reply, { most = 8 << 20, heard = () => {} } = {}) {

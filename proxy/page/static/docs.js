@@ -5,7 +5,7 @@ import { h, setText } from "./dom.js";
 import { setUpTheme } from "./theme.js";
 
 /** Characters of an answer that are shown. */
-const MOST = 200_000;
+const MAX_CHARACTERS = 200_000;
 /** Their answers are this page, and what it is made of. */
 const NOT_RUN = new Set(["/docs", "/openapi.json"]);
 
@@ -112,7 +112,7 @@ function optionsOf(method, body, signal) {
 /** The answer as it comes; JSON in one piece is laid out. */
 async function show(reply, output) {
   if ((reply.headers.get("content-type") ?? "").startsWith("application/json")) {
-    setText(output, JSON.stringify(await reply.json(), null, 2).slice(0, MOST));
+    setText(output, JSON.stringify(await reply.json(), null, 2).slice(0, MAX_CHARACTERS));
     return;
   }
   const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -120,7 +120,7 @@ async function show(reply, output) {
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
-    letters.appendData(value.slice(0, Math.max(0, MOST - letters.length)));
+    letters.appendData(value.slice(0, Math.max(0, MAX_CHARACTERS - letters.length)));
   }
 }
 

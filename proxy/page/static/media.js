@@ -4,20 +4,20 @@ import { address } from "./api.js";
 import { Media } from "./request.js";
 
 /** Base64 adds a third; the server's default limit of a body is 64 MiB. */
-const MOST_BYTES = 40 << 20;
-const MOST_FILES = 16;
+const MAX_BYTES = 40 << 20;
+const MAX_FILES = 16;
 const TYPES = { wav: "audio/wav", flac: "audio/flac", mp3: "audio/mpeg", ogg: "audio/ogg", m4a: "audio/mp4", webm: "audio/webm" };
 
 /** The files as Media; throws an Error in plain words for what is no picture or sound. */
 export async function readFiles(files) {
-  if (files.length > MOST_FILES) throw new Error(`At most ${MOST_FILES} files at once.`);
+  if (files.length > MAX_FILES) throw new Error(`At most ${MAX_FILES} files at once.`);
   return Promise.all([...files].map(readFile));
 }
 
 async function readFile(file) {
   const type = file.type || TYPES[file.name.split(".").pop().toLowerCase()] || "";
   if (!/^(image|audio)\/[\w.+-]+$/.test(type)) throw new Error(`${file.name} is neither a picture nor a sound.`);
-  if (file.size > MOST_BYTES) throw new Error(`${file.name} is larger than 40 MiB.`);
+  if (file.size > MAX_BYTES) throw new Error(`${file.name} is larger than 40 MiB.`);
   return new Media(file.name, type, await dataUrl(file, type));
 }
 

@@ -7,8 +7,8 @@ const WORDS = {
   fetch: "Fetch", queue: "Queue", preprocess: "Preprocess", encode: "Encode", save: "Save", load: "Load", prefill: "Prefill", decode: "Decode", wait: "Wait",
 };
 /** What is shown of a request of many items; the table's rows end there too. */
-const MOST_LANES = 8;
-const MOST_ROWS = 80;
+const MAX_LANES = 8;
+const MAX_ROWS = 80;
 
 const isItem = (span) => span.item !== null && span.item !== undefined;
 /** The one span of all items that are not told apart. */
@@ -76,7 +76,7 @@ function facts(record, spans, total) {
 /** The drawing; the table below says the same to those who do not see it. */
 function lanes(spans, total) {
   const items = [...new Set(spans.filter(isItem).map((span) => span.item))].sort((a, b) => a - b);
-  const rows = items.slice(0, MOST_LANES).map((item) => {
+  const rows = items.slice(0, MAX_LANES).map((item) => {
     const own = spans.filter((span) => span.item === item);
     const hit = own.some((span) => isHit(span.note));
     const time = seconds(Math.max(...own.map((span) => span.end)) - Math.min(...own.map((span) => span.start)));
@@ -120,7 +120,7 @@ function table(spans, total) {
     "table", { class: "spans" },
     h("caption", { class: "offscreen" }, `${spans.length} spans of a request of ${seconds(total)}`),
     h("thead", {}, h("tr", {}, heads.map(([name, extra]) => h("th", { scope: "col", class: extra }, name)))),
-    h("tbody", {}, spans.slice(0, MOST_ROWS).map(spanRow)),
+    h("tbody", {}, spans.slice(0, MAX_ROWS).map(spanRow)),
   );
 }
 
@@ -147,6 +147,6 @@ function spanRow(span) {
 function footer(record, spans, total) {
   if (record.seconds === null) return h("p", { class: "soft small" }, "Still running …");
   const share = Math.min(1, covered(spans) / total);
-  const left = spans.length > MOST_ROWS ? ` ${spans.length - MOST_ROWS} more spans are not listed.` : "";
+  const left = spans.length > MAX_ROWS ? ` ${spans.length - MAX_ROWS} more spans are not listed.` : "";
   return h("p", { class: "soft small" }, `The spans cover ${percent(share)} of ${seconds(total)}, from the request's arrival at the proxy to the end of its reply.${left}`);
 }

@@ -7,7 +7,7 @@ import { grade, stateWord } from "./pools.js";
 
 /** Seconds of a worker's values that the page keeps, and workers that it keeps them for. */
 const KEPT = 300;
-const MOST_WORKERS = 256;
+const MAX_WORKERS = 256;
 
 /** The last minutes of each worker, from the snapshots that this page has seen. */
 export class WorkerHistory {
@@ -16,7 +16,7 @@ export class WorkerHistory {
   }
 
   add(now) {
-    const live = [...now.encoders, ...now.pd_workers].slice(0, MOST_WORKERS);
+    const live = [...now.encoders, ...now.pd_workers].slice(0, MAX_WORKERS);
     for (const worker of live) {
       const values = this.byAddress.get(worker.address) ?? { load: [], speed: [], share: [] };
       const isEncoder = "jobs" in worker;
@@ -25,7 +25,7 @@ export class WorkerHistory {
       push(values.share, isEncoder ? worker.work_seconds : worker.kv_usage);
       this.byAddress.set(worker.address, values);
     }
-    if (this.byAddress.size > 2 * MOST_WORKERS) {
+    if (this.byAddress.size > 2 * MAX_WORKERS) {
       const addresses = new Set(live.map((worker) => worker.address));
       for (const address of this.byAddress.keys()) if (!addresses.has(address)) this.byAddress.delete(address);
     }

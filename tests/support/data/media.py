@@ -10,7 +10,7 @@ from triptych.base.config import ProxyConfig
 from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.media.loader import MediaLoader, make_loader
-from triptych.proxy.media.ports import ItemMedia
+from triptych.proxy.media.source import ItemMedia
 from triptych.proxy.media.spool import MediaSpool, SpooledMedia
 from triptych.proxy.splitter import SplitRequest, split
 

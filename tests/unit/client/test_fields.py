@@ -11,8 +11,7 @@ from PIL import Image
 
 import triptych
 from triptych.apps.client.fields import ChatFields, CompletionFields
-from triptych.apps.client.messages import conversation
-from triptych.apps.client.wire import audio_form, chat_body
+from triptych.apps.client.wire import audio_form, chat_body, conversation
 from triptych.base.errors import InvalidRequest
 from triptych.proxy.openai.chat.request import ChatBody
 from triptych.proxy.openai.completions.request import CompletionBody

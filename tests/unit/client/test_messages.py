@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from triptych.apps.client.messages import conversation, media_type
+from triptych.apps.client.wire import conversation, media_type
 from triptych.base.errors import InvalidRequest
 
 PNG = b"\x89PNG\r\n\x1a\nrest"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from triptych.base.progress.progress import BYTES, StepState
-from triptych.base.progress.renderers import MOST_BYTES, LauncherRenderer, decode, encode
+from triptych.base.progress.renderers import MAX_BYTES, LauncherRenderer, decode, encode
 
 STATE = StepState("3", "loading weights", 5.0, 10.0, BYTES, "note", 2.5, ended=True, failed=False)
 _HUGE = b'{"name": "a", "state": {"key": "1", "label": "x", "done": 1e999}}'
@@ -40,8 +40,8 @@ def test_a_worker_reports_to_the_socket_of_its_launcher(listener, tmp_path):
     renderer = LauncherRenderer(tmp_path / "progress", "pd-0")
     renderer.show(STATE)
     renderer.ready()
-    assert decode(listener.recv(MOST_BYTES)) == ("pd-0", STATE)
-    found = decode(listener.recv(MOST_BYTES))
+    assert decode(listener.recv(MAX_BYTES)) == ("pd-0", STATE)
+    found = decode(listener.recv(MAX_BYTES))
     assert found is not None and found[1].label == "ready" and found[1].ended
     renderer.close()
 

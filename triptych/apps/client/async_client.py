@@ -9,51 +9,7 @@ from typing import Self, Unpack
 
 import httpx2
 
-from triptych.apps.client.answers import (
-    Answer,
-    AsyncChunks,
-    Completion,
-    Transcript,
-    answer_of,
-    chunk_of,
-    completion_of,
-    transcript_of,
-)
-from triptych.apps.client.endpoint import (
-    DEFAULT_URL,
-    Body,
-    Endpoint,
-    checked,
-    content_of,
-    field_of,
-    in_thread,
-    json_object,
-)
-from triptych.apps.client.fields import (
-    AudioFile,
-    ChatFields,
-    CompletionFields,
-    File,
-    Files,
-    JsonObject,
-    Messages,
-    Prompt,
-    SpeechFields,
-    TranscriptFields,
-)
-from triptych.apps.client.wire import (
-    CHAT,
-    COMPLETIONS,
-    TRANSCRIPTIONS,
-    TRANSLATIONS,
-    EventLines,
-    audio_form,
-    chat_body,
-    completion_body,
-    detokenize_body,
-    pause,
-    tokenize_body,
-)
+from triptych.apps.client import answers, endpoint, fields, wire
 from triptych.base.errors import RequestError
 
 
@@ -70,14 +26,14 @@ class AsyncClient:
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str = endpoint.DEFAULT_URL,
         *,
         api_key: str = "",
         timeout: float = 300.0,
         retries: int = 2,
         ca_file: str = "",
     ) -> None:
-        self._endpoint = Endpoint(url, api_key, timeout, ca_file)
+        self._endpoint = endpoint.Endpoint(url, api_key, timeout, ca_file)
         self._retries = retries
         self._http = httpx2.AsyncClient(**self._endpoint.options)
 
@@ -91,7 +47,12 @@ class AsyncClient:
         await self._http.aclose()
 
     async def ask(
-        self, question: str, files: Files = (), *, model: str = "", **options: Unpack[ChatFields]
+        self,
+        question: str,
+        files: fields.Files = (),
+        *,
+        model: str = "",
+        **options: Unpack[fields.ChatFields],
     ) -> str:
         """The answer's text to a question about files: paths, URLs, bytes or PIL pictures, one or a list."""
         answer = await self.chat(question, files=files, model=model, **options)
@@ -99,105 +60,109 @@ class AsyncClient:
 
     async def chat(
         self,
-        messages: Messages,
+        messages: fields.Messages,
         *,
-        files: Files = (),
+        files: fields.Files = (),
         model: str = "",
-        **options: Unpack[ChatFields],
-    ) -> Answer:
+        **options: Unpack[fields.ChatFields],
+    ) -> answers.Answer:
         """The whole answer."""
-        body = await in_thread(chat_body, messages, files, model, options)
-        return answer_of(await self._call(CHAT, body))
+        body = await endpoint.in_thread(wire.chat_body, messages, files, model, options)
+        return answers.answer_of(await self._call(wire.CHAT, body))
 
     async def stream(
         self,
-        messages: Messages,
+        messages: fields.Messages,
         *,
-        files: Files = (),
+        files: fields.Files = (),
         model: str = "",
-        **options: Unpack[ChatFields],
-    ) -> AsyncChunks:
+        **options: Unpack[fields.ChatFields],
+    ) -> answers.AsyncChunks:
         """The answer in pieces as they come. Closing the generator cancels the request."""
-        body = await in_thread(chat_body, messages, files, model, options, stream=True)
-        events = EventLines()
-        async with aclosing(await self._reply(CHAT, body, stream=True)) as reply:
+        body = await endpoint.in_thread(wire.chat_body, messages, files, model, options, stream=True)
+        events = wire.EventLines()
+        async with aclosing(await self._reply(wire.CHAT, body, stream=True)) as reply:
             try:
                 async for line in reply.aiter_lines():
                     if (event := events.parse(line)) is not None:
-                        yield chunk_of(event)
+                        yield answers.chunk_of(event)
             except httpx2.TransportError as error:
                 raise self._endpoint.error_of(error) from error
         events.check_end()
 
     async def complete(
         self,
-        prompt: Prompt | None = None,
+        prompt: fields.Prompt | None = None,
         *,
-        encoder_prompt: Prompt | None = None,
-        decoder_prompt: Prompt | None = None,
-        audio: AudioFile | None = None,
-        image: File | None = None,
+        encoder_prompt: fields.Prompt | None = None,
+        decoder_prompt: fields.Prompt | None = None,
+        audio: fields.AudioFile | None = None,
+        image: fields.File | None = None,
         model: str = "",
-        **options: Unpack[CompletionFields],
-    ) -> Completion:
+        **options: Unpack[fields.CompletionFields],
+    ) -> answers.Completion:
         """What follows a raw prompt: a text, token ids, or {"prompt": …} / {"prompt_token_ids": […]}.
 
         Of encoder-decoder models `prompt` alone is the encoder's; or say both prompts; with `audio` (a path
         or bytes) or `image` (also a URL) `prompt` is the decoder's.
         """
-        body = await in_thread(
-            completion_body, prompt, encoder_prompt, decoder_prompt, audio, image, model, options
+        body = await endpoint.in_thread(
+            wire.completion_body, prompt, encoder_prompt, decoder_prompt, audio, image, model, options
         )
-        return completion_of(await self._call(COMPLETIONS, body))
+        return answers.completion_of(await self._call(wire.COMPLETIONS, body))
 
     async def transcribe(
-        self, file: AudioFile, *, model: str = "", **options: Unpack[TranscriptFields]
-    ) -> Transcript:
+        self, file: fields.AudioFile, *, model: str = "", **options: Unpack[fields.TranscriptFields]
+    ) -> answers.Transcript:
         """An audio file (a path or bytes) transcribed."""
-        form = await in_thread(audio_form, file, model, options)
-        return transcript_of(await self._call(TRANSCRIPTIONS, form))
+        form = await endpoint.in_thread(wire.audio_form, file, model, options)
+        return answers.transcript_of(await self._call(wire.TRANSCRIPTIONS, form))
 
     async def translate(
-        self, file: AudioFile, *, model: str = "", **options: Unpack[TranscriptFields]
-    ) -> Transcript:
+        self, file: fields.AudioFile, *, model: str = "", **options: Unpack[fields.TranscriptFields]
+    ) -> answers.Transcript:
         """An audio file transcribed into English."""
-        form = await in_thread(audio_form, file, model, options)
-        return transcript_of(await self._call(TRANSLATIONS, form))
+        form = await endpoint.in_thread(wire.audio_form, file, model, options)
+        return answers.transcript_of(await self._call(wire.TRANSLATIONS, form))
 
     async def transcribe_to(
         self,
-        file: AudioFile,
+        file: fields.AudioFile,
         form: str,
         *,
         translate: bool = False,
         model: str = "",
-        **options: Unpack[SpeechFields],
+        **options: Unpack[fields.SpeechFields],
     ) -> str:
         """An audio file as text of this form: "text", "srt", "vtt", "json" or "verbose_json"."""
-        body = await in_thread(audio_form, file, model, options, form)
-        reply = await self._reply(TRANSLATIONS if translate else TRANSCRIPTIONS, body)
+        body = await endpoint.in_thread(wire.audio_form, file, model, options, form)
+        reply = await self._reply(wire.TRANSLATIONS if translate else wire.TRANSCRIPTIONS, body)
         return reply.text
 
     async def models(self) -> list[str]:
         """Names that `model` takes."""
-        return [model["id"] for model in field_of(await self._call("/v1/models"), "data")]
+        return [model["id"] for model in endpoint.field_of(await self._call("/v1/models"), "data")]
 
-    async def cluster(self) -> JsonObject:
+    async def cluster(self) -> fields.JsonObject:
         """The cluster as one of its proxies sees it now, as GET /cluster answers."""
         return await self._call("/cluster")
 
-    async def tokenize(self, prompt: Messages, *, model: str = "") -> list[int]:
+    async def tokenize(self, prompt: fields.Messages, *, model: str = "") -> list[int]:
         """The token ids of a text, or of messages as the chat template renders them."""
-        return list(field_of(await self._call("/tokenize", tokenize_body(prompt, model)), "tokens"))
+        return list(
+            endpoint.field_of(await self._call("/tokenize", wire.tokenize_body(prompt, model)), "tokens")
+        )
 
     async def detokenize(self, tokens: Sequence[int], *, model: str = "") -> str:
         """The text of token ids."""
-        return str(field_of(await self._call("/detokenize", detokenize_body(tokens, model)), "prompt"))
+        return str(
+            endpoint.field_of(await self._call("/detokenize", wire.detokenize_body(tokens, model)), "prompt")
+        )
 
-    async def _call(self, path: str, body: Body = None) -> JsonObject:
-        return json_object(await self._reply(path, body))
+    async def _call(self, path: str, body: endpoint.Body = None) -> fields.JsonObject:
+        return endpoint.json_object(await self._reply(path, body))
 
-    async def _reply(self, path: str, body: Body, *, stream: bool = False) -> httpx2.Response:
+    async def _reply(self, path: str, body: endpoint.Body, *, stream: bool = False) -> httpx2.Response:
         """The first successful reply, open with `stream`; a full or unreachable cluster is tried again."""
         attempt = 0
         while True:
@@ -205,16 +170,18 @@ class AsyncClient:
             try:
                 return await self._send(path, body, stream)
             except RequestError as error:
-                if (seconds := pause(error, attempt, self._retries)) is None:
+                if (seconds := wire.pause(error, attempt, self._retries)) is None:
                     raise
                 await asyncio.sleep(seconds)
 
-    async def _send(self, path: str, body: Body, stream: bool) -> httpx2.Response:
-        request = self._http.build_request("GET" if body is None else "POST", path, **content_of(body))
+    async def _send(self, path: str, body: endpoint.Body, stream: bool) -> httpx2.Response:
+        request = self._http.build_request(
+            "GET" if body is None else "POST", path, **endpoint.content_of(body)
+        )
         try:
             reply = await self._http.send(request, stream=stream)
             if reply.status_code >= 400:
                 await reply.aread()
         except httpx2.TransportError as error:
             raise self._endpoint.error_of(error) from error
-        return checked(reply)
+        return endpoint.checked(reply)

@@ -10,51 +10,7 @@ from typing import Self, Unpack
 
 import httpx2
 
-from triptych.apps.client.answers import (
-    Answer,
-    Chunks,
-    Completion,
-    Transcript,
-    answer_of,
-    chunk_of,
-    completion_of,
-    transcript_of,
-)
-from triptych.apps.client.endpoint import (
-    DEFAULT_URL,
-    Body,
-    Endpoint,
-    at_once,
-    checked,
-    content_of,
-    field_of,
-    json_object,
-)
-from triptych.apps.client.fields import (
-    AudioFile,
-    ChatFields,
-    CompletionFields,
-    File,
-    Files,
-    JsonObject,
-    Messages,
-    Prompt,
-    SpeechFields,
-    TranscriptFields,
-)
-from triptych.apps.client.wire import (
-    CHAT,
-    COMPLETIONS,
-    TRANSCRIPTIONS,
-    TRANSLATIONS,
-    EventLines,
-    audio_form,
-    chat_body,
-    completion_body,
-    detokenize_body,
-    pause,
-    tokenize_body,
-)
+from triptych.apps.client import answers, endpoint, fields, wire
 from triptych.base.errors import RequestError
 
 
@@ -71,14 +27,14 @@ class Client:
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str = endpoint.DEFAULT_URL,
         *,
         api_key: str = "",
         timeout: float = 300.0,
         retries: int = 2,
         ca_file: str = "",
     ) -> None:
-        self._endpoint = Endpoint(url, api_key, timeout, ca_file)
+        self._endpoint = endpoint.Endpoint(url, api_key, timeout, ca_file)
         self._retries = retries
         self._http = httpx2.Client(**self._endpoint.options)
 
@@ -91,110 +47,121 @@ class Client:
     def close(self) -> None:
         self._http.close()
 
-    def ask(self, question: str, files: Files = (), *, model: str = "", **options: Unpack[ChatFields]) -> str:
+    def ask(
+        self,
+        question: str,
+        files: fields.Files = (),
+        *,
+        model: str = "",
+        **options: Unpack[fields.ChatFields],
+    ) -> str:
         """The answer's text to a question about files: paths, URLs, bytes or PIL pictures, one or a list."""
         answer = self.chat(question, files=files, model=model, **options)
         return answer.text
 
     def chat(
         self,
-        messages: Messages,
+        messages: fields.Messages,
         *,
-        files: Files = (),
+        files: fields.Files = (),
         model: str = "",
-        **options: Unpack[ChatFields],
-    ) -> Answer:
+        **options: Unpack[fields.ChatFields],
+    ) -> answers.Answer:
         """The whole answer."""
-        body = at_once(chat_body, messages, files, model, options)
-        return answer_of(self._call(CHAT, body))
+        body = endpoint.at_once(wire.chat_body, messages, files, model, options)
+        return answers.answer_of(self._call(wire.CHAT, body))
 
     def stream(
         self,
-        messages: Messages,
+        messages: fields.Messages,
         *,
-        files: Files = (),
+        files: fields.Files = (),
         model: str = "",
-        **options: Unpack[ChatFields],
-    ) -> Chunks:
+        **options: Unpack[fields.ChatFields],
+    ) -> answers.Chunks:
         """The answer in pieces as they come. Closing the generator cancels the request."""
-        body = at_once(chat_body, messages, files, model, options, stream=True)
-        events = EventLines()
-        with closing(self._reply(CHAT, body, stream=True)) as reply:
+        body = endpoint.at_once(wire.chat_body, messages, files, model, options, stream=True)
+        events = wire.EventLines()
+        with closing(self._reply(wire.CHAT, body, stream=True)) as reply:
             try:
                 for line in reply.iter_lines():
                     if (event := events.parse(line)) is not None:
-                        yield chunk_of(event)
+                        yield answers.chunk_of(event)
             except httpx2.TransportError as error:
                 raise self._endpoint.error_of(error) from error
         events.check_end()
 
     def complete(
         self,
-        prompt: Prompt | None = None,
+        prompt: fields.Prompt | None = None,
         *,
-        encoder_prompt: Prompt | None = None,
-        decoder_prompt: Prompt | None = None,
-        audio: AudioFile | None = None,
-        image: File | None = None,
+        encoder_prompt: fields.Prompt | None = None,
+        decoder_prompt: fields.Prompt | None = None,
+        audio: fields.AudioFile | None = None,
+        image: fields.File | None = None,
         model: str = "",
-        **options: Unpack[CompletionFields],
-    ) -> Completion:
+        **options: Unpack[fields.CompletionFields],
+    ) -> answers.Completion:
         """What follows a raw prompt: a text, token ids, or {"prompt": …} / {"prompt_token_ids": […]}.
 
         Of encoder-decoder models `prompt` alone is the encoder's; or say both prompts; with `audio` (a path
         or bytes) or `image` (also a URL) `prompt` is the decoder's.
         """
-        body = at_once(completion_body, prompt, encoder_prompt, decoder_prompt, audio, image, model, options)
-        return completion_of(self._call(COMPLETIONS, body))
+        body = endpoint.at_once(
+            wire.completion_body, prompt, encoder_prompt, decoder_prompt, audio, image, model, options
+        )
+        return answers.completion_of(self._call(wire.COMPLETIONS, body))
 
     def transcribe(
-        self, file: AudioFile, *, model: str = "", **options: Unpack[TranscriptFields]
-    ) -> Transcript:
+        self, file: fields.AudioFile, *, model: str = "", **options: Unpack[fields.TranscriptFields]
+    ) -> answers.Transcript:
         """An audio file (a path or bytes) transcribed."""
-        form = at_once(audio_form, file, model, options)
-        return transcript_of(self._call(TRANSCRIPTIONS, form))
+        form = endpoint.at_once(wire.audio_form, file, model, options)
+        return answers.transcript_of(self._call(wire.TRANSCRIPTIONS, form))
 
     def translate(
-        self, file: AudioFile, *, model: str = "", **options: Unpack[TranscriptFields]
-    ) -> Transcript:
+        self, file: fields.AudioFile, *, model: str = "", **options: Unpack[fields.TranscriptFields]
+    ) -> answers.Transcript:
         """An audio file transcribed into English."""
-        form = at_once(audio_form, file, model, options)
-        return transcript_of(self._call(TRANSLATIONS, form))
+        form = endpoint.at_once(wire.audio_form, file, model, options)
+        return answers.transcript_of(self._call(wire.TRANSLATIONS, form))
 
     def transcribe_to(
         self,
-        file: AudioFile,
+        file: fields.AudioFile,
         form: str,
         *,
         translate: bool = False,
         model: str = "",
-        **options: Unpack[SpeechFields],
+        **options: Unpack[fields.SpeechFields],
     ) -> str:
         """An audio file as text of this form: "text", "srt", "vtt", "json" or "verbose_json"."""
-        body = at_once(audio_form, file, model, options, form)
-        reply = self._reply(TRANSLATIONS if translate else TRANSCRIPTIONS, body)
+        body = endpoint.at_once(wire.audio_form, file, model, options, form)
+        reply = self._reply(wire.TRANSLATIONS if translate else wire.TRANSCRIPTIONS, body)
         return reply.text
 
     def models(self) -> list[str]:
         """Names that `model` takes."""
-        return [model["id"] for model in field_of(self._call("/v1/models"), "data")]
+        return [model["id"] for model in endpoint.field_of(self._call("/v1/models"), "data")]
 
-    def cluster(self) -> JsonObject:
+    def cluster(self) -> fields.JsonObject:
         """The cluster as one of its proxies sees it now, as GET /cluster answers."""
         return self._call("/cluster")
 
-    def tokenize(self, prompt: Messages, *, model: str = "") -> list[int]:
+    def tokenize(self, prompt: fields.Messages, *, model: str = "") -> list[int]:
         """The token ids of a text, or of messages as the chat template renders them."""
-        return list(field_of(self._call("/tokenize", tokenize_body(prompt, model)), "tokens"))
+        return list(endpoint.field_of(self._call("/tokenize", wire.tokenize_body(prompt, model)), "tokens"))
 
     def detokenize(self, tokens: Sequence[int], *, model: str = "") -> str:
         """The text of token ids."""
-        return str(field_of(self._call("/detokenize", detokenize_body(tokens, model)), "prompt"))
+        return str(
+            endpoint.field_of(self._call("/detokenize", wire.detokenize_body(tokens, model)), "prompt")
+        )
 
-    def _call(self, path: str, body: Body = None) -> JsonObject:
-        return json_object(self._reply(path, body))
+    def _call(self, path: str, body: endpoint.Body = None) -> fields.JsonObject:
+        return endpoint.json_object(self._reply(path, body))
 
-    def _reply(self, path: str, body: Body, *, stream: bool = False) -> httpx2.Response:
+    def _reply(self, path: str, body: endpoint.Body, *, stream: bool = False) -> httpx2.Response:
         """The first successful reply, open with `stream`; a full or unreachable cluster is tried again."""
         attempt = 0
         while True:
@@ -202,16 +169,18 @@ class Client:
             try:
                 return self._send(path, body, stream)
             except RequestError as error:
-                if (seconds := pause(error, attempt, self._retries)) is None:
+                if (seconds := wire.pause(error, attempt, self._retries)) is None:
                     raise
                 time.sleep(seconds)
 
-    def _send(self, path: str, body: Body, stream: bool) -> httpx2.Response:
-        request = self._http.build_request("GET" if body is None else "POST", path, **content_of(body))
+    def _send(self, path: str, body: endpoint.Body, stream: bool) -> httpx2.Response:
+        request = self._http.build_request(
+            "GET" if body is None else "POST", path, **endpoint.content_of(body)
+        )
         try:
             reply = self._http.send(request, stream=stream)
             if reply.status_code >= 400:
                 reply.read()
         except httpx2.TransportError as error:
             raise self._endpoint.error_of(error) from error
-        return checked(reply)
+        return endpoint.checked(reply)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from triptych.apps.doctor.finding import CheckResult, fail, note, ok
 
 _SECONDS = 5.0
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ def ask(url: str, key: str = "") -> PageReply:
     try:
         request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
         with urllib.request.urlopen(request, timeout=_SECONDS) as reply:
-            body = reply.read(_MOST_BYTES).decode(errors="replace")
+            body = reply.read(_MAX_BYTES).decode(errors="replace")
             return PageReply(reply.status, body, seconds=time.monotonic() - began)
     except urllib.error.HTTPError as error:
         with error:
-            return PageReply(error.code, error.read(_MOST_BYTES).decode(errors="replace"))
+            return PageReply(error.code, error.read(_MAX_BYTES).decode(errors="replace"))
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         return PageReply(error=f"{'TLS: ' if isinstance(reason, ssl.SSLError) else ''}{reason}")

@@ -22,9 +22,9 @@ from triptych.base.config import GIB, format_size
 from triptych.base.machine.resources import allowed_cpus, available_memory, cpu_quota
 
 #: Least memory for any worker: the interpreter and torch take a third of it.
-LEAST_MEMORY = GIB
+MIN_MEMORY = GIB
 #: Files for connections, workers and spooled media; see the quotas of the proxy.
-LEAST_FILES = 4096
+MIN_FILES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ def check_machine(state: MachineState, *, media_disk: int) -> list[CheckResult]:
 
 def _memory(state: MachineState) -> CheckResult:
     shown = f"{format_size(state.memory)} available to this process"
-    if state.memory >= LEAST_MEMORY:
+    if state.memory >= MIN_MEMORY:
         return ok("memory", shown)
     remedy = (
-        f"raise the container's memory limit to {format_size(LEAST_MEMORY)} or more, or end other processes"
+        f"raise the container's memory limit to {format_size(MIN_MEMORY)} or more, or end other processes"
     )
     return fail("memory", shown, f"{remedy}; `triptych check MODEL` says how much a model needs")
 
@@ -78,9 +78,9 @@ def _cores(state: MachineState) -> CheckResult:
 
 def _files(state: MachineState) -> CheckResult:
     shown = f"{state.files} open files at most"
-    if state.files >= LEAST_FILES:
+    if state.files >= MIN_FILES:
         return ok("files", shown)
-    return fail("files", shown, f"`ulimit -Hn 65536`, LimitNOFILE= of systemd: at least {LEAST_FILES}")
+    return fail("files", shown, f"`ulimit -Hn 65536`, LimitNOFILE= of systemd: at least {MIN_FILES}")
 
 
 def _shm(state: MachineState) -> CheckResult:
@@ -162,8 +162,8 @@ def check_versions(
     return [*results, ok("libraries", f"{len(others) - len(wrong)} of {len(libraries)} fit")]
 
 
-def _fits(found: str, wanted: SpecifierSet) -> bool:
+def _fits(found: str, specifier: SpecifierSet) -> bool:
     try:
-        return wanted.contains(found, prereleases=True)
+        return specifier.contains(found, prereleases=True)
     except InvalidVersion:
         return False

@@ -203,7 +203,7 @@ def _load(path: Path, family: Family, pd: PDConfig, device: torch.device, dtype:
     return ok("weights", f"load: {sides[0]} in an encoder, {sides[1]} in a PD worker")
 
 
-def check_devices(wanted: Sequence[str]) -> list[CheckResult]:
+def check_devices(devices: Sequence[str]) -> list[CheckResult]:
     """Each device that a worker is to use, by what torch sees."""
     try:
         import torch
@@ -211,7 +211,7 @@ def check_devices(wanted: Sequence[str]) -> list[CheckResult]:
         return [note("device", "torch is not installed: this machine can run a proxy, and no worker")]
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     names = [f"{torch.cuda.get_device_name(index)}" for index in range(gpus)]
-    return [device_finding(device, names) for device in dict.fromkeys(wanted)]
+    return [device_finding(device, names) for device in dict.fromkeys(devices)]
 
 
 def device_finding(device: str, gpus: Sequence[str]) -> CheckResult:

@@ -89,7 +89,7 @@ def certificate_finding(name: str, not_after: float, now: float) -> CheckResult:
     days = (not_after - now) / 86400
     if days <= 0:
         found = f"the certificate expired {-days:.1f} days ago"
-        return fail(name, found, "replace its files: they are read anew")
+        return fail(name, found, "replace its files: they are read again")
     if days < SOON_DAYS:
         return note(name, f"the certificate expires in {days:.1f} days", "see why it is not renewed")
     return ok(name, f"the certificate is valid for {days:.0f} days")

@@ -9,7 +9,7 @@ import socket
 import ssl
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 
 from triptych.apps.doctor import store_judgements as judge
 from triptych.apps.doctor.finding import CheckResult, Group, fail, ok
@@ -143,10 +143,8 @@ async def check_store(url: str, nbytes: int = 0) -> list[Group]:
 
 
 async def _server(server: Server) -> list[CheckResult]:
-    checks = [
-        (check, work) for check, work in _OF_SERVER.items() if check != "TLS" or not server.address.path
-    ]
-    return [await _attempt(check, work(server)) for check, work in checks]
+    checks = [check for check in _OF_SERVER if check != "TLS" or not server.address.path]
+    return [await _attempt(check, _judged(server, check)) for check in checks]
 
 
 async def _whole(store: EmbeddingStore, nbytes: int) -> list[CheckResult]:
@@ -176,60 +174,39 @@ def _refused(check: str, error: Exception) -> CheckResult:
     return fail(check, str(error) or "no answer in time", "see the server's log and its load")
 
 
-async def _version(server: Server) -> CheckResult:
-    return judge.judge_version(await server.info("server"))
+_OF_SERVER = ("version", "role", "policy", "memory", "disk", "latency", "TLS", "login", "clock")
 
 
-async def _role(server: Server) -> CheckResult:
-    return judge.judge_role(await server.info("replication"))
+async def _judged(server: Server, check: str) -> CheckResult:
+    """One of these checks."""
+    match check:
+        case "version":
+            return judge.judge_version(await server.info("server"))
+        case "role":
+            return judge.judge_role(await server.info("replication"))
+        case "policy":
+            return judge.judge_policy(await server.memory())
+        case "memory":
+            return judge.judge_memory(await server.memory(), await server.info("memory"))
+        case "disk":
+            return judge.judge_persistence(await server.info("persistence"))
+        case "latency":
+            return judge.judge_latency(await latency(server))
+        case "login":
+            return judge.judge_login(await is_open(server.address))
+        case "clock":
+            return judge.judge_clock(await _clock_ahead(server))
+    if server.address.tls is None:
+        return judge.judge_plain(server.address.host)
+    return judge.judge_expiry(await days_left(server.address))
 
 
-async def _policy(server: Server) -> CheckResult:
-    return judge.judge_policy(await server.memory())
-
-
-async def _memory(server: Server) -> CheckResult:
-    return judge.judge_memory(await server.memory(), await server.info("memory"))
-
-
-async def _persistence(server: Server) -> CheckResult:
-    return judge.judge_persistence(await server.info("persistence"))
-
-
-async def _latency(server: Server) -> CheckResult:
-    return judge.judge_latency(await latency(server))
-
-
-async def _tls(server: Server) -> CheckResult:
-    if server.address.tls is not None:
-        return judge.judge_expiry(await days_left(server.address))
-    return judge.judge_plain(server.address.host)
-
-
-async def _login(server: Server) -> CheckResult:
-    return judge.judge_login(await is_open(server.address))
-
-
-async def _clock(server: Server) -> CheckResult:
+async def _clock_ahead(server: Server) -> float:
+    """Seconds that the server's clock is ahead of ours. By INFO: TIME may be forbidden."""
     before = time.time()
-    # Not TIME: a service's user may ask for INFO alone.
     info = await server.info("server")
     middle = (before + time.time()) / 2
-    ahead = int(info["server_time_usec"]) / 1e6 - middle if "server_time_usec" in info else 0.0
-    return judge.judge_clock(ahead)
-
-
-_OF_SERVER: dict[str, Callable[[Server], Awaitable[CheckResult]]] = {
-    "version": _version,
-    "role": _role,
-    "policy": _policy,
-    "memory": _memory,
-    "disk": _persistence,
-    "latency": _latency,
-    "TLS": _tls,
-    "login": _login,
-    "clock": _clock,
-}
+    return int(info["server_time_usec"]) / 1e6 - middle if "server_time_usec" in info else 0.0
 
 
 async def _bandwidth(store: EmbeddingStore, nbytes: int) -> CheckResult:

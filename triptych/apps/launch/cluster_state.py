@@ -90,12 +90,12 @@ _LOCK = "serve.lock"
 
 
 @contextmanager
-def run_folder(wanted: str) -> Iterator[Path]:
-    """The folder `wanted` by --run-dir, or a new one that goes at the end, for this process alone.
+def run_folder(given: str) -> Iterator[Path]:
+    """The folder of --run-dir, or a new one that goes at the end, for this process alone.
 
     ConfigError where another cluster runs in it: two would replace each other's store.
     """
-    path = Path(wanted or tempfile.mkdtemp(prefix="triptych-")).absolute()
+    path = Path(given or tempfile.mkdtemp(prefix="triptych-")).absolute()
     try:
         lock = _lock(path)
         try:
@@ -103,7 +103,7 @@ def run_folder(wanted: str) -> Iterator[Path]:
         finally:
             os.close(lock)
     finally:
-        if not wanted:
+        if not given:
             shutil.rmtree(path, ignore_errors=True)
 
 

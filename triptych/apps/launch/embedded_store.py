@@ -98,7 +98,7 @@ class EmbeddedStore:
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
-                raise ConfigError(f"the embedded store did not start: {self._last_words()}")
+                raise ConfigError(f"the embedded store did not start: {self._last_error()}")
             time.sleep(0.01)
 
     def _arguments(self) -> list[str]:
@@ -124,7 +124,7 @@ class EmbeddedStore:
         except OSError:
             return False
 
-    def _last_words(self) -> str:
+    def _last_error(self) -> str:
         lines = (self._folder / "store.log").read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
 

@@ -39,23 +39,23 @@ class PoolChange:
     drain: tuple[str, ...] = ()
 
 
-def plan_change(pool: PoolWorkers, wanted: int) -> PoolChange:
-    """The change that leaves `wanted` workers running, as far as there are names.
+def plan_change(pool: PoolWorkers, desired: int) -> PoolChange:
+    """The change that leaves `desired` workers running, as far as there are names.
 
     The newest are drained first. A name whose worker still drains is free once that has ended.
     """
-    missing = wanted - len(pool.running)
+    missing = desired - len(pool.running)
     if missing >= 0:
         free = [name for name in pool.names if name not in pool.running and name not in pool.draining]
         return PoolChange(start=tuple(free[:missing]))
-    return PoolChange(drain=tuple(reversed(pool.running[max(wanted, 0) :])))
+    return PoolChange(drain=tuple(reversed(pool.running[max(desired, 0) :])))
 
 
 logger = logging.getLogger("launch")
 
-#: Seconds between two looks at the decisions: a start from zero waits for it.
+#: Seconds between two polls of the decisions: a start from zero waits for it.
 FOLLOW_SECONDS = 0.1
-#: How long one look waits for the store's answer.
+#: How long one poll waits for the store's answer.
 STORE_SECONDS = 5.0
 
 
@@ -96,11 +96,11 @@ class PoolController:
                 try:
                     await self.follow(pool)
                 except Exception:
-                    logger.exception("the %s pool could not be changed; the next look follows", pool)
+                    logger.exception("the %s pool could not be changed; the next poll follows", pool)
             await asyncio.sleep(FOLLOW_SECONDS)
 
     async def follow(self, pool: str) -> None:
-        """One look at a pool's decision, and the change that it asks for."""
+        """One poll of a pool's decision, and the change that it asks for."""
         decision = await self._read(pool)
         if decision is None:
             return

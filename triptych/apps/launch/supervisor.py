@@ -29,7 +29,7 @@ from triptych.apps.launch.scaling import GRACE_SECONDS, LocalWorkers, follow_dec
 from triptych.base.errors import ConfigError
 from triptych.base.log import logs_json
 from triptych.base.progress.progress import StepState
-from triptych.base.progress.renderers import MOST_BYTES, VARIABLE, TerminalRenderer, decode
+from triptych.base.progress.renderers import MAX_BYTES, VARIABLE, TerminalRenderer, decode
 from triptych.base.progress.screen import can_draw
 from triptych.registry.registry import Registry
 
@@ -83,7 +83,7 @@ class StartDisplay:
         assert self._socket is not None and self._renderer is not None
         for _ in range(_AT_ONCE):
             try:
-                data = self._socket.recv(MOST_BYTES)
+                data = self._socket.recv(MAX_BYTES)
             except (BlockingIOError, InterruptedError):
                 return
             found = decode(data)

@@ -193,7 +193,7 @@ def _is_due(state: StepState, last: _LastLine, task: Task) -> bool:
 #: The variable with the socket's path, while the launcher has a display.
 VARIABLE = "TRIPTYCH_PROGRESS"
 #: Datagrams are far shorter; one that is not is no state.
-MOST_BYTES = 4096
+MAX_BYTES = 4096
 
 
 class _Datagram(msgspec.Struct):

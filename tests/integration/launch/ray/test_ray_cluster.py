@@ -214,7 +214,7 @@ async def test_no_secret_is_in_what_ray_keeps(nodes: RayNodes, model, tmp_path):
         token = nodes.token_file.read_text()
         with nodes.driver() as ray:
             kept = json.dumps([ray._private.state.actors(), ray.nodes()], default=str)
-            words = ray.get(ray.get_actor("pd-0", namespace="triptych-triptych").words.remote())
+            words = ray.get(ray.get_actor("pd-0", namespace="triptych-triptych").command.remote())
         assert "pd-0" in kept and token not in kept
         assert str(nodes.token_file) in words and not any(token in word for word in words)
     finally:

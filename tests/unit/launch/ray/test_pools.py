@@ -22,7 +22,7 @@ def _plan(*words: str, model: str = "/models/m") -> dict[str, ActorPool]:
 
 
 def _parsed(config: type, pool: ActorPool, name: str):
-    words = pool.words(name)
+    words = pool.command_of(name)
     return parse(config, words[0], *words[1:])
 
 
@@ -97,7 +97,7 @@ def test_ranks_reach_the_services_with_a_gpu_and_a_core_each():
     plan = _plan(*words)
     assert plan["pd"].resources.bundle == {"CPU": 4.0, "GPU": 4.0}
     assert plan["encoder"].resources.bundle == {"CPU": 2.0, "GPU": 2.0}
-    pd, encoder = plan["pd"].words("pd-0"), plan["encoder"].words("encoder-0")
+    pd, encoder = plan["pd"].command_of("pd-0"), plan["encoder"].command_of("encoder-0")
     assert pd[pd.index("--tensor-parallel") + 1] == "4" and pd[pd.index("--threads") + 1] == "4"
     assert encoder[encoder.index("--encoder-data-parallel") + 1] == "2"
 
@@ -108,4 +108,6 @@ def test_no_secret_reaches_the_words_of_an_actor():
     plan = plan_actors(
         replace(config, proxy=secret, store="redis://:hush@h/0"), model="", store=STORE, home="h"
     )
-    assert not [word for pool in plan.values() for word in pool.words(f"{pool.name}-0") if "hush" in word]
+    assert not [
+        word for pool in plan.values() for word in pool.command_of(f"{pool.name}-0") if "hush" in word
+    ]

@@ -46,12 +46,12 @@ class RememberedRay:
         if pool.group(name) not in self.held or name in self.commands:
             raise ValueError(name)
         self.done.append(f"start {name}")
-        self.commands[name] = pool.words(name)
+        self.commands[name] = pool.command_of(name)
 
     def states(self, names: Collection[str]) -> dict[str, ActorState]:
         return {}
 
-    def words(self, name: str) -> list[str]:
+    def command(self, name: str) -> list[str]:
         if name in self.silent:
             raise ActorGone(name)
         return self.commands[name]

@@ -9,7 +9,7 @@ import pytest
 
 from support.fakes.live_view import CountingView, places
 from triptych.base.errors import Unavailable
-from triptych.proxy.live.service import MOST_MISSED, LiveFeed, event
+from triptych.proxy.live.service import MAX_MISSED, LiveFeed, event
 from triptych.proxy.quotas.quota import QuotaExceeded
 
 
@@ -36,7 +36,7 @@ async def test_all_listeners_share_one_snapshot_of_a_look() -> None:
 async def test_a_slow_listener_gets_the_newest_snapshot_alone() -> None:
     feed = LiveFeed(CountingView(), places())
     with feed.listen() as slow:
-        for _ in range(MOST_MISSED - 1):
+        for _ in range(MAX_MISSED - 1):
             feed.poll()
         newest = await slow.next()
         assert newest == event("snapshot", feed.snapshot())
@@ -47,7 +47,7 @@ async def test_a_slow_listener_gets_the_newest_snapshot_alone() -> None:
 async def test_a_listener_that_reads_nothing_is_dropped_and_others_are_not() -> None:
     feed = LiveFeed(CountingView(), places())
     with feed.listen() as dead, feed.listen() as quick:
-        for _ in range(MOST_MISSED + 1):
+        for _ in range(MAX_MISSED + 1):
             feed.poll()
             assert await quick.next()
         assert dead.closed and not quick.closed

@@ -8,8 +8,8 @@ import pytest
 from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.live.objects import ClusterSeries
 from triptych.proxy.live.statistics import (
-    MOST_CALLS,
-    MOST_SECONDS,
+    MAX_CALLS,
+    MAX_SECONDS,
     POINTS,
     STEP_SECONDS,
     Counts,
@@ -61,7 +61,7 @@ def test_a_window_forgets_what_is_older_than_a_minute() -> None:
     window = CountWindow()
     for second in range(1000):
         window.add(Counts(at=float(second)))
-    assert window.last(MOST_SECONDS * 5).at == MOST_SECONDS
+    assert window.last(MAX_SECONDS * 5).at == MAX_SECONDS
 
 
 SLO = Slo(ttft=1.0, tpot=0.1)
@@ -97,11 +97,11 @@ def test_calls_older_than_a_minute_leave_the_percentiles() -> None:
 
 def test_the_window_holds_a_bounded_number_of_calls() -> None:
     window = GoodputWindow(SLO)
-    for index in range(MOST_CALLS + 10):
+    for index in range(MAX_CALLS + 10):
         window.answered(0.0, float(index >= 10), 1.0, 1)
-    assert window.measured == MOST_CALLS + 10
+    assert window.measured == MAX_CALLS + 10
     assert window.read(1.0, None).ttft_p50 == 1.0
-    assert len(window._calls) == MOST_CALLS
+    assert len(window._calls) == MAX_CALLS
 
 
 @pytest.mark.parametrize(("values", "percent", "wanted"), [([1, 2, 3, 4], 50, 2), ([1, 2, 3, 4], 99, 4)])

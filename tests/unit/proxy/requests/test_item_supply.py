@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from triptych.proxy.media.ports import ItemMedia
+from triptych.proxy.media.source import ItemMedia
 from triptych.proxy.requests.item_supply import held_keys
 from triptych.proxy.splitter import SplitItem
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from triptych.base.scaling import PoolDemand, ScalingDecision, ScalingRules, WorkerGroup
 from triptych.proxy.scaling.policy import (
-    LEAST_PATIENCE,
+    MIN_PATIENCE,
     WINDOW_STEPS,
     Observation,
     ScalingState,
@@ -141,7 +141,7 @@ def test_workers_that_start_are_not_asked_for_twice_but_are_replaced_when_their_
     pool = Pool(0, cold_start=5.0)
     pool.ready = 0
     course = pool.run(PoolDemand(backlog=8.0, waiting=8, largest=0.4, fast=2.0, slow=2.0), 200)
-    first, later = course[: int(LEAST_PATIENCE) - 1], course[-1]
+    first, later = course[: int(MIN_PATIENCE) - 1], course[-1]
     assert set(first) == {5}
     assert later == 10
     pool.ready = 5

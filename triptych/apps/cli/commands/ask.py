@@ -63,7 +63,7 @@ class TranscribeOptions(ServerOptions):
 @configured(AskOptions)
 def ask(options: AskOptions) -> None:
     """Sends QUESTION (- for standard input) to a running cluster and prints the answer as it streams in."""
-    from triptych.apps.client.messages import conversation
+    from triptych.apps.client.wire import conversation
 
     question = sys.stdin.read() if options.question == "-" else options.question
     with _connected(options, timeout=300.0) as client:

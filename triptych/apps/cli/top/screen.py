@@ -31,12 +31,12 @@ from triptych.proxy.live.objects import ClusterSnapshot, PoolScaling
 WIDE = 140
 #: Values of a trend that are kept; on a narrow screen fewer of them are drawn.
 TREND = 60
-_MOST_FAILURES = 4
+_MAX_FAILURES = 4
 #: Lines of the head, on a narrow terminal with two that are broken, and of a table beside its rows.
 _HEAD_LINES, _TABLE_LINES = 9, 3
 #: Rows of a table without a height, and at least.
-_MOST_ROWS, _LEAST_ROWS = 64, 2
-_MOST_MODELS = 4
+_MAX_ROWS, _MIN_ROWS = 64, 2
+_MAX_MODELS = 4
 
 
 class Trends:
@@ -56,7 +56,7 @@ def screen(
 ) -> RenderableType:
     """The whole screen; with a `height` of 0 it takes the lines that it needs. `problem`: it is of before."""
     wide = width >= WIDE
-    failures = failure_lines(seen.failures, _MOST_FAILURES)
+    failures = failure_lines(seen.failures, _MAX_FAILURES)
     said = [Text("Failures", style="bold"), *failures] if failures else []
     workers, requests = _rows(seen, height, wide, sum(-(-line.cell_len // width) for line in said))
     pools: list[RenderableType] = [encoder_table(seen.encoders, workers), pd_table(seen.pd_workers, workers)]
@@ -70,13 +70,13 @@ def screen(
 
 
 def _rows(seen: ClusterSnapshot, height: int, wide: bool, below: int) -> tuple[int, int]:
-    """Rows for the workers of each pool, and for requests, with so many lines `below` them."""
+    """Rows for the workers of each pool, and for requests, with this many lines `below` them."""
     if not height:
-        return _MOST_ROWS, _MOST_ROWS
-    room = height - _HEAD_LINES - _TABLE_LINES * (2 if wide else 3) - below
-    workers = max(room // (2 if wide else 3), _LEAST_ROWS)
+        return _MAX_ROWS, _MAX_ROWS
+    free = height - _HEAD_LINES - _TABLE_LINES * (2 if wide else 3) - below
+    workers = max(free // (2 if wide else 3), _MIN_ROWS)
     shown = [min(len(pool), workers) for pool in (seen.encoders, seen.pd_workers)]
-    return workers, max(room - (max(shown) if wide else sum(shown)), _LEAST_ROWS)
+    return workers, max(free - (max(shown) if wide else sum(shown)), _MIN_ROWS)
 
 
 def _beside(pools: list[RenderableType]) -> Table:
@@ -96,7 +96,7 @@ def _head(seen: ClusterSnapshot, trends: Trends, width: int) -> list[RenderableT
 def _proxy_line(seen: ClusterSnapshot) -> Text:
     proxy = seen.proxy
     line = Text(f"triptych {plain(seen.version)}", style="bold")
-    models = ", ".join(plain(name) for name in seen.models[:_MOST_MODELS]) or "no model yet"
+    models = ", ".join(plain(name) for name in seen.models[:_MAX_MODELS]) or "no model yet"
     line.append(f"  {models}", style="cyan")
     proxies = "1 proxy" if seen.proxies == 1 else f"{seen.proxies} proxies"
     line.append(f"  up {duration(seen.uptime)}  {proxies}", style="not bold")
@@ -161,7 +161,7 @@ _FINAL = (Unauthorized, NotFound)
 def watch(
     read: Callable[[], ClusterSnapshot], console: Console, pause: Callable[[float], None] = time.sleep
 ) -> None:
-    """Never returns by itself. RequestError of the first look, and of any that does not pass."""
+    """Never returns by itself. RequestError of the first poll, and of any that does not pass."""
     trends, problem = Trends(), ""
     seen = read()
     trends.add(seen)

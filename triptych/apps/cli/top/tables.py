@@ -71,10 +71,10 @@ def bar(share: float | None, width: int) -> str:
 def sparkline(values: Iterable[float]) -> str:
     """Values over time, each as a column by the largest of them."""
     found = list(values)
-    most = max(found, default=0.0)
-    if most <= 0:
+    highest = max(found, default=0.0)
+    if highest <= 0:
         return _BARS[0] * len(found)
-    return "".join(_BARS[min(int(value / most * len(_BARS)), len(_BARS) - 1)] for value in found)
+    return "".join(_BARS[min(int(value / highest * len(_BARS)), len(_BARS) - 1)] for value in found)
 
 
 _COLORS = {"serving": "green", "draining": "yellow", "stalled": "red", "lost": "red", "mismatched": "red"}
@@ -102,9 +102,9 @@ def _state(state: str) -> Text:
     return Text(plain(state), style=_COLORS.get(state, ""))
 
 
-def encoder_table(encoders: Sequence[EncoderState], most: int) -> Table:
-    table = _table(_title("Encoder workers", len(encoders), most), *_ENCODER_COLUMNS)
-    for row in encoders[:most]:
+def encoder_table(encoders: Sequence[EncoderState], max_rows: int) -> Table:
+    table = _table(_title("Encoder workers", len(encoders), max_rows), *_ENCODER_COLUMNS)
+    for row in encoders[:max_rows]:
         table.add_row(
             Text(plain(row.name)),
             _state(row.state),
@@ -119,10 +119,10 @@ def encoder_table(encoders: Sequence[EncoderState], most: int) -> Table:
 _ENCODER_COLUMNS = ("worker", "state", "jobs", "work", "done", "ms")
 
 
-def pd_table(workers: Sequence[PDWorkerState], most: int) -> Table:
+def pd_table(workers: Sequence[PDWorkerState], max_rows: int) -> Table:
     columns = ("worker", "state", "mine", "run", "wait", "KV", "cache", "tok/s")
-    table = _table(_title("PD workers", len(workers), most), *columns)
-    for row in workers[:most]:
+    table = _table(_title("PD workers", len(workers), max_rows), *columns)
+    for row in workers[:max_rows]:
         table.add_row(
             Text(plain(row.name)),
             _state(row.state),
@@ -136,11 +136,11 @@ def pd_table(workers: Sequence[PDWorkerState], most: int) -> Table:
     return table
 
 
-def request_table(rows: Sequence[RequestRow], in_flight: int, most: int) -> Table:
+def request_table(rows: Sequence[RequestRow], in_flight: int, max_rows: int) -> Table:
     """The newest requests in flight."""
     columns = ("request", "stage", "model", "age", "items", "tokens", "try", "PD worker")
     table = _table(f"Requests in flight: {in_flight}", *columns)
-    for row in rows[:most]:
+    for row in rows[:max_rows]:
         table.add_row(
             plain(row.id),
             plain(row.stage),
@@ -154,10 +154,10 @@ def request_table(rows: Sequence[RequestRow], in_flight: int, most: int) -> Tabl
     return table
 
 
-def failure_lines(failures: Sequence[FailureRow], most: int) -> list[Text]:
+def failure_lines(failures: Sequence[FailureRow], max_rows: int) -> list[Text]:
     """The newest failures, each with its remedy."""
     lines = []
-    for row in failures[:most]:
+    for row in failures[:max_rows]:
         when = datetime.fromtimestamp(row.time).strftime("%H:%M:%S")
         times = f" ({row.count} times)" if row.count > 1 else ""
         line = Text(f" {when} ", style="dim")
@@ -167,5 +167,5 @@ def failure_lines(failures: Sequence[FailureRow], most: int) -> list[Text]:
     return lines
 
 
-def _title(name: str, count: int, most: int) -> str:
-    return f"{name}: {count}, {most} of them shown" if count > most else f"{name}: {count}"
+def _title(name: str, count: int, max_rows: int) -> str:
+    return f"{name}: {count}, {max_rows} of them shown" if count > max_rows else f"{name}: {count}"

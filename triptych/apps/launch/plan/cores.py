@@ -9,7 +9,7 @@ from triptych.base.config import ServeConfig, WorkerRange
 from triptych.base.errors import ConfigError
 
 #: Most encoders that share a machine's cores: more copies of the tower's weights gain little.
-_MOST_ENCODERS = 4
+_MAX_ENCODERS = 4
 
 
 def assign_cores(
@@ -68,7 +68,7 @@ def share_cores(config: ServeConfig, cores: int) -> ServeConfig:
         sharing = "pace" if shared else "free"
     encoders = config.encoders
     if not encoders.most:
-        towers = min(cores, _MOST_ENCODERS) if sharing == "pace" else 1
+        towers = min(cores, _MAX_ENCODERS) if sharing == "pace" else 1
         encoders = WorkerRange.fixed(max(1, towers // config.encoder.encoder_data_parallel))
     threads = given = config.encoder_threads or config.encoder.threads
     if not threads and sharing == "pace":

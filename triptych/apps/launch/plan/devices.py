@@ -62,13 +62,13 @@ def find_devices(flag: str, command: Sequence[str] = _PROBE) -> list[Gpu]:
         found = [Gpu(str(one["name"]), int(one["free"])) for one in json.loads(run.stdout)]
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"--device {flag}: the GPUs cannot be queried ({type(error).__name__})") from error
-    wanted = [device for device in found if flag in ("cuda", device.name)]
-    if not wanted:
+    selected = [device for device in found if flag in ("cuda", device.name)]
+    if not selected:
         names = ", ".join(device.name for device in found) or "no CUDA device"
         raise ConfigError(
             f"--device {flag}: this torch finds {names}; use --device cpu, cuda or one of these"
         )
-    return wanted
+    return selected
 
 
 def place_workers(devices: Sequence[Gpu], needs: Sequence[Need]) -> list[Share]:

@@ -158,7 +158,7 @@ logger = logging.getLogger(__name__)
 
 #: Estimates for a GPU before measuring it: bytes of a step above the weights, and the least useful KV cache.
 _ACTIVATION_BYTES = GIB
-_LEAST_KV_BYTES = 256 * MIB
+_MIN_KV_BYTES = 256 * MIB
 
 
 def check_memory(config: ServeConfig) -> dict[str, Share]:
@@ -184,7 +184,7 @@ def check_memory(config: ServeConfig) -> dict[str, Share]:
 def place_on_gpus(
     config: ServeConfig, find: Callable[[str], Sequence[Gpu]] = find_devices
 ) -> dict[str, Share]:
-    """The device and memory of each worker, by name; ConfigError where the GPUs have no room for one."""
+    """The device and memory of each worker, by name; ConfigError where a worker fits no GPU."""
     if not config.pd.device.startswith("cuda"):
         return {}
     devices = find(config.pd.device)
@@ -204,7 +204,7 @@ def gpu_needs(weights: int, config: ServeConfig) -> list[Need]:
     def least(kind: str) -> int:
         if kind == "encoder":
             return CUDA_CONTEXT_BYTES + weights + _ACTIVATION_BYTES
-        kv = (config.pd.kv_memory or _LEAST_KV_BYTES) // ranks[kind]
+        kv = (config.pd.kv_memory or _MIN_KV_BYTES) // ranks[kind]
         return (
             CUDA_CONTEXT_BYTES + weights // ranks[kind] + _ACTIVATION_BYTES + config.pd.embedding_memory + kv
         )

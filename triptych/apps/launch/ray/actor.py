@@ -46,15 +46,15 @@ class ActorState(TypedDict):
 class ServiceActor:
     """A Ray actor with one service as its child process, which ends with it.
 
-    `words` are the service's command line; secrets are named by their files only. `ports`, like
-    "20000-29999", are those that a worker may listen at; a proxy's `words` name its `port`.
+    `arguments` are those of the command `triptych`; secrets are named by their files only. `ports`, like
+    "20000-29999", are those that a worker may listen at; a proxy's `arguments` name its `port`.
     """
 
-    def __init__(self, name: str, words: Sequence[str], ports: str, port: int) -> None:
-        setup_logging(name, log_format=_option(words, "--log-format", "text"))
+    def __init__(self, name: str, arguments: Sequence[str], ports: str, port: int) -> None:
+        setup_logging(name, log_format=_option(arguments, "--log-format", "text"))
         raise_priority()
         self._name = name
-        self._words = list(words)
+        self._arguments = list(arguments)
         self._ports = "" if port else ports
         self._node = node_address()
         self._address = f"{self._node}:{port}"
@@ -66,9 +66,9 @@ class ServiceActor:
         # Ray's logs and Dashboard show it.
         return self._name
 
-    async def words(self) -> list[str]:
+    async def command(self) -> list[str]:
         """The command line as it was given: another `triptych serve` compares it."""
-        return self._words
+        return self._arguments
 
     async def health(self) -> ActorState:
         """How the service's process is; whether it takes requests is for its own health service to say."""
@@ -112,7 +112,7 @@ class ServiceActor:
             self._child = self._new_child()
 
     def _new_child(self) -> Child:
-        command = [sys.executable, "-m", "triptych.apps.cli", *self._words]
+        command = [sys.executable, "-m", "triptych.apps.cli", *self._arguments]
         if self._ports:
             place, self._address = listen_at(self._node, free_port_in(self._ports))
             command += place
@@ -195,6 +195,6 @@ def _error_in(line: str) -> str:
     return ""
 
 
-def _option(words: Sequence[str], option: str, default: str) -> str:
+def _option(arguments: Sequence[str], option: str, default: str) -> str:
     """The value of an option in a command line, where it is given."""
-    return words[words.index(option) + 1] if option in words[:-1] else default
+    return arguments[arguments.index(option) + 1] if option in arguments[:-1] else default

@@ -129,7 +129,7 @@ _GONE = ("REMOVED",)
 
 @dataclass(frozen=True, slots=True)
 class ActorGroup:
-    """A placement group: the bundles and the strategy that it was made with, and whether it has its room."""
+    """A placement group: the bundles and the strategy that it was made with, and whether it is placed."""
 
     bundles: tuple[tuple[tuple[str, float], ...], ...]
     strategy: str
@@ -207,7 +207,7 @@ class RayActors:
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 placement_group=group, placement_group_bundle_index=pool.bundle_index(name)
             ),
-        ).remote(name, pool.words(name), ports, pool.port_of(name))
+        ).remote(name, pool.command_of(name), ports, pool.port_of(name))
 
     def states(self, names: Collection[str]) -> dict[str, ActorState]:
         """How the actors' services are; an actor that has no place yet, or does not answer, is missing."""
@@ -227,9 +227,9 @@ class RayActors:
                 states[asked[ref]] = ray.get(ref)
         return states
 
-    def words(self, name: str) -> list[str]:
+    def command(self, name: str) -> list[str]:
         """The command line that the actor was made with; ActorGone when it does not answer."""
-        return list(self._ask(name, "words", _CALL_SECONDS))
+        return list(self._ask(name, "command", _CALL_SECONDS))
 
     def drain(self, name: str, seconds: float) -> None:
         """Returns when the actor's service has ended; ActorGone when it does not answer."""
@@ -237,7 +237,7 @@ class RayActors:
         self._ask(name, "drain", seconds)
 
     def kill(self, name: str) -> None:
-        """Ends the actor for good. No effect when there is none."""
+        """Ends the actor for good. No effect when it is gone."""
         import ray
 
         try:
@@ -258,7 +258,7 @@ class RayActors:
         return found
 
     def create_group(self, pool: ActorPool, group: str) -> None:
-        """Asks Ray for the room; a pending group is what Ray's autoscaler adds nodes for."""
+        """Asks Ray for the resources; a pending group is what Ray's autoscaler adds nodes for."""
         import ray
 
         ray.util.placement_group(
@@ -269,7 +269,7 @@ class RayActors:
         )
 
     def remove_group(self, group: str) -> None:
-        """Gives the room back; actors in it end. No effect when there is none."""
+        """Gives the resources back; actors in it end. No effect when it is gone."""
         import ray
 
         try:

@@ -78,7 +78,7 @@ class ActorPool:
         """The first `count` actors."""
         return [f"{self.name}-{index}" for index in range(count)]
 
-    def words(self, name: str) -> list[str]:
+    def command_of(self, name: str) -> list[str]:
         """The command line of one actor's service; of options that are given twice the later one counts."""
         if not self.port:
             return list(self.command)

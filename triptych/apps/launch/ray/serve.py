@@ -52,7 +52,7 @@ from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 
 logger = logging.getLogger("launch")
 
-#: Seconds between two looks at Ray, the board and the registry.
+#: Seconds between two polls of Ray, the board and the registry.
 _INTERVAL = 0.5
 _REPORT_SECONDS = 10.0
 #: Threads that calls to Ray may block: as many drains run at once.
@@ -146,7 +146,7 @@ class ServeLoop:
         waiting = await self._actors.waiting()
         counts = sorted((await registered(self._config.store)).items())
         there = ", ".join(f"{pool}: {count}" for pool, count in counts) or "none"
-        text = f"registered: {there}" + (f"; no room yet for {waiting}" if waiting else "")
+        text = f"registered: {there}" + (f"; no resources yet for {waiting}" if waiting else "")
         if give_up:
             raise ConfigError(
                 f"--start-timeout {self._config.ray.start_timeout:g} s are over; {text}. "

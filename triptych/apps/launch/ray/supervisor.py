@@ -32,7 +32,7 @@ _CLAIM_SECONDS = 15.0
 
 
 class DesiredActors:
-    """The names of the actors that are meant to live: a `PoolHost` of the controller that scales pools.
+    """The names of the actors that should run: a `PoolHost` of the controller that scales pools.
 
     `draining` says which ones have begun to drain and not ended.
     """
@@ -50,7 +50,7 @@ class DesiredActors:
         return [name for running in self._running.values() for name in running]
 
     def keep(self, adopted: Collection[str]) -> None:
-        """Those of an earlier `triptych serve` are meant to live, too, as far as the pools may have them."""
+        """Adds the actors of an earlier `triptych serve` that are within the limits of their pools."""
         for name in sorted(adopted, key=index_of):
             pool = self._pools[pool_of(name)]
             running = self._running[pool.name]
@@ -63,11 +63,11 @@ class DesiredActors:
         return PoolWorkers(names, list(self._running[pool]), self._draining())
 
     def start(self, name: str) -> None:
-        """From now on it is meant to live."""
+        """Adds an actor."""
         self._running[pool_of(name)].append(name)
 
     def drain(self, name: str) -> None:
-        """It is not meant to live any more."""
+        """Removes an actor."""
         self._running[pool_of(name)].remove(name)
 
 
@@ -160,7 +160,7 @@ class ActorSupervisor:
         if group.bundles != frozen(pool.bundles(pool.group(name))):
             return False
         try:
-            return await _call(self._actors.words, name) == pool.words(name)
+            return await _call(self._actors.command, name) == pool.command_of(name)
         except ActorGone:
             return False
 
@@ -226,16 +226,16 @@ class ActorSupervisor:
         return await _call(self._actors.names), await _call(self._actors.groups)
 
     async def waiting(self) -> str:
-        """What Ray has no room for yet, for people; "" when everything has its place."""
+        """What Ray has no resources for yet, for people; "" when everything has its place."""
         groups = await _call(self._actors.groups)
         pending = sorted(group for group, one in groups.items() if not one.placed)
         if not pending:
             return ""
-        wants = "; ".join(f"{group}: {_shown(groups[group])}" for group in pending)
+        wants = "; ".join(f"{group}: {_described(groups[group])}" for group in pending)
         return f"{wants}. Free in Ray: {await _call(free_resources)}"
 
 
-def _shown(group: ActorGroup) -> str:
+def _described(group: ActorGroup) -> str:
     bundles = [" and ".join(f"{name} {number:g}" for name, number in one) for one in group.bundles]
     return f"{len(bundles)} x ({bundles[0]}), {group.strategy}"
 
