@@ -23,7 +23,7 @@ from triptych.pd_worker.frontend.detokenizer import (
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import Formats, FormatState
 from triptych.pd_worker.frontend.prompt import Prompt, PromptBuilder
-from triptych.pd_worker.frontend.reasoning import Phase, Reasoning, ReasoningMask
+from triptych.pd_worker.frontend.reasoning import Reasoning, ReasoningMask, ReasoningPhase
 from triptych.pd_worker.frontend.wire import (
     check_label,
     check_name,
@@ -100,7 +100,7 @@ class InputProcessor:
         reasoning = self._prompts.reasoning if chat else None
         if params.output_format is not None and not self._grammars.after_reasoning:
             reasoning = None
-        phase = Phase.ANSWER if reasoning is None else reasoning.phase(prompt.token_ids)
+        phase = ReasoningPhase.ANSWER if reasoning is None else reasoning.phase(prompt.token_ids)
         decoder: TokenDecoder = self._detokenizer
         if chat and self._prompts.kept:
             decoder = MarkerDecoder(decoder, self._prompts.kept)
@@ -163,7 +163,7 @@ class InputProcessor:
         self,
         params: SamplingParams,
         reasoning: Reasoning | None,
-        phase: Phase,
+        phase: ReasoningPhase,
         received: Sequence[int],
         output: OutputText,
     ) -> FormatState | None:
@@ -177,7 +177,11 @@ class InputProcessor:
         if output.finished is not None:
             return None
         mask = None if params.output_format is None else self._grammars.state(params.output_format)
-        if reasoning is not None and phase is not Phase.ANSWER and (mask is not None or budget is not None):
+        if (
+            reasoning is not None
+            and phase is not ReasoningPhase.ANSWER
+            and (mask is not None or budget is not None)
+        ):
             mask = ReasoningMask(reasoning, phase, mask, budget, self._defaults.eos_token_ids)
         if mask is not None and not mask.follow(received):
             raise InvalidRequest("output_token_ids do not fit response_format", param="resume")

@@ -32,7 +32,7 @@ _MAX_BLANKS = 3
 Mask = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
 
-class Phase(enum.Enum):
+class ReasoningPhase(enum.Enum):
     #: The first token of the output decides.
     OPEN = enum.auto()
     REASONING = enum.auto()
@@ -60,20 +60,24 @@ class Reasoning:
         """The ids of both markers."""
         return frozenset((self.start, self.end))
 
-    def phase(self, prompt_token_ids: Sequence[int]) -> Phase:
+    def phase(self, prompt_token_ids: Sequence[int]) -> ReasoningPhase:
         """Where the output of this prompt begins."""
         for token in reversed(prompt_token_ids[-1 - _MAX_BLANKS :]):
             if token == self.start:
-                return Phase.REASONING
+                return ReasoningPhase.REASONING
             if token == self.end:
-                return Phase.ANSWER
+                return ReasoningPhase.ANSWER
             if self._tokenizer.decode([token], skip_special_tokens=False).strip():
                 break
-        return Phase.OPEN
+        return ReasoningPhase.OPEN
 
-    def told(self, phase: Phase) -> ReasoningMarkers | None:
+    def told(self, phase: ReasoningPhase) -> ReasoningMarkers | None:
         """What tells reasoning from answer in the output's text; None where it has no reasoning."""
-        return None if phase is Phase.ANSWER else replace(self.markers, begun=phase is Phase.REASONING)
+        return (
+            None
+            if phase is ReasoningPhase.ANSWER
+            else replace(self.markers, begun=phase is ReasoningPhase.REASONING)
+        )
 
 
 class ReasoningMask:
@@ -85,7 +89,7 @@ class ReasoningMask:
     def __init__(
         self,
         reasoning: Reasoning,
-        phase: Phase,
+        phase: ReasoningPhase,
         grammar: FormatState | None,
         budget: int | None,
         eos_token_ids: Sequence[int],
@@ -113,30 +117,32 @@ class ReasoningMask:
         for index in range(self._consumed, len(output_ids)):
             self._advance(output_ids[index], index)
         self._consumed = len(output_ids)
-        if self._grammar is None or self._phase is not Phase.ANSWER:
+        if self._grammar is None or self._phase is not ReasoningPhase.ANSWER:
             return True
         return self._grammar.follow(output_ids[self._answer :])
 
     def allowed(self, output_ids: Sequence[int]) -> Mask | None:
         """The allowed next ids, bool [ids of the tokenizer]; None: all of them, or after an error."""
         self.follow(output_ids)
-        if self._phase is Phase.REASONING:
+        if self._phase is ReasoningPhase.REASONING:
             if self._budget is not None and self._spent >= self._budget:
                 return self._only_end
             return None if self._grammar is None else self._no_eos
         if self._grammar is None:
             return None
         mask = self._grammar.allowed(output_ids[self._answer :])
-        if self._phase is Phase.OPEN and mask is not None:
+        if self._phase is ReasoningPhase.OPEN and mask is not None:
             mask[self._reasoning.start] = True
         return mask
 
     def _advance(self, token: int, index: int) -> None:
-        if self._phase is Phase.OPEN:
-            self._phase = Phase.REASONING if token == self._reasoning.start else Phase.ANSWER
-        elif self._phase is Phase.REASONING and token == self._reasoning.end:
-            self._phase, self._answer = Phase.ANSWER, index + 1
-        elif self._phase is Phase.REASONING:
+        if self._phase is ReasoningPhase.OPEN:
+            self._phase = (
+                ReasoningPhase.REASONING if token == self._reasoning.start else ReasoningPhase.ANSWER
+            )
+        elif self._phase is ReasoningPhase.REASONING and token == self._reasoning.end:
+            self._phase, self._answer = ReasoningPhase.ANSWER, index + 1
+        elif self._phase is ReasoningPhase.REASONING:
             self._spent += 1
 
 

@@ -14,7 +14,7 @@ from triptych.base.types import OutputFormat
 from triptych.pd_worker.frontend.chat_template import read_template
 from triptych.pd_worker.frontend.detokenizer import MarkerDecoder
 from triptych.pd_worker.frontend.grammar import GrammarCompiler
-from triptych.pd_worker.frontend.reasoning import Phase, Reasoning, ReasoningMask, find_reasoning
+from triptych.pd_worker.frontend.reasoning import Reasoning, ReasoningMask, ReasoningPhase, find_reasoning
 
 FORM = OutputFormat("json_schema", json.dumps({"enum": ["red", "teal"]}))
 
@@ -39,12 +39,12 @@ def ids(tokenizer: Tokenizer, text: str) -> list[int]:
 @pytest.mark.parametrize(
     ("prompt", "phase"),
     [
-        ("<|im_start|>assistant\n<think>\n", Phase.REASONING),
-        ("<|im_start|>assistant\n<think>", Phase.REASONING),
-        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", Phase.ANSWER),
-        ("<|im_start|>assistant\n", Phase.OPEN),
-        ("<|im_start|>user\n<think><|im_end|>\n<|im_start|>assistant\n", Phase.OPEN),
-        ("", Phase.OPEN),
+        ("<|im_start|>assistant\n<think>\n", ReasoningPhase.REASONING),
+        ("<|im_start|>assistant\n<think>", ReasoningPhase.REASONING),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", ReasoningPhase.ANSWER),
+        ("<|im_start|>assistant\n", ReasoningPhase.OPEN),
+        ("<|im_start|>user\n<think><|im_end|>\n<|im_start|>assistant\n", ReasoningPhase.OPEN),
+        ("", ReasoningPhase.OPEN),
     ],
 )
 def test_the_end_of_the_prompt_says_where_the_output_begins(tokenizer, reasoning, prompt, phase):
@@ -97,7 +97,7 @@ def test_reasoning_ends_at_its_budget_and_the_answer_fits_its_form(tokenizer, re
 
     def mask() -> ReasoningMask:
         grammar = GrammarCompiler(tokenizer, eos).state(FORM)
-        return ReasoningMask(reasoning, Phase.REASONING, grammar, 4, eos)
+        return ReasoningMask(reasoning, ReasoningPhase.REASONING, grammar, 4, eos)
 
     output = write(tokenizer, mask(), seed)
     assert output.index(reasoning.end) == 4
@@ -112,7 +112,7 @@ def test_reasoning_ends_at_its_budget_and_the_answer_fits_its_form(tokenizer, re
 def test_a_form_forbids_the_end_of_the_output_while_it_reasons(tokenizer, reasoning):
     eos = tokenizer.token_to_id("<|im_end|>")
     mask = ReasoningMask(
-        reasoning, Phase.REASONING, GrammarCompiler(tokenizer, (eos,)).state(FORM), None, (eos,)
+        reasoning, ReasoningPhase.REASONING, GrammarCompiler(tokenizer, (eos,)).state(FORM), None, (eos,)
     )
     allowed = mask.allowed([])
     assert allowed is not None
@@ -123,12 +123,12 @@ def test_a_form_forbids_the_end_of_the_output_while_it_reasons(tokenizer, reason
 def test_a_model_that_may_reason_begins_with_the_form_or_with_the_marker(tokenizer, reasoning):
     eos = tokenizer.token_to_id("<|im_end|>")
     grammar = GrammarCompiler(tokenizer, (eos,))
-    allowed = ReasoningMask(reasoning, Phase.OPEN, grammar.state(FORM), None, (eos,)).allowed([])
+    allowed = ReasoningMask(reasoning, ReasoningPhase.OPEN, grammar.state(FORM), None, (eos,)).allowed([])
     plain = grammar.state(FORM).allowed([])
     assert allowed is not None
     assert plain is not None
     assert set(allowed.nonzero()[0]) == {*plain.nonzero()[0], reasoning.start}
-    straight = ReasoningMask(reasoning, Phase.OPEN, grammar.state(FORM), 0, (eos,))
+    straight = ReasoningMask(reasoning, ReasoningPhase.OPEN, grammar.state(FORM), 0, (eos,))
     assert straight.follow(ids(tokenizer, '"red"'))
     assert not straight.follow(ids(tokenizer, '"red"x'))
 
