@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 
@@ -29,25 +28,6 @@ async def test_media_wait_for_an_encoder_until_the_deadline_and_then_get_503(sto
         assert int(caught.value.response.headers["retry-after"]) >= 1
         assert await cluster.stream(TEXT) == whole_text(8)
         await cluster.at_rest()
-
-
-async def test_a_worker_that_comes_later_is_used_without_a_restart(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, encoders=2) as cluster:
-        newcomer = cluster.encoders[1]
-        await cluster.registry.withdraw(newcomer.info)
-        await newcomer.kill()
-        # With its channel: a check that began before its end would fail after its start.
-        await until(lambda: ("encoder", newcomer.address) not in cluster.pool.workers, "it to be forgotten")
-        await newcomer.start()
-        await cluster.registry.register(newcomer.info, term=600.0)
-        await until(lambda: len(cluster.pool.serving("encoder")) == 2)
-        for encoder in cluster.encoders:
-            encoder.gate.clear()
-        asked = asyncio.create_task(cluster.ask(user("?", picture("a"), picture("b"))))
-        await until(lambda: len(newcomer.jobs) == 1)
-        for encoder in cluster.encoders:
-            encoder.gate.set()
-        await asked
 
 
 async def test_a_health_check_that_began_before_a_restart_does_not_count_for_the_new_process(
@@ -172,11 +152,3 @@ async def test_workers_that_a_flush_has_unregistered_stay_in_use_by_their_health
         assert reply.choices[0].message.content == whole_text(8)
         await cluster.encoders[0].kill()
         await until(lambda: len(cluster.pool.workers) == 1)
-
-
-async def test_a_burst_of_requests_is_answered_to_the_last_one(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, encoders=2, pd_workers=2, max_queue=1000) as cluster:
-        asked = [cluster.stream(user(f"q{i}", picture(f"p{i % 20}")), max_tokens=4) for i in range(60)]
-        assert await asyncio.gather(*asked) == [whole_text(4)] * 60
-        assert len(cluster.jobs) == 20
-        await cluster.at_rest()

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
 import grpc
 import pytest
 from grpc import aio
@@ -169,28 +168,6 @@ async def test_a_proxy_that_drains_leaves_scaling_to_the_others(
         assert (await until_published(None)).slow > 0.0, "its request still counts"
         proxy.worker.gate.set()
         assert (await asked).choices[0].message.content == whole_text(6)
-
-
-async def test_a_kept_connection_is_served_once_more_after_sigterm_and_then_closed(
-    store: EmbeddingStore, store_url: str
-) -> None:
-    async with (
-        running_service(store, store_url, **OPEN) as proxy,
-        aiohttp.TCPConnector(limit=1) as connector,
-        aiohttp.ClientSession(f"http://127.0.1.7:{proxy.port}", connector=connector) as session,
-    ):
-        await proxy.knows_the_worker()
-
-        async def ask() -> tuple[int, str | None]:
-            async with session.post("/v1/chat/completions", json=QUESTION) as reply:
-                await reply.read()
-                return reply.status, reply.headers.get("connection")
-
-        assert await ask() == (200, None)
-        terminate()
-        await asyncio.sleep(0.5)
-        # A gateway sends on until its connection is closed, for the endpoints are no concern of it.
-        assert await ask() == (200, "close")
 
 
 async def test_a_grpc_client_of_a_proxy_that_drains_is_sent_elsewhere_and_its_call_finished(

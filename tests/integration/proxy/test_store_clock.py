@@ -58,14 +58,3 @@ async def test_the_same_losses_under_an_even_clock_are_pressure(
     async with FakeCluster(store) as cluster:
         await lose_all(cluster, 0)
         assert cluster.dispatcher.backpressure.refuses_media(time.monotonic())
-
-
-async def test_workers_whose_registrations_a_jump_has_expired_stay_in_use(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        for worker in (*cluster.encoders, *cluster.pd_workers):
-            await cluster.registry.register(worker.info, term=-60.0)
-        await until(
-            lambda: not any(worker.registered for worker in cluster.pool.workers.values()), "the expiry"
-        )
-        assert await cluster.stream(user("?", picture("p"))) == whole_text(8)
-        assert len(cluster.pool.workers) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import grpc
@@ -132,41 +131,6 @@ async def test_a_bad_request_has_a_span_with_its_status_and_code(store: Embeddin
         assert server.attributes["http.response.status_code"] == 400
         assert server.attributes["error.type"] == "invalid_request_error"
         assert (server.name, server.error) == ("chat", "")
-
-
-async def test_a_client_that_leaves_in_the_stream_ends_all_its_spans(store: EmbeddingStore) -> None:
-    tracer, kept = kept_tracer()
-    async with FakeCluster(store, tracer=tracer) as cluster:
-        worker = cluster.pd_workers[0]
-        worker.pause_at = 3
-        asked = asyncio.create_task(cluster.stream(TEXT, max_tokens=50))
-        await until(lambda: cluster.received == 3)
-        asked.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asked
-        server = await server_span(kept)
-        assert (server.error, kept.one("PD attempt").error) == ("client_closed", "cancelled")
-        assert server.attributes["gen_ai.usage.output_tokens"] == 3
-
-
-async def test_a_killed_pd_worker_shows_as_two_attempts(store: EmbeddingStore) -> None:
-    tracer, kept = kept_tracer()
-    async with FakeCluster(store, tracer=tracer, pd_workers=2) as cluster:
-        for worker in cluster.pd_workers:
-            worker.pause_at = 20
-        asked = asyncio.create_task(cluster.stream(TEXT, max_tokens=50))
-        await until(lambda: cluster.received == 20)
-        first, second = sorted(cluster.pd_workers, key=lambda worker: -len(worker.submits))
-        second.pause_at = None
-        address = first.address
-        await first.kill()
-        await asked
-        await server_span(kept)
-        lost, done = kept.all("PD attempt")
-        assert (lost.error, done.error) == ("worker_lost", "")
-        assert f"{lost.attributes['server.address']}:{lost.attributes['server.port']}" == address
-        assert [span.attributes["triptych.request.attempt"] for span in (lost, done)] == [1, 2]
-        assert second.submits[0].traceparent == metadata(done.context)[0][1]
 
 
 async def test_a_grpc_call_is_traced_like_a_post(store: EmbeddingStore) -> None:

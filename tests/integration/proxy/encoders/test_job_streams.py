@@ -105,19 +105,6 @@ async def test_ended_jobs_leave_nothing_to_the_garbage_collector(
     assert sum(left.values()) < JOBS / 5, left
 
 
-async def test_an_item_is_ready_before_its_stream_has_ended(
-    store: EmbeddingStore, media: SpooledMedia, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(encoder_client, "CLOSING_SECONDS", 0.1)
-    encoder = Lingering(store)
-    async with _channel_to(encoder) as channel:
-        stream = await _ready(channel, media, 1)
-        await asyncio.sleep(0.3)
-        assert not encoder.cancelled
-        await stream.close()
-        await until(lambda: encoder.cancelled, "the stream to be cancelled")
-
-
 async def test_a_worker_that_does_not_end_the_stream_cannot_keep_its_job(
     store: EmbeddingStore, media: SpooledMedia, monkeypatch: pytest.MonkeyPatch
 ) -> None:

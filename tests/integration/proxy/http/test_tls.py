@@ -19,7 +19,6 @@ from grpc import aio
 from support.certificates import CertificateFolder, issue, pem_of
 from support.fakes.fake_workers import MODEL, whole_text
 from support.fakes.proxy_fakes import FakeCluster
-from support.waiting import until
 from triptych.apps.client import AsyncClient
 from triptych.base.errors import InvalidRequest
 from triptych.base.rpc.tls.certificates import Certificates
@@ -209,23 +208,6 @@ async def test_a_handshake_that_never_ends_is_cut_off(store: EmbeddingStore, fro
         async with asyncio.timeout(10.0):
             assert await reader.read() == b""
         writer.close()
-
-
-async def test_handshakes_have_a_quota_of_their_own(store: EmbeddingStore, front: Front) -> None:
-    async with served(store, front, quotas={"handshakes": {"capacity": 12}}) as cluster:
-        silent = [socket.create_connection(("127.0.0.1", cluster.port)) for _ in range(6)]
-        door = cluster.http._door
-        assert door is not None
-        await until(lambda: door.handshakes == 6, "six handshakes under way")
-        reader, writer = await asyncio.open_connection("127.0.0.1", cluster.port)
-        async with asyncio.timeout(10.0):
-            with contextlib.suppress(ConnectionError):
-                assert await reader.read() == b""
-        writer.close()
-        for one in silent:
-            one.close()
-        await until(lambda: not door.handshakes, "the end of the handshakes")
-        assert await cluster.stream(HELLO, max_tokens=2) == whole_text(2)
 
 
 async def test_a_connection_that_says_nothing_after_its_handshake_is_closed(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from openai import APIStatusError
 
-from support.fakes.fake_workers import choice_text, picture, user, whole_text
+from support.fakes.fake_workers import choice_text, picture, user
 from support.fakes.proxy_fakes import FakeCluster
 from support.hostile.malformed import chosen, tool
 from support.waiting import until
@@ -178,29 +178,6 @@ async def test_a_form_that_the_worker_refuses_is_named_as_the_client_named_it(
             await cluster.ask(HELLO, **extra)
         assert caught.value.body["param"] == param  # type: ignore[index]
         assert f"{param}: too much" in caught.value.message
-
-
-async def test_a_conversation_with_calls_goes_on(store: EmbeddingStore) -> None:
-    messages = [
-        *HELLO,
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [
-                {
-                    "id": "call_1",
-                    "type": "function",
-                    "function": {"name": "look", "arguments": '{"at": "sky"}'},
-                }
-            ],
-        },
-        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "blue"}]},
-    ]
-    async with FakeCluster(store) as cluster:
-        assert await cluster.stream(messages, tools=TOOLS) == whole_text(8)
-        sent = json.loads(cluster.pd_workers[0].submits[0].messages)
-        assert sent[1]["tool_calls"][0]["function"] == {"name": "look", "arguments": {"at": "sky"}}
-        assert (sent[1]["content"], sent[2]["role"], sent[2]["tool_call_id"]) == ("", "tool", "call_1")
 
 
 async def test_sampling_and_template_options_reach_the_worker(store: EmbeddingStore) -> None:

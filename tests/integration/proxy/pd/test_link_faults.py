@@ -10,9 +10,7 @@ import pytest
 from support.fakes.fake_workers import picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.proxy.call.chat import Delta, Output
 from triptych.proxy.pd.link import LAST_RETRY_SECONDS, RETRY_SECONDS, PDLink, retry_pause
-from triptych.proxy.requests.request import OutputQueue
 from triptych.store.embedding_store import EmbeddingStore
 
 TEXT = [{"role": "user", "content": "count"}]
@@ -133,32 +131,6 @@ async def test_a_fault_in_the_loss_of_one_request_keeps_the_others(
         break_and_go_on(cluster)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         assert [answer for answer in answers if isinstance(answer, str)] == [whole_text(8)] * 3
-        await cluster.at_rest()
-
-
-async def test_a_fault_in_one_requests_tokens_ends_that_request_alone(
-    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with FakeCluster(store) as cluster:
-        worker = cluster.pd_workers[0]
-        worker.gate.clear()
-        asked = [asyncio.create_task(cluster.ask(TEXT)) for _ in range(3)]
-        await until(lambda: len(worker.submits) == 3, "three requests")
-        victim = cluster.dispatcher._requests[worker.submits[1].request_id].output
-        put = OutputQueue.put
-
-        def broken(queue: OutputQueue, output: Output) -> None:
-            if queue is victim and isinstance(output, Delta):
-                raise Fault("injected")
-            put(queue, output)
-
-        monkeypatch.setattr(OutputQueue, "put", broken)
-        worker.gate.set()
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        failed = [answer for answer in answers if isinstance(answer, Exception)]
-        assert [getattr(error, "status_code", 0) for error in failed] == [500]
-        assert len(worker.attaches) == 1
-        assert len(worker.submits) == 3
         await cluster.at_rest()
 
 

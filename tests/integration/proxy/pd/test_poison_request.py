@@ -108,43 +108,6 @@ async def test_suspects_run_alone_one_by_one_and_are_cleared(
         await cluster.at_rest()
 
 
-async def test_a_suspect_whose_client_goes_gives_its_worker_back(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        worker = cluster.pd_workers[0]
-        asked = await suspects_held(cluster, worker, 3)
-        alone = next(iter(worker.requests.values())).submit
-        text = re.search(rb"q(\d)", alone.messages)
-        assert text
-        gone = asked.pop(int(text[1]))
-        gone.cancel()
-        await until(lambda: len(worker.set_apart) == 2, "the next suspect's turn")
-        worker.gate.set()
-        assert await asyncio.gather(*asked) == [whole_text(30)] * 2
-        await cluster.at_rest()
-
-
-async def test_the_worker_that_was_set_apart_drains_and_the_suspect_goes_elsewhere_unblamed(
-    store: EmbeddingStore,
-) -> None:
-    async with FakeCluster(store, pd_workers=2) as cluster:
-        for worker in cluster.pd_workers:
-            worker.gate.clear()
-        asked = asyncio.create_task(cluster.stream(user("q"), max_tokens=30))
-        for _ in range(2):
-            await until(lambda: any(worker.requests for worker in cluster.pd_workers))
-            await next(worker for worker in cluster.pd_workers if worker.requests)._restart()
-        for _ in range(2):
-            await until(
-                lambda: any(w.requests and w.set_apart for w in cluster.pd_workers), "the request alone"
-            )
-            worker = next(w for w in cluster.pd_workers if w.requests)
-            worker.set_apart.clear()
-            hand_over(worker)
-        for worker in cluster.pd_workers:
-            worker.gate.set()
-        assert await asked == whole_text(30)
-
-
 def hand_over(worker: FakePD) -> None:
     """What a worker does at the end of its drain."""
     for held in list(worker.requests.values()):
