@@ -6,22 +6,17 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
 from support.fakes.fake_workers import key_of, picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.owners import owners
 from support.waiting import until
 from triptych.proxy.pd.link import PDLink
-from triptych.store.embedding_store import EmbeddingStore
 
 OWNERS = {"Lifecycle", "KnownItems", "PDLink"}
 FIRST, SECOND = picture("one"), picture("two")
 
 
-async def test_an_item_has_three_owners_in_the_proxy(
-    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_item_has_three_owners_in_the_proxy(store, monkeypatch):
     keys, seen, notify = {key_of(FIRST), key_of(SECOND)}, set[str](), PDLink.notify
     async with FakeCluster(store, live=True) as cluster:
         encoder, worker = cluster.encoders[0], cluster.pd_workers[0]

@@ -95,9 +95,7 @@ def openai_client(port: int) -> AsyncOpenAI:
     return AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0)
 
 
-async def test_the_service_serves_until_sigterm_and_finishes_what_is_in_flight(
-    store: EmbeddingStore, store_url: str, told: pytest.LogCaptureFixture
-) -> None:
+async def test_the_service_serves_until_sigterm_and_finishes_what_is_in_flight(store, store_url, told):
     async with running_service(store, store_url) as proxy:
         ready = re.compile(rf"ready: proxy http://127\.0\.0\.1:{proxy.port} grpc 127\.0\.0\.1:\d+")
         await until(lambda: proxy.task.done() or ready.search(told.text))
@@ -115,9 +113,7 @@ async def test_the_service_serves_until_sigterm_and_finishes_what_is_in_flight(
     assert "model demo, 3 prompt tokens, 6 completion tokens, 0 items" in lines[0]
 
 
-async def test_the_kubelets_probes_follow_the_proxy_but_not_its_last_pd_worker(
-    store: EmbeddingStore, store_url: str
-) -> None:
+async def test_the_kubelets_probes_follow_the_proxy_but_not_its_last_pd_worker(store, store_url):
     host, metrics_port = "127.0.1.7", free_port()
     flags = {"metrics_port": metrics_port, "metrics_host": host}
     async with running_service(store, store_url, registered=False, **flags) as proxy:
@@ -139,9 +135,7 @@ async def test_the_kubelets_probes_follow_the_proxy_but_not_its_last_pd_worker(
         terminate()
 
 
-async def test_a_proxy_that_drains_leaves_scaling_to_the_others(
-    store: EmbeddingStore, store_url: str, told: pytest.LogCaptureFixture
-) -> None:
+async def test_a_proxy_that_drains_leaves_scaling_to_the_others(store, store_url, told):
     board = ScalingBoard(store)
     await board.announce("pd", ScalingDecision(2, "flow", active=True), 60.0)
 

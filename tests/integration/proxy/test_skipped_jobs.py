@@ -97,9 +97,7 @@ async def test_what_the_worker_misses_is_encoded_and_counted(store: EmbeddingSto
         await cluster.at_rest()
 
 
-async def test_a_turn_that_misses_its_picture_without_encoders_gives_its_room_back_and_waits(
-    store: EmbeddingStore,
-) -> None:
+async def test_a_turn_that_misses_its_picture_without_encoders_gives_its_room_back_and_waits(store):
     async with keeping(FakeCluster(store)) as cluster:
         encoder, pd = cluster.encoders[0], cluster.pd_workers[0]
         turn = await first_turn(cluster, FIRST)
@@ -113,9 +111,7 @@ async def test_a_turn_that_misses_its_picture_without_encoders_gives_its_room_ba
         await cluster.at_rest()
 
 
-async def test_a_worker_killed_in_the_second_turn_costs_no_token_and_the_next_one_encodes(
-    store: EmbeddingStore,
-) -> None:
+async def test_a_worker_killed_in_the_second_turn_costs_no_token_and_the_next_one_encodes(store):
     async with keeping(FakeCluster(store, pd_workers=2)) as cluster:
         turn = await first_turn(cluster, FIRST)
         served, other = by_service(cluster)
@@ -124,9 +120,7 @@ async def test_a_worker_killed_in_the_second_turn_costs_no_token_and_the_next_on
         await cluster.at_rest()
 
 
-async def test_an_older_worker_that_takes_the_turn_over_looks_in_the_store_itself(
-    store: EmbeddingStore,
-) -> None:
+async def test_an_older_worker_that_takes_the_turn_over_looks_in_the_store_itself(store):
     async with keeping(FakeCluster(store, pd_workers=2)) as cluster:
         turn = await first_turn(cluster, FIRST)
         served, other = by_service(cluster)

@@ -7,7 +7,6 @@ import asyncio
 from support.fakes.fake_workers import key_of, picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.store.embedding_store import EmbeddingStore
 
 STORED, NEW = picture("stored"), picture("new")
 
@@ -27,9 +26,7 @@ async def admitted_without_encoders(cluster: FakeCluster, *pictures: bytes) -> a
     return asked
 
 
-async def test_a_request_that_nobody_can_encode_for_gives_its_room_to_one_whose_item_is_stored(
-    store: EmbeddingStore,
-) -> None:
+async def test_a_request_that_nobody_can_encode_for_gives_its_room_to_one_whose_item_is_stored(store):
     async with FakeCluster(store) as cluster:
         encoder, pd = cluster.encoders[0], cluster.pd_workers[0]
         first = await admitted_without_encoders(cluster, NEW)
@@ -44,9 +41,7 @@ async def test_a_request_that_nobody_can_encode_for_gives_its_room_to_one_whose_
         await cluster.at_rest()
 
 
-async def test_requests_that_gave_their_room_back_have_it_again_in_the_order_of_their_arrival(
-    store: EmbeddingStore,
-) -> None:
+async def test_requests_that_gave_their_room_back_have_it_again_in_the_order_of_their_arrival(store):
     async with FakeCluster(store) as cluster:
         encoder, pd = cluster.encoders[0], cluster.pd_workers[0]
         first = await admitted_without_encoders(cluster, NEW)

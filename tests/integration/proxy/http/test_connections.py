@@ -115,9 +115,7 @@ async def _pour(writer: asyncio.StreamWriter) -> None:
 
 
 @pytest.mark.parametrize("reset", [True, False], ids=["reset", "half-closed"])
-async def test_a_client_that_vanishes_in_its_upload_leaves_nothing(
-    store: EmbeddingStore, reset: bool
-) -> None:
+async def test_a_client_that_vanishes_in_its_upload_leaves_nothing(store, reset):
     async with FakeCluster(store, connections=LONG) as cluster:
         sock = socket.create_connection(("127.0.0.1", cluster.port))
         sock.sendall(HEAD + b"Content-Length: 900000\r\n\r\n" + b"x" * 100_000)
@@ -133,9 +131,7 @@ async def test_a_client_that_vanishes_in_its_upload_leaves_nothing(
         assert (await raw_post(cluster.port, BODY))[0] == 200
 
 
-async def test_above_the_most_connections_a_request_gets_503_and_probes_get_through(
-    store: EmbeddingStore,
-) -> None:
+async def test_above_the_most_connections_a_request_gets_503_and_probes_get_through(store):
     limits = ConnectionLimits(head_seconds=60, sweep_seconds=0.05, spare=2)
     quotas = {"connections": {"capacity": 3, "share": 1.0, "largest": 3}}
     async with (
@@ -170,9 +166,7 @@ async def test_connections_above_the_spare_ones_are_told_at_once_and_closed(stor
             assert (await all_of(reader)).startswith(b"HTTP/1.1 503 ")
 
 
-async def test_a_body_that_comes_for_ever_is_ended_in_total_and_its_memory_returns(
-    store: EmbeddingStore,
-) -> None:
+async def test_a_body_that_comes_for_ever_is_ended_in_total_and_its_memory_returns(store):
     """Each piece is enough for the minimum rate."""
     limits = ConnectionLimits(window_seconds=0.2, least_bytes=1, body_seconds=1.0, sweep_seconds=0.05)
     async with FakeCluster(store, connections=limits) as cluster, connected(cluster) as (reader, writer):

@@ -61,9 +61,7 @@ def version_2(client: str) -> bytes:
     return b"\r\n\r\n\x00\r\nQUIT\n" + struct.pack("!BBH", 0x21, 0x11, len(addresses)) + addresses
 
 
-async def test_clients_behind_an_http_gateway_have_their_own_share(
-    store: EmbeddingStore,
-) -> None:
+async def test_clients_behind_an_http_gateway_have_their_own_share(store):
     async with FakeCluster(store, trusted=HTTP_GATEWAY, quotas=QUOTAS) as cluster, AsyncExitStack() as stack:
         gateway = Gateway(cluster, stack)
         assert [await gateway.forwarded(ONE) for _ in range(6)] == [200] * 4 + [503] * 2
@@ -86,9 +84,7 @@ async def test_who_is_no_gateway_cannot_choose_its_address(store: EmbeddingStore
 
 
 @pytest.mark.parametrize("header", [version_1, version_2])
-async def test_clients_behind_a_tcp_gateway_have_their_own_share(
-    store: EmbeddingStore, header: object
-) -> None:
+async def test_clients_behind_a_tcp_gateway_have_their_own_share(store, header):
     assert callable(header)
     async with FakeCluster(store, trusted=TCP_GATEWAY, quotas=QUOTAS) as cluster, AsyncExitStack() as stack:
         gateway = Gateway(cluster, stack)

@@ -95,9 +95,7 @@ async def test_a_long_body_and_a_long_reply_pass_through_tls(store: EmbeddingSto
         assert await cluster.stream(messages, max_tokens=500) == whole_text(500)
 
 
-async def test_grpc_is_answered_over_tls_without_a_clients_certificate(
-    store: EmbeddingStore, front: Front
-) -> None:
+async def test_grpc_is_answered_over_tls_without_a_clients_certificate(store, front):
     async with served(store, front) as cluster:
         credentials = grpc.ssl_channel_credentials(pem_of(front.authority))
         async with aio.secure_channel(f"127.0.0.1:{cluster.grpc_port}", credentials) as channel:
@@ -131,9 +129,7 @@ async def test_http_1_1_and_tls_1_2_or_later_are_agreed_on(store: EmbeddingStore
         writer.close()
 
 
-async def test_a_new_certificate_holds_for_new_connections_and_old_ones_go_on(
-    store: EmbeddingStore, front: Front
-) -> None:
+async def test_a_new_certificate_holds_for_new_connections_and_old_ones_go_on(store, front):
     async with served(store, front) as cluster:
         reader, writer = await connected(cluster, front.trust)
         before = serial_of(writer)
@@ -156,9 +152,7 @@ async def test_a_new_certificate_holds_for_new_connections_and_old_ones_go_on(
         writer.close()
 
 
-async def test_clients_that_speak_before_they_are_accepted_or_read_are_answered(
-    store: EmbeddingStore, front: Front
-) -> None:
+async def test_clients_that_speak_before_they_are_accepted_or_read_are_answered(store, front):
     async with served(store, front) as cluster:
         for _ in range(20):
             incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -187,9 +181,7 @@ async def test_clients_that_speak_before_they_are_accepted_or_read_are_answered(
             writer.close()
 
 
-async def test_clear_text_at_the_tls_port_is_cut_off_and_others_are_served(
-    store: EmbeddingStore, front: Front
-) -> None:
+async def test_clear_text_at_the_tls_port_is_cut_off_and_others_are_served(store, front):
     async with served(store, front) as cluster:
         for sent in (b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"\x00" * 1000, b"\x16\x03\x01\xff\xff" * 9):
             reader, writer = await asyncio.open_connection("127.0.0.1", cluster.port)
@@ -210,9 +202,7 @@ async def test_a_handshake_that_never_ends_is_cut_off(store: EmbeddingStore, fro
         writer.close()
 
 
-async def test_a_connection_that_says_nothing_after_its_handshake_is_closed(
-    store: EmbeddingStore, front: Front
-) -> None:
+async def test_a_connection_that_says_nothing_after_its_handshake_is_closed(store, front):
     limits = ConnectionLimits(head_seconds=0.3, window_seconds=0.3, sweep_seconds=0.05)
     async with served(store, front, limits) as cluster:
         reader, writer = await connected(cluster, front.trust)

@@ -176,9 +176,7 @@ async def test_the_stream_begins_with_the_history_and_goes_on_every_second(store
 
 
 @pytest.mark.parametrize("key,rows", [(ALICE, 1), (BOB, 0), (OPERATOR, 1)])
-async def test_a_key_sees_rows_of_its_own_requests_and_an_operators_those_of_all(
-    store: EmbeddingStore, keys: KeyRing, key: str, rows: int
-) -> None:
+async def test_a_key_sees_rows_of_its_own_requests_and_an_operators_those_of_all(store, keys, key, rows):
     async with watched(store, keys=keys) as live, two_tokens_of_alice(live):
         status, seen = await live.get("/cluster", key)
         assert (status, len(seen["requests"])) == (200, rows)

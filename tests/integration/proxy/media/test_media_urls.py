@@ -66,9 +66,7 @@ async def test_other_bytes_behind_the_same_url_never_get_the_old_embedding(store
         assert cluster.encoders[0].media == [PNG, PNG + b"changed"]
 
 
-async def test_an_origins_error_is_a_400_that_names_the_field_and_echoes_nothing(
-    store: EmbeddingStore,
-) -> None:
+async def test_an_origins_error_is_a_400_that_names_the_field_and_echoes_nothing(store):
     async with WebServer() as web, FakeCluster(store, media_flags=FLAGS) as cluster:
         url = web.give("/a", reply(b"the secret page", 401))
         with pytest.raises(BadRequestError) as caught:

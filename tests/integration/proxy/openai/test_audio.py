@@ -189,9 +189,7 @@ async def test_bodies_that_are_no_form_are_told_what_to_send(store: EmbeddingSto
 
 
 @pytest.mark.parametrize("english_only", [False, True])
-async def test_the_question_for_the_language_is_no_request_of_its_own(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture, english_only: bool
-) -> None:
+async def test_the_question_for_the_language_is_no_request_of_its_own(store, caplog, english_only):
     async with FakeCluster(store, modality="audio", live=True) as cluster:
         pd, writing = cluster.pd_workers[0], [at(0), *HI, at(2), END_TOKEN]
         pd.answers = [writing] if english_only else [[GERMAN], writing]

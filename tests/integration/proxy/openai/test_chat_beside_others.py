@@ -79,9 +79,7 @@ async def test_a_question_whose_client_has_gone_gives_its_turn_back(store: Embed
 
 
 @pytest.mark.parametrize("path", OTHERS)
-async def test_chat_is_answered_within_one_round_of_every_other_endpoint(
-    store: EmbeddingStore, path: str
-) -> None:
+async def test_chat_is_answered_within_one_round_of_every_other_endpoint(store, path):
     """They ask again and again: while chat is answered, each gets its turns and no more."""
     async with FakeCluster(store) as cluster, client(cluster) as asker:
         assert (await asker.get(path)).status_code == 200
@@ -104,9 +102,7 @@ async def test_chat_is_answered_within_one_round_of_every_other_endpoint(
         assert after - before <= 40, "chat waits for its turn at every event, at each behind all others"
 
 
-async def test_metrics_are_made_once_for_all_who_ask_meanwhile_and_are_never_old(
-    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_metrics_are_made_once_for_all_who_ask_meanwhile_and_are_never_old(store, monkeypatch):
     made: list[CollectorRegistry] = []
     may_end = threading.Event()
 

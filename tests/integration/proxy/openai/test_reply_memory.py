@@ -72,9 +72,7 @@ def keys() -> KeyRing:
     return KeyRing(",".join(KEYS), "", KeyLimits())
 
 
-async def test_unread_streams_are_held_back_at_the_pd_worker_and_go_on_when_they_are_read(
-    store: EmbeddingStore,
-) -> None:
+async def test_unread_streams_are_held_back_at_the_pd_worker_and_go_on_when_they_are_read(store):
     async with (
         FakeCluster(store, keys=keys(), reply_memory=2 * MIB, request_timeout=60.0) as cluster,
         contextlib.AsyncExitStack() as stack,
@@ -97,9 +95,7 @@ async def test_unread_streams_are_held_back_at_the_pd_worker_and_go_on_when_they
         assert replies.used == 0
 
 
-async def test_a_reply_in_one_piece_above_the_memory_ends_and_leaves_the_others_theirs(
-    store: EmbeddingStore,
-) -> None:
+async def test_a_reply_in_one_piece_above_the_memory_ends_and_leaves_the_others_theirs(store):
     async with FakeCluster(store, keys=keys(), reply_memory=2 * MIB) as cluster:
         body = json.dumps(
             {"model": MODEL, "messages": user("x"), "max_tokens": 1000, "n": 4} | RICH | {"stream": False}
@@ -130,9 +126,7 @@ async def test_a_call_counts_until_its_client_has_the_reply_or_has_gone(store: E
         assert cluster.quotas["replies"].used == 0
 
 
-async def test_a_reader_above_the_least_rate_is_not_cut_and_one_that_reads_nothing_is(
-    store: EmbeddingStore,
-) -> None:
+async def test_a_reader_above_the_least_rate_is_not_cut_and_one_that_reads_nothing_is(store):
     limits = ConnectionLimits(window_seconds=0.4, least_bytes=16 * KIB, sweep_seconds=0.05)
     async with FakeCluster(store, connections=limits) as cluster:
         pd = cluster.pd_workers[0]
@@ -165,9 +159,7 @@ async def test_a_worker_that_cannot_pause_has_its_unread_request_ended(store: Em
 
 
 @pytest.mark.parametrize("n", [1, 2])
-async def test_a_paused_request_whose_worker_dies_goes_on_elsewhere_and_pauses_there(
-    store: EmbeddingStore, n: int
-) -> None:
+async def test_a_paused_request_whose_worker_dies_goes_on_elsewhere_and_pauses_there(store, n):
     async with FakeCluster(store, pd_workers=2) as cluster:
         for worker in cluster.pd_workers:
             worker.pace = 0.005

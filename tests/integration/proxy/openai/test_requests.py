@@ -1,21 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from openai import APIStatusError
 
 from support.fakes.fake_workers import key_of, picture, user, whole_text
-from support.fakes.proxy_fakes import FakeCluster
+from support.fakes.proxy_fakes import FakeCluster, raw_post
 from support.waiting import until
 from triptych.base.rpc.channels import make_channel
 from triptych.protos import common_pb2, encoder_pb2, pd_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.store.embedding_store import EmbeddingStore
 
 
-async def test_three_images_make_three_encoder_jobs_and_the_pd_worker_sees_no_pixel(
-    store: EmbeddingStore,
-) -> None:
+async def test_three_images_make_three_encoder_jobs_and_the_pd_worker_sees_no_pixel(store):
     pictures = [picture(name, 300_000) for name in ("one", "two", "three")]
     async with FakeCluster(store, max_body=8 << 20) as cluster:
         reply = await cluster.ask(user("what?", *pictures))
@@ -94,9 +93,7 @@ async def test_usage_token_ids_and_timings_come_with_the_stream(store: Embedding
         assert (timings["encode"], timings["save"], timings["decode"]) == (0.5, 0.25, 1.0)
 
 
-async def test_an_image_that_no_encoder_can_read_is_a_400_that_names_its_field(
-    store: EmbeddingStore,
-) -> None:
+async def test_an_image_that_no_encoder_can_read_is_a_400_that_names_its_field(store):
     async with FakeCluster(store) as cluster:
         failed = common_pb2.Error(code="invalid_request_error", message="no image in these bytes")
         cluster.encoders[0].failures.append(_failed(failed))
@@ -162,6 +159,31 @@ async def test_grpc_gives_the_same_answer(store: EmbeddingStore) -> None:
         models = await stub.ListModels(proxy_pb2.ListModelsRequest())
         assert list(models.models) == ["demo"]
         await channel.close()
+
+
+async def test_a_sane_request_id_goes_all_the_way_and_another_is_replaced(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        body = json.dumps({"model": "demo", "messages": user("x"), "max_tokens": 2}).encode()
+        _, headers, _ = await raw_post(cluster.port, body, {"X-Request-Id": "my-id.7"})
+        assert headers["x-request-id"] == "my-id.7"
+        _, headers, _ = await raw_post(cluster.port, body, {"X-Request-Id": "bad id; rm"})
+        submits = cluster.pd_workers[0].submits
+        assert [submit.label for submit in submits] == ["my-id.7", headers["x-request-id"]]
+        assert not {submit.request_id for submit in submits} & {submit.label for submit in submits}
+        assert headers["x-request-id"] != "bad id; rm"
+
+
+async def test_unknown_paths_and_methods_are_answered_in_openais_shape(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        client = cluster.client._client
+        missing = await client.get(f"http://127.0.0.1:{cluster.port}/v1/nothing")
+        wrong = await client.get(f"http://127.0.0.1:{cluster.port}/v1/chat/completions")
+        assert (missing.status_code, wrong.status_code) == (404, 405)
+        assert missing.json()["error"]["message"] == "GET /v1/nothing is not served here"
+        assert wrong.json()["error"]["message"].endswith("is not served here: use POST")
+        for path in ("/chat/completions", "/v1/chat/completion", "/api/v1/chat/completions/"):
+            near = await client.post(f"http://127.0.0.1:{cluster.port}{path}")
+            assert near.json()["error"]["message"].endswith("; did you mean /v1/chat/completions?")
 
 
 def _failed(error: common_pb2.Error) -> encoder_pb2.JobFailed:

@@ -166,9 +166,7 @@ async def test_a_forced_call_is_held_to_its_form(store: EmbeddingStore, choice: 
         ({"response_format": {"type": "json_object"}}, "response_format"),
     ],
 )
-async def test_a_form_that_the_worker_refuses_is_named_as_the_client_named_it(
-    store: EmbeddingStore, extra: dict[str, Any], param: str
-) -> None:
+async def test_a_form_that_the_worker_refuses_is_named_as_the_client_named_it(store, extra, param):
     async with FakeCluster(store) as cluster:
         refusal = common_pb2.Error(
             code="invalid_request_error", message="response_format: too much", param="response_format"

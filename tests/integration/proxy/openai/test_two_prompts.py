@@ -183,9 +183,7 @@ async def test_a_speech_model_refuses_text_for_its_encoder_and_conversations(sto
         await cluster.at_rest()
 
 
-async def test_a_workers_complaint_about_the_decoders_prompt_names_the_clients_field(
-    store: EmbeddingStore,
-) -> None:
+async def test_a_workers_complaint_about_the_decoders_prompt_names_the_clients_field(store):
     async with FakeCluster(store, modality="text") as cluster:
         for fields, param in (
             ({"encoder_prompt": "a", "decoder_prompt": [9]}, "decoder_prompt"),

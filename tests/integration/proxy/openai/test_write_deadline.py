@@ -6,21 +6,16 @@ import asyncio
 import json
 import socket
 
-import pytest
-
 from support.fakes.fake_workers import MODEL, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.proxy.http import endpoint
-from triptych.store.embedding_store import EmbeddingStore
 
 #: Far more than the buffers of a connection hold.
 FLOOD = ["x" * (256 << 10)] * 200
 
 
-async def test_a_client_that_stops_reading_its_stream_loses_it_and_nobody_else_theirs(
-    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_that_stops_reading_its_stream_loses_it_and_nobody_else_theirs(store, monkeypatch):
     monkeypatch.setattr(endpoint, "WRITE_SECONDS", 0.5)
     async with FakeCluster(store) as cluster:
         pd = cluster.pd_workers[0]

@@ -11,7 +11,6 @@ from support.fakes.fake_workers import picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.proxy.pd.link import LAST_RETRY_SECONDS, RETRY_SECONDS, PDLink, retry_pause
-from triptych.store.embedding_store import EmbeddingStore
 
 TEXT = [{"role": "user", "content": "count"}]
 
@@ -78,9 +77,7 @@ def break_and_go_on(cluster: FakeCluster) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_a_fault_at_an_event_sends_the_links_requests_elsewhere(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture, workers: int
-) -> None:
+async def test_a_fault_at_an_event_sends_the_links_requests_elsewhere(store, caplog, workers):
     async with FakeCluster(store, pd_workers=workers) as cluster:
         asked = await streaming(cluster)
         at = max(range(workers), key=lambda index: len(cluster.pd_workers[index].submits))
@@ -99,9 +96,7 @@ async def test_a_fault_at_an_event_sends_the_links_requests_elsewhere(
 
 
 @pytest.mark.parametrize("failures", [1, 2])
-async def test_a_fault_when_the_stream_stands_leaves_requests_with_an_answer(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture, failures: int
-) -> None:
+async def test_a_fault_when_the_stream_stands_leaves_requests_with_an_answer(store, caplog, failures):
     async with FakeCluster(store) as cluster:
         asked = await streaming(cluster)
         faulty = inject(link_of(cluster), "_owner", "attached", failures)
@@ -114,9 +109,7 @@ async def test_a_fault_when_the_stream_stands_leaves_requests_with_an_answer(
         await cluster.at_rest()
 
 
-async def test_a_fault_in_the_loss_of_one_request_keeps_the_others(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_fault_in_the_loss_of_one_request_keeps_the_others(store, caplog):
     async with FakeCluster(store, request_timeout=3.0) as cluster:
         worker = cluster.pd_workers[0]
         worker.gate.clear()
@@ -134,9 +127,7 @@ async def test_a_fault_in_the_loss_of_one_request_keeps_the_others(
         await cluster.at_rest()
 
 
-async def test_a_fault_while_notices_are_sent_leaves_no_request_without_an_answer(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_fault_while_notices_are_sent_leaves_no_request_without_an_answer(store, caplog):
     async with FakeCluster(store) as cluster:
         link = link_of(cluster)
         faulty = link._stub.NotifyItems = Faulty(link._stub.NotifyItems, 1)

@@ -69,9 +69,7 @@ async def test_a_poison_ends_three_workers_and_the_requests_beside_it_are_answer
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_a_poison_that_ends_workers_before_they_answer_the_submit_is_found(
-    store: EmbeddingStore, workers: int
-) -> None:
+async def test_a_poison_that_ends_workers_before_they_answer_the_submit_is_found(store, workers):
     async with FakeCluster(store, pd_workers=workers) as cluster:
         good = asyncio.gather(*(cluster.stream(user(f"q{i}"), max_tokens=30) for i in range(4)))
         await poisoned(cluster, "door")
@@ -91,9 +89,7 @@ async def suspects_held(cluster: FakeCluster, worker: FakePD, count: int) -> lis
     return asked
 
 
-async def test_suspects_run_alone_one_by_one_and_are_cleared(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_suspects_run_alone_one_by_one_and_are_cleared(store, caplog):
     async with FakeCluster(store) as cluster:
         worker = cluster.pd_workers[0]
         asked = await suspects_held(cluster, worker, 4)
@@ -119,9 +115,7 @@ def hand_over(worker: FakePD) -> None:
 
 
 @pytest.mark.parametrize("signal", ["handed over", "the stream broke", "the stream was ended"])
-async def test_what_is_no_loss_makes_no_suspects(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture, signal: str
-) -> None:
+async def test_what_is_no_loss_makes_no_suspects(store, caplog, signal):
     async with FakeCluster(store) as cluster:
         worker = cluster.pd_workers[0]
         worker.gate.clear()
@@ -143,9 +137,7 @@ async def test_what_is_no_loss_makes_no_suspects(
         assert LOST not in caplog.text
 
 
-async def test_a_worker_that_stands_still_counts_as_lost(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_worker_that_stands_still_counts_as_lost(store, caplog):
     async with FakeCluster(store, pd_workers=2, health_timeout=0.3) as cluster:
         for worker in cluster.pd_workers:
             worker.gate.clear()

@@ -42,9 +42,7 @@ def _shown(worker: FakePD) -> int:
     return sum(event.HasField("tokens") for held in worker.requests.values() for event in held.events)
 
 
-async def test_a_worker_that_stands_still_loses_its_requests_and_gets_no_new_ones_until_it_moves(
-    store: EmbeddingStore,
-) -> None:
+async def test_a_worker_that_stands_still_loses_its_requests_and_gets_no_new_ones_until_it_moves(store):
     async with (
         FakeCluster(store, pd_workers=2, stall_timeout=STALL) as cluster,
         beating(*cluster.pd_workers) as hung,

@@ -48,9 +48,7 @@ async def decided(board: ScalingBoard, workers: int) -> ScalingDecision:
             await asyncio.sleep(0.01)
 
 
-async def test_the_first_media_request_asks_for_an_encoder_and_is_answered_when_it_has_joined(
-    store: EmbeddingStore,
-) -> None:
+async def test_the_first_media_request_asks_for_an_encoder_and_is_answered_when_it_has_joined(store):
     board = ScalingBoard(store)
     async with FakeCluster(store, encoders=0) as cluster, scaling(cluster):
         assert not (await decided(board, 0)).active
@@ -94,9 +92,7 @@ async def test_the_first_item_of_an_empty_pool_is_seen_before_the_next_look(stor
         await within("the answer", asked)
 
 
-async def test_an_item_costs_its_part_of_the_batch_or_all_of_it_where_the_worker_does_not_tell(
-    store: EmbeddingStore,
-) -> None:
+async def test_an_item_costs_its_part_of_the_batch_or_all_of_it_where_the_worker_does_not_tell(store):
     for work, cost in ((0.0, 0.5), (0.125, 0.125)):
         async with FakeCluster(store) as cluster:
             cluster.encoders[0].work_seconds = work
