@@ -186,9 +186,7 @@ async def test_a_second_message_of_a_call_is_never_read(proxy: ProxyProcess) -> 
     assert proxy.memory("VmHWM") - before < TRANSIENT + SLACK
 
 
-async def test_health_and_small_calls_are_answered_while_large_messages_do_not_come(
-    proxy: ProxyProcess,
-) -> None:
+async def test_health_and_small_calls_are_answered_while_large_messages_do_not_come(proxy):
     """Calls that never send their message hold no room of others, at either door."""
     async with (
         aio.insecure_channel(f"127.0.0.1:{proxy.grpc_port}", options=OPTIONS) as slow,

@@ -106,9 +106,7 @@ IMPOSTORS: dict[str, Callable[[_Files], Certificates | None]] = {
 
 @pytest.mark.parametrize("impostor", IMPOSTORS)
 @pytest.mark.parametrize("pool", ["pd", "encoder"])
-async def test_an_impostor_at_a_dead_workers_address_is_sent_nothing(
-    store, tmp_path: Path, pool: str, impostor: str
-):
+async def test_an_impostor_at_a_dead_workers_address_is_sent_nothing(store, tmp_path, pool, impostor):
     files = _Files(tmp_path)
     ours, theirs = files.ours(), IMPOSTORS[impostor](files)
     options = {"internal": ours, "worker_certificates": ours}
