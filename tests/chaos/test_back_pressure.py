@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -38,7 +37,5 @@ async def _repetitions(cluster: Cluster, bodies: list[bytes]) -> float:
     return await asyncio.to_thread(cluster.total, "proxy", "triptych_re_encodes_total") / REQUESTS
 
 
-async def test_nothing_is_encoded_before_somebody_has_room_for_it(
-    make_cluster: Callable[..., Cluster], bodies: list[bytes]
-) -> None:
+async def test_nothing_is_encoded_before_somebody_has_room_for_it(make_cluster, bodies):
     assert await _repetitions(make_cluster(1, *WORDS), bodies) <= 0.1

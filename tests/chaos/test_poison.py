@@ -68,8 +68,6 @@ async def test_one_poison_among_thirty_requests_ends_with_an_error_id_and_all_ot
         assert fleet.ends == 3
 
 
-async def test_a_poison_of_one_proxy_harms_no_request_of_another(
-    checkpoint, store_url, good, answers
-) -> None:
+async def test_a_poison_of_one_proxy_harms_no_request_of_another(checkpoint, store_url, good, answers):
     async with poisoned_fleet(checkpoint, store_url, workers=2, proxies=2) as fleet:
         await _poison_among(fleet, good, answers, "poison-prefill")

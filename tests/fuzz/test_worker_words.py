@@ -59,9 +59,7 @@ async def tell(cluster: FakeCluster, events: list[pd_pb2.RequestEvent]) -> None:
         await listening
 
 
-def test_any_events_of_a_pd_worker_end_at_most_their_request(
-    store_url: str, fuzzer: Fuzzer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_any_events_of_a_pd_worker_end_at_most_their_request(store_url, fuzzer, caplog):
     with asyncio.Runner() as runner:
         store = runner.run(EmbeddingStore.connect(store_url))
         runner.run(store.control.execute("FLUSHALL"))

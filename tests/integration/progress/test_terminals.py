@@ -109,18 +109,6 @@ def test_a_plan_on_a_terminal_has_a_bar_that_is_gone_when_the_table_comes(plan):
     assert "1E1PD" in table and not BAR.search(table)
 
 
-def test_with_no_color_a_bar_has_none(plan):
-    with OnTerminal(plan, {"TERM": "xterm", "NO_COLOR": "1"}) as command:
-        command.read_until(BAR.pattern)
-    assert "\x1b[36m" not in command.output
-
-
-def test_on_a_dumb_terminal_there_are_lines(plan):
-    with OnTerminal(plan, {"TERM": "dumb"}) as command:
-        command.read_until("simulating")
-    assert "\x1b[J" not in command.output
-
-
 def test_ctrl_c_leaves_no_bar_on_the_terminal(plan):
     with OnTerminal(plan, {"TERM": "xterm"}) as command:
         command.read_until("searches")

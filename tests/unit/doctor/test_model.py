@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -119,9 +118,7 @@ def _no_processor_size(path: Path) -> None:
     ("damage", "named"),
     [(_no_tokenizer, "tokenizer"), (_no_template, "chat template"), (_no_processor_size, "own sample")],
 )
-def test_what_the_workers_would_refuse_is_refused(
-    damage: Callable[[Path], None], named: str, tmp_path: Path
-) -> None:
+def test_what_the_workers_would_refuse_is_refused(damage, named, tmp_path):
     path = build_checkpoint("qwen3_vl", tmp_path / "model")
     assert "weights" in _results(ClusterConfig(model=str(path)))
     damage(path)

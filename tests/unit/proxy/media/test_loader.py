@@ -76,9 +76,7 @@ async def test_a_file_below_the_folder_is_read(folder: Path, name: str) -> None:
         "x" * 300,
     ],
 )
-async def test_what_is_outside_or_no_regular_file_is_refused_in_the_same_words(
-    folder: Path, name: str
-) -> None:
+async def test_what_is_outside_or_no_regular_file_is_refused_in_the_same_words(folder, name):
     async with media_loader(allowed_media_folder=str(folder)) as loader:
         with pytest.raises(InvalidRequest) as caught:
             await loaded(loader, part_of(f"file://{folder}/{name}"))

@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import Message
 
-from triptych.proxy.page.endpoint import PageEndpoints, page_files
+from triptych.proxy.page.endpoint import PageEndpoints
 
 
 @pytest.fixture
@@ -16,13 +16,6 @@ async def http() -> AsyncIterator[httpx2.AsyncClient]:
     transport = httpx2.ASGITransport(Starlette(routes=PageEndpoints().routes()))
     async with httpx2.AsyncClient(transport=transport, base_url="http://proxy") as client:
         yield client
-
-
-async def test_the_root_is_the_page(http):
-    reply = await http.get("/")
-    assert reply.status_code == 200
-    assert reply.headers["content-type"] == "text/html; charset=utf-8"
-    assert reply.content == page_files()["index.html"].data
 
 
 async def test_the_policy_allows_no_inline_script_no_other_origin_and_no_html_from_text(http):
@@ -45,11 +38,6 @@ async def test_a_known_tag_gets_304_without_a_body(http):
         assert (again.status_code, again.content) == (304, b""), wanted
         assert again.headers["etag"] == tag
     assert (await http.get("/page/app.js", headers={"if-none-match": '"other"'})).status_code == 200
-
-
-async def test_only_get_and_head_are_served(http):
-    for path in ("/", "/page/app.js"):
-        assert (await http.post(path)).status_code == 405
 
 
 @pytest.mark.parametrize(

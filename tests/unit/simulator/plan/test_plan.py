@@ -138,9 +138,7 @@ def served(name: str, *rates: float) -> Served:
         ((5.0,), (0.0,), "1E3PD serves more"),
     ],
 )
-def test_a_verdict_needs_more_than_loads_differ_by(
-    apart: tuple[float, ...], replicas: tuple[float, ...], said: str
-) -> None:
+def test_a_verdict_needs_more_than_loads_differ_by(apart, replicas, said):
     found = Ratios((served("1E3PD", *apart), served("2E2PD")), served("4 colocated", *replicas))
     assert said in found.verdict
 
