@@ -204,6 +204,7 @@ async def _bulk_error(url: str) -> Exception:
     return ExceptionGroup("both", errors)
 
 
+@pytest.mark.slow
 def test_files_of_a_cluster_are_nobody_elses_whatever_the_umask(tmp_path: Path) -> None:
     made, before = tmp_path / "made", os.umask(0)
     try:

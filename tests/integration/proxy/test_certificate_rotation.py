@@ -173,16 +173,3 @@ async def test_a_channel_that_was_replaced_ends_when_its_last_stream_has(store, 
         pd.break_streams()
         await until(lambda: len(pd.attaches) == 2, "a new stream")
         await until(lambda: not attached, "the end of the channel whose stream has broken")
-
-
-async def test_a_worker_that_starts_again_with_other_certificates_is_found_again(store, tmp_path, old, new):
-    proxy, workers = Side(tmp_path / "proxy", old), Side(tmp_path / "workers", old)
-    async with FakeCluster(
-        store, internal=proxy.certificates, worker_certificates=workers.certificates
-    ) as cluster:
-        await cluster.pd_workers[0].kill()
-        await workers.takes(new, new)
-        await cluster.pd_workers[0].start()
-        await proxy.takes(new, new)
-        await until(lambda: len(cluster.pd_workers[0].attaches) == 2, "the stream")
-        assert await cluster.stream(user("?", picture("after"))) == whole_text(8)

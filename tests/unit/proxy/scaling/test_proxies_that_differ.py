@@ -166,15 +166,6 @@ async def test_a_decrease_has_held_for_its_window_whoever_announces_it(cluster: 
     assert await cluster.run([first, second], TWO, 5) == [3]
 
 
-@pytest.mark.parametrize("speeds", [(0.0, 2.5), (2.5, 0.0), (0.5, 1.5)], ids=str)
-async def test_proxies_that_have_learnt_other_costs_do_not_take_turns(cluster, speeds):
-    proxies = [Proxy(cluster.data, f"p{index}", speed=speed) for index, speed in enumerate(speeds)]
-    await cluster.run(proxies, EIGHT, 120)
-    assert await cluster.run(proxies, EIGHT, 300) == []
-    await cluster.run(proxies, TWO, 120)
-    assert await cluster.run(proxies, TWO, 300) == []
-
-
 async def test_a_decision_of_one_who_knew_nothing_does_not_undo_what_others_keep(cluster: Cluster) -> None:
     """The store is emptied, and a proxy that has just begun is the first one to come back to it."""
     old, new = Proxy(cluster.data, "old"), Proxy(cluster.data, "new")
