@@ -8,10 +8,7 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.autoscale.policies import (
-    PoolView,
-    Scaler,
-)
+from benchmarks.autoscale.policies import PoolView, Scaler
 from benchmarks.autoscale.pool import ElasticPool
 from support.simulated import COSTS, LIMITS, MIX, MODEL, PICTURE
 from triptych.base.config import EncoderConfig

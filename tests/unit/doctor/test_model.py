@@ -75,17 +75,6 @@ def test_config_json_alone_says_what_the_weights_say(family: str, tmp_path: Path
         assert results[check].found == whole[check].found
 
 
-def test_a_config_that_describes_no_model_fails(tmp_path: Path):
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match="no architecture"):
-        _results(ClusterConfig(model=str(tmp_path)))
-
-
-def test_a_folder_that_is_not_there_fails():
-    with pytest.raises(ConfigError, match="does not exist"):
-        _results(ClusterConfig(model="/no/such/folder"))
-
-
 def test_a_model_that_does_not_fit_is_not_loaded_and_its_memory_is_shown(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(model, "available_memory", lambda: 1 << 30)
     shown = CliRunner().invoke(app, ["check"])

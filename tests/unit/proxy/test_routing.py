@@ -2,14 +2,7 @@ from __future__ import annotations
 
 import tracemalloc
 
-from triptych.proxy.routing import (
-    EncoderLoad,
-    PDLoad,
-    PrefixAffinity,
-    choose_encoder,
-    choose_pd,
-    rendezvous,
-)
+from triptych.proxy.routing import EncoderLoad, PDLoad, PrefixAffinity, choose_encoder, choose_pd, rendezvous
 
 
 def test_the_encoder_with_least_outstanding_work_is_chosen() -> None:

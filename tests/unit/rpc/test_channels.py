@@ -115,10 +115,7 @@ async def test_old_versions_of_tls_are_refused(certificates: Certificates, versi
         context.minimum_version = context.maximum_version = version
 
     def connect(port: int) -> None:
-        with (
-            socket.create_connection(("127.0.0.1", port), timeout=10.0) as plain,
-            context.wrap_socket(plain),
-        ):
+        with socket.create_connection(("127.0.0.1", port), timeout=10.0) as plain, context.wrap_socket(plain):
             pass
 
     async with serving(certificates, mutual=False) as port:

@@ -26,9 +26,7 @@ LONG = ConnectionLimits(head_seconds=60, window_seconds=60, sweep_seconds=0.05)
 
 
 @contextlib.asynccontextmanager
-async def connected(
-    cluster: FakeCluster,
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def connected(cluster: FakeCluster) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     reader, writer = await asyncio.open_connection("127.0.0.1", cluster.port)
     try:
         yield reader, writer

@@ -120,12 +120,7 @@ async def test_every_kind_of_redirect_is_checked_again(web: WebServer, status: i
 
 
 @pytest.mark.parametrize(
-    "target",
-    [
-        "http://169.254.169.254/latest/meta-data/",
-        "http://[::ffff:127.0.0.2]/",
-        "http://127.0.0.2/",
-    ],
+    "target", ["http://169.254.169.254/latest/meta-data/", "http://[::ffff:127.0.0.2]/", "http://127.0.0.2/"]
 )
 async def test_a_redirect_into_the_operators_network_is_refused(web: WebServer, target: str) -> None:
     async with fetching(networks="127.0.0.1/32") as it:

@@ -202,11 +202,7 @@ async def test_a_workers_complaint_about_the_decoders_prompt_names_the_clients_f
 async def test_a_streamed_reply_reports_both_prompts_first(store: EmbeddingStore) -> None:
     async with FakeCluster(store, modality="text") as cluster:
         chunks = await cluster.client.completions.create(
-            model=MODEL,
-            prompt="Hi",
-            max_tokens=2,
-            stream=True,
-            extra_body={"return_token_ids": True},
+            model=MODEL, prompt="Hi", max_tokens=2, stream=True, extra_body={"return_token_ids": True}
         )
         first, *rest = [chunk async for chunk in chunks]
         assert first.choices[0].encoder_prompt_token_ids == [72, 105]

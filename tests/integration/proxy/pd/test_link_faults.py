@@ -109,24 +109,6 @@ async def test_a_fault_when_the_stream_stands_leaves_requests_with_an_answer(sto
         await cluster.at_rest()
 
 
-async def test_a_fault_in_the_loss_of_one_request_keeps_the_others(store, caplog):
-    async with FakeCluster(store, request_timeout=3.0) as cluster:
-        worker = cluster.pd_workers[0]
-        worker.gate.clear()
-        asked = [asyncio.create_task(cluster.stream(TEXT)) for _ in range(4)]
-        await until(lambda: link_of(cluster).in_flight == 4 and len(worker.submits) == 4, "four requests")
-        requests = cluster.dispatcher._requests.values()
-        await until(
-            lambda: all(request.lifecycle.prompt_token_ids for request in requests), "four admissions"
-        )
-        inject(link_of(cluster), "_events", "deliver")
-        inject(link_of(cluster), "_owner", "attached")
-        break_and_go_on(cluster)
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        assert [answer for answer in answers if isinstance(answer, str)] == [whole_text(8)] * 3
-        await cluster.at_rest()
-
-
 async def test_a_fault_while_notices_are_sent_leaves_no_request_without_an_answer(store, caplog):
     async with FakeCluster(store) as cluster:
         link = link_of(cluster)

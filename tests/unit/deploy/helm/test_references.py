@@ -8,15 +8,7 @@ from hashlib import sha256
 import pytest
 
 from support.kubernetes.chart import CASES, ROOT, Manifest, case, example, render
-from support.kubernetes.manifests import (
-    called,
-    component,
-    main_container,
-    of_kind,
-    peer,
-    pod,
-    workloads,
-)
+from support.kubernetes.manifests import called, component, main_container, of_kind, peer, pod, workloads
 from support.kubernetes.reach import selects
 from triptych.proxy.auth.keys import KeyLimits, parse_key_lines
 

@@ -8,13 +8,7 @@ import pytest
 
 from triptych.base.errors import DeadlineExceeded, InternalError, RequestError, Unavailable
 from triptych.base.types import WorkerInfo
-from triptych.proxy.live.failures import (
-    FailureLog,
-    WorkerFailures,
-    WorkerState,
-    described,
-    worker_state,
-)
+from triptych.proxy.live.failures import FailureLog, WorkerFailures, WorkerState, described, worker_state
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.registry.matching import Mismatch
 

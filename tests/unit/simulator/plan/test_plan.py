@@ -14,10 +14,7 @@ from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import Slo
 from triptych.simulator.cluster.shape import colocated, on_devices
 from triptych.simulator.costs.costs import CostModel, EncoderCosts, PDCosts, ProxyCosts
-from triptych.simulator.plan.answer import (
-    MOST_BOUGHT,
-    fewest_workers,
-)
+from triptych.simulator.plan.answer import MOST_BOUGHT, fewest_workers
 from triptych.simulator.plan.estimate import Estimate, best_counts, estimate
 from triptych.simulator.plan.question import PlannedDevice, Question, check_question
 from triptych.simulator.plan.ratios import Ratios, Served, best_ratio, candidates
