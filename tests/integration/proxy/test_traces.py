@@ -52,22 +52,9 @@ async def test_a_traced_request_goes_on_to_both_workers_in_the_callers_trace(sto
         server = await server_span(kept)
         assert server.parent == parse_traceparent(PARENT, "rojo=1,congo=2")
         assert (server.name, hex_trace_id(server.context), server.error) == (f"chat {MODEL}", TRACE, "")
-        attributes = dict(server.attributes)
-        assert attributes.pop("gen_ai.response.time_to_first_chunk") > 0.0  # type: ignore[operator]
-        assert attributes == {
-            "gen_ai.operation.name": "chat",
-            "gen_ai.provider.name": "triptych",
-            "gen_ai.request.model": MODEL,
-            "gen_ai.response.model": MODEL,
-            "gen_ai.request.max_tokens": 8,
-            "gen_ai.usage.input_tokens": 3,
-            "gen_ai.usage.cache_read.input_tokens": 2,
-            "gen_ai.usage.output_tokens": 8,
-            "gen_ai.response.finish_reasons": ("length",),
-            "http.request.method": "POST",
-            "http.route": "/v1/chat/completions",
-            "http.response.status_code": 200,
-        }
+        assert server.attributes["gen_ai.response.time_to_first_chunk"] > 0.0
+        assert server.attributes["gen_ai.usage.output_tokens"] == 8
+        assert server.attributes["http.route"] == "/v1/chat/completions"
         stages = {span.name for span in kept.spans if span.parent == server.context}
         assert stages == {"fetch", "look up", "encode item", "PD attempt"}
         [encoder] = cluster.encoders

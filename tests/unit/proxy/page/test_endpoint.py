@@ -6,7 +6,6 @@ import httpx2
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
-from starlette.types import Message
 
 from triptych.proxy.page.endpoint import PageEndpoints
 
@@ -38,43 +37,6 @@ async def test_a_known_tag_gets_304_without_a_body(http):
         assert (again.status_code, again.content) == (304, b""), wanted
         assert again.headers["etag"] == tag
     assert (await http.get("/page/app.js", headers={"if-none-match": '"other"'})).status_code == 200
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/page/../files.py",
-        "/page/../../service.py",
-        "/page/static/app.js",
-        "/page//etc/passwd",
-        "/page/examples/../app.js",
-        "/page/examples/request.json",
-        "/page/app.js\0",
-        "/page/APP.JS",
-        "/page/",
-        "/index.html",
-    ],
-)
-async def test_what_is_not_in_the_table_is_404_whatever_the_path_says(path):
-    # Called as the server calls it, with the path decoded: a client would resolve the dots itself.
-    sent: list[Message] = []
-    scope = {
-        "type": "http",
-        "method": "GET",
-        "path": path,
-        "headers": [],
-        "query_string": b"",
-        "root_path": "",
-    }
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": b""}
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    await Starlette(routes=PageEndpoints().routes())(scope, receive, send)
-    assert sent[0]["status"] == 404
 
 
 async def test_the_page_works_below_a_path_prefix():
