@@ -23,9 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("idle", [2_000, 10_000])
-async def test_bad_clients_harm_nobody_and_leave_nothing(
-    shared_cluster: Cluster, cases, reference, idle: int
-) -> None:
+async def test_bad_clients_harm_nobody_and_leave_nothing(shared_cluster, cases, reference, idle):
     assert raise_file_limit() > idle + 100
     pid = shared_cluster.pid("proxy")
     wait_for("the proxy to have closed earlier connections", lambda: files(pid) < 100)

@@ -15,6 +15,7 @@ from support.chaos.stages import hold
 from support.chaos.streams import Streams
 from support.data.oracle import assert_exact
 from support.data.traffic import STREAM_TOKENS, Case
+from support.matrix import matrix
 from support.processes.cluster import Cluster, start_cluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -81,7 +82,7 @@ def _pools(workers: int, slow_steps: tuple[str, ...]) -> tuple[str, ...]:
     return ("--encoders", str(workers), "--pd-workers", str(workers), "--threads", "1", *slow_steps)
 
 
-@pytest.mark.parametrize("pool", ["pd", "encoder"])
+@pytest.mark.parametrize("pool", matrix(["pd", "encoder"]))
 async def test_an_only_worker_whose_engine_dies_starts_anew_and_every_request_is_answered(
     make_harmed, slow_steps, tmp_path, cases, reference, pool
 ):

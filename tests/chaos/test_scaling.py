@@ -68,9 +68,7 @@ def _encoders(cluster: Cluster) -> list[str]:
     return [name for name in cluster.state()["processes"] if name.startswith("encoder-")]
 
 
-async def test_a_picture_starts_the_first_encoder_and_text_needs_none(
-    make_scaled: Callable[..., Cluster], cases: list[Case], reference: list[Any]
-) -> None:
+async def test_a_picture_starts_the_first_encoder_and_text_needs_none(make_scaled, cases, reference):
     cluster = make_scaled(tower=0.0)
     text = next(index for index, case in enumerate(cases) if not case.encoded)
     pictured = next(index for index, case in enumerate(cases) if case.encoded)
@@ -100,9 +98,7 @@ async def test_a_scaled_encoder_killed_in_a_burst_is_started_again_and_nothing_i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [0.02, 0.4], ids=["finished", "handed_over"])
-async def test_a_pd_worker_drained_in_its_streams_loses_no_token(
-    make_scaled: Callable[..., Cluster], cases: list[Case], reference: list[Any], step: float
-) -> None:
+async def test_a_pd_worker_drained_in_its_streams_loses_no_token(make_scaled, cases, reference, step):
     """With the longer steps its streams outlast the drain, and are resumed at the other one."""
     texts = [index for index, case in enumerate(cases) if not case.encoded][:4]
     crowd = [cases[index] for index in texts]

@@ -101,9 +101,7 @@ async def answer(
     return events
 
 
-def test_every_stream_ends_with_an_answer_and_leaves_nothing(
-    encoder: EncoderSide, store_url: str, fuzzer: Fuzzer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_stream_ends_with_an_answer_and_leaves_nothing(encoder, store_url, fuzzer, caplog):
     with asyncio.Runner() as runner:
         store = runner.run(EmbeddingStore.connect(store_url))
         opened = bench(encoder, store, store_url, max_image_pixels=1 << 14)

@@ -8,10 +8,9 @@ import random
 from typing import Any
 
 import grpc
-import pytest
 
 from support.engine.pd_serving import serving, tiny_model
-from support.hostile.fuzzing import Fuzzer, random_json, random_message, randoms
+from support.hostile.fuzzing import random_json, random_message, randoms
 from triptych.base.types import ItemPlan
 from triptych.pd_worker.native import LoadedModel, NativeWorker
 from triptych.protos import pd_pb2
@@ -181,9 +180,7 @@ def plans_of(model: LoadedModel) -> list[ItemPlan]:
     ]
 
 
-def test_any_calls_of_any_proxies_are_answered_and_leave_nothing(
-    store_url: str, fuzzer: Fuzzer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_any_calls_of_any_proxies_are_answered_and_leave_nothing(store_url, fuzzer, caplog):
     model = tiny_model("qwen3_vl")
     plans = plans_of(model)
     with asyncio.Runner() as runner:

@@ -7,8 +7,6 @@ import contextlib
 import json
 import random
 
-import pytest
-
 from support.fakes.fake_workers import MODEL, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.hostile.fuzzing import Fuzzer, random_json, random_message, randoms
@@ -17,9 +15,6 @@ from triptych.base.errors import RequestError
 from triptych.base.types import SamplingParams
 from triptych.protos import pd_pb2
 from triptych.proxy.call.chat import ChatCall, ChatMessage
-from triptych.proxy.call.tool_formats import CallText
-from triptych.proxy.call.tool_parsers import make_parser
-from triptych.proxy.call.tools import CallForm
 from triptych.store.embedding_store import EmbeddingStore
 
 KNOWN = {
@@ -59,9 +54,7 @@ async def tell(cluster: FakeCluster, events: list[pd_pb2.RequestEvent]) -> None:
         await listening
 
 
-def test_any_events_of_a_pd_worker_end_at_most_their_request(
-    store_url: str, fuzzer: Fuzzer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_any_events_of_a_pd_worker_end_at_most_their_request(store_url, fuzzer, caplog):
     with asyncio.Runner() as runner:
         store = runner.run(EmbeddingStore.connect(store_url))
         runner.run(store.control.execute("FLUSHALL"))
@@ -80,31 +73,6 @@ def test_any_events_of_a_pd_worker_end_at_most_their_request(
 PIECES = ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": {"a": 1}}', "\n", "x", '"', "\\", "<"]
 PIECES += ['{"name":', "}", "{", "[", "]", "null", '{"name": "g"}', "é😀", "<tool", "call>"]
 PIECES += ['{"name": "", "arguments": []}']
-
-
-def output_of(rng: random.Random) -> tuple[str, list[int]]:
-    text = "".join(rng.choice(PIECES) for _ in range(rng.randrange(12)))
-    return text, sorted(rng.randrange(len(text) + 1) for _ in range(rng.randrange(6)))
-
-
-@pytest.mark.parametrize("form", [form for form in CallForm if form is not CallForm.NONE])
-def test_any_output_is_text_and_calls_wherever_it_is_cut(form: CallForm, fuzzer: Fuzzer) -> None:
-    def parsed(pieces: list[str]) -> tuple[str, list[CallText]]:
-        parser = make_parser(form, parallel=True)
-        found = [part for piece in pieces for part in parser.feed(piece)] + parser.finish()
-        calls = [part for part in found if isinstance(part, CallText)]
-        return "".join(part for part in found if isinstance(part, str)), calls
-
-    def check(case: tuple[str, list[int]]) -> None:
-        text, cuts = case
-        edges = [0, *cuts, len(text)]
-        pieces = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
-        whole = parsed([text])
-        assert parsed(pieces) == whole
-        if not whole[1]:
-            assert whole[0] == text
-
-    fuzzer.run(f"tool calls, {form.value}", randoms().map(output_of), check, 120)
 
 
 def line_of(rng: random.Random) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
-from openai import AsyncOpenAI, AuthenticationError, RateLimitError
+from openai import AsyncOpenAI, RateLimitError
 
 from support.fakes.fake_workers import user, whole_text
 from support.fakes.proxy_fakes import FakeCluster, as_json, raw_post
@@ -108,18 +108,6 @@ async def test_two_authorization_headers_are_none(store, tmp_path):
         await writer.wait_closed()
 
 
-async def test_the_openai_client_gets_in_with_its_key_and_its_own_error_without(store, tmp_path):
-    async with (
-        _guarded(store, tmp_path) as cluster,
-        _client(cluster, ALICE) as alice,
-        _client(cluster, "sk-wrong-0123456789") as nobody,
-    ):
-        reply = await alice.chat.completions.create(model="demo", messages=user("x"), max_tokens=4)
-        assert reply.choices[0].message.content == whole_text(4)
-        with pytest.raises(AuthenticationError):
-            await nobody.models.list()
-
-
 async def test_only_probes_and_the_pages_files_are_open_whatever_the_spelling_of_the_path(store, tmp_path):
     async with _guarded(store, tmp_path) as cluster:
         assert await _get(cluster, "/health") == 200
@@ -128,38 +116,15 @@ async def test_only_probes_and_the_pages_files_are_open_whatever_the_spelling_of
         # What looks like a file of the page is one, or nothing.
         for path in ("/page/../metrics", "/page/..%2fmetrics", "/page/%2e%2e/v1/models", "/page//metrics"):
             assert await _get(cluster, path) == 404, path
-        closed = ["/metrics", "/v1/models", "/openapi.json", "//health", "/health/", "/Health"]
-        closed += [
-            "/cluster",
-            "/cluster/events",
-            "/cluster/requests/x",
-            "/page",
-            "//",
-            "/docs/",
-            "//page/app.js",
-        ]
-        closed += [
-            "/health/../metrics",
-            "/health/..%2fmetrics",
-            "/%2e/metrics",
-            "/health;/metrics",
-            "/health%00",
-        ]
-        for path in closed:
+        closed = "/metrics /v1/models /openapi.json //health /health/ /Health /cluster /cluster/events"
+        closed += " /cluster/requests/x /page // /docs/ //page/app.js /health/../metrics /health/..%2fmetrics"
+        closed += " /%2e/metrics /health;/metrics /health%00"
+        for path in closed.split():
             assert await _get(cluster, path) == 401, path
         # The host is not part of what decides; a path in it opens nothing.
         assert await _get(cluster, "/metrics", Host="x/health?") in (400, 401)
         assert await _get(cluster, "http://x/health/../metrics") == 401
         assert await _get(cluster, "/metrics", Authorization=f"Bearer {ALICE}") == 200
-
-
-async def test_an_upload_without_a_key_is_refused_before_it_is_read(store, tmp_path):
-    async with _guarded(store, tmp_path) as cluster:
-        reader, writer = await asyncio.open_connection("127.0.0.1", cluster.port)
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\nx")
-        assert (await reader.readline()).split()[1] == b"401"
-        writer.close()
-        await writer.wait_closed()
 
 
 async def test_a_request_above_the_concurrency_is_429_until_the_reply_has_ended(store, tmp_path):

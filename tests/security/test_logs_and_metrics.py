@@ -56,13 +56,6 @@ def test_a_name_with_a_line_end_makes_no_line_of_its_own(target: Target) -> None
     assert b"\x1b[2J" not in log
 
 
-def test_a_good_request_id_is_found_in_the_logs_of_a_failure(target: Target) -> None:
-    status, _ = target.chat(
-        {"messages": question(picture_url(png(picture(32))[:90])), "max_tokens": 1}, X_Request_Id="trace-77f0"
-    )
-    assert status == 400
-
-
 def series(target: Target) -> set[str]:
     with urllib.request.urlopen(f"{target.cluster.url}/metrics", timeout=30) as page:
         return set(re.findall(r"^([a-z:_]+(?:\{[^}]*\})?) ", page.read().decode(), re.MULTILINE))

@@ -131,9 +131,7 @@ def test_the_media_type_that_is_announced_decides_nothing(target: Target) -> Non
 
 
 @pytest.mark.parametrize("size", [(64, 64), (96, 32)])
-def test_a_uuid_that_another_picture_had_gives_the_answer_of_ones_own(
-    target: Target, size: tuple[int, int]
-) -> None:
+def test_a_uuid_that_another_picture_had_gives_the_answer_of_ones_own(target, size):
     def answer(seed: int, size: tuple[int, int], **extra: object) -> str:
         part = question(picture_url(png(picture(seed, *size))))
         part[0]["content"][0] |= extra

@@ -16,7 +16,6 @@ from support.quota_page import FILES, table
 from support.waiting import until
 from triptych.base.config import ProxyConfig
 from triptych.proxy.quotas.table import quota_specs
-from triptych.store.embedding_store import EmbeddingStore
 
 PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
 BEGIN, END = "<!-- quotas: begin -->\n", "<!-- quotas: end -->"
@@ -24,9 +23,7 @@ QUOTAS = {spec.name: spec for spec in quota_specs(ProxyConfig())}
 
 
 @pytest.mark.parametrize("name", QUOTAS)
-async def test_a_tenant_that_takes_all_it_can_does_not_keep_another_one_out(
-    name: str, store: EmbeddingStore, tmp_path: Path
-) -> None:
+async def test_a_tenant_that_takes_all_it_can_does_not_keep_another_one_out(name, store, tmp_path):
     """With keys they come from one address, as behind a gateway."""
     scenario, one_address = SCENARIOS[name], QUOTAS[name].per == "key"
     async with AsyncExitStack() as stack:

@@ -23,7 +23,7 @@ from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 pytestmark = pytest.mark.timeout(300)
 
 SAME = "one-id-of-many"
-RETRIES = 60
+RETRIES = 15
 LONG = 400
 
 
@@ -97,16 +97,7 @@ async def drop_a_stream(guarded: Guarded, tenant: str, question: str) -> None:
         writer.transport.abort()
 
 
-async def test_an_id_may_be_used_again_and_again(web: httpx2.AsyncClient, guarded: Guarded) -> None:
-    questions = [f"question {number} of the same client" for number in range(4)]
-    answers = await expected(web, guarded, "alice", questions)
-    for question, answer in zip(questions * 2, answers * 2, strict=True):
-        assert await ask(web, guarded, "alice", question) == answer
-
-
-async def test_a_dropped_streams_id_is_free_at_once_for_another_tenant(
-    web: httpx2.AsyncClient, guarded: Guarded, busy_core: None
-) -> None:
+async def test_a_dropped_streams_id_is_free_at_once_for_another_tenant(web, guarded, busy_core):
     question = "what has this to do with the other tenant?"
     (answer,) = await expected(web, guarded, "bob", [question])
     for retry in range(RETRIES):
@@ -114,9 +105,7 @@ async def test_a_dropped_streams_id_is_free_at_once_for_another_tenant(
         assert await ask(web, guarded, "bob", question) == answer, retry
 
 
-async def test_requests_in_flight_under_one_id_are_answered_apart(
-    web: httpx2.AsyncClient, guarded: Guarded
-) -> None:
+async def test_requests_in_flight_under_one_id_are_answered_apart(web, guarded):
     questions = [f"question {number} among many at once" for number in range(8)]
     tenants = ["alice", "bob"]
     answers = {tenant: await expected(web, guarded, tenant, questions) for tenant in tenants}
@@ -125,9 +114,7 @@ async def test_requests_in_flight_under_one_id_are_answered_apart(
     assert list(got) == [answers[tenant][number] for tenant, number in asked]
 
 
-async def test_choices_and_prompts_of_one_id_are_answered_apart(
-    web: httpx2.AsyncClient, guarded: Guarded
-) -> None:
+async def test_choices_and_prompts_of_one_id_are_answered_apart(web, guarded):
     """A label with a choice's or a prompt's number behind it is one of another request."""
     body = {**body_of("n answers"), "n": 4}
     own = headers_of(guarded, "bob", "an-id-of-its-own")

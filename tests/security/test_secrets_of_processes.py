@@ -176,9 +176,7 @@ async def test_a_wrong_password_is_told_without_it(guarded_store: Path, caplog: 
     assert str(guarded_store) in shown
 
 
-async def test_a_server_that_repeats_the_login_gives_nothing_away(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+async def test_a_server_that_repeats_the_login_gives_nothing_away(tmp_path, caplog):
     """Redis and Valkey repeat a command that they do not know, with what it was given."""
     caplog.set_level(logging.DEBUG)
     path = tmp_path / "deaf.sock"
@@ -206,6 +204,7 @@ async def _bulk_error(url: str) -> Exception:
     return ExceptionGroup("both", errors)
 
 
+@pytest.mark.slow
 def test_files_of_a_cluster_are_nobody_elses_whatever_the_umask(tmp_path: Path) -> None:
     made, before = tmp_path / "made", os.umask(0)
     try:

@@ -23,10 +23,6 @@ from support.stores.users import guarded_server, role_password
 from support.tools import tool
 from support.waiting import within
 from triptych.apps.access.uses import user_name
-from triptych.store.control import StoreUnavailable
-from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.tls import StoreTls
-from triptych.store.topology.location import with_tls_files
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -101,9 +97,7 @@ async def answer(client: AsyncOpenAI, seed: int) -> str:
     return str(reply.choices[0].message.content)
 
 
-async def test_requests_are_answered_with_one_user_and_certificate_for_each_role(
-    tmp_path: Path, guarded_store: GuardedStore
-) -> None:
+async def test_requests_are_answered_with_one_user_and_certificate_for_each_role(tmp_path, guarded_store):
     async with cluster(guarded_store, tmp_path) as client:
         await within("the workers", served(client), PATIENCE)
         first = await asyncio.gather(*(answer(client, seed) for seed in range(6)))
@@ -119,29 +113,3 @@ async def test_requests_are_answered_with_one_user_and_certificate_for_each_role
     for name in ("proxy", "encoder", "pd"):
         log = (tmp_path / f"{name}.log").read_text()
         assert "Traceback" not in log and role_password(name) not in log, log[-2000:]
-
-
-async def test_a_real_servers_refusals_by_tls_name_the_flag_that_helps(
-    tmp_path: Path, guarded_store: GuardedStore
-) -> None:
-    authority, other = guarded_store.authority, Authority(tmp_path / "other")
-    ours, theirs = authority.client("refused"), other.client()
-    refused = {
-        # A server that resets the connection may be quicker than its reason.
-        "client certificate": StoreTls(ours.ca_file),
-        "--store-cert-file": StoreTls(ours.ca_file, theirs.cert_file, theirs.key_file),
-        "--store-ca-file": theirs,
-        "certificate of --store-cert-file|our certificate has expired": authority.client("old", expired=True),
-    }
-    for helps, files in refused.items():
-        url = with_tls_files(f"rediss://127.0.0.1:{guarded_store.port}/0", files)
-        with pytest.raises(StoreUnavailable, match=helps):
-            await EmbeddingStore.connect(url, timeout=20)
-    host = with_tls_files(f"rediss://localhost:{guarded_store.port}/0", ours)
-    with pytest.raises(StoreUnavailable, match="for another host"):
-        await EmbeddingStore.connect(host, timeout=20)
-    with pytest.raises(StoreUnavailable, match="write rediss://"):
-        await EmbeddingStore.connect(f"redis://127.0.0.1:{guarded_store.port}/0", timeout=20)
-    with pytest.raises(StoreUnavailable, match="is this its TLS port"):
-        plain = f"rediss://127.0.0.1:{guarded_store.server.port}/0"
-        await EmbeddingStore.connect(with_tls_files(plain, ours), timeout=3)

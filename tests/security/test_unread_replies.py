@@ -9,7 +9,6 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import pytest
 from grpc import aio
 
 from support.fakes.fake_workers import MODEL, user
@@ -68,9 +67,7 @@ async def test_replies_that_nobody_reads_stay_within_their_memory_and_others_are
         await until(lambda: held(proxy) == 0, "the memory is free")
 
 
-async def test_a_grpc_client_that_reads_nothing_loses_its_call(
-    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_grpc_client_that_reads_nothing_loses_its_call(store, monkeypatch):
     monkeypatch.setattr(admission, "WRITE_SECONDS", 0.5)
     monkeypatch.setattr(admission, "ABORT_SECONDS", 0.2)
     async with FakeCluster(store) as cluster:

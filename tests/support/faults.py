@@ -1,8 +1,7 @@
 """The table of faults: what happens to whom at which stage of a request for a picture, and how that ends.
 
-It is run on a request's state machine alone (`unit/proxy/requests/test_faults.py`), in one process with
-scripted workers (`integration/proxy/test_faults.py`) and on real processes (`chaos/test_faults.py`); each
-harness takes the rows whose stage and act it knows.
+It is run in one process with scripted workers (`integration/proxy/test_faults.py`) and on real processes
+(`chaos/test_faults.py`); each harness takes the rows whose stage and act it knows.
 """
 
 from __future__ import annotations

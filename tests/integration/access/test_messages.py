@@ -46,9 +46,7 @@ async def test_whatever_refuses_a_client_is_said_with_its_remedy(tmp_path: Path)
         assert "its user may not do that" in await said(role_url(server.url, "pd"), "save")
 
 
-async def test_a_user_that_may_not_read_is_an_error_and_never_a_miss_that_is_encoded_again(
-    tmp_path: Path,
-) -> None:
+async def test_a_user_that_may_not_read_is_an_error_and_never_a_miss_that_is_encoded_again(tmp_path):
     with guarded_server(tmp_path) as server:
         store = await EmbeddingStore.connect(role_url(server.url, "proxy"))
         with pytest.raises(StoreRefused, match="triptych store acl"):

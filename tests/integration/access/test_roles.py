@@ -93,9 +93,7 @@ ALL = [
 
 
 @pytest.mark.parametrize("role", [*ROLES, *OPTIONAL_ROLES])
-async def test_no_role_may_do_what_another_does_nor_what_an_operator_does(
-    server: StoreServer, role: str
-) -> None:
+async def test_no_role_may_do_what_another_does_nor_what_an_operator_does(server, role):
     store = await EmbeddingStore.connect(role_url(server.url, role))
     try:
         for words in (*ALL, *REFUSED[role]):

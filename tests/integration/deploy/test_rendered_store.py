@@ -61,9 +61,7 @@ async def passwords_and_port(tmp_path: Path) -> AsyncIterator[tuple[dict[str, st
         yield {role: secret[role] for role in ("proxy", "encoder", "pd", "colocated")}, port
 
 
-async def test_each_role_logs_in_with_its_password_and_nobody_without(
-    passwords_and_port: tuple[dict[str, str], int],
-) -> None:
+async def test_each_role_logs_in_with_its_password_and_nobody_without(passwords_and_port):
     passwords, port = passwords_and_port
     await until(lambda: accepts(port), "the server to start")
     for role, password in passwords.items():
@@ -82,9 +80,7 @@ async def test_each_role_logs_in_with_its_password_and_nobody_without(
             await impostor.ping()
 
 
-async def test_a_replica_writes_embeddings_as_an_encoder_and_reads_them_as_a_pd_worker(
-    passwords_and_port: tuple[dict[str, str], int],
-) -> None:
+async def test_a_replica_writes_embeddings_as_an_encoder_and_reads_them_as_a_pd_worker(passwords_and_port):
     passwords, port = passwords_and_port
     await until(lambda: accepts(port), "the server to start")
     async with Redis(port=port, username="triptych-colocated", password=passwords["colocated"]) as client:

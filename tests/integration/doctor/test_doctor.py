@@ -24,22 +24,6 @@ async def _by_check(url: str) -> dict[str, CheckResult]:
     return {result.check: result for _, results in await check_store(url) for result in results}
 
 
-async def test_a_store_that_is_well_is_fit(store: EmbeddingStore, store_url: str):
-    findings = await _by_check(store_url)
-    assert findings.keys() >= {"version", "role", "policy", "memory", "disk", "latency", "clock"}
-    assert all(finding.verdict is not CheckOutcome.FAIL for finding in findings.values()), findings
-    assert findings["clock"].found.endswith("against this machine")
-
-
-async def test_a_policy_that_evicts_registrations_is_found(store: EmbeddingStore, store_url: str):
-    await store.control.execute("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-    try:
-        finding = (await _by_check(store_url))["policy"]
-    finally:
-        await store.control.execute("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
-    assert finding.verdict is CheckOutcome.FAIL and "volatile-lru" in finding.remedy
-
-
 async def test_a_user_who_may_ask_for_little_learns_what_it_may(store: EmbeddingStore, store_url: str):
     await store.control.execute("ACL", "SETUSER", "default", "-time", "-eval", "-evalsha")
     try:

@@ -28,9 +28,7 @@ async def by_check(url: str) -> dict[str, CheckResult]:
     return {result.check: result for _, results in await check_store(url, MIB) for result in results}
 
 
-async def test_a_store_with_the_roles_users_has_nothing_that_fails_and_keeps_nothing_of_the_check(
-    server: StoreServer,
-) -> None:
+async def test_a_store_with_the_roles_users_has_nothing_that_fails_and_keeps_nothing_of_the_check(server):
     found = await by_check(admin_url(server.url))
     assert found.keys() >= {"version", "policy", "memory", "latency", "bandwidth", "epoch", "TLS", "login"}
     # Rates and latency depend on the machine.

@@ -109,26 +109,6 @@ def test_a_plan_on_a_terminal_has_a_bar_that_is_gone_when_the_table_comes(plan):
     assert "1E1PD" in table and not BAR.search(table)
 
 
-def test_with_no_color_a_bar_has_none(plan):
-    with OnTerminal(plan, {"TERM": "xterm", "NO_COLOR": "1"}) as command:
-        command.read_until(BAR.pattern)
-    assert "\x1b[36m" not in command.output
-
-
-def test_on_a_dumb_terminal_there_are_lines(plan):
-    with OnTerminal(plan, {"TERM": "dumb"}) as command:
-        command.read_until("simulating")
-    assert "\x1b[J" not in command.output
-
-
-def test_ctrl_c_leaves_no_bar_on_the_terminal(plan):
-    with OnTerminal(plan, {"TERM": "xterm"}) as command:
-        command.read_until("searches")
-        command.press_ctrl_c()
-        assert command.read_all() not in (0, None)
-    assert not BAR.search(command.after_last_frame)
-
-
 def test_a_plan_without_a_terminal_has_lines_on_stderr_and_its_result_on_stdout(plan, tmp_path):
     result = tmp_path / "plan.json"
     done = subprocess.run(
@@ -160,15 +140,3 @@ def test_a_cluster_on_a_terminal_has_one_display_that_no_log_line_is_mixed_with(
     assert len(ready) == 2 and all(part.endswith("\r\n") for part in ready)
     greeting = next(index for index, part in enumerate(parts) if "Triptych answers" in part)
     assert not [part for part in parts[greeting:] if re.search("\x1b\\[\\d+A$", part)]
-
-
-def test_a_cluster_that_logs_json_to_a_terminal_writes_records_and_no_bar():
-    with OnTerminal(serve("--log-format", "json"), {"TERM": "xterm"}) as command:
-        command.read_until("Triptych answers")
-    records = [json.loads(line) for line in command.output.splitlines() if line.startswith("{")]
-    assert "\x1b" not in command.output
-    assert {"loading weights"} <= {record["message"].split(":")[0] for record in records}
-    assert {record["process"] for record in records if record["logger"] == "progress"} == {
-        "pd-0",
-        "encoder-0",
-    }

@@ -19,7 +19,6 @@ from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.base.rpc.channels import make_channel
 from triptych.base.rpc.tls.certificates import Certificates
-from triptych.store.embedding_store import EmbeddingStore
 
 CLIENTS = 4
 
@@ -101,9 +100,7 @@ async def is_answered(address: str, side: Side) -> bool:
         return True
 
 
-async def test_a_new_ca_is_brought_in_and_the_old_one_taken_out_under_load(
-    store: EmbeddingStore, tmp_path: Path, old: trustme.CA, new: trustme.CA
-) -> None:
+async def test_a_new_ca_is_brought_in_and_the_old_one_taken_out_under_load(store, tmp_path, old, new):
     proxy, workers = Side(tmp_path / "proxy", old), Side(tmp_path / "workers", old)
     stranger = Side(tmp_path / "stranger", old)
     async with FakeCluster(
@@ -138,9 +135,7 @@ async def test_a_new_ca_is_brought_in_and_the_old_one_taken_out_under_load(
         await cluster.at_rest()
 
 
-async def test_a_worker_that_has_not_read_its_files_yet_stays_connected(
-    store: EmbeddingStore, tmp_path: Path, old: trustme.CA, new: trustme.CA, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_worker_that_has_not_read_its_files_yet_stays_connected(store, tmp_path, old, new, caplog):
     """Files reach machines at different times, and sometimes in the wrong order."""
     proxy, workers = Side(tmp_path / "proxy", old), Side(tmp_path / "workers", old)
     async with FakeCluster(
@@ -161,9 +156,7 @@ async def test_a_worker_that_has_not_read_its_files_yet_stays_connected(
         assert {submit.attempt for submit in cluster.pd_workers[0].submits} == {1}
 
 
-async def test_a_channel_that_was_replaced_ends_when_its_last_stream_has(
-    store: EmbeddingStore, tmp_path: Path, old: trustme.CA, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_channel_that_was_replaced_ends_when_its_last_stream_has(store, tmp_path, old, monkeypatch):
     monkeypatch.setattr("triptych.base.rpc.channels._IDLE_MS", 1000)
     proxy, workers = Side(tmp_path / "proxy", old), Side(tmp_path / "workers", old)
     async with FakeCluster(
@@ -180,18 +173,3 @@ async def test_a_channel_that_was_replaced_ends_when_its_last_stream_has(
         pd.break_streams()
         await until(lambda: len(pd.attaches) == 2, "a new stream")
         await until(lambda: not attached, "the end of the channel whose stream has broken")
-
-
-async def test_a_worker_that_starts_again_with_other_certificates_is_found_again(
-    store: EmbeddingStore, tmp_path: Path, old: trustme.CA, new: trustme.CA
-) -> None:
-    proxy, workers = Side(tmp_path / "proxy", old), Side(tmp_path / "workers", old)
-    async with FakeCluster(
-        store, internal=proxy.certificates, worker_certificates=workers.certificates
-    ) as cluster:
-        await cluster.pd_workers[0].kill()
-        await workers.takes(new, new)
-        await cluster.pd_workers[0].start()
-        await proxy.takes(new, new)
-        await until(lambda: len(cluster.pd_workers[0].attaches) == 2, "the stream")
-        assert await cluster.stream(user("?", picture("after"))) == whole_text(8)

@@ -16,7 +16,6 @@ from support.faults import DAMAGE, FAULTS, Fault
 from support.waiting import until
 from triptych.protos import common_pb2, encoder_pb2, pd_pb2
 from triptych.proxy.requests import lifecycle
-from triptych.store.embedding_store import EmbeddingStore
 
 PICTURE = picture("p")
 TOKENS = 12
@@ -179,9 +178,7 @@ HERE = [
 
 
 @pytest.mark.parametrize("fault", HERE, ids=str)
-async def test_a_fault_ends_as_the_table_says(
-    fault: Fault, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_fault_ends_as_the_table_says(fault, store, monkeypatch):
     monkeypatch.setattr(lifecycle, "_LONGEST_PAUSE", 0.01)
     pool = {"encoder": "encoders", "pd": "pd_workers"}.get(fault.pool)
     workers: dict[str, Any] = {pool: fault.workers} if pool else {}

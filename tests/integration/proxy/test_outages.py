@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Sequence
 
 import pytest
 from openai import APIStatusError
@@ -12,8 +10,6 @@ from openai import APIStatusError
 from support.fakes.fake_workers import picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.base.types import ItemPlan
-from triptych.registry.registry import Registry, RegistrySnapshot
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -31,28 +27,7 @@ async def test_media_wait_for_an_encoder_until_the_deadline_and_then_get_503(sto
         await cluster.at_rest()
 
 
-async def test_a_worker_that_comes_later_is_used_without_a_restart(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, encoders=2) as cluster:
-        newcomer = cluster.encoders[1]
-        await cluster.registry.withdraw(newcomer.info)
-        await newcomer.kill()
-        # With its channel: a check that began before its end would fail after its start.
-        await until(lambda: ("encoder", newcomer.address) not in cluster.pool.workers, "it to be forgotten")
-        await newcomer.start()
-        await cluster.registry.register(newcomer.info, term=600.0)
-        await until(lambda: len(cluster.pool.serving("encoder")) == 2)
-        for encoder in cluster.encoders:
-            encoder.gate.clear()
-        asked = asyncio.create_task(cluster.ask(user("?", picture("a"), picture("b"))))
-        await until(lambda: len(newcomer.jobs) == 1)
-        for encoder in cluster.encoders:
-            encoder.gate.set()
-        await asked
-
-
-async def test_a_health_check_that_began_before_a_restart_does_not_count_for_the_new_process(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_health_check_that_began_before_a_restart_does_not_count_for_the_new_process(store, caplog):
     async with FakeCluster(store) as cluster:
         encoder = cluster.encoders[0]
         encoder.health.answers.clear()
@@ -68,39 +43,19 @@ async def test_a_health_check_that_began_before_a_restart_does_not_count_for_the
         assert "does not answer" not in caplog.text
 
 
-class BrokenStore:
-    """The view that a proxy has of a store, and of the registry in it, which can be switched off."""
+def cut_off(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy reaches neither the store nor the registry in it, until the patches are undone."""
 
-    def __init__(self, store: EmbeddingStore) -> None:
-        self.store = store
-        self.registry = Registry(store)
-        self.down = False
+    async def down(*_: object, **__: object) -> None:
+        raise StoreUnavailable("switched off")
 
-    async def poll(self, proxy_id: str, term: float, *, mark: str) -> RegistrySnapshot:
-        self._check()
-        return await self.registry.poll(proxy_id, term, mark=mark)
-
-    async def look_up(self, keys: Sequence[tuple[str, str]]) -> list[ItemPlan | None]:
-        self._check()
-        return await self.store.look_up(keys)
-
-    async def epoch(self) -> str:
-        self._check()
-        return await self.store.epoch()
-
-    @property
-    def clock_jumps(self) -> int:
-        return self.store.clock_jumps
-
-    def _check(self) -> None:
-        if self.down:
-            raise StoreUnavailable("switched off")
+    for place, name in ((cluster.store, "look_up"), (cluster.store, "epoch"), (cluster.registry, "poll")):
+        monkeypatch.setattr(place, name, down)
 
 
-async def test_text_goes_on_without_the_store_while_media_get_503_in_time(store: EmbeddingStore) -> None:
-    view = BrokenStore(store)
-    async with FakeCluster(store, store_view=view, registry_view=view, store_wait=0.5) as cluster:
-        view.down = True
+async def test_text_goes_on_without_the_store_while_media_get_503_in_time(store, monkeypatch):
+    async with FakeCluster(store, store_wait=0.5) as cluster:
+        cut_off(cluster, monkeypatch)
         await until(lambda: not cluster.pool.store_ok)
         await cluster.encoders[0].reaches_store(False)
         await until(lambda: cluster.pool.store_lost("encoder"))
@@ -113,18 +68,15 @@ async def test_text_goes_on_without_the_store_while_media_get_503_in_time(store:
         await cluster.encoders[0].reaches_store(True)
         ready = await cluster.client._client.get(f"http://127.0.0.1:{cluster.port}/ready")
         assert (ready.status_code, ready.json()["degraded"]) == (200, "store")
-        view.down = False
+        monkeypatch.undo()
         await until(lambda: cluster.pool.store_ok)
         assert (await cluster.ask(user("?", picture("p")))).choices[0].message.content == whole_text(8)
 
 
-async def test_a_proxy_that_alone_lacks_the_store_has_media_looked_up_and_encoded(
-    store: EmbeddingStore,
-) -> None:
-    view = BrokenStore(store)
-    async with FakeCluster(store, store_view=view, registry_view=view) as cluster:
+async def test_a_proxy_that_alone_lacks_the_store_has_media_looked_up_and_encoded(store, monkeypatch):
+    async with FakeCluster(store) as cluster:
         await cluster.ask(user("?", picture("p")))
-        view.down = True
+        cut_off(cluster, monkeypatch)
         await until(lambda: not cluster.pool.store_ok)
         for name in "pq":
             reply = await cluster.ask(user("other text", picture(name)))
@@ -145,9 +97,7 @@ async def test_an_encoder_without_the_store_gets_no_job_while_another_has_it(sto
         assert (len(cut_off.jobs), len(well.jobs)) == (0, 4)
 
 
-async def test_a_pd_worker_without_the_store_gets_pictures_only_where_no_other_one_is(
-    store: EmbeddingStore,
-) -> None:
+async def test_a_pd_worker_without_the_store_gets_pictures_only_where_no_other_one_is(store):
     async with FakeCluster(store, pd_workers=2, store_wait=60.0) as cluster:
         cut_off, well = cluster.pd_workers
         await cut_off.reaches_store(False)
@@ -162,9 +112,7 @@ async def test_a_pd_worker_without_the_store_gets_pictures_only_where_no_other_o
         assert reply.choices[0].message.content == whole_text(8)
 
 
-async def test_workers_that_a_flush_has_unregistered_stay_in_use_by_their_health(
-    store: EmbeddingStore,
-) -> None:
+async def test_workers_that_a_flush_has_unregistered_stay_in_use_by_their_health(store):
     async with FakeCluster(store) as cluster:
         await store.control.execute("FLUSHALL")
         await until(lambda: not any(worker.registered for worker in cluster.pool.workers.values()))
@@ -172,11 +120,3 @@ async def test_workers_that_a_flush_has_unregistered_stay_in_use_by_their_health
         assert reply.choices[0].message.content == whole_text(8)
         await cluster.encoders[0].kill()
         await until(lambda: len(cluster.pool.workers) == 1)
-
-
-async def test_a_burst_of_requests_is_answered_to_the_last_one(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, encoders=2, pd_workers=2, max_queue=1000) as cluster:
-        asked = [cluster.stream(user(f"q{i}", picture(f"p{i % 20}")), max_tokens=4) for i in range(60)]
-        assert await asyncio.gather(*asked) == [whole_text(4)] * 60
-        assert len(cluster.jobs) == 20
-        await cluster.at_rest()

@@ -9,16 +9,13 @@ from support.store_commands import commands
 from support.waiting import until
 from triptych.proxy import pool
 from triptych.proxy.pool import CHECKS_PER_SECOND, HEALTH_INTERVAL, health_interval
-from triptych.registry.registry import Registry, RegistrySnapshot
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
 
 LOOKS = 5
 
 
-async def test_a_poll_of_the_registry_is_one_command(
-    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_poll_of_the_registry_is_one_command(store, monkeypatch):
     monkeypatch.setattr(pool, "POLL_SECONDS", 60.0)
     async with FakeCluster(store, encoders=2, pd_workers=2) as cluster:
         before = await commands(store)
@@ -52,28 +49,16 @@ async def test_a_worker_whose_registration_is_gone_is_checked_at_once_however_ma
         assert second.health.checked == 1
 
 
-class SwitchedRegistry:
-    """The registry, which can be switched off."""
-
-    def __init__(self, store: EmbeddingStore) -> None:
-        self._registry = Registry(store)
-        self.down = False
-
-    async def poll(self, proxy_id: str, term: float, *, mark: str) -> RegistrySnapshot:
-        if self.down:
-            raise StoreUnavailable("switched off")
-        return await self._registry.poll(proxy_id, term, mark=mark)
-
-
-async def test_all_workers_are_checked_at_once_when_the_store_goes_away(
-    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_all_workers_are_checked_at_once_when_the_store_goes_away(store, monkeypatch):
     monkeypatch.setattr(pool, "health_interval", lambda workers: 3600.0)
-    registry = SwitchedRegistry(store)
-    async with FakeCluster(store, encoders=2, registry_view=registry) as cluster:
+
+    async def down(*_, **__):
+        raise StoreUnavailable("switched off")
+
+    async with FakeCluster(store, encoders=2) as cluster:
         workers = (*cluster.encoders, *cluster.pd_workers)
         await until(lambda: all(worker.health.checked == 1 for worker in workers), "the first checks")
-        registry.down = True
+        monkeypatch.setattr(cluster.registry, "poll", down)
         await until(
             lambda: all(worker.health.checked > 1 for worker in workers), "checks by the proxy itself"
         )

@@ -96,9 +96,7 @@ def openai_client(port: int) -> AsyncOpenAI:
     return AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0)
 
 
-async def test_the_service_serves_until_sigterm_and_finishes_what_is_in_flight(
-    store: EmbeddingStore, store_url: str, told: pytest.LogCaptureFixture
-) -> None:
+async def test_the_service_serves_until_sigterm_and_finishes_what_is_in_flight(store, store_url, told):
     async with running_service(store, store_url) as proxy:
         ready = re.compile(rf"ready: proxy http://127\.0\.0\.1:{proxy.port} grpc 127\.0\.0\.1:\d+")
         await until(lambda: proxy.task.done() or ready.search(told.text))
@@ -116,9 +114,7 @@ async def test_the_service_serves_until_sigterm_and_finishes_what_is_in_flight(
     assert "model demo, 3 prompt tokens, 6 completion tokens, 0 items" in lines[0]
 
 
-async def test_the_kubelets_probes_follow_the_proxy_but_not_its_last_pd_worker(
-    store: EmbeddingStore, store_url: str
-) -> None:
+async def test_the_kubelets_probes_follow_the_proxy_but_not_its_last_pd_worker(store, store_url):
     host, metrics_port = "127.0.1.7", free_port()
     flags = {"metrics_port": metrics_port, "metrics_host": host}
     async with running_service(store, store_url, registered=False, **flags) as proxy:
@@ -140,9 +136,7 @@ async def test_the_kubelets_probes_follow_the_proxy_but_not_its_last_pd_worker(
         terminate()
 
 
-async def test_a_proxy_that_drains_leaves_scaling_to_the_others(
-    store: EmbeddingStore, store_url: str, told: pytest.LogCaptureFixture
-) -> None:
+async def test_a_proxy_that_drains_leaves_scaling_to_the_others(store, store_url, told):
     board = ScalingBoard(store)
     await board.announce("pd", ScalingDecision(2, "flow", active=True), 60.0)
 
@@ -169,28 +163,6 @@ async def test_a_proxy_that_drains_leaves_scaling_to_the_others(
         assert (await until_published(None)).slow > 0.0, "its request still counts"
         proxy.worker.gate.set()
         assert (await asked).choices[0].message.content == whole_text(6)
-
-
-async def test_a_kept_connection_is_served_once_more_after_sigterm_and_then_closed(
-    store: EmbeddingStore, store_url: str
-) -> None:
-    async with (
-        running_service(store, store_url, **OPEN) as proxy,
-        aiohttp.TCPConnector(limit=1) as connector,
-        aiohttp.ClientSession(f"http://127.0.1.7:{proxy.port}", connector=connector) as session,
-    ):
-        await proxy.knows_the_worker()
-
-        async def ask() -> tuple[int, str | None]:
-            async with session.post("/v1/chat/completions", json=QUESTION) as reply:
-                await reply.read()
-                return reply.status, reply.headers.get("connection")
-
-        assert await ask() == (200, None)
-        terminate()
-        await asyncio.sleep(0.5)
-        # A gateway sends on until its connection is closed, for the endpoints are no concern of it.
-        assert await ask() == (200, "close")
 
 
 async def test_a_grpc_client_of_a_proxy_that_drains_is_sent_elsewhere_and_its_call_finished(

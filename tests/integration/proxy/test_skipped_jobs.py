@@ -97,59 +97,7 @@ async def test_what_the_worker_misses_is_encoded_and_counted(store: EmbeddingSto
         await cluster.at_rest()
 
 
-async def test_every_choice_gets_its_answer_though_the_worker_misses_the_picture(
-    store: EmbeddingStore,
-) -> None:
-    async with keeping(FakeCluster(store)) as cluster:
-        turn = await first_turn(cluster, FIRST)
-        cluster.pd_workers[0].held.clear()
-        reply = await cluster.ask(turn, n=3)
-        assert len(reply.choices) == 3
-        assert len(cluster.jobs) == 2  # one for all three
-        await cluster.at_rest()
-
-
-async def test_a_worker_that_does_not_have_the_conversation_is_not_expected_to(store: EmbeddingStore) -> None:
-    async with keeping(FakeCluster(store, pd_workers=2)) as cluster:
-        turn = await first_turn(cluster, FIRST)
-        served, other = by_service(cluster)
-        await served.kill()
-        await until(lambda: len(cluster.pool.serving("pd")) == 1, "the loss of the worker")
-        assert await cluster.stream(turn) == whole_text(8)
-        assert len(cluster.jobs) == 2
-        assert UNENCODED not in states(other)
-        await cluster.at_rest()
-
-
-async def test_a_job_under_way_is_joined(store: EmbeddingStore) -> None:
-    async with keeping(FakeCluster(store)) as cluster:
-        turn = await first_turn(cluster, FIRST)
-        encoder, pd = cluster.encoders[0], cluster.pd_workers[0]
-        encoder.tower.clear()
-        new = asyncio.create_task(cluster.stream(user("something else", FIRST)))
-        await until(lambda: encoder.runs == 2, "the job")
-        second = asyncio.create_task(cluster.stream(turn))
-        await until(lambda: len(pd.submits) == 3, "the second turn")
-        assert states(pd) == [pd_pb2.ITEM_STATE_PENDING]
-        encoder.tower.set()
-        assert await asyncio.gather(new, second) == [whole_text(8)] * 2
-        assert len(cluster.jobs) == 2
-        await cluster.at_rest()
-
-
-async def test_with_every_encoder_gone_a_turn_without_a_new_picture_is_answered(
-    store: EmbeddingStore,
-) -> None:
-    async with keeping(FakeCluster(store, request_timeout=8.0)) as cluster:
-        turn = await first_turn(cluster, FIRST)
-        await without_encoders(cluster)
-        assert await cluster.stream(turn) == whole_text(8)
-        await cluster.at_rest()
-
-
-async def test_a_turn_that_misses_its_picture_without_encoders_gives_its_room_back_and_waits(
-    store: EmbeddingStore,
-) -> None:
+async def test_a_turn_that_misses_its_picture_without_encoders_gives_its_room_back_and_waits(store):
     async with keeping(FakeCluster(store)) as cluster:
         encoder, pd = cluster.encoders[0], cluster.pd_workers[0]
         turn = await first_turn(cluster, FIRST)
@@ -163,9 +111,7 @@ async def test_a_turn_that_misses_its_picture_without_encoders_gives_its_room_ba
         await cluster.at_rest()
 
 
-async def test_a_worker_killed_in_the_second_turn_costs_no_token_and_the_next_one_encodes(
-    store: EmbeddingStore,
-) -> None:
+async def test_a_worker_killed_in_the_second_turn_costs_no_token_and_the_next_one_encodes(store):
     async with keeping(FakeCluster(store, pd_workers=2)) as cluster:
         turn = await first_turn(cluster, FIRST)
         served, other = by_service(cluster)
@@ -174,9 +120,7 @@ async def test_a_worker_killed_in_the_second_turn_costs_no_token_and_the_next_on
         await cluster.at_rest()
 
 
-async def test_an_older_worker_that_takes_the_turn_over_looks_in_the_store_itself(
-    store: EmbeddingStore,
-) -> None:
+async def test_an_older_worker_that_takes_the_turn_over_looks_in_the_store_itself(store):
     async with keeping(FakeCluster(store, pd_workers=2)) as cluster:
         turn = await first_turn(cluster, FIRST)
         served, other = by_service(cluster)

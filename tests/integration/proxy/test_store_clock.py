@@ -11,7 +11,6 @@ from support.fakes.fake_workers import key_of, picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.store import scripts
-from triptych.store.embedding_store import EmbeddingStore
 
 PICTURES = 8
 SHIFT = "test:shift"
@@ -42,9 +41,7 @@ async def lose_all(cluster: FakeCluster, shift: int) -> None:
 
 
 @pytest.mark.parametrize("shift", [86_400, -86_400])
-async def test_losses_after_a_jump_of_the_clock_are_no_pressure(
-    store: EmbeddingStore, clock_by_key: None, shift: int
-) -> None:
+async def test_losses_after_a_jump_of_the_clock_are_no_pressure(store, clock_by_key, shift):
     async with FakeCluster(store) as cluster:
         await lose_all(cluster, shift)
         assert not cluster.dispatcher.backpressure.refuses_media(time.monotonic())
@@ -52,20 +49,7 @@ async def test_losses_after_a_jump_of_the_clock_are_no_pressure(
         await cluster.at_rest()
 
 
-async def test_the_same_losses_under_an_even_clock_are_pressure(
-    store: EmbeddingStore, clock_by_key: None
-) -> None:
+async def test_the_same_losses_under_an_even_clock_are_pressure(store, clock_by_key):
     async with FakeCluster(store) as cluster:
         await lose_all(cluster, 0)
         assert cluster.dispatcher.backpressure.refuses_media(time.monotonic())
-
-
-async def test_workers_whose_registrations_a_jump_has_expired_stay_in_use(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        for worker in (*cluster.encoders, *cluster.pd_workers):
-            await cluster.registry.register(worker.info, term=-60.0)
-        await until(
-            lambda: not any(worker.registered for worker in cluster.pool.workers.values()), "the expiry"
-        )
-        assert await cluster.stream(user("?", picture("p"))) == whole_text(8)
-        assert len(cluster.pool.workers) == 2

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.data.checkpoints import build_checkpoint
+from support.matrix import matrix
 from support.probing import probe
 from support.processes.cluster import PATIENCE, free_port, wait_for
 from triptych.apps.launch.embedded_store import EmbeddedStore
@@ -50,7 +51,7 @@ def _worker(role: str, store: EmbeddedStore, port: int) -> Iterator[subprocess.P
         process.wait()
 
 
-@pytest.mark.parametrize("role", ["encoder", "pd", "colocated"])
+@pytest.mark.parametrize("role", matrix(["encoder", "pd", "colocated"]))
 def test_probes_tell_a_workers_phase_and_are_answered_in_all_of_them(role: str, tmp_path: Path) -> None:
     store, port = EmbeddedStore(tmp_path, 64 << 20), free_port()
     store.start()

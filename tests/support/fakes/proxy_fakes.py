@@ -93,8 +93,6 @@ class FakeCluster:
         #: How the client verifies the front door.
         self._trust: ssl.SSLContext | None = options.pop("trust", None)
         await self._start_workers(token, worker_certificates)
-        view = options.pop("store_view", self.store)
-        registry = options.pop("registry_view", self.registry)
         timeout = options.pop("request_timeout", 20.0)
         max_body = options.pop("max_body", 1 << 20)
         keys: KeyRing | None = options.pop("keys", None)
@@ -113,7 +111,7 @@ class FakeCluster:
         tracer = options.pop("tracer", None)
         authenticator = Authenticator(keys, PrincipalLimits(), self.metrics) if keys is not None else None
         self.pool = WorkerPool(
-            registry,
+            self.registry,
             "proxy-test",
             token,
             certificates=internal,
@@ -128,7 +126,7 @@ class FakeCluster:
         self.live = live
         self.dispatcher = Dispatcher(
             self.pool,
-            view,
+            self.store,
             self.metrics,
             transport,
             proxy_id="proxy-test",

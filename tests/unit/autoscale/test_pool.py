@@ -8,10 +8,7 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.autoscale.policies import (
-    PoolView,
-    Scaler,
-)
+from benchmarks.autoscale.policies import PoolView, Scaler
 from benchmarks.autoscale.pool import ElasticPool
 from support.simulated import COSTS, LIMITS, MIX, MODEL, PICTURE
 from triptych.base.config import EncoderConfig
@@ -78,9 +75,7 @@ def test_a_worker_that_drains_finishes_what_it_has_and_is_paid_for_until_then() 
     cold_start=st.sampled_from([0.0, 0.3, 5.0, 30.0]),
     initial=st.integers(0, 3),
 )
-def test_whatever_comes_and_goes_all_requests_end_and_nothing_is_left(
-    sizes: list[int], every: float, cold_start: float, initial: int
-) -> None:
+def test_whatever_comes_and_goes_all_requests_end_and_nothing_is_left(sizes, every, cold_start, initial):
     scaler = Sizes([*sizes, 2], every)
     found, pool = serve(scaler, MIX, count=12, rate=4.0, cold_start=cold_start, initial=initial)
     assert all_served(found), found.leftovers

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.autoscale.comparison import trial_setup
-from benchmarks.autoscale.traces import (
-    TRACES,
-    requests_of,
-)
+from benchmarks.autoscale.traces import TRACES, requests_of
 
 SETUP = trial_setup()
 

@@ -27,9 +27,7 @@ def reached(**figures: float) -> Reached:
         ({}, "not measured"),
     ],
 )
-def test_a_target_is_met_when_every_figure_is_and_missed_when_one_is_not(
-    figures: dict[str, float], word: str
-) -> None:
+def test_a_target_is_met_when_every_figure_is_and_missed_when_one_is_not(figures, word):
     assert verdict(SPEED, reached(**figures)) == word
 
 

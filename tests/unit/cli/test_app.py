@@ -41,11 +41,6 @@ def test_a_folder_without_a_config_is_a_clear_error(tmp_path):
     assert_refused(triptych("serve", str(tmp_path)), "config.json", "safetensors")
 
 
-def test_a_hub_id_that_cannot_be_fetched_is_a_clear_error(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert_refused(triptych("serve", "nobody/nothing"), "nobody/nothing", "MODEL=/folder")
-
-
 def test_a_port_in_use_is_a_clear_error():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -59,13 +54,6 @@ def test_a_port_in_use_is_a_clear_error():
 def test_a_service_alone_needs_a_store():
     assert_refused(triptych("proxy"), "--store")
     assert_refused(triptych("encoder"), "--store")
-
-
-def test_a_worker_open_to_the_network_needs_a_token_and_an_address():
-    store = ("--store", "redis://127.0.0.1:1/0")
-    assert_refused(triptych("pd", *store, "--host", "0.0.0.0"), "--internal-token")
-    assert_refused(triptych("pd", *store, "--host", "0.0.0.0", "--internal-token", "x" * 16), "--advertise")
-    assert_refused(triptych("pd", *store, "--advertise", "0.0.0.0:5"), "--advertise")
 
 
 def test_memory_that_does_not_fit_is_an_error_with_the_sum():
@@ -82,18 +70,6 @@ def test_ranks_where_there_can_be_none_are_refused_by_an_error(command: str):
 def test_heads_that_cannot_be_divided_among_the_ranks_are_an_error_that_names_what_can():
     refused = triptych("check", str(DEMO_MODEL), "--tensor-parallel", "7")
     assert_refused(refused, "attention heads", "7 ranks", "give --tensor-parallel one of 1")
-
-
-def test_services_open_to_the_network_need_tls_or_a_flag_that_allows_clear_text(tmp_path):
-    open_to_all = ("--store", "redis://127.0.0.1:1/0", "--host", "0.0.0.0")
-    proxy = triptych("proxy", *open_to_all, "--no-auth")
-    assert_refused(proxy, "without TLS", "--http-cert-file and --http-key-file", "--insecure")
-    worker = ("--internal-token", "x" * 16, "--advertise", "10.0.0.7:50051")
-    assert_refused(triptych("pd", *open_to_all, *worker), "--tls-cert-file, --tls-key-file", "--insecure")
-    half = triptych("proxy", *open_to_all, "--no-auth", "--http-cert-file", str(tmp_path / "tls.crt"))
-    assert_refused(half, "--http-cert-file needs --http-key-file too")
-    none = ("--http-cert-file", str(tmp_path / "tls.crt"), "--http-key-file", str(tmp_path / "tls.key"))
-    assert_refused(triptych("proxy", *open_to_all, "--no-auth", *none), "--http-cert-file", "cannot be read")
 
 
 def test_a_proxy_open_to_the_network_needs_api_keys_or_a_flag_that_allows_it_without(tmp_path):

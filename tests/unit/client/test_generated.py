@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from triptych.apps.client import AsyncClient, Client
-
 TOOL = Path(__file__).parents[2] / "tools/sync_client.py"
 
 
@@ -16,9 +14,3 @@ def test_the_blocking_client_is_made_from_the_one_for_asyncio() -> None:
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     assert tool.main(["--check"]) == ""
-
-
-def test_both_have_the_same_methods() -> None:
-    assert {name for name in vars(Client) if name[0] != "_"} == {
-        name for name in vars(AsyncClient) if name[0] != "_"
-    }

@@ -6,11 +6,6 @@ from triptych.base.config import ScalingConfig, check_scaling
 from triptych.base.errors import ConfigError
 
 
-def test_the_defaults_and_a_usual_range_are_fine() -> None:
-    check_scaling(ScalingConfig())
-    check_scaling(ScalingConfig(max_encoders=4, max_pd_workers=3, scaler_port=8002))
-
-
 @pytest.mark.parametrize(
     ("config", "says"),
     [

@@ -19,9 +19,7 @@ from triptych.base.errors import ConfigError
         (("--encoders", "2..2", "--pd-workers", " 1 .. 64 "), WorkerRange.fixed(2), WorkerRange(1, 64)),
     ],
 )
-def test_a_number_is_fixed_and_a_range_is_scaled(
-    words: tuple[str, ...], encoders: WorkerRange, pd_workers: WorkerRange
-) -> None:
+def test_a_number_is_fixed_and_a_range_is_scaled(words, encoders, pd_workers):
     for command, kind in (("serve", ServeConfig), ("check", ClusterConfig)):
         config = parse(kind, command, *words)
         assert (config.encoders, config.pd_workers) == (encoders, pd_workers)
@@ -53,9 +51,7 @@ def test_the_most_workers_are_planned_for() -> None:
         ("serve", "--encoders", "1" * 5000, "like 2, or a range, like 0..4"),
     ],
 )
-def test_what_is_no_range_is_refused_with_the_flag_and_the_remedy(
-    command: str, flag: str, text: str, told: str
-) -> None:
+def test_what_is_no_range_is_refused_with_the_flag_and_the_remedy(command, flag, text, told):
     with pytest.raises(ConfigError) as refused:
         parse(ServeConfig, command, flag, text)
     assert told in str(refused.value)

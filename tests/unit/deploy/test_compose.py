@@ -14,12 +14,7 @@ from support.kubernetes.chart import ROOT
 from support.options import parse, triptych
 from triptych.base.config import EncoderConfig, PDConfig, ProxyConfig, check_advertise, check_front_door
 from triptych.base.config.flags import Config
-from triptych.base.config.tls import (
-    TlsFiles,
-    check_front_encryption,
-    check_worker_encryption,
-    internal_tls,
-)
+from triptych.base.config.tls import TlsFiles, check_front_encryption, check_worker_encryption, internal_tls
 from triptych.base.rpc.tls.material import read_material
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())

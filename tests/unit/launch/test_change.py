@@ -37,17 +37,13 @@ def _change(start: str = "", drain: str = "") -> PoolChange:
         (_pool("01"), -3, _change(drain="10")),
     ],
 )
-def test_free_names_start_and_the_newest_are_drained(
-    pool: PoolWorkers, wanted: int, change: PoolChange
-) -> None:
+def test_free_names_start_and_the_newest_are_drained(pool, wanted, change):
     assert plan_change(pool, wanted) == change
 
 
 @settings(deadline=None)
 @given(wanted=st.lists(st.integers(0, 5), max_size=12), ended=st.lists(st.booleans(), min_size=12))
-def test_a_pool_has_what_is_wanted_or_waits_for_a_drain_and_never_turns_both_ways(
-    wanted: list[int], ended: list[bool]
-) -> None:
+def test_a_pool_has_what_is_wanted_or_waits_for_a_drain_and_never_turns_both_ways(wanted, ended):
     running: list[str] = []
     draining: list[str] = []
     for number, all_ended in zip(wanted, ended, strict=False):

@@ -67,9 +67,7 @@ def following(board: _Board, host: _Host) -> PoolController:
     return PoolController(board, {"encoder": WorkerRange(0, 3), "pd": WorkerRange(1, 2)}, host)
 
 
-async def test_a_decision_outside_of_the_range_goes_to_its_end(
-    board: _Board, host: _Host, following: PoolController
-) -> None:
+async def test_a_decision_outside_of_the_range_goes_to_its_end(board, host, following):
     board.wanted = {"encoder": 99, "pd": 0}
     for pool in ("encoder", "pd"):
         await following.follow(pool)
@@ -77,9 +75,7 @@ async def test_a_decision_outside_of_the_range_goes_to_its_end(
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("down"), None])
-async def test_without_a_store_or_a_decision_the_count_stays(
-    board: _Board, host: _Host, following: PoolController, error: Exception | None
-) -> None:
+async def test_without_a_store_or_a_decision_the_count_stays(board, host, following, error):
     board.wanted = {"encoder": 2}
     await following.follow("encoder")
     board.wanted, board.error = {}, error
@@ -87,9 +83,7 @@ async def test_without_a_store_or_a_decision_the_count_stays(
     assert host.calls == ["+encoder-0", "+encoder-1"]
 
 
-async def test_a_store_that_is_silent_keeps_nothing_else_waiting(
-    board: _Board, host: _Host, following: PoolController, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_store_that_is_silent_keeps_nothing_else_waiting(board, host, following, monkeypatch):
     monkeypatch.setattr(scaling, "STORE_SECONDS", 0.01)
     board.hangs = True
     await following.follow("encoder")

@@ -52,11 +52,7 @@ def test_a_typed_secret_is_hidden_and_still_read(words):
 
 def test_a_secret_in_the_environment_is_hidden_and_still_read():
     shown = _shown(TRIPTYCH_STORE="hush-3", OTHER="hush-3 too")
-    assert shown["own"] == {
-        "TRIPTYCH_STORE": "hush-3",
-        "OTHER": "hush-3 too",
-        "TRIPTYCH_SECRETS_FD": None,
-    }
+    assert shown["own"] == {"TRIPTYCH_STORE": "hush-3", "OTHER": "hush-3 too", "TRIPTYCH_SECRETS_FD": None}
     environ = shown["seen"][1]
     assert "TRIPTYCH_STORE=******" in environ
     # Other variables are not ours to hide.

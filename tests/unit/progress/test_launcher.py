@@ -28,10 +28,7 @@ def test_a_state_comes_back_from_its_datagram():
     assert decode(encode("pd-0", unknown)) == ("pd-0", unknown)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"{", b"[]", b"null", b"\xff\xfe", b"{}", b"[" * 4000, _HUGE],
-)
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"{}", b"[" * 4000, _HUGE])
 def test_what_is_no_datagram_of_a_state_is_none(data):
     assert decode(data) is None
 

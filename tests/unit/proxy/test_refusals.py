@@ -30,9 +30,7 @@ class Later:
             call()
 
 
-def test_the_first_of_a_kind_is_logged_at_once_and_the_rest_in_one_line_a_minute(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_first_of_a_kind_is_logged_at_once_and_the_rest_in_one_line_a_minute(caplog):
     later = Later()
     log = PeriodicLog(logging.getLogger("test"), later)
     with caplog.at_level(logging.INFO):

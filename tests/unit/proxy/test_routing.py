@@ -2,16 +2,7 @@ from __future__ import annotations
 
 import tracemalloc
 
-from triptych.proxy.admission import Backpressure
-from triptych.proxy.routing import (
-    EncoderLoad,
-    LossRecord,
-    PDLoad,
-    PrefixAffinity,
-    choose_encoder,
-    choose_pd,
-    rendezvous,
-)
+from triptych.proxy.routing import EncoderLoad, PDLoad, PrefixAffinity, choose_encoder, choose_pd, rendezvous
 
 
 def test_the_encoder_with_least_outstanding_work_is_chosen() -> None:
@@ -32,10 +23,6 @@ def test_a_keys_encoder_changes_only_when_that_encoder_goes() -> None:
         before = choose_encoder(three, key, 1.0)
         after = choose_encoder(three[:2], key, 1.0)
         assert before in (after, "c")
-
-
-def test_no_encoder_no_choice() -> None:
-    assert choose_encoder([], "k", 1.0) is None
 
 
 def test_text_goes_to_the_least_busy_pd_worker() -> None:
@@ -83,32 +70,6 @@ def test_rendezvous_is_the_same_in_every_process() -> None:
     assert rendezvous("k", "a") == 4338435921006465380
 
 
-def test_media_are_refused_while_re_encodes_exceed_a_tenth_of_the_work() -> None:
-    pressure = Backpressure()
-    for at in range(20):
-        pressure.record(1.0, float(at), re_encode=False)
-    assert not pressure.refuses_media(20.0)
-    for at in range(4):
-        pressure.record(1.0, 20.0 + at, re_encode=True)
-    assert pressure.refuses_media(24.0)
-    assert not pressure.refuses_media(60.0)
-
-
-def test_a_tenth_of_the_work_is_still_allowed() -> None:
-    pressure = Backpressure()
-    for _ in range(90):
-        pressure.record(1.0, 0.0, re_encode=False)
-    for _ in range(10):
-        pressure.record(1.0, 0.0, re_encode=True)
-    assert not pressure.refuses_media(1.0)
-
-
-def test_a_single_loss_refuses_no_request() -> None:
-    pressure = Backpressure()
-    pressure.record(1.0, 0.0, re_encode=True)
-    assert not pressure.refuses_media(1.0)
-
-
 def test_the_longest_known_prefix_stands_for_all_before_it() -> None:
     affinity = PrefixAffinity()
     affinity.record(["one", "two", "three"], "a")
@@ -117,24 +78,3 @@ def test_the_longest_known_prefix_stands_for_all_before_it() -> None:
     assert affinity.depth(["one", "two", "three", "four"], "b") == 2
     assert affinity.depth(["one", "two", "three", "four"], "c") == 0
     assert affinity.depth([], "a") == 0
-
-
-def test_two_losses_in_company_make_a_suspect_and_a_third_does_not_convict_it() -> None:
-    record = LossRecord()
-    assert not record.suspect
-    for number in range(3):
-        assert not record.add(f"w{number}", alone=False)
-        assert record.suspect is (number >= 1)
-    assert record.addresses == {"w1", "w2"}
-    assert record.add("w3", alone=True)
-    assert len(record) == 3
-
-
-def test_only_a_connections_loss_is_withdrawn_when_its_process_returns() -> None:
-    record = LossRecord()
-    record.add("w1", "i1", alone=False, final=False)
-    record.add("w2", "i2", alone=False)
-    record.withdraw("i2")
-    assert record.suspect
-    record.withdraw("i1")
-    assert not record.suspect and record.addresses == {"w2"}

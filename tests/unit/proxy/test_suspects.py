@@ -94,9 +94,7 @@ def test_a_suspect_that_ends_or_comes_back_gives_its_worker_back(end: str) -> No
     assert suspects.place("b", MODEL, [load("w1")]) == "w1"
 
 
-def test_a_suspect_goes_where_it_has_lost_no_worker_then_where_the_last_one_was_then_to_the_least_busy() -> (
-    None
-):
+def test_a_suspect_goes_where_it_has_lost_no_worker_then_where_the_last_one_was_then_to_the_least_busy():
     suspects = suspects_of("a", "b", at=("w1", "w1"))
     assert suspects.place("a", MODEL, [load("w1"), load("w2", 9), load("w3", 5)]) == "w3"
     suspects.forget("a")

@@ -71,9 +71,7 @@ async def test_a_service_with_a_certificate_of_the_ca_is_answered(certificates: 
         assert await answer_to(port, certificates.current()) == "OK"
 
 
-async def test_others_are_refused_and_members_are_served_meanwhile(
-    certificates: Certificates, authority: trustme.CA
-) -> None:
+async def test_others_are_refused_and_members_are_served_meanwhile(certificates, authority):
     ours = certificates.current()
     stranger = issue(trustme.CA())
     expired = issue(authority, days=-0.1)
@@ -89,9 +87,7 @@ async def test_others_are_refused_and_members_are_served_meanwhile(
             assert await answer(member) == "OK"
 
 
-async def test_a_server_of_another_ca_or_name_is_not_called(
-    certificates: Certificates, tmp_path: Path, authority: trustme.CA
-) -> None:
+async def test_a_server_of_another_ca_or_name_is_not_called(certificates, tmp_path, authority):
     ours = certificates.current()
     other = trustme.CA()
     fake = CertificateFolder(tmp_path / "other").write(issue(other), pem_of(other))
@@ -119,10 +115,7 @@ async def test_old_versions_of_tls_are_refused(certificates: Certificates, versi
         context.minimum_version = context.maximum_version = version
 
     def connect(port: int) -> None:
-        with (
-            socket.create_connection(("127.0.0.1", port), timeout=10.0) as plain,
-            context.wrap_socket(plain),
-        ):
+        with socket.create_connection(("127.0.0.1", port), timeout=10.0) as plain, context.wrap_socket(plain):
             pass
 
     async with serving(certificates, mutual=False) as port:
@@ -133,9 +126,7 @@ async def test_old_versions_of_tls_are_refused(certificates: Certificates, versi
         await asyncio.to_thread(connect, port)
 
 
-async def test_new_files_hold_for_new_connections_and_old_ones_go_on(
-    certificates: Certificates, folder: CertificateFolder
-) -> None:
+async def test_new_files_hold_for_new_connections_and_old_ones_go_on(certificates, folder):
     old = certificates.current()
     other = trustme.CA()
     async with serving(certificates) as port, make_channel(f"127.0.0.1:{port}", tls=old) as before:

@@ -124,6 +124,25 @@ async def test_a_call_without_the_token_is_refused_before_any_work(worker, token
     assert worker.pd.calls == 0
 
 
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        [("authorization", f"Bearer {TOKEN}"), ("authorization", "Bearer x")],
+        [("authorization", TOKEN)],
+        [("x-triptych-token", TOKEN)],
+    ],
+    ids=["two headers", "no scheme", "another header"],
+)
+async def test_a_token_that_comes_otherwise_opens_nothing(worker, metadata):
+    async with make_channel(worker.address) as channel:
+        stub = pd_pb2_grpc.PDServiceStub(channel)
+        assert (
+            await _code(stub.Cancel(pd_pb2.CancelRequest(), timeout=10, metadata=metadata))
+            == "UNAUTHENTICATED"
+        )
+    assert worker.pd.calls == 0
+
+
 async def test_a_refused_call_does_not_read_its_message(worker):
     """What is sent without the token is never parsed: a message that is none is refused in the same words."""
     async with make_channel(worker.address) as channel:

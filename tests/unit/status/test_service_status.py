@@ -23,9 +23,7 @@ from triptych.base.status.status_server import (
         (ServicePhase.DRAINING, False, ProbeAnswer(503, "draining")),
     ],
 )
-def test_only_a_loaded_and_healthy_process_that_is_not_leaving_is_ready(
-    phase: ServicePhase, healthy: bool, expected: ProbeAnswer
-) -> None:
+def test_only_a_loaded_and_healthy_process_that_is_not_leaving_is_ready(phase, healthy, expected):
     assert ready_answer(phase, healthy=healthy) == expected
 
 

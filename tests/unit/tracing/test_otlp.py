@@ -116,9 +116,7 @@ def test_failures_are_one_warning_a_minute_with_what_is_lost(caplog: pytest.LogC
     assert all("connection refused" in text and "--otlp-endpoint" in text for text in warnings)
 
 
-def test_closing_waits_for_a_collector_that_hangs_no_longer_than_its_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_closing_waits_for_a_collector_that_hangs_no_longer_than_its_time(monkeypatch):
     monkeypatch.setattr(otlp, "CLOSING_SECONDS", 0.05)
     hang = threading.Event()
     inner = Inner(SpanExportResult.SUCCESS)

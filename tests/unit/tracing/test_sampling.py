@@ -19,9 +19,7 @@ def recorded(tracer: Tracer, flag: bool | None) -> bool:
 @pytest.mark.parametrize("draw", [0.0, 0.5, 0.999])
 @pytest.mark.parametrize("flag", [None, True, False])
 @pytest.mark.parametrize("trusts", [True, False])
-def test_a_ratio_of_zero_records_nothing_whatever_a_caller_says(
-    flag: bool | None, draw: float, trusts: bool
-) -> None:
+def test_a_ratio_of_zero_records_nothing_whatever_a_caller_says(flag, draw, trusts):
     assert recorded(kept_tracer(0.0, trusts_parent=trusts, draw=lambda: draw)[0], flag) is False
 
 

@@ -10,6 +10,7 @@ import pytest
 from support.data.checkpoints import build_checkpoint
 from support.data.oracle import assert_exact
 from support.data.traffic import ask_all, expected, mixed_cases
+from support.matrix import matrix
 from support.options import assert_refused, triptych
 from support.processes.cluster import free_port, start_cluster
 from support.processes.processes import survivors
@@ -84,21 +85,21 @@ async def test_an_address_at_which_something_else_answers_is_refused(token_file)
     assert_refused(result, f"--address {address}", "is not Ray")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--internal-token", "t" * 32), ("--internal-token-file", "Ray keeps")),
-        (("--api-key", "k" * 32), ("--api-key-file", "Ray keeps")),
-        (("--store", "redis://:hush-3@127.0.0.1:1/0"), ("--store-password-file", "Ray keeps")),
-        (("--address", "127.0.0.1:1"), ("--store auto", "redis://10.0.0.5:6379/0")),
-        (("--address", "127.0.0.1:1", "--store", "unix:///x"), ("--store unix:", "only this machine")),
-        (("--address", "h:1", "--store", "redis://h/0"), ("--internal-token-file", "openssl rand")),
-        (("--cluster-name", "A b"), ("--cluster-name", "a-z")),
-        (("--cpus-per-worker", "1"), ("--cpus-per-worker", "num_cpus")),
-        (("--device", "cuda:1"), ("--device cuda:1", "--device cuda")),
-        (("--ray-resources", "/no/such.toml"), ("--ray-resources /no/such.toml cannot be read",)),
-    ],
-)
+REFUSED = [
+    (("--internal-token", "t" * 32), ("--internal-token-file", "Ray keeps")),
+    (("--api-key", "k" * 32), ("--api-key-file", "Ray keeps")),
+    (("--store", "redis://:hush-3@127.0.0.1:1/0"), ("--store-password-file", "Ray keeps")),
+    (("--address", "127.0.0.1:1"), ("--store auto", "redis://10.0.0.5:6379/0")),
+    (("--address", "127.0.0.1:1", "--store", "unix:///x"), ("--store unix:", "only this machine")),
+    (("--address", "h:1", "--store", "redis://h/0"), ("--internal-token-file", "openssl rand")),
+    (("--cluster-name", "A b"), ("--cluster-name", "a-z")),
+    (("--cpus-per-worker", "1"), ("--cpus-per-worker", "num_cpus")),
+    (("--device", "cuda:1"), ("--device cuda:1", "--device cuda")),
+    (("--ray-resources", "/no/such.toml"), ("--ray-resources /no/such.toml cannot be read",)),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), matrix(REFUSED, quick=2))
 def test_what_cannot_be_served_on_ray_is_refused_with_the_remedy(words, said):
     result = triptych(*_RAY, *words)
     assert_refused(result, *said)

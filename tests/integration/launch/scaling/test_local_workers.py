@@ -103,9 +103,7 @@ async def test_a_drained_worker_has_its_time_and_gives_its_name_back(machine: _M
     await until(lambda: len(machine.pids("encoder-1")) == 2, "another start of this name")
 
 
-async def test_a_worker_that_drains_for_long_is_not_killed_but_finishes(
-    machine: _Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_that_drains_for_long_is_not_killed_but_finishes(machine, monkeypatch):
     workers = machine.has(THREE, {"encoder": WorkerRange(0, 2)})
     workers.start("encoder-1")
     await machine.up("encoder-1")
@@ -136,9 +134,7 @@ async def test_a_worker_that_dies_is_back_only_while_it_is_wanted(machine: _Mach
 
 
 @pytest.mark.parametrize("scaled", [{}, {"encoder": WorkerRange(0, 2)}])
-async def test_a_worker_that_cannot_work_and_has_no_other_ends_the_cluster(
-    machine: _Machine, scaled: dict[str, WorkerRange]
-) -> None:
+async def test_a_worker_that_cannot_work_and_has_no_other_ends_the_cluster(machine, scaled):
     workers = machine.has({**THREE, "encoder-0": _REFUSES}, scaled)
     workers.start("encoder-0")
     assert await within("the end", workers.wait()) == 2

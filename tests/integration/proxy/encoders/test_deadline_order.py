@@ -10,7 +10,6 @@ from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until, within
 from triptych.base.rpc.channels import make_channel
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
-from triptych.store.embedding_store import EmbeddingStore
 
 
 async def ask_within(cluster: FakeCluster, name: str, seconds: float) -> None:
@@ -27,9 +26,7 @@ async def ask_within(cluster: FakeCluster, name: str, seconds: float) -> None:
             pass
 
 
-async def test_a_request_with_a_short_timeout_is_encoded_before_earlier_ones_with_long_ones(
-    store: EmbeddingStore,
-) -> None:
+async def test_a_request_with_a_short_timeout_is_encoded_before_earlier_ones_with_long_ones(store):
     async with FakeCluster(store, request_timeout=300.0) as cluster:
         encoder, pd = cluster.encoders[0], cluster.pd_workers[0]
         encoder.tower.clear()

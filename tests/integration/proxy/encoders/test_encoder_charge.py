@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 
-import pytest
-
 from support.fakes.fake_encoder import ROWS
 from support.fakes.fake_workers import MODEL, picture, user
 from support.fakes.proxy_fakes import FakeCluster, raw_post
 from support.waiting import until
 from triptych.proxy.auth.keys import KeyLimits, KeyRing
 from triptych.proxy.auth.limits import Session
-from triptych.store.embedding_store import EmbeddingStore
 
 KEY = "tk-charged-0123456789"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
@@ -23,9 +20,7 @@ def body(name: str) -> bytes:
     return json.dumps({"model": MODEL, "messages": user("x", picture(name)), "max_tokens": 1}).encode()
 
 
-async def test_a_request_that_leaves_before_a_pd_worker_took_it_pays_for_its_encoder_work(
-    store: EmbeddingStore,
-) -> None:
+async def test_a_request_that_leaves_before_a_pd_worker_took_it_pays_for_its_encoder_work(store):
     keys = KeyRing(KEY, "", KeyLimits(tokens_per_minute=1))
     async with FakeCluster(store, keys=keys) as cluster:
         cluster.pd_workers[0].admission.clear()
@@ -43,9 +38,7 @@ async def test_a_request_that_leaves_before_a_pd_worker_took_it_pays_for_its_enc
         assert b"tokens-per-minute" in reply
 
 
-async def test_what_the_store_has_costs_its_prompt_tokens_alone(
-    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_the_store_has_costs_its_prompt_tokens_alone(store, monkeypatch):
     charged: list[int] = []
     monkeypatch.setattr(Session, "charge", lambda session, tokens: charged.append(tokens))
     async with FakeCluster(store, keys=KeyRing(KEY, "", KeyLimits())) as cluster:

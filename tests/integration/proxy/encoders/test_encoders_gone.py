@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-from openai import APIStatusError
-
 from support.fakes.fake_workers import key_of, picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.store.embedding_store import EmbeddingStore
 
 STORED, NEW = picture("stored"), picture("new")
 
@@ -30,9 +26,7 @@ async def admitted_without_encoders(cluster: FakeCluster, *pictures: bytes) -> a
     return asked
 
 
-async def test_a_request_that_nobody_can_encode_for_gives_its_room_to_one_whose_item_is_stored(
-    store: EmbeddingStore,
-) -> None:
+async def test_a_request_that_nobody_can_encode_for_gives_its_room_to_one_whose_item_is_stored(store):
     async with FakeCluster(store) as cluster:
         encoder, pd = cluster.encoders[0], cluster.pd_workers[0]
         first = await admitted_without_encoders(cluster, NEW)
@@ -47,9 +41,7 @@ async def test_a_request_that_nobody_can_encode_for_gives_its_room_to_one_whose_
         await cluster.at_rest()
 
 
-async def test_requests_that_gave_their_room_back_have_it_again_in_the_order_of_their_arrival(
-    store: EmbeddingStore,
-) -> None:
+async def test_requests_that_gave_their_room_back_have_it_again_in_the_order_of_their_arrival(store):
     async with FakeCluster(store) as cluster:
         encoder, pd = cluster.encoders[0], cluster.pd_workers[0]
         first = await admitted_without_encoders(cluster, NEW)
@@ -65,14 +57,3 @@ async def test_requests_that_gave_their_room_back_have_it_again_in_the_order_of_
         pd.admission.set()
         pd.room = 1
         assert await asyncio.gather(first, later, latest) == [whole_text(8)] * 3
-
-
-async def test_its_deadline_stays_and_names_what_was_not_there(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, request_timeout=6.0) as cluster:
-        first = await admitted_without_encoders(cluster, NEW)
-        with pytest.raises(APIStatusError) as caught:
-            await first
-        assert caught.value.status_code == 503
-        assert "encoder worker" in caught.value.message
-        assert cluster.pd_workers[0].reserved == 0
-        await cluster.at_rest()

@@ -26,7 +26,6 @@ from triptych.proxy.encoders.encoder_client import EncodeStream
 from triptych.proxy.events import JobReady
 from triptych.proxy.media.spool import MediaSpool, SpooledMedia
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
-from triptych.store.embedding_store import EmbeddingStore
 
 JOBS = 50
 
@@ -88,9 +87,7 @@ async def media() -> AsyncIterator[SpooledMedia]:
     spool.close()
 
 
-async def test_ended_jobs_leave_nothing_to_the_garbage_collector(
-    store: EmbeddingStore, media: SpooledMedia
-) -> None:
+async def test_ended_jobs_leave_nothing_to_the_garbage_collector(store, media):
     async with _channel_to(FakeEncoder(store)) as channel:
         await _run(channel, media, 0)
         gc.collect()
@@ -105,22 +102,7 @@ async def test_ended_jobs_leave_nothing_to_the_garbage_collector(
     assert sum(left.values()) < JOBS / 5, left
 
 
-async def test_an_item_is_ready_before_its_stream_has_ended(
-    store: EmbeddingStore, media: SpooledMedia, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(encoder_client, "CLOSING_SECONDS", 0.1)
-    encoder = Lingering(store)
-    async with _channel_to(encoder) as channel:
-        stream = await _ready(channel, media, 1)
-        await asyncio.sleep(0.3)
-        assert not encoder.cancelled
-        await stream.close()
-        await until(lambda: encoder.cancelled, "the stream to be cancelled")
-
-
-async def test_a_worker_that_does_not_end_the_stream_cannot_keep_its_job(
-    store: EmbeddingStore, media: SpooledMedia, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_that_does_not_end_the_stream_cannot_keep_its_job(store, media, monkeypatch):
     monkeypatch.setattr(encoder_client, "CLOSING_SECONDS", 0.1)
     encoder = Lingering(store)
     async with _channel_to(encoder) as channel:

@@ -14,7 +14,6 @@ from support.fakes.fake_pd import FakePD
 from support.fakes.fake_workers import MODEL_KEY, WIDTH, FakeWorker, picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.store.embedding_store import EmbeddingStore
 
 OTHER_KEY, OTHER_NAMESPACE = "c" * 64, "d" * 64
 
@@ -43,9 +42,7 @@ async def answers(cluster: FakeCluster, *names: str) -> None:
         assert reply.choices[0].message.content == whole_text(8)
 
 
-async def test_an_encoder_of_another_key_gets_no_jobs_until_a_pd_worker_of_its_key_is_there(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_encoder_of_another_key_gets_no_jobs_until_a_pd_worker_of_its_key_is_there(store, caplog):
     async with FakeCluster(store) as cluster:
         foreign, new = FakeEncoder(store), FakePD()
         foreign.model_key = new.model_key = OTHER_KEY
@@ -68,9 +65,7 @@ async def test_an_encoder_of_another_key_gets_no_jobs_until_a_pd_worker_of_its_k
         await cluster.at_rest()
 
 
-async def test_with_only_a_wrong_encoder_pictures_wait_within_their_deadline_and_text_goes_on(
-    store: EmbeddingStore,
-) -> None:
+async def test_with_only_a_wrong_encoder_pictures_wait_within_their_deadline_and_text_goes_on(store):
     async with FakeCluster(store, encoders=0, pd_workers=0, request_timeout=1.5) as cluster:
         pd_worker, wrong = FakePD(), FakeEncoder(store)
         pd_worker.row_width, wrong.row_width = WIDTH, WIDTH + 1

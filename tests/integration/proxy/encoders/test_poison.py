@@ -11,16 +11,13 @@ from openai import BadRequestError
 from support.fakes.fake_workers import key_of, picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.store.embedding_store import EmbeddingStore
 
 POISON = picture("poison")
 
 
 @pytest.mark.parametrize("encoders", [1, 2])
 @pytest.mark.parametrize("stage", ["plan", "tower"])
-async def test_a_picture_that_ends_three_encoders_is_refused_and_the_others_go_on(
-    store: EmbeddingStore, encoders: int, stage: str
-) -> None:
+async def test_a_picture_that_ends_three_encoders_is_refused_and_the_others_go_on(store, encoders, stage):
     async with FakeCluster(store, encoders=encoders) as cluster:
         for encoder in cluster.encoders:
             encoder.ends_at[key_of(POISON)] = stage
@@ -35,9 +32,7 @@ async def test_a_picture_that_ends_three_encoders_is_refused_and_the_others_go_o
         await cluster.at_rest()
 
 
-async def test_the_items_that_an_encoder_loses_make_one_line(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_items_that_an_encoder_loses_make_one_line(store, caplog):
     async with FakeCluster(store) as cluster:
         encoder = cluster.encoders[0]
         encoder.gate.clear()

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.base.config import ProxyConfig
 from triptych.proxy import pool
 from triptych.proxy.scaling.upkeep import Upkeep
-from triptych.store.embedding_store import EmbeddingStore
 
 MEMORY = 100 << 20
 
 
-async def test_the_share_is_divided_by_live_proxies_and_whole_again_when_one_has_gone(
-    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_share_is_divided_by_live_proxies_and_whole_again_when_one_has_gone(store, monkeypatch):
     monkeypatch.setattr(pool, "POLL_SECONDS", 0.05)
     async with FakeCluster(store, encoders=0) as cluster:
         upkeep = Upkeep(ProxyConfig(store_memory=MEMORY), store, cluster.pool, cluster.dispatcher)

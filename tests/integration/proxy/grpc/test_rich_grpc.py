@@ -76,9 +76,7 @@ async def test_calls_are_found_and_answered(store: EmbeddingStore) -> None:
         ),
     ],
 )
-async def test_what_cannot_be_is_refused_by_name(
-    store: EmbeddingStore, fields: dict[str, Any], named: str
-) -> None:
+async def test_what_cannot_be_is_refused_by_name(store, fields, named):
     async with FakeCluster(store) as cluster:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await chat(cluster, **fields)

@@ -12,13 +12,11 @@ from pathlib import Path
 import pytest
 
 from support.fakes.proxy_fakes import FakeCluster
-from support.hostile.two_tenants import FROM, A, B, TwoTenants, two_tenants
+from support.hostile.two_tenants import two_tenants
 from support.waiting import until
-from triptych.proxy.http.connections import ConnectionLimits
 from triptych.proxy.http.peers import TrustedProxies
 from triptych.store.embedding_store import EmbeddingStore
 
-LONG = ConnectionLimits(head_seconds=60, window_seconds=60, sweep_seconds=0.05)
 QUOTAS = {"connections": {"capacity": 8}}
 HTTP_GATEWAY = TrustedProxies("127.0.0.0/8")
 TCP_GATEWAY = TrustedProxies("127.0.0.0/8", proxy_protocol=True)
@@ -63,9 +61,7 @@ def version_2(client: str) -> bytes:
     return b"\r\n\r\n\x00\r\nQUIT\n" + struct.pack("!BBH", 0x21, 0x11, len(addresses)) + addresses
 
 
-async def test_clients_behind_an_http_gateway_have_their_own_share(
-    store: EmbeddingStore,
-) -> None:
+async def test_clients_behind_an_http_gateway_have_their_own_share(store):
     async with FakeCluster(store, trusted=HTTP_GATEWAY, quotas=QUOTAS) as cluster, AsyncExitStack() as stack:
         gateway = Gateway(cluster, stack)
         assert [await gateway.forwarded(ONE) for _ in range(6)] == [200] * 4 + [503] * 2
@@ -88,9 +84,7 @@ async def test_who_is_no_gateway_cannot_choose_its_address(store: EmbeddingStore
 
 
 @pytest.mark.parametrize("header", [version_1, version_2])
-async def test_clients_behind_a_tcp_gateway_have_their_own_share(
-    store: EmbeddingStore, header: object
-) -> None:
+async def test_clients_behind_a_tcp_gateway_have_their_own_share(store, header):
     assert callable(header)
     async with FakeCluster(store, trusted=TCP_GATEWAY, quotas=QUOTAS) as cluster, AsyncExitStack() as stack:
         gateway = Gateway(cluster, stack)
@@ -112,31 +106,3 @@ async def test_a_tcp_gateway_says_so_before_the_handshake(store: EmbeddingStore,
         plain = Gateway(tenants.cluster, tenants.stack)
         assert await plain.ask(before=b"\x16\x03\x01") == 0
         await until(lambda: not tenants.cluster.quotas["handshakes"].used, "the end of the handshakes")
-
-
-async def test_a_flood_of_handshakes_leaves_others_theirs(store: EmbeddingStore, tmp_path: Path) -> None:
-    async with AsyncExitStack() as stack:
-        quotas = {"handshakes": {"capacity": 8}, **QUOTAS}
-        options = {"tls": True, "quotas": quotas, "connections": LONG}
-        tenants = await two_tenants(store, tmp_path, stack, **options)
-        for _ in range(300):
-            tenants.spawn(_shake_hands(tenants))
-        await until(lambda: tenants.cluster.quotas["handshakes"].held(FROM[A]), "the flood's beginning")
-        for _ in range(3):
-            assert await tenants.get(B) == 200
-
-
-async def _shake_hands(tenants: TwoTenants) -> None:
-    """Whole ones, which cost the most, one after the other."""
-    while True:
-        try:
-            _, writer = await asyncio.open_connection(
-                "127.0.0.1",
-                tenants.cluster.port,
-                local_addr=(FROM[A], 0),
-                ssl=tenants.trust,
-                server_hostname="127.0.0.1",
-            )
-            writer.close()
-        except OSError:
-            await asyncio.sleep(0)

@@ -64,9 +64,7 @@ async def test_a_refused_call_of_grpc_is_counted_by_its_method(store: EmbeddingS
         assert {route for _, route in counted(cluster)} == {"/triptych.v1.ProxyService/Chat"}
 
 
-async def test_refusals_are_in_the_log_and_on_the_page_and_hold_no_line_of_a_client(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_refusals_are_in_the_log_and_on_the_page_and_hold_no_line_of_a_client(store, caplog):
     async with FakeCluster(store, live=True) as cluster:
         source = "triptych.proxy.http.refusals"
         with caplog.at_level(logging.INFO, logger=source):

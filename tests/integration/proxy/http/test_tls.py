@@ -19,7 +19,6 @@ from grpc import aio
 from support.certificates import CertificateFolder, issue, pem_of
 from support.fakes.fake_workers import MODEL, whole_text
 from support.fakes.proxy_fakes import FakeCluster
-from support.waiting import until
 from triptych.apps.client import AsyncClient
 from triptych.base.errors import InvalidRequest
 from triptych.base.rpc.tls.certificates import Certificates
@@ -96,9 +95,7 @@ async def test_a_long_body_and_a_long_reply_pass_through_tls(store: EmbeddingSto
         assert await cluster.stream(messages, max_tokens=500) == whole_text(500)
 
 
-async def test_grpc_is_answered_over_tls_without_a_clients_certificate(
-    store: EmbeddingStore, front: Front
-) -> None:
+async def test_grpc_is_answered_over_tls_without_a_clients_certificate(store, front):
     async with served(store, front) as cluster:
         credentials = grpc.ssl_channel_credentials(pem_of(front.authority))
         async with aio.secure_channel(f"127.0.0.1:{cluster.grpc_port}", credentials) as channel:
@@ -132,9 +129,7 @@ async def test_http_1_1_and_tls_1_2_or_later_are_agreed_on(store: EmbeddingStore
         writer.close()
 
 
-async def test_a_new_certificate_holds_for_new_connections_and_old_ones_go_on(
-    store: EmbeddingStore, front: Front
-) -> None:
+async def test_a_new_certificate_holds_for_new_connections_and_old_ones_go_on(store, front):
     async with served(store, front) as cluster:
         reader, writer = await connected(cluster, front.trust)
         before = serial_of(writer)
@@ -157,9 +152,7 @@ async def test_a_new_certificate_holds_for_new_connections_and_old_ones_go_on(
         writer.close()
 
 
-async def test_clients_that_speak_before_they_are_accepted_or_read_are_answered(
-    store: EmbeddingStore, front: Front
-) -> None:
+async def test_clients_that_speak_before_they_are_accepted_or_read_are_answered(store, front):
     async with served(store, front) as cluster:
         for _ in range(20):
             incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -188,9 +181,7 @@ async def test_clients_that_speak_before_they_are_accepted_or_read_are_answered(
             writer.close()
 
 
-async def test_clear_text_at_the_tls_port_is_cut_off_and_others_are_served(
-    store: EmbeddingStore, front: Front
-) -> None:
+async def test_clear_text_at_the_tls_port_is_cut_off_and_others_are_served(store, front):
     async with served(store, front) as cluster:
         for sent in (b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"\x00" * 1000, b"\x16\x03\x01\xff\xff" * 9):
             reader, writer = await asyncio.open_connection("127.0.0.1", cluster.port)
@@ -211,26 +202,7 @@ async def test_a_handshake_that_never_ends_is_cut_off(store: EmbeddingStore, fro
         writer.close()
 
 
-async def test_handshakes_have_a_quota_of_their_own(store: EmbeddingStore, front: Front) -> None:
-    async with served(store, front, quotas={"handshakes": {"capacity": 12}}) as cluster:
-        silent = [socket.create_connection(("127.0.0.1", cluster.port)) for _ in range(6)]
-        door = cluster.http._door
-        assert door is not None
-        await until(lambda: door.handshakes == 6, "six handshakes under way")
-        reader, writer = await asyncio.open_connection("127.0.0.1", cluster.port)
-        async with asyncio.timeout(10.0):
-            with contextlib.suppress(ConnectionError):
-                assert await reader.read() == b""
-        writer.close()
-        for one in silent:
-            one.close()
-        await until(lambda: not door.handshakes, "the end of the handshakes")
-        assert await cluster.stream(HELLO, max_tokens=2) == whole_text(2)
-
-
-async def test_a_connection_that_says_nothing_after_its_handshake_is_closed(
-    store: EmbeddingStore, front: Front
-) -> None:
+async def test_a_connection_that_says_nothing_after_its_handshake_is_closed(store, front):
     limits = ConnectionLimits(head_seconds=0.3, window_seconds=0.3, sweep_seconds=0.05)
     async with served(store, front, limits) as cluster:
         reader, writer = await connected(cluster, front.trust)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
+import socket
 
 import pytest
 
 from support.processes.media_fetches import Names, fetching, refusal
 from support.processes.web import PNG, WebServer, client_tls, redirect, reply, server_tls
+from triptych.base.errors import InvalidRequest, Unavailable
 
 
-async def test_the_request_carries_neither_cookies_nor_credentials_nor_a_proxys_words(
-    web: WebServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_request_carries_neither_cookies_nor_credentials_nor_a_proxys_words(web, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
     web.give("/b", reply())
@@ -61,9 +61,7 @@ async def test_refused_addresses_and_unknown_names_get_the_same_message(answers:
         (["10.0.0.1"], "some.example: 10.0.0.1 is not public: --allow-media-hosts, --allow-media-networks"),
     ],
 )
-async def test_why_a_host_is_refused_is_for_the_operators_log_alone_and_once_a_minute(
-    answers: list[str], cause: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_why_a_host_is_refused_is_for_the_operators_log_alone_and_once_a_minute(answers, cause, caplog):
     async with fetching(networks="", names=Names(answers)) as it:
         with caplog.at_level(logging.INFO, logger="triptych.proxy.media.fetcher"):
             for _ in range(20):
@@ -122,12 +120,7 @@ async def test_every_kind_of_redirect_is_checked_again(web: WebServer, status: i
 
 
 @pytest.mark.parametrize(
-    "target",
-    [
-        "http://169.254.169.254/latest/meta-data/",
-        "http://[::ffff:127.0.0.2]/",
-        "http://127.0.0.2/",
-    ],
+    "target", ["http://169.254.169.254/latest/meta-data/", "http://[::ffff:127.0.0.2]/", "http://127.0.0.2/"]
 )
 async def test_a_redirect_into_the_operators_network_is_refused(web: WebServer, target: str) -> None:
     async with fetching(networks="127.0.0.1/32") as it:
@@ -153,9 +146,7 @@ async def test_a_redirect_into_the_operators_network_is_refused(web: WebServer, 
         "",
     ],
 )
-async def test_a_redirect_to_another_scheme_or_in_odd_spelling_is_not_followed(
-    web: WebServer, target: str
-) -> None:
+async def test_a_redirect_to_another_scheme_or_in_odd_spelling_is_not_followed(web, target):
     async with fetching() as it:
         error = await refusal(it, web.give("/a", redirect(target)))
         assert error.status == 400
@@ -188,3 +179,17 @@ async def test_https_does_not_go_on_to_http(web: WebServer) -> None:
             error = await refusal(it, secure.url("/a", "pictures.example"))
             assert "not followed" in error.message
         assert (secure.asked, web.asked) == (["/a"], [])
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(socket.EAI_AGAIN, Unavailable), (socket.EAI_NONAME, InvalidRequest)],
+    ids=["busy", "none"],
+)
+async def test_only_an_answer_that_there_is_no_such_name_blames_the_url(code, kind):
+    def look_up(host, port):
+        raise socket.gaierror(code, "no address")
+
+    async with fetching(names=look_up) as it:
+        with pytest.raises(kind, match="field: "):
+            await it.get("http://some.test/")

@@ -10,7 +10,7 @@ import pytest
 
 from support.processes.media_fetches import LARGE, fetching, refusal
 from support.processes.web import PNG, WebServer, reply
-from triptych.base.errors import Overloaded, TooLarge
+from triptych.base.errors import TooLarge
 
 
 async def test_a_picture_is_fetched_small_and_large(web: WebServer) -> None:
@@ -95,12 +95,6 @@ async def test_with_a_generic_content_type_the_first_bytes_decide(web: WebServer
         assert "no PNG, JPEG" in error.message
 
 
-@pytest.mark.parametrize("body", [b"", b"\x89PNG", b"II*\x00" + bytes(50), b"8BPS" + bytes(50), b"%PDF-1.7"])
-async def test_a_body_that_does_not_begin_as_a_picture_is_refused(web: WebServer, body: bytes) -> None:
-    async with fetching() as it:
-        assert "no PNG, JPEG" in (await refusal(it, web.give("/a", reply(body)))).message
-
-
 async def test_a_slow_or_silent_server_ends_at_the_fetchs_timeout(web: WebServer) -> None:
     async def drip(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nContent-Length: 9999\r\n\r\n" + PNG)
@@ -119,17 +113,6 @@ async def test_a_slow_or_silent_server_ends_at_the_fetchs_timeout(web: WebServer
         assert it.count("timeout") == 2
 
 
-async def test_concurrent_fetches_are_limited(web: WebServer) -> None:
-    async def slow(writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(0.02)
-        writer.write(reply())
-
-    async with fetching(at_once=3) as it:
-        url = web.give("/a", slow)
-        assert await asyncio.gather(*(it.get(url) for _ in range(12))) == [PNG] * 12
-    assert web.most <= 3
-
-
 async def test_a_cancelled_fetch_leaves_nothing_in_the_spool(web: WebServer) -> None:
     begun = asyncio.Event()
 
@@ -145,13 +128,3 @@ async def test_a_cancelled_fetch_leaves_nothing_in_the_spool(web: WebServer) -> 
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-
-
-async def test_a_full_spool_is_a_429(web: WebServer) -> None:
-    async with fetching(disk=2 << 20) as it:
-        with pytest.raises(Overloaded) as caught:
-            await it.get(web.give("/a", reply(LARGE)))
-        assert caught.value.retry_after
-    async with fetching(memory=1 << 10) as it:
-        with pytest.raises(Overloaded):
-            await it.get(web.give("/a", reply(PNG * 10)))

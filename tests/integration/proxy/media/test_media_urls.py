@@ -66,19 +66,6 @@ async def test_other_bytes_behind_the_same_url_never_get_the_old_embedding(store
         assert cluster.encoders[0].media == [PNG, PNG + b"changed"]
 
 
-async def test_an_origins_error_is_a_400_that_names_the_field_and_echoes_nothing(
-    store: EmbeddingStore,
-) -> None:
-    async with WebServer() as web, FakeCluster(store, media_flags=FLAGS) as cluster:
-        url = web.give("/a", reply(b"the secret page", 401))
-        with pytest.raises(BadRequestError) as caught:
-            await cluster.ask(ask_about(url))
-        assert caught.value.param == "messages[0].content[0].image_url.url"
-        assert "401" in str(caught.value)
-        assert "secret" not in str(caught.value)
-        await cluster.at_rest()
-
-
 async def test_a_server_that_hangs_past_the_requests_deadline_is_a_504(store: EmbeddingStore) -> None:
     async with WebServer() as web, FakeCluster(store, media_flags=FLAGS, request_timeout=0.4) as cluster:
         with pytest.raises(APIStatusError) as caught:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from typing import Any
 
-import httpx2
 import pytest
 from openai import APIStatusError, BadRequestError
 
@@ -172,26 +171,8 @@ async def test_bad_fields_are_refused_by_name(store: EmbeddingStore) -> None:
         await cluster.at_rest()
 
 
-async def test_bodies_that_are_no_form_are_told_what_to_send(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, modality="audio", max_body=4096) as cluster:
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{cluster.port}") as client:
-            for path in ("transcriptions", "translations"):
-                for content, status, words in (
-                    (b"", 400, "-F file=@speech.wav"),
-                    (b'{"file": "a.wav"}', 400, "multipart/form-data"),
-                    (b"x" * 5000, 413, "smaller file"),
-                ):
-                    reply = await client.post(f"/v1/audio/{path}", content=content)
-                    error = reply.json()["error"]
-                    assert (reply.status_code, error["param"]) == (status, "body")
-                    assert words in error["message"]
-        await cluster.at_rest()
-
-
 @pytest.mark.parametrize("english_only", [False, True])
-async def test_the_question_for_the_language_is_no_request_of_its_own(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture, english_only: bool
-) -> None:
+async def test_the_question_for_the_language_is_no_request_of_its_own(store, caplog, english_only):
     async with FakeCluster(store, modality="audio", live=True) as cluster:
         pd, writing = cluster.pd_workers[0], [at(0), *HI, at(2), END_TOKEN]
         pd.answers = [writing] if english_only else [[GERMAN], writing]

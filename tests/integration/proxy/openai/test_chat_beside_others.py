@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections import Counter
-from typing import Any
 
 import httpx2
 import pytest
@@ -27,11 +25,6 @@ QUESTIONS = {
 }
 #: Endpoints that no worker is asked for, and those that generate.
 OTHERS = ("/v1/models", "/metrics", "/ready")
-GENERATING = {
-    "/v1/chat/completions": {"model": "demo", "messages": user("x"), "max_tokens": 2},
-    "/v1/responses": {"model": "demo", "input": "x", "max_output_tokens": 2},
-    "/v1/completions": {"model": "demo", "prompt": "x", "max_tokens": 2},
-}
 
 
 def client(cluster: FakeCluster) -> httpx2.AsyncClient:
@@ -53,22 +46,6 @@ async def test_chat_is_answered_while_questions_to_workers_are_not(store: Embedd
         worker.answering.set()
         assert Counter(reply.status_code for reply in await asyncio.gather(*asking)) == {200: CLIENTS}
         await cluster.at_rest()
-
-
-@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
-async def test_few_questions_are_at_a_worker_at_once_and_all_are_answered(
-    store: EmbeddingStore, path: str
-) -> None:
-    async with FakeCluster(store) as cluster, client(cluster) as asker:
-        worker = cluster.pd_workers[0]
-        worker.answering.clear()
-        asking = [asyncio.create_task(asker.post(path, json=QUESTIONS[path])) for _ in range(CLIENTS)]
-        await until(lambda: worker.asking == 8)
-        # A request's own question has no turn to wait for.
-        echo = asyncio.create_task(asker.post("/v1/completions", json=QUESTIONS["/v1/completions"]))
-        await until(lambda: worker.asking == 8 + 1)
-        worker.answering.set()
-        assert {reply.status_code for reply in await asyncio.gather(echo, *asking)} == {200}
 
 
 async def test_questions_pass_the_gate(store: EmbeddingStore) -> None:
@@ -102,9 +79,7 @@ async def test_a_question_whose_client_has_gone_gives_its_turn_back(store: Embed
 
 
 @pytest.mark.parametrize("path", OTHERS)
-async def test_chat_is_answered_within_one_round_of_every_other_endpoint(
-    store: EmbeddingStore, path: str
-) -> None:
+async def test_chat_is_answered_within_one_round_of_every_other_endpoint(store, path):
     """They ask again and again: while chat is answered, each gets its turns and no more."""
     async with FakeCluster(store) as cluster, client(cluster) as asker:
         assert (await asker.get(path)).status_code == 200
@@ -127,9 +102,7 @@ async def test_chat_is_answered_within_one_round_of_every_other_endpoint(
         assert after - before <= 40, "chat waits for its turn at every event, at each behind all others"
 
 
-async def test_metrics_are_made_once_for_all_who_ask_meanwhile_and_are_never_old(
-    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_metrics_are_made_once_for_all_who_ask_meanwhile_and_are_never_old(store, monkeypatch):
     made: list[CollectorRegistry] = []
     may_end = threading.Event()
 
@@ -159,22 +132,3 @@ async def test_metrics_are_made_once_for_all_who_ask_meanwhile_and_are_never_old
         assert 'triptych_requests_total{route="/v1/chat/completions",status="200"} 1.0' in (await late).text
         assert {reply.status_code for reply in await asyncio.gather(*asking)} == {200}
         assert len(made) == 2
-
-
-@pytest.mark.parametrize("path", GENERATING)
-async def test_chat_is_admitted_while_requests_of_other_endpoints_generate(
-    store: EmbeddingStore, path: str
-) -> None:
-    async with FakeCluster(store) as cluster, client(cluster) as asker:
-        worker = cluster.pd_workers[0]
-        worker.gate.clear()
-        body: dict[str, Any] = GENERATING[path]
-        asking = [asyncio.create_task(asker.post(path, json=body)) for _ in range(CLIENTS)]
-        await until(lambda: len(worker.submits) == CLIENTS)
-        chat = asyncio.create_task(cluster.ask(user("y"), max_tokens=4))
-        await until(lambda: len(worker.submits) == CLIENTS + 1)
-        worker.gate.set()
-        assert (await chat).choices[0].message.content == whole_text(4)
-        replies = await asyncio.gather(*asking)
-        assert {reply.status_code for reply in replies} == {200}
-        assert all(json.loads(reply.content) for reply in replies)

@@ -52,9 +52,7 @@ EXAMPLES = [(op.path, name, body) for op in OPERATIONS for name, body in (op.enc
 
 
 @pytest.mark.parametrize(("path", "name", "body"), EXAMPLES, ids=[name for _, name, _ in EXAMPLES])
-async def test_examples_for_encoder_decoder_models_are_answered_by_them(
-    store: EmbeddingStore, path: str, name: str, body: dict[str, Any]
-) -> None:
+async def test_examples_for_encoder_decoder_models_are_answered_by_them(store, path, name, body):
     modality = next(iter(body.get("multi_modal_data", {"text": ""})))
     async with FakeCluster(store, modality=modality, encoder_decoder=True) as cluster:
         async with _http(cluster) as http:

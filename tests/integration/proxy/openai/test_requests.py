@@ -1,27 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from openai import APIStatusError
 
-from support.fakes.fake_workers import data_url, key_of, picture, user, whole_text
-from support.fakes.proxy_fakes import FakeCluster
+from support.fakes.fake_workers import key_of, picture, user, whole_text
+from support.fakes.proxy_fakes import FakeCluster, raw_post
 from support.waiting import until
 from triptych.base.rpc.channels import make_channel
 from triptych.protos import common_pb2, encoder_pb2, pd_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.store.embedding_store import EmbeddingStore
 
 
-async def test_a_text_request_reaches_no_encoder_and_works_without_any(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, encoders=0) as cluster:
-        reply = await cluster.ask([{"role": "user", "content": "hello"}])
-        assert reply.choices[0].message.content == whole_text(8)
-
-
-async def test_three_images_make_three_encoder_jobs_and_the_pd_worker_sees_no_pixel(
-    store: EmbeddingStore,
-) -> None:
+async def test_three_images_make_three_encoder_jobs_and_the_pd_worker_sees_no_pixel(store):
     pictures = [picture(name, 300_000) for name in ("one", "two", "three")]
     async with FakeCluster(store, max_body=8 << 20) as cluster:
         reply = await cluster.ask(user("what?", *pictures))
@@ -78,48 +71,6 @@ async def test_another_salt_shares_no_embedding(store: EmbeddingStore) -> None:
         assert [submit.salt for submit in cluster.pd_workers[0].submits] == ["a", "b"]
 
 
-async def test_the_pd_worker_hears_of_a_request_only_when_every_item_is_planned(
-    store: EmbeddingStore,
-) -> None:
-    async with FakeCluster(store) as cluster:
-        cluster.encoders[0].gate.clear()
-        asked = asyncio.create_task(cluster.ask(user("?", picture("p"))))
-        await until(lambda: len(cluster.jobs) == 1)
-        assert cluster.pd_workers[0].submits == []
-        cluster.encoders[0].gate.set()
-        await asked
-
-
-async def test_no_tower_runs_before_a_pd_worker_has_admitted_the_request(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        cluster.pd_workers[0].admission.clear()
-        asked = asyncio.create_task(cluster.ask(user("?", picture("p"))))
-        await until(lambda: len(cluster.pd_workers[0].submits) == 1)
-        await asyncio.sleep(0.1)
-        assert cluster.encoders[0].runs == 0
-        cluster.pd_workers[0].admission.set()
-        await asked
-        assert cluster.encoders[0].runs == 1
-
-
-async def test_encoding_of_one_request_overlaps_decoding_of_another(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        cluster.encoders[0].tower.clear()
-        waiting = asyncio.create_task(cluster.ask(user("?", picture("p"))))
-        await until(lambda: cluster.encoders[0].runs == 1)
-        assert await cluster.stream([{"role": "user", "content": "meanwhile"}]) == whole_text(8)
-        assert not waiting.done()
-        cluster.encoders[0].tower.set()
-        await waiting
-
-
-async def test_media_are_sent_again_when_the_encoder_asks(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        cluster.encoders[0].ask_media_again = True
-        await cluster.ask(user("?", picture("p")))
-        assert cluster.encoders[0].media == [picture("p"), picture("p")]
-
-
 async def test_usage_token_ids_and_timings_come_with_the_stream(store: EmbeddingStore) -> None:
     async with FakeCluster(store) as cluster:
         chunks = await cluster.client.chat.completions.create(
@@ -142,27 +93,7 @@ async def test_usage_token_ids_and_timings_come_with_the_stream(store: Embedding
         assert (timings["encode"], timings["save"], timings["decode"]) == (0.5, 0.25, 1.0)
 
 
-async def test_the_sampling_values_reach_the_pd_worker(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        await cluster.ask(
-            [{"role": "user", "content": "x"}],
-            temperature=0.5,
-            top_p=0.9,
-            seed=-1,
-            stop=["a", "b"],
-            extra_body={"top_k": 7, "min_tokens": 2, "ignore_eos": True},
-        )
-        await cluster.ask([{"role": "user", "content": "x"}])
-        first, second = (submit.sampling for submit in cluster.pd_workers[0].submits)
-        assert (first.temperature, first.top_k, first.min_tokens, first.ignore_eos) == (0.5, 7, 2, True)
-        assert (first.seed, list(first.stop)) == (2**64 - 1, ["a", "b"])
-        assert second.seed != 0
-        assert not second.HasField("temperature")
-
-
-async def test_an_image_that_no_encoder_can_read_is_a_400_that_names_its_field(
-    store: EmbeddingStore,
-) -> None:
+async def test_an_image_that_no_encoder_can_read_is_a_400_that_names_its_field(store):
     async with FakeCluster(store) as cluster:
         failed = common_pb2.Error(code="invalid_request_error", message="no image in these bytes")
         cluster.encoders[0].failures.append(_failed(failed))
@@ -190,28 +121,6 @@ async def test_an_error_after_the_first_byte_is_an_event_in_the_stream(store: Em
         await cluster.at_rest()
 
 
-async def test_a_pd_workers_refusal_reaches_the_client_with_its_field(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        refusal = common_pb2.Error(code="invalid_request_error", message="too long", param="max_tokens")
-        cluster.pd_workers[0].refusals.append(refusal)
-        with pytest.raises(APIStatusError) as caught:
-            await cluster.ask([{"role": "user", "content": "x"}])
-        assert (caught.value.status_code, caught.value.body["param"]) == (400, "max_tokens")
-
-
-async def test_a_request_above_the_limit_gets_429_with_retry_after(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, max_queue=1) as cluster:
-        cluster.pd_workers[0].gate.clear()
-        first = asyncio.create_task(cluster.ask([{"role": "user", "content": "x"}]))
-        await until(lambda: cluster.dispatcher.in_flight == 1)
-        with pytest.raises(APIStatusError) as caught:
-            await cluster.ask([{"role": "user", "content": "y"}])
-        assert caught.value.status_code == 429
-        assert int(caught.value.response.headers["retry-after"]) >= 1
-        cluster.pd_workers[0].gate.set()
-        await first
-
-
 async def test_a_request_whose_time_is_over_gets_504_and_is_cancelled(store: EmbeddingStore) -> None:
     async with FakeCluster(store, request_timeout=0.3) as cluster:
         cluster.pd_workers[0].gate.clear()
@@ -219,18 +128,6 @@ async def test_a_request_whose_time_is_over_gets_504_and_is_cancelled(store: Emb
             await cluster.ask([{"role": "user", "content": "x"}])
         assert caught.value.status_code == 504
         await until(lambda: len(cluster.pd_workers[0].cancels) == 1)
-
-
-async def test_a_client_that_leaves_cancels_its_request_at_the_pd_worker(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        cluster.pd_workers[0].pause_at = 3
-        chunks = await cluster.client.chat.completions.create(
-            model="demo", messages=[{"role": "user", "content": "x"}], stream=True
-        )
-        await anext(chunks)
-        await chunks.close()
-        await until(lambda: len(cluster.pd_workers[0].cancels) == 1)
-        await cluster.at_rest()
 
 
 async def test_a_client_that_leaves_cancels_its_encoder_job(store: EmbeddingStore) -> None:
@@ -241,21 +138,6 @@ async def test_a_client_that_leaves_cancels_its_encoder_job(store: EmbeddingStor
         asked.cancel()
         await until(lambda: cluster.encoders[0].open == 0)
         await cluster.at_rest()
-
-
-async def test_a_job_lives_on_while_another_request_waits_for_it(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        cluster.encoders[0].gate.clear()
-        first = asyncio.create_task(cluster.ask(user("a", picture("p"))))
-        await until(lambda: len(cluster.jobs) == 1)
-        second = asyncio.create_task(cluster.ask(user("b", picture("p"))))
-        await until(lambda: cluster.dispatcher.in_flight == 2)
-        await asyncio.sleep(0.1)
-        first.cancel()
-        await until(lambda: cluster.dispatcher.in_flight == 1)
-        cluster.encoders[0].gate.set()
-        await second
-        assert len(cluster.jobs) == 1
 
 
 async def test_grpc_gives_the_same_answer(store: EmbeddingStore) -> None:
@@ -279,20 +161,29 @@ async def test_grpc_gives_the_same_answer(store: EmbeddingStore) -> None:
         await channel.close()
 
 
-async def test_two_pictures_under_one_uuid_keep_two_keys(store: EmbeddingStore) -> None:
+async def test_a_sane_request_id_goes_all_the_way_and_another_is_replaced(store: EmbeddingStore) -> None:
     async with FakeCluster(store) as cluster:
-        for name in ("mine", "theirs"):
-            parts = [{"type": "image", "image": data_url(picture(name)), "uuid": "same"}]
-            await cluster.ask([{"role": "user", "content": parts}])
-        assert {job.mm_hash for job in cluster.jobs} == {key_of(picture("mine")), key_of(picture("theirs"))}
+        body = json.dumps({"model": "demo", "messages": user("x"), "max_tokens": 2}).encode()
+        _, headers, _ = await raw_post(cluster.port, body, {"X-Request-Id": "my-id.7"})
+        assert headers["x-request-id"] == "my-id.7"
+        _, headers, _ = await raw_post(cluster.port, body, {"X-Request-Id": "bad id; rm"})
+        submits = cluster.pd_workers[0].submits
+        assert [submit.label for submit in submits] == ["my-id.7", headers["x-request-id"]]
+        assert not {submit.request_id for submit in submits} & {submit.label for submit in submits}
+        assert headers["x-request-id"] != "bad id; rm"
 
 
-async def test_one_picture_per_request_reaches_every_encoder_in_turn(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, encoders=2) as cluster:
-        for index in range(12):
-            await cluster.ask(user("?", picture(f"p{index}")))
-        assert all(encoder.jobs for encoder in cluster.encoders)
-        assert len(cluster.jobs) == 12
+async def test_unknown_paths_and_methods_are_answered_in_openais_shape(store: EmbeddingStore) -> None:
+    async with FakeCluster(store) as cluster:
+        client = cluster.client._client
+        missing = await client.get(f"http://127.0.0.1:{cluster.port}/v1/nothing")
+        wrong = await client.get(f"http://127.0.0.1:{cluster.port}/v1/chat/completions")
+        assert (missing.status_code, wrong.status_code) == (404, 405)
+        assert missing.json()["error"]["message"] == "GET /v1/nothing is not served here"
+        assert wrong.json()["error"]["message"].endswith("is not served here: use POST")
+        for path in ("/chat/completions", "/v1/chat/completion", "/api/v1/chat/completions/"):
+            near = await client.post(f"http://127.0.0.1:{cluster.port}{path}")
+            assert near.json()["error"]["message"].endswith("; did you mean /v1/chat/completions?")
 
 
 def _failed(error: common_pb2.Error) -> encoder_pb2.JobFailed:

@@ -112,9 +112,3 @@ async def test_a_failure_inside_a_stream_fails_the_response(store: EmbeddingStor
         assert events[-2].message == "the worker is ill"
         assert (events[-1].response.status, events[-1].response.error.code) == ("failed", "server_error")
         await cluster.at_rest()
-
-
-async def test_earlier_responses_are_not_remembered(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        with pytest.raises(BadRequestError, match="nothing is stored"):
-            await _respond(cluster, input="x", previous_response_id="resp_1")

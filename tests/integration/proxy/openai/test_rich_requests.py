@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from openai import APIStatusError
 
-from support.fakes.fake_workers import choice_text, picture, user, whole_text
+from support.fakes.fake_workers import choice_text, picture, user
 from support.fakes.proxy_fakes import FakeCluster
 from support.hostile.malformed import chosen, tool
 from support.waiting import until
@@ -166,9 +166,7 @@ async def test_a_forced_call_is_held_to_its_form(store: EmbeddingStore, choice: 
         ({"response_format": {"type": "json_object"}}, "response_format"),
     ],
 )
-async def test_a_form_that_the_worker_refuses_is_named_as_the_client_named_it(
-    store: EmbeddingStore, extra: dict[str, Any], param: str
-) -> None:
+async def test_a_form_that_the_worker_refuses_is_named_as_the_client_named_it(store, extra, param):
     async with FakeCluster(store) as cluster:
         refusal = common_pb2.Error(
             code="invalid_request_error", message="response_format: too much", param="response_format"
@@ -178,29 +176,6 @@ async def test_a_form_that_the_worker_refuses_is_named_as_the_client_named_it(
             await cluster.ask(HELLO, **extra)
         assert caught.value.body["param"] == param  # type: ignore[index]
         assert f"{param}: too much" in caught.value.message
-
-
-async def test_a_conversation_with_calls_goes_on(store: EmbeddingStore) -> None:
-    messages = [
-        *HELLO,
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [
-                {
-                    "id": "call_1",
-                    "type": "function",
-                    "function": {"name": "look", "arguments": '{"at": "sky"}'},
-                }
-            ],
-        },
-        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "blue"}]},
-    ]
-    async with FakeCluster(store) as cluster:
-        assert await cluster.stream(messages, tools=TOOLS) == whole_text(8)
-        sent = json.loads(cluster.pd_workers[0].submits[0].messages)
-        assert sent[1]["tool_calls"][0]["function"] == {"name": "look", "arguments": {"at": "sky"}}
-        assert (sent[1]["content"], sent[2]["role"], sent[2]["tool_call_id"]) == ("", "tool", "call_1")
 
 
 async def test_sampling_and_template_options_reach_the_worker(store: EmbeddingStore) -> None:

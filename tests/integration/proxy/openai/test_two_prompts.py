@@ -15,7 +15,6 @@ from triptych.base.hashing import mm_hash
 from triptych.protos.convert import error_to_proto
 from triptych.store.embedding_store import EmbeddingStore
 
-IDS = {"form": "token_ids"}
 WAV = b"RIFF\x00\x00\x00\x00WAVEfmt and so on"
 PNG = b"\x89PNG\r\n\x1a\n and so on"
 AUDIO = {"audio": {"data": base64.b64encode(WAV).decode(), "format": "wav"}}
@@ -49,18 +48,6 @@ async def test_a_single_text_is_the_encoders(store: EmbeddingStore) -> None:
         slot = submit.items[0]
         assert (slot.plan.modality, slot.plan.length, slot.plan.mm_hash) == ("text", 0, job.mm_hash)
         await cluster.at_rest()
-
-
-async def test_single_token_ids_are_the_encoders(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, modality="text") as cluster:
-        reply = await _complete(cluster, [2, 0, 171, 5, 2])
-        assert reply.choices[0].encoder_prompt_token_ids == [2, 0, 171, 5, 2]
-        assert not hasattr(reply.choices[0], "encoder_prompt")
-        media = ids_bytes(2, 0, 171, 5, 2)
-        assert cluster.encoders[0].media == [media]
-        job = cluster.jobs[0]
-        assert job.processor_options == '{"form":"token_ids"}'
-        assert job.mm_hash == mm_hash(media, namespace=NAMESPACE, modality="text", processor_options=IDS)
 
 
 FORMS = [
@@ -183,9 +170,7 @@ async def test_a_speech_model_refuses_text_for_its_encoder_and_conversations(sto
         await cluster.at_rest()
 
 
-async def test_a_workers_complaint_about_the_decoders_prompt_names_the_clients_field(
-    store: EmbeddingStore,
-) -> None:
+async def test_a_workers_complaint_about_the_decoders_prompt_names_the_clients_field(store):
     async with FakeCluster(store, modality="text") as cluster:
         for fields, param in (
             ({"encoder_prompt": "a", "decoder_prompt": [9]}, "decoder_prompt"),
@@ -204,11 +189,7 @@ async def test_a_workers_complaint_about_the_decoders_prompt_names_the_clients_f
 async def test_a_streamed_reply_reports_both_prompts_first(store: EmbeddingStore) -> None:
     async with FakeCluster(store, modality="text") as cluster:
         chunks = await cluster.client.completions.create(
-            model=MODEL,
-            prompt="Hi",
-            max_tokens=2,
-            stream=True,
-            extra_body={"return_token_ids": True},
+            model=MODEL, prompt="Hi", max_tokens=2, stream=True, extra_body={"return_token_ids": True}
         )
         first, *rest = [chunk async for chunk in chunks]
         assert first.choices[0].encoder_prompt_token_ids == [72, 105]

@@ -6,21 +6,16 @@ import asyncio
 import json
 import socket
 
-import pytest
-
 from support.fakes.fake_workers import MODEL, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.proxy.http import endpoint
-from triptych.store.embedding_store import EmbeddingStore
 
 #: Far more than the buffers of a connection hold.
-FLOOD = ["x" * (256 << 10)] * 200
+FLOOD = ["x" * (256 << 10)] * 60
 
 
-async def test_a_client_that_stops_reading_its_stream_loses_it_and_nobody_else_theirs(
-    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_that_stops_reading_its_stream_loses_it_and_nobody_else_theirs(store, monkeypatch):
     monkeypatch.setattr(endpoint, "WRITE_SECONDS", 0.5)
     async with FakeCluster(store) as cluster:
         pd = cluster.pd_workers[0]
@@ -38,26 +33,7 @@ async def test_a_client_that_stops_reading_its_stream_loses_it_and_nobody_else_t
             pd.script, pd.pause_at = None, None
             pd.gate.set()
             assert await cluster.stream(user("count")) == whole_text(8)
-            await cluster.at_rest()
-
-
-async def test_a_client_that_reads_slowly_but_reads_keeps_its_stream(
-    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(endpoint, "WRITE_SECONDS", 1.0)
-    async with FakeCluster(store) as cluster:
-        pd = cluster.pd_workers[0]
-        pd.script = FLOOD[:40]
-        reader, writer = await asyncio.open_connection("127.0.0.1", cluster.port, limit=1 << 16)
-        writer.write(_post({"max_tokens": 1000, "stream": True}, close=True))
-        received = 0
-        while part := await reader.read(512 << 10):
-            received += part.count(b"x")
-            await asyncio.sleep(0.02)
-        assert received >= 40 * len(FLOOD[0])
-        assert pd.cancels == []
-        writer.close()
-        await writer.wait_closed()
+        await cluster.at_rest()
 
 
 def _post(extra: dict[str, object], *, close: bool = False) -> bytes:

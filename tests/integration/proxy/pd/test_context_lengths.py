@@ -55,9 +55,7 @@ async def test_text_that_one_worker_finds_too_long_goes_to_a_larger_one(store: E
         assert submits(cluster)[2] == 8
 
 
-async def test_a_request_too_long_for_all_is_a_400_with_the_largest_limit(
-    store: EmbeddingStore,
-) -> None:
+async def test_a_request_too_long_for_all_is_a_400_with_the_largest_limit(store):
     async with mixed(store, SMALL, LARGE) as cluster:
         for ask in (cluster.stream(text(2 * LARGE)), complete(cluster.client, [1] * LARGE, 8)):
             with pytest.raises(APIStatusError) as caught:

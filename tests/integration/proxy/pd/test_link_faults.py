@@ -10,10 +10,7 @@ import pytest
 from support.fakes.fake_workers import picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.proxy.call.chat import Delta, Output
 from triptych.proxy.pd.link import LAST_RETRY_SECONDS, RETRY_SECONDS, PDLink, retry_pause
-from triptych.proxy.requests.request import OutputQueue
-from triptych.store.embedding_store import EmbeddingStore
 
 TEXT = [{"role": "user", "content": "count"}]
 
@@ -80,9 +77,7 @@ def break_and_go_on(cluster: FakeCluster) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_a_fault_at_an_event_sends_the_links_requests_elsewhere(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture, workers: int
-) -> None:
+async def test_a_fault_at_an_event_sends_the_links_requests_elsewhere(store, caplog, workers):
     async with FakeCluster(store, pd_workers=workers) as cluster:
         asked = await streaming(cluster)
         at = max(range(workers), key=lambda index: len(cluster.pd_workers[index].submits))
@@ -101,9 +96,7 @@ async def test_a_fault_at_an_event_sends_the_links_requests_elsewhere(
 
 
 @pytest.mark.parametrize("failures", [1, 2])
-async def test_a_fault_when_the_stream_stands_leaves_requests_with_an_answer(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture, failures: int
-) -> None:
+async def test_a_fault_when_the_stream_stands_leaves_requests_with_an_answer(store, caplog, failures):
     async with FakeCluster(store) as cluster:
         asked = await streaming(cluster)
         faulty = inject(link_of(cluster), "_owner", "attached", failures)
@@ -116,55 +109,7 @@ async def test_a_fault_when_the_stream_stands_leaves_requests_with_an_answer(
         await cluster.at_rest()
 
 
-async def test_a_fault_in_the_loss_of_one_request_keeps_the_others(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with FakeCluster(store, request_timeout=3.0) as cluster:
-        worker = cluster.pd_workers[0]
-        worker.gate.clear()
-        asked = [asyncio.create_task(cluster.stream(TEXT)) for _ in range(4)]
-        await until(lambda: link_of(cluster).in_flight == 4 and len(worker.submits) == 4, "four requests")
-        requests = cluster.dispatcher._requests.values()
-        await until(
-            lambda: all(request.lifecycle.prompt_token_ids for request in requests), "four admissions"
-        )
-        inject(link_of(cluster), "_events", "deliver")
-        inject(link_of(cluster), "_owner", "attached")
-        break_and_go_on(cluster)
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        assert [answer for answer in answers if isinstance(answer, str)] == [whole_text(8)] * 3
-        await cluster.at_rest()
-
-
-async def test_a_fault_in_one_requests_tokens_ends_that_request_alone(
-    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with FakeCluster(store) as cluster:
-        worker = cluster.pd_workers[0]
-        worker.gate.clear()
-        asked = [asyncio.create_task(cluster.ask(TEXT)) for _ in range(3)]
-        await until(lambda: len(worker.submits) == 3, "three requests")
-        victim = cluster.dispatcher._requests[worker.submits[1].request_id].output
-        put = OutputQueue.put
-
-        def broken(queue: OutputQueue, output: Output) -> None:
-            if queue is victim and isinstance(output, Delta):
-                raise Fault("injected")
-            put(queue, output)
-
-        monkeypatch.setattr(OutputQueue, "put", broken)
-        worker.gate.set()
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        failed = [answer for answer in answers if isinstance(answer, Exception)]
-        assert [getattr(error, "status_code", 0) for error in failed] == [500]
-        assert len(worker.attaches) == 1
-        assert len(worker.submits) == 3
-        await cluster.at_rest()
-
-
-async def test_a_fault_while_notices_are_sent_leaves_no_request_without_an_answer(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_fault_while_notices_are_sent_leaves_no_request_without_an_answer(store, caplog):
     async with FakeCluster(store) as cluster:
         link = link_of(cluster)
         faulty = link._stub.NotifyItems = Faulty(link._stub.NotifyItems, 1)

@@ -69,9 +69,7 @@ async def test_a_poison_ends_three_workers_and_the_requests_beside_it_are_answer
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_a_poison_that_ends_workers_before_they_answer_the_submit_is_found(
-    store: EmbeddingStore, workers: int
-) -> None:
+async def test_a_poison_that_ends_workers_before_they_answer_the_submit_is_found(store, workers):
     async with FakeCluster(store, pd_workers=workers) as cluster:
         good = asyncio.gather(*(cluster.stream(user(f"q{i}"), max_tokens=30) for i in range(4)))
         await poisoned(cluster, "door")
@@ -91,9 +89,7 @@ async def suspects_held(cluster: FakeCluster, worker: FakePD, count: int) -> lis
     return asked
 
 
-async def test_suspects_run_alone_one_by_one_and_are_cleared(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_suspects_run_alone_one_by_one_and_are_cleared(store, caplog):
     async with FakeCluster(store) as cluster:
         worker = cluster.pd_workers[0]
         asked = await suspects_held(cluster, worker, 4)
@@ -108,43 +104,6 @@ async def test_suspects_run_alone_one_by_one_and_are_cleared(
         await cluster.at_rest()
 
 
-async def test_a_suspect_whose_client_goes_gives_its_worker_back(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        worker = cluster.pd_workers[0]
-        asked = await suspects_held(cluster, worker, 3)
-        alone = next(iter(worker.requests.values())).submit
-        text = re.search(rb"q(\d)", alone.messages)
-        assert text
-        gone = asked.pop(int(text[1]))
-        gone.cancel()
-        await until(lambda: len(worker.set_apart) == 2, "the next suspect's turn")
-        worker.gate.set()
-        assert await asyncio.gather(*asked) == [whole_text(30)] * 2
-        await cluster.at_rest()
-
-
-async def test_the_worker_that_was_set_apart_drains_and_the_suspect_goes_elsewhere_unblamed(
-    store: EmbeddingStore,
-) -> None:
-    async with FakeCluster(store, pd_workers=2) as cluster:
-        for worker in cluster.pd_workers:
-            worker.gate.clear()
-        asked = asyncio.create_task(cluster.stream(user("q"), max_tokens=30))
-        for _ in range(2):
-            await until(lambda: any(worker.requests for worker in cluster.pd_workers))
-            await next(worker for worker in cluster.pd_workers if worker.requests)._restart()
-        for _ in range(2):
-            await until(
-                lambda: any(w.requests and w.set_apart for w in cluster.pd_workers), "the request alone"
-            )
-            worker = next(w for w in cluster.pd_workers if w.requests)
-            worker.set_apart.clear()
-            hand_over(worker)
-        for worker in cluster.pd_workers:
-            worker.gate.set()
-        assert await asked == whole_text(30)
-
-
 def hand_over(worker: FakePD) -> None:
     """What a worker does at the end of its drain."""
     for held in list(worker.requests.values()):
@@ -156,9 +115,7 @@ def hand_over(worker: FakePD) -> None:
 
 
 @pytest.mark.parametrize("signal", ["handed over", "the stream broke", "the stream was ended"])
-async def test_what_is_no_loss_makes_no_suspects(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture, signal: str
-) -> None:
+async def test_what_is_no_loss_makes_no_suspects(store, caplog, signal):
     async with FakeCluster(store) as cluster:
         worker = cluster.pd_workers[0]
         worker.gate.clear()
@@ -180,9 +137,7 @@ async def test_what_is_no_loss_makes_no_suspects(
         assert LOST not in caplog.text
 
 
-async def test_a_worker_that_stands_still_counts_as_lost(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_worker_that_stands_still_counts_as_lost(store, caplog):
     async with FakeCluster(store, pd_workers=2, health_timeout=0.3) as cluster:
         for worker in cluster.pd_workers:
             worker.gate.clear()

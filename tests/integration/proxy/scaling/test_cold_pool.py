@@ -48,9 +48,7 @@ async def decided(board: ScalingBoard, workers: int) -> ScalingDecision:
             await asyncio.sleep(0.01)
 
 
-async def test_the_first_media_request_asks_for_an_encoder_and_is_answered_when_it_has_joined(
-    store: EmbeddingStore,
-) -> None:
+async def test_the_first_media_request_asks_for_an_encoder_and_is_answered_when_it_has_joined(store):
     board = ScalingBoard(store)
     async with FakeCluster(store, encoders=0) as cluster, scaling(cluster):
         assert not (await decided(board, 0)).active
@@ -94,42 +92,7 @@ async def test_the_first_item_of_an_empty_pool_is_seen_before_the_next_look(stor
         await within("the answer", asked)
 
 
-async def test_several_proxies_agree_on_the_sum_of_their_demand(store: EmbeddingStore) -> None:
-    board = ScalingBoard(store)
-    async with (
-        FakeCluster(store, encoders=0) as cluster,
-        scaling(cluster) as first,
-        contextlib.AsyncExitStack() as stack,
-    ):
-        second = await start_scaling(
-            RULES, store, cluster.pool, cluster.dispatcher, cluster.metrics, "proxy-2", stack
-        )
-        assert second is not None
-        asked = asyncio.create_task(cluster.ask(user("what is it?", picture("a"))))
-        await decided(board, 1)
-        await first.poll("encoder")
-        await second.poll("encoder")
-        assert first.decision("encoder") == second.decision("encoder") == await board.decision("encoder")
-        await joins(cluster)
-        await within("the answer", asked)
-
-
-async def test_proxies_of_two_settings_on_one_store_announce_one_number(store: EmbeddingStore) -> None:
-    board, heard = ScalingBoard(store), []
-    await board.announce("encoder", ScalingDecision(3, "flow", active=True), 60.0)
-    async with FakeCluster(store, encoders=0) as cluster, scaling(cluster) as old:
-        await until(lambda: old.decision("encoder") is not None, "the old proxy's decision")
-        async with scaling(cluster, ScalingConfig(max_encoders=2, scale_window=30.0)) as new:
-            await until(lambda: new.decision("encoder") is not None, "the new proxy's decision")
-            for each in (old, new) * 4:
-                await each.poll("encoder")
-                heard.append(await board.decision("encoder"))
-    assert [decision.workers for decision in heard if decision is not None] == [2] * 8
-
-
-async def test_an_item_costs_its_part_of_the_batch_or_all_of_it_where_the_worker_does_not_tell(
-    store: EmbeddingStore,
-) -> None:
+async def test_an_item_costs_its_part_of_the_batch_or_all_of_it_where_the_worker_does_not_tell(store):
     for work, cost in ((0.0, 0.5), (0.125, 0.125)):
         async with FakeCluster(store) as cluster:
             cluster.encoders[0].work_seconds = work

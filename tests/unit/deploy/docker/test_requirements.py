@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -20,11 +18,3 @@ def test_the_proxy_needs_no_extra_and_a_worker_its_own():
         *project["dependencies"],
         *project["optional-dependencies"]["worker"],
     ]
-
-
-def test_it_prints_them_one_per_line():
-    program = ROOT / "deploy" / "docker" / "requirements.py"
-    printed = subprocess.run(
-        [sys.executable, program, "worker"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    assert printed.splitlines() == requirements((ROOT / "pyproject.toml").read_text(), ["worker"])

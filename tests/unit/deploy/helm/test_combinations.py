@@ -55,12 +55,7 @@ def test_a_pool_with_a_user_of_its_own_replaces_the_store() -> None:
     vllm = merged({"model": {"source": "image", "name": "m", "image": {"reference": "r.example/m:1"}}}, VLLM)
     found = [store_users(render(values)) for values in ({}, colocated, vllm, merged(colocated, vllm))]
     names = [users.split()[4:] for users, _ in found]
-    assert names == [
-        [],
-        ["triptych-colocated"],
-        ["triptych-vllm"],
-        ["triptych-colocated", "triptych-vllm"],
-    ]
+    assert names == [[], ["triptych-colocated"], ["triptych-vllm"], ["triptych-colocated", "triptych-vllm"]]
     assert len({checksum for _, checksum in found}) == 4
 
 

@@ -201,9 +201,7 @@ def worker_of(values: dict[str, object], kind: str) -> Manifest:
 @pytest.mark.parametrize(
     ("kind", "flag", "ranks"), [("encoder", "--encoder-data-parallel", 2), ("pd", "--tensor-parallel", 4)]
 )
-def test_a_worker_of_several_ranks_has_a_gpu_for_each_and_room_for_nccl(
-    kind: str, flag: str, ranks: int
-) -> None:
+def test_a_worker_of_several_ranks_has_a_gpu_for_each_and_room_for_nccl(kind, flag, ranks):
     container = main_container(worker_of(RANKS, kind))
     words = container["args"]
     assert words[words.index(flag) + 1] == str(ranks)

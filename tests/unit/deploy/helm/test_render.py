@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.kubernetes.chart import CASES, CHART, case, example, notes, render, render_upgrade
+from support.kubernetes.chart import CASES, CHART, case, notes, render, render_upgrade
 from support.kubernetes.manifests import (
     SecretKey,
     called,
@@ -129,25 +128,6 @@ def test_the_notes_name_the_service_and_say_what_is_open() -> None:
     assert "WARNING" not in notes(EVERYTHING)
 
 
-def test_dashboards_and_alerts_are_the_files_of_the_chart() -> None:
-    manifests = render(EVERYTHING)
-    boards = {
-        name: text
-        for one in of_kind(manifests, "ConfigMap")
-        if one["metadata"]["labels"].get("grafana_dashboard") == "1"
-        for name, text in one["data"].items()
-    }
-    files = {path.name: path.read_text() for path in (CHART / "files/dashboards").glob("*.json")}
-    assert {"overview.json", "encoder-pool.json", "pd.json", "store.json"} <= set(files)
-    assert {name: json.loads(text) for name, text in boards.items()} == {
-        name: json.loads(text) for name, text in files.items()
-    }
-    # Kubernetes takes no ConfigMap above 1 MiB.
-    assert all(len(text.encode()) < 2**20 for text in boards.values())
-    (rule,) = of_kind(manifests, "PrometheusRule")
-    assert rule["spec"] == yaml.safe_load((CHART / "files/alerts.yaml").read_text())
-
-
 def test_a_secret_that_is_not_given_is_random_and_long() -> None:
     first, second = (
         {one["metadata"]["name"]: one["stringData"] for one in render() if one["kind"] == "Secret"}
@@ -181,8 +161,3 @@ def test_the_charts_own_certificate_is_one_of_services_keda_and_the_store(tmp_pa
         assert 3640 < (material.not_after - time.time()) / 86400 < 3651
     with pytest.raises(ConfigError, match="mismatch"):
         read_material(TlsFiles(cert, key, ca, "blue-store-0.others.svc"))
-
-
-def test_rendering_is_the_same_every_time_where_secrets_are_given() -> None:
-    values = example("external-redis")
-    assert render(values) == render(values)

@@ -196,9 +196,7 @@ ROUTE = {"enabled": True, "parentRefs": [{"name": "g"}]}
         ({"proxy": {"autoscale": {"max": 1}}}, "min is above max"),
     ],
 )
-def test_values_that_do_not_fit_together_are_refused_with_the_remedy(
-    values: dict[str, Any], words: str
-) -> None:
+def test_values_that_do_not_fit_together_are_refused_with_the_remedy(values, words):
     with pytest.raises(HelmError, match=words):
         render(values)
 
@@ -233,9 +231,7 @@ def test_the_flags_that_args_may_not_repeat_are_those_that_the_chart_sets() -> N
         ({"requests": {"memory": "2Gi"}}, "2Gi", 5637144576),
     ],
 )
-def test_the_stores_memory_is_what_the_values_say_or_what_it_needs(
-    given: dict[str, Any], requested: str | int, limit: str | int
-) -> None:
+def test_the_stores_memory_is_what_the_values_say_or_what_it_needs(given, requested, limit):
     found = render({"store": {"resources": given}})
     resources = main_container(called(found, "StatefulSet", "triptych-store"))["resources"]
     assert (resources["requests"]["memory"], resources["limits"]["memory"]) == (str(requested), str(limit))

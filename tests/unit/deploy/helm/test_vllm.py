@@ -66,9 +66,7 @@ def transfer_of(manifest: Manifest, folder: Path) -> dict[str, Any]:
         ),
     ],
 )
-def test_the_connector_takes_the_configuration_that_the_pod_writes(
-    more: dict[str, Any], store: str, tmp_path: Path
-) -> None:
+def test_the_connector_takes_the_configuration_that_the_pod_writes(more, store, tmp_path):
     manifest = worker(**more)
     transfer = transfer_of(manifest, tmp_path)
     assert transfer["ec_connector"] == "TriptychECConnector"
@@ -156,8 +154,6 @@ def test_the_servers_user_is_one_of_the_store_and_reads_no_other_password() -> N
         ),
     ],
 )
-def test_what_a_server_cannot_work_with_ends_the_installation_with_the_remedy(
-    more: dict[str, Any], words: str
-) -> None:
+def test_what_a_server_cannot_work_with_ends_the_installation_with_the_remedy(more, words):
     with pytest.raises(HelmError, match=words):
         render(merged(EXAMPLE, **more))

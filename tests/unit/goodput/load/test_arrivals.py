@@ -7,13 +7,7 @@ import json
 import pytest
 
 from triptych.base.errors import ConfigError
-from triptych.goodput.load.workload import (
-    KINDS,
-    Arrivals,
-    arrival_times,
-    plan_requests,
-    read_trace,
-)
+from triptych.goodput.load.workload import KINDS, Arrivals, arrival_times, plan_requests, read_trace
 from triptych.goodput.measure.slo import preset
 
 

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triptych.base.errors import ConfigError
-from triptych.goodput.load.workload import (
-    Workload,
-    check_workload,
-    parse_images,
-    parse_sizes,
-    plan_requests,
-)
+from triptych.goodput.load.workload import Workload, check_workload, parse_images, parse_sizes, plan_requests
 from triptych.goodput.measure.slo import PRESETS, preset
 
 

@@ -16,11 +16,7 @@ from triptych.goodput.measure.figures import drift_of, judge, summarise
 from triptych.goodput.measure.search import SearchLimits, Verdict, search
 from triptych.goodput.measure.slo import parse_slo, preset
 from triptych.goodput.measure.window import MeasuredWindow, QueueSample, RunSettings, make_job
-from triptych.goodput.report.comparison import (
-    compare_results,
-    compare_searches,
-    ratio,
-)
+from triptych.goodput.report.comparison import compare_results, compare_searches, ratio
 from triptych.goodput.report.display import Display
 from triptych.goodput.report.machine import Machine
 from triptych.goodput.report.plots import knee_of, save_plots

@@ -30,9 +30,7 @@ def config_of(tmp_path: Path, *words: str, address: str = "10.0.0.1:6379") -> Se
     return serve_config(*common, "--address", address, *words)
 
 
-def test_services_on_several_nodes_need_tls_or_a_flag_that_allows_clear_text(
-    tmp_path: Path, folder: CertificateFolder
-) -> None:
+def test_services_on_several_nodes_need_tls_or_a_flag_that_allows_clear_text(tmp_path, folder):
     with pytest.raises(ConfigError, match="--tls-cert-file.*--insecure"):
         check_shared(config_of(tmp_path))
     check_shared(config_of(tmp_path, "--insecure"))
@@ -40,9 +38,7 @@ def test_services_on_several_nodes_need_tls_or_a_flag_that_allows_clear_text(
     check_shared(config_of(tmp_path, address="127.0.0.1:6379"))  # its nodes are this machine
 
 
-def test_a_ray_of_this_machine_has_a_token_and_certificates_of_its_own(
-    tmp_path: Path, folder: CertificateFolder
-) -> None:
+def test_a_ray_of_this_machine_has_a_token_and_certificates_of_its_own(tmp_path, folder):
     run = tmp_path / "run"
     run.mkdir()
     config = with_files(with_own_files(serve_config("--launcher", "ray"), run))
@@ -56,17 +52,13 @@ def test_a_ray_of_this_machine_has_a_token_and_certificates_of_its_own(
     assert given.proxy.tls_cert_file == str(folder.cert)
 
 
-def test_certificates_that_cannot_be_used_are_refused_on_this_node_already(
-    tmp_path: Path, folder: CertificateFolder
-) -> None:
+def test_certificates_that_cannot_be_used_are_refused_on_this_node_already(tmp_path, folder):
     folder.key.write_bytes(b"")
     with pytest.raises(ConfigError, match="--tls-key-file"):
         with_files(config_of(tmp_path, *folder.flags))
 
 
-def test_workers_and_proxies_get_the_files_by_absolute_paths(
-    tmp_path: Path, folder: CertificateFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_and_proxies_get_the_files_by_absolute_paths(tmp_path, folder, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ("--tls-cert-file", "tls/tls.crt", "--tls-key-file", "tls/tls.key", "--tls-ca-file", "tls/ca.crt")
     config = with_files(
@@ -80,9 +72,7 @@ def test_workers_and_proxies_get_the_files_by_absolute_paths(
         assert ("--http-key-file" in command) is (pool.name == "proxy")
 
 
-def test_every_service_is_given_the_files_of_tls_to_the_store_by_absolute_paths(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_service_is_given_the_files_of_tls_to_the_store_by_absolute_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     files = ("--store-ca-file", "ca.pem", "--store-cert-file", "c.pem", "--store-key-file", "c.key")
     config = with_files(config_of(tmp_path, "--insecure", *files))

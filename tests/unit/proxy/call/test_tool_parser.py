@@ -135,9 +135,7 @@ FRAGMENTS = st.sampled_from(
 
 @given(st.lists(FRAGMENTS, max_size=12), st.data(), st.booleans())
 @settings(max_examples=300, deadline=None)
-def test_the_outcome_does_not_depend_on_where_the_text_is_cut(
-    fragments: list[str], data: st.DataObject, parallel: bool
-) -> None:
+def test_the_outcome_does_not_depend_on_where_the_text_is_cut(fragments, data, parallel):
     text = "".join(fragments)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]

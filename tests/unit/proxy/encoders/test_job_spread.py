@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.base.types import ItemPlan
@@ -93,6 +93,7 @@ def test_a_move_is_no_failed_try() -> None:
     assert all(job.tries == 0 and not job.avoid for job in made)
 
 
+@settings(deadline=None)
 @given(items=st.integers(0, 60), before=st.integers(1, 5), after=st.integers(0, 8))
 def test_no_encoder_is_left_with_a_whole_job_more_than_another(items: int, before: int, after: int) -> None:
     jobs, made = burst(items, before)

@@ -5,13 +5,7 @@ import random
 import pytest
 
 from triptych.proxy.encoders.job import EncoderJob, JobState
-from triptych.proxy.encoders.loads import (
-    FAST_SECONDS,
-    SLOW_SECONDS,
-    ArrivedItems,
-    Items,
-    OutstandingItems,
-)
+from triptych.proxy.encoders.loads import FAST_SECONDS, SLOW_SECONDS, ArrivedItems, Items, OutstandingItems
 
 
 def job(index: int, state: JobState = JobState.QUEUED) -> EncoderJob:

@@ -73,24 +73,6 @@ def test_an_encoder_lost_in_the_tower_counts_and_one_lost_while_the_item_waits_d
     assert len(jobs) == 0
 
 
-def test_the_loss_of_an_old_try_does_not_count() -> None:
-    jobs = table()
-    (job,) = want(jobs, "k")
-    started(jobs)
-    old = job.try_id
-    jobs.lost(old, "k", 0.0)
-    assert jobs.lost(old, "k", 0.0) is None
-    assert job.losses == 1
-
-
-def test_before_its_last_chance_an_item_has_company() -> None:
-    jobs = table()
-    first, _ = want(jobs, "a", "b")
-    assert started(jobs) == ["a", "b"]
-    jobs.lost(first.try_id, "a", 0.0)
-    assert started(jobs) == ["a"]
-
-
 def test_the_last_chance_is_taken_alone_in_preprocessing() -> None:
     jobs = table()
     job = suspect(jobs, "k")

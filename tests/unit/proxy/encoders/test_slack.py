@@ -59,9 +59,7 @@ def play(events: list[Event], *, deadlines: bool) -> Queue:
 
 @given(EVENTS)
 @settings(max_examples=100, deadline=None)
-def test_tenants_have_the_turns_that_they_have_without_deadlines(
-    events: list[Event],
-) -> None:
+def test_tenants_have_the_turns_that_they_have_without_deadlines(events):
     urgent, plain = play(events, deadlines=True).taken, play(events, deadlines=False).taken
     assert [number for _, _, number in urgent] == [number for _, _, number in plain]
     assert Counter(turn[1:] for turn in urgent) == Counter(turn[1:] for turn in plain)

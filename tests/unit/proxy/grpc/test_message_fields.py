@@ -19,9 +19,7 @@ def request(messages: int, parts: int) -> bytes:
     return proxy_pb2.ChatRequest(messages=[message] * messages).SerializeToString()
 
 
-def test_fields_of_messages_in_messages_count_and_those_of_texts_do_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_fields_of_messages_in_messages_count_and_those_of_texts_do_not(monkeypatch):
     # Of each message: itself, its role and, of each part, the part and its text.
     for messages, parts in ((1, 1), (3, 4), (10, 0)):
         count = messages * (2 + 2 * parts)

@@ -54,16 +54,6 @@ async def test_a_listener_that_reads_nothing_is_dropped_and_others_are_not() -> 
         assert await dead.next() is None
 
 
-async def test_the_number_of_listeners_is_bounded() -> None:
-    feed = LiveFeed(CountingView(), places(capacity=2))
-    with feed.listen(), feed.listen():
-        with pytest.raises(QuotaExceeded) as refused, feed.listen():
-            pass
-        assert refused.value.retry_after
-    with feed.listen():
-        assert feed.listeners == 1
-
-
 async def test_a_drain_ends_the_listeners_and_takes_no_new_ones() -> None:
     feed = LiveFeed(CountingView(), places())
     with feed.listen() as listener:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from triptych.base.metrics import ProxyMetrics
-from triptych.proxy.live.objects import ClusterSeries
 from triptych.proxy.live.statistics import (
     MAX_CALLS,
     MAX_SECONDS,
-    POINTS,
-    STEP_SECONDS,
     Counts,
     CountWindow,
     GoodputWindow,
-    HistoryRing,
     Slo,
     percentile,
     read_counts,
@@ -77,9 +72,7 @@ SLO = Slo(ttft=1.0, tpot=0.1)
         (1.0, 2.0, 11, True),  # at both limits
     ],
 )
-def test_a_call_is_good_when_both_times_meet_the_slo(
-    ttft: float, seconds: float, tokens: int, good: bool
-) -> None:
+def test_a_call_is_good_when_both_times_meet_the_slo(ttft, seconds, tokens, good):
     window = GoodputWindow(SLO)
     window.answered(0.0, ttft, seconds, tokens)
     assert (window.met, window.measured) == (int(good), 1)
@@ -109,10 +102,3 @@ def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(
     values: list[float], percent: int, wanted: float
 ) -> None:
     assert percentile(values, percent) == wanted
-
-
-def test_the_points_are_fifteen_minutes_of_every_series() -> None:
-    read = HistoryRing().read()
-    assert STEP_SECONDS * POINTS == 15 * 60
-    series = msgspec.to_builtins(read.series)
-    assert [len(values) for values in series.values()] == [POINTS] * len(ClusterSeries.__struct_fields__)

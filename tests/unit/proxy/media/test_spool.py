@@ -93,9 +93,7 @@ async def test_the_last_of_several_holders_frees_the_bytes(spool: MediaSpool) ->
         media.retain()
 
 
-async def test_a_file_stays_open_under_a_reader_whose_request_has_gone(
-    spool: MediaSpool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_file_stays_open_under_a_reader_whose_request_has_gone(spool, monkeypatch):
     """Else its descriptor could be another picture's by the time that the thread reads."""
     media = await spool.keep(LARGE)
     begun, go_on = threading.Event(), threading.Event()
@@ -139,9 +137,7 @@ async def test_budgets_of_memory_and_disk_are_429s_and_leave_nothing(spool: Medi
     assert kept_bytes(spool) == 0
 
 
-async def test_a_disk_that_fails_is_our_error_and_leaves_nothing(
-    spool: MediaSpool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_disk_that_fails_is_our_error_and_leaves_nothing(spool, monkeypatch):
     def full(*args: object) -> int:
         raise OSError(28, "No space left on device")
 

@@ -6,9 +6,8 @@ import httpx2
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
-from starlette.types import Message
 
-from triptych.proxy.page.endpoint import PageEndpoints, page_files
+from triptych.proxy.page.endpoint import PageEndpoints
 
 
 @pytest.fixture
@@ -16,13 +15,6 @@ async def http() -> AsyncIterator[httpx2.AsyncClient]:
     transport = httpx2.ASGITransport(Starlette(routes=PageEndpoints().routes()))
     async with httpx2.AsyncClient(transport=transport, base_url="http://proxy") as client:
         yield client
-
-
-async def test_the_root_is_the_page(http):
-    reply = await http.get("/")
-    assert reply.status_code == 200
-    assert reply.headers["content-type"] == "text/html; charset=utf-8"
-    assert reply.content == page_files()["index.html"].data
 
 
 async def test_the_policy_allows_no_inline_script_no_other_origin_and_no_html_from_text(http):
@@ -45,48 +37,6 @@ async def test_a_known_tag_gets_304_without_a_body(http):
         assert (again.status_code, again.content) == (304, b""), wanted
         assert again.headers["etag"] == tag
     assert (await http.get("/page/app.js", headers={"if-none-match": '"other"'})).status_code == 200
-
-
-async def test_only_get_and_head_are_served(http):
-    for path in ("/", "/page/app.js"):
-        assert (await http.post(path)).status_code == 405
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/page/../files.py",
-        "/page/../../service.py",
-        "/page/static/app.js",
-        "/page//etc/passwd",
-        "/page/examples/../app.js",
-        "/page/examples/request.json",
-        "/page/app.js\0",
-        "/page/APP.JS",
-        "/page/",
-        "/index.html",
-    ],
-)
-async def test_what_is_not_in_the_table_is_404_whatever_the_path_says(path):
-    # Called as the server calls it, with the path decoded: a client would resolve the dots itself.
-    sent: list[Message] = []
-    scope = {
-        "type": "http",
-        "method": "GET",
-        "path": path,
-        "headers": [],
-        "query_string": b"",
-        "root_path": "",
-    }
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": b""}
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    await Starlette(routes=PageEndpoints().routes())(scope, receive, send)
-    assert sent[0]["status"] == 404
 
 
 async def test_the_page_works_below_a_path_prefix():

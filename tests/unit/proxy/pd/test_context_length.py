@@ -48,9 +48,7 @@ def test_a_limit_is_what_prompt_and_output_may_have_together() -> None:
         (call(), 513, "messages", "at least 512 tokens"),
     ],
 )
-def test_the_error_names_the_field_to_shorten_and_the_largest_limit(
-    asked: ChatCall, tokens: int, param: str, words: str
-) -> None:
+def test_the_error_names_the_field_to_shorten_and_the_largest_limit(asked, tokens, param, words):
     error = too_long(asked, tokens, 512)
     assert (error.status, error.code, error.param) == (400, "context_length_exceeded", param)
     assert words in error.message

@@ -6,8 +6,6 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from triptych.protos import pd_pb2
 from triptych.proxy.pd import router as module
 from triptych.proxy.pd.router import PDRouter
@@ -55,9 +53,7 @@ def make_request(attempt: int) -> Any:
     )
 
 
-async def test_an_attempt_that_is_over_in_the_moment_of_its_hand_over_reaches_no_worker(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_attempt_that_is_over_in_the_moment_of_its_hand_over_reaches_no_worker(monkeypatch):
     link = NotingLink()
     info = SimpleNamespace(address="pd", capacity={"max_num_seqs": 4, "keeps_items": 1}, model_key="m")
     worker = SimpleNamespace(info=info)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -99,9 +98,7 @@ async def test_while_nothing_is_known_there_is_no_number_but_the_metric_has_its_
 
 @pytest.mark.parametrize("call", ["IsActive", "StreamIsActive", "GetMetricSpec", "GetMetrics"])
 @pytest.mark.parametrize("metadata", [{}, {"pool": "Encoder"}, {"pool": "x" * 10_000}])
-async def test_a_pool_that_does_not_exist_is_refused_with_the_names_of_those_that_do(
-    call: str, metadata: dict[str, str]
-) -> None:
+async def test_a_pool_that_does_not_exist_is_refused_with_the_names_of_those_that_do(call, metadata):
     async with scaler(Decisions()) as stub:
         request = scaled_object(metadata)
         if call == "GetMetrics":
@@ -129,18 +126,6 @@ async def test_a_stream_says_what_is_when_it_opens_and_then_every_change_and_not
         stream.cancel()
 
 
-async def test_a_stream_waits_without_an_error_while_nothing_is_known() -> None:
-    decisions = Decisions()
-    async with scaler(decisions) as stub:
-        stream = stub.StreamIsActive(ENCODERS)
-        asked = asyncio.create_task(stream.read())
-        await until(lambda: stub.server._scaler._streams == 1, "the stream")
-        assert not asked.done()
-        decisions.set("encoder", 1, active=True)
-        assert (await within("the push", asked)).result is True
-        stream.cancel()
-
-
 async def test_every_stream_gets_the_push_and_those_that_went_away_leave_nothing() -> None:
     decisions = Decisions()
     decisions.set("encoder", 0, active=False)
@@ -160,9 +145,7 @@ async def test_every_stream_gets_the_push_and_those_that_went_away_leave_nothing
             stream.cancel()
 
 
-async def test_streams_beyond_the_limit_are_refused_and_the_others_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_streams_beyond_the_limit_are_refused_and_the_others_go_on(monkeypatch):
     monkeypatch.setattr(keda, "MAX_STREAMS", 2)
     decisions = Decisions()
     decisions.set("encoder", 0, active=False)
@@ -189,12 +172,6 @@ async def test_a_proxy_that_leaves_ends_its_streams_without_an_error() -> None:
         assert [await stream.code() for stream in streams] == [grpc.StatusCode.OK] * 2
 
 
-async def test_pushed_metric_specs_are_not_served_so_that_keda_asks_for_them() -> None:
-    async with scaler(Decisions()) as stub:
-        code, _ = await refusal(anext(aiter(stub.StreamMetricSpec(ENCODERS))))
-        assert code is grpc.StatusCode.UNIMPLEMENTED
-
-
 async def test_with_certificates_the_port_speaks_tls_and_asks_keda_for_none(tmp_path: Path) -> None:
     authority = trustme.CA()
     pair = issue(authority, NAME, "triptych-scaler.models.svc")
@@ -214,17 +191,6 @@ async def test_with_certificates_the_port_speaks_tls_and_asks_keda_for_none(tmp_
             assert code is grpc.StatusCode.UNAVAILABLE
     finally:
         await server.stop()
-
-
-async def test_nothing_but_the_scaler_is_reached_through_its_port() -> None:
-    async with scaler(Decisions()) as stub, aio.insecure_channel(f"127.0.0.1:{stub.server.port}") as channel:
-        for path in (
-            "/triptych.v1.ProxyService/ListModels",
-            "/triptych.v1.ProxyService/Chat",
-            "/grpc.health.v1.Health/Check",
-        ):
-            code, _ = await refusal(channel.unary_unary(path)(b""))
-            assert code is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_the_wire_has_kedas_numbers() -> None:

@@ -211,9 +211,7 @@ rules = st.builds(
 
 @given(rules, st.integers(0, 70), st.lists(st.tuples(hostile, anything), max_size=20))
 @settings(deadline=None)
-def test_every_decision_is_between_least_and_most(
-    given_rules: ScalingRules, begin: int, course: list[tuple[PoolDemand, float]]
-) -> None:
+def test_every_decision_is_between_least_and_most(given_rules, begin, course):
     pool = Pool(begin, given_rules)
     for demand, step in course:
         workers = pool.poll(demand, step).workers
@@ -248,9 +246,7 @@ def test_more_demand_never_asks_for_fewer_workers(one: PoolDemand, more: PoolDem
 
 @given(st.floats(0.05, 40), st.integers(0, 1 << 30), st.booleans(), st.integers(5, 120))
 @settings(deadline=None, max_examples=20)
-def test_constant_load_with_noise_does_not_make_the_pool_swing(
-    work: float, seed: int, at_the_edge: bool, period: int
-) -> None:
+def test_constant_load_with_noise_does_not_make_the_pool_swing(work, seed, at_the_edge, period):
     rng = random.Random(seed)
     if at_the_edge:  # exactly a whole number of workers
         work = 0.7 * max(round(work / 0.7), 1)

@@ -48,9 +48,7 @@ def test_files_that_cannot_be_used_are_refused_at_the_start(folder: CertificateF
         Certificates(folder.internal)
 
 
-def test_replaced_files_are_in_use_a_second_later(
-    certificates: Certificates, folder: CertificateFolder, authority: trustme.CA, clock: _Clock
-) -> None:
+def test_replaced_files_are_in_use_a_second_later(certificates, folder, authority, clock):
     first = certificates.current()
     folder.write(issue(authority, days=300), pem_of(authority))
     assert certificates.current() is first
@@ -85,9 +83,7 @@ def test_a_certificate_without_its_new_key_changes_nothing_until_that_is_there(
     assert certificates.current().cert == cert
 
 
-def test_files_that_vanish_change_nothing(
-    certificates: Certificates, folder: CertificateFolder, clock: _Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_files_that_vanish_change_nothing(certificates, folder, clock, caplog):
     first = certificates.current()
     folder.cert.unlink()
     for _ in range(3):
@@ -96,9 +92,7 @@ def test_files_that_vanish_change_nothing(
     assert caplog.text.count("cannot be read") == 1
 
 
-def test_files_that_could_not_be_used_are_tried_again_though_they_are_the_same(
-    folder: CertificateFolder, clock: _Clock, authority: trustme.CA
-) -> None:
+def test_files_that_could_not_be_used_are_tried_again_though_they_are_the_same(folder, clock, authority):
     """Their time has not begun, or a disk fails for a while: their dates show nothing of that."""
     usable = True
 

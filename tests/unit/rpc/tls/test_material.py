@@ -63,9 +63,7 @@ FAULTS: dict[str, tuple[Callable[[trustme.CA], tuple[bytes, bytes, bytes]], str]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_certificate_that_clients_would_refuse_is_refused(
-    tmp_path: Path, authority: trustme.CA, fault: str
-) -> None:
+def test_a_certificate_that_clients_would_refuse_is_refused(tmp_path, authority, fault):
     make, words = FAULTS[fault]
     cert, key, ca = make(authority)
     folder = CertificateFolder(tmp_path).write((cert, key), ca)

@@ -27,9 +27,7 @@ def test_one_timeout_for_all_leaves_every_request_as_it_was(monkeypatch: pytest.
     assert by_slack == [burst(load) for load in (PICTURE, MIX)]
 
 
-def test_a_request_with_a_short_timeout_is_answered_before_earlier_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_request_with_a_short_timeout_is_answered_before_earlier_ones(monkeypatch):
     patient = burst().records[-1].ttft
     call_of = SimulatedProxy._call
 

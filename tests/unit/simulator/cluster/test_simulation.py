@@ -16,12 +16,7 @@ from triptych.simulator.cluster.context import Simulation
 from triptych.simulator.cluster.shape import ClusterShape, colocated, on_devices
 from triptych.simulator.run import simulate
 
-SHAPES = (
-    on_devices(1, 1),
-    on_devices(2, 3),
-    colocated(1),
-    colocated(2),
-)
+SHAPES = (on_devices(1, 1), on_devices(2, 3), colocated(1), colocated(2))
 
 
 def nothing_left(found: Simulation) -> bool:
@@ -66,10 +61,7 @@ def test_embeddings_that_the_store_loses_are_encoded_again() -> None:
 
 @pytest.mark.parametrize(
     ("times", "shape", "words"),
-    [
-        ([0.0], on_devices(1, 1), "2 requests have 1 times"),
-        ([0.0, 1.0], on_devices(0, 1), "has no encoder"),
-    ],
+    [([0.0], on_devices(1, 1), "2 requests have 1 times"), ([0.0, 1.0], on_devices(0, 1), "has no encoder")],
 )
 def test_what_cannot_be_simulated_is_named(times: list[float], shape: ClusterShape, words: str) -> None:
     with pytest.raises(ConfigError, match=words):

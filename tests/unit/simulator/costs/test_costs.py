@@ -46,9 +46,7 @@ def test_a_profile_holds_costs_and_the_models_sizes(tmp_path: Path) -> None:
         ('{"name": 1}', "name"),
     ],
 )
-def test_what_is_no_cost_model_is_refused_with_the_way_to_get_one(
-    tmp_path: Path, text: str, said: str
-) -> None:
+def test_what_is_no_cost_model_is_refused_with_the_way_to_get_one(tmp_path, text, said):
     path = tmp_path / "costs.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"costs\.json") as caught:

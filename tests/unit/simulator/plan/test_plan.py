@@ -14,10 +14,7 @@ from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import Slo
 from triptych.simulator.cluster.shape import colocated, on_devices
 from triptych.simulator.costs.costs import CostModel, EncoderCosts, PDCosts, ProxyCosts
-from triptych.simulator.plan.answer import (
-    MOST_BOUGHT,
-    fewest_workers,
-)
+from triptych.simulator.plan.answer import MOST_BOUGHT, fewest_workers
 from triptych.simulator.plan.estimate import Estimate, best_counts, estimate
 from triptych.simulator.plan.question import PlannedDevice, Question, check_question
 from triptych.simulator.plan.ratios import Ratios, Served, best_ratio, candidates
@@ -138,9 +135,7 @@ def served(name: str, *rates: float) -> Served:
         ((5.0,), (0.0,), "1E3PD serves more"),
     ],
 )
-def test_a_verdict_needs_more_than_loads_differ_by(
-    apart: tuple[float, ...], replicas: tuple[float, ...], said: str
-) -> None:
+def test_a_verdict_needs_more_than_loads_differ_by(apart, replicas, said):
     found = Ratios((served("1E3PD", *apart), served("2E2PD")), served("4 colocated", *replicas))
     assert said in found.verdict
 

@@ -82,9 +82,7 @@ FOUND = Estimate(encoder=40, pd_worker=4, replica=3.5, step=0.01, work=0.1)
         ((0.0, 0.0, 0.0), None, "Nothing serves"),
     ],
 )
-def test_advice_compares_with_the_better_replicas_and_says_why(
-    rates: tuple[float, float, float], verdict: bool | None, words: str
-) -> None:
+def test_advice_compares_with_the_better_replicas_and_says_why(rates, verdict, words):
     found = advise(ratios(*rates), FOUND)
     assert found.disaggregate is verdict
     assert words in found.reason

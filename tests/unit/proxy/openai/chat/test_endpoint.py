@@ -5,13 +5,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
-import pytest
 
 from triptych.base.config import ProxyConfig
 from triptych.base.errors import Unavailable
 from triptych.base.types import FinishReason, Usage
 from triptych.proxy.call.chat import Delta, Done, Output, Started, Timings
-from triptych.proxy.http import endpoint as http_endpoint
 from triptych.proxy.openai.chat.endpoint import ChatEndpoint, ChatStream
 from triptych.proxy.openai.chat.request import ChatReplyOptions, parse_body
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
@@ -67,28 +65,6 @@ class OneAnswer:
             await asyncio.Event().wait()
         finally:
             self.closed = True
-
-
-async def test_a_client_that_takes_nothing_is_given_up_and_its_request_cancelled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(http_endpoint, "WRITE_SECONDS", 0.02)
-    dispatcher = OneAnswer()
-    body = iter([{"type": "http.request", "body": BODY % b""}])
-
-    async def receive() -> Any:
-        if message := next(body, None):
-            return message
-        await asyncio.Event().wait()
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.body":
-            await asyncio.Event().wait()
-
-    endpoint = ChatEndpoint(dispatcher, max_images=1, max_body=1000, timeout=9.0)  # type: ignore[arg-type]
-    async with asyncio.timeout(30):
-        await endpoint({"type": "http", "method": "POST", "headers": []}, receive, send)
-    assert dispatcher.closed
 
 
 class Queued(OneAnswer):

@@ -64,10 +64,7 @@ def test_text_and_images_keep_their_order() -> None:
     part = {"type": "image_url", "image_url": {"url": PNG, "detail": "high"}, "uuid": "mine"}
     call, _ = parse(with_part(part))
     content = call.messages[0].content
-    assert content == (
-        TextPart("x"),
-        ImagePart(base64.b64encode(b"picture").decode(), URL),
-    )
+    assert content == (TextPart("x"), ImagePart(base64.b64encode(b"picture").decode(), URL))
 
 
 def test_values_of_the_sampler_are_taken_over() -> None:

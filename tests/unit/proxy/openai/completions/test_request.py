@@ -15,12 +15,7 @@ def _parsed(**body: Any) -> CompletionRequest:
 
 @pytest.mark.parametrize(
     ("prompt", "prompts"),
-    [
-        ("hello", ("hello",)),
-        ([1, 2], ((1, 2),)),
-        (["a", "b"], ("a", "b")),
-        ([[1], [2, 3]], ((1,), (2, 3))),
-    ],
+    [("hello", ("hello",)), ([1, 2], ((1, 2),)), (["a", "b"], ("a", "b")), ([[1], [2, 3]], ((1,), (2, 3)))],
 )
 def test_all_four_forms_of_a_prompt_are_taken(prompt: Any, prompts: Any):
     request = _parsed(prompt=prompt)
