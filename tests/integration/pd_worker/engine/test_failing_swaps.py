@@ -12,6 +12,7 @@ from support.encdec.batches import varied
 from support.encdec.cell import EncDecCheckpoint
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, reference
 from support.engine.failing_copies import fail_each_in_turn, swapping_cell
+from support.matrix import matrix
 from triptych.pd_worker.runner import model_runner
 
 TOKENS = 24
@@ -25,7 +26,7 @@ PROMPTS = [
 ]
 
 
-@pytest.mark.parametrize("prefix_caching", [False, True])
+@pytest.mark.parametrize("prefix_caching", matrix([True, False]))
 def test_pictures_and_texts_are_answered_alike_whichever_copy_fails(prefix_caching: bool) -> None:
     torch.set_num_threads(1)
     checkpoint = Checkpoint.open("qwen3_vl")
@@ -39,6 +40,7 @@ def test_pictures_and_texts_are_answered_alike_whichever_copy_fails(prefix_cachi
     )
 
 
+@pytest.mark.slow
 def test_texts_are_answered_alike_whichever_copy_of_a_cross_table_fails() -> None:
     torch.set_num_threads(1)
     bart = EncDecCheckpoint.open(build_checkpoint("bart"))
