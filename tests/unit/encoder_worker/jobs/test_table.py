@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
 from support.fakes.encoder_jobs import Jobs, plan, spec
 from triptych.base.errors import InternalError, Overloaded, Unavailable
-from triptych.encoder_worker.jobs.job import Failed, JobEvent, JobTimings, Planned, Ready, Waiter
+from triptych.encoder_worker.jobs.job import Failed, JobEvent, JobTimings, Planned, Ready
 from triptych.encoder_worker.jobs.table import JobBounds
 from triptych.encoder_worker.media.preparer import MediaBudget
 from triptych.encoder_worker.scheduler import Stage
@@ -160,13 +159,3 @@ async def test_after_the_grace_the_remaining_jobs_fail_as_retryable() -> None:
     [failed] = events
     assert isinstance(failed, Failed) and failed.retryable
     assert len(jobs.table) == 0
-
-
-async def test_the_jobs_deadline_is_that_of_its_last_stream() -> None:
-    jobs = Jobs()
-    job = jobs.table.open(spec("a"))
-    assert job.deadline == job.started
-    now = time.monotonic()
-    for seconds in (5, 9, 7):
-        job.waiters.append(Waiter(spec("a"), job, now + seconds, lambda event: None))
-    assert job.deadline == now + 9
