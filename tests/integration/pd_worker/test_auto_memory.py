@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 import pytest
-import torch
 
 from support.data.oracle import assert_exact
 from support.engine.engine_cell import Checkpoint, Prompt, engine_cell, reference
@@ -18,11 +17,6 @@ from triptych.pd_worker.runner import batch
 
 LONG = Prompt(" ".join(["Say something about the weather, and then about the sea."] * 8))
 SHORT = [Prompt("Say something about the weather, and then about the sea."), Prompt("Name five rivers.")]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def test_a_worker_without_the_flag_finds_its_memory_and_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -26,12 +26,6 @@ TWO = Prompt("And what is that?", ((2, 64, 96),))
 TEXT = Prompt("Say something about the weather, and then about the sea.")
 
 
-@pytest.fixture(scope="module")
-def checkpoint() -> Checkpoint:
-    torch.set_num_threads(1)
-    return Checkpoint.open("qwen3_vl")
-
-
 def prompt_ids(checkpoint: Checkpoint, prompt: Prompt) -> list[int]:
     return reference(checkpoint.path, prompt, 8).prompt_token_ids
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from support.data.oracle import assert_exact
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
@@ -24,17 +21,8 @@ MIXED = [TEXT, ONE, THREE, TWICE]
 _DISTINCT = {8: 5, 24: 10, 64: 20}
 
 
-@pytest.fixture(scope="module")
-def checkpoint() -> Iterator[Checkpoint]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield Checkpoint.open("qwen3_vl")
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "llava"])
 def test_prepacked_layers_answer_alike(family: str, prepack_all: None) -> None:
-    torch.set_num_threads(1)
     with engine_cell(Checkpoint.open(family), max_num_batched_tokens=33) as cell:
         assert_matches(cell, MIXED, cell.answer(MIXED, 24))
 
@@ -57,7 +45,6 @@ def differs(cell: EngineCell, prompts: list[Prompt], outputs: list[list[int]]) -
     [("qwen3_vl", "sdpa"), ("qwen2_5_vl", "sdpa"), ("llava", "sdpa"), ("qwen3_vl", "blockwise")],
 )
 def test_mixed_prompts_match_over_64_tokens_in_every_family(family: str, backend: str) -> None:
-    torch.set_num_threads(1)
     flags = {"max_num_batched_tokens": 33, "block_size": 8, "attention_backend": backend}
     with engine_cell(Checkpoint.open(family), **flags) as cell:
         assert_matches(cell, MIXED, cell.answer(MIXED, 64))

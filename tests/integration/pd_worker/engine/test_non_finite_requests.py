@@ -22,12 +22,6 @@ OTHERS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def checkpoint() -> Checkpoint:
-    torch.set_num_threads(1)
-    return Checkpoint.open("qwen3_vl")
-
-
 def spoil(cell: EngineCell, value: float) -> str:
     """Submits a request with one such value in the last row of its picture; the request's id."""
     token_ids = reference(cell.checkpoint.path, SPOILED, 8).prompt_token_ids

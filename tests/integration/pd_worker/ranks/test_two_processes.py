@@ -41,7 +41,6 @@ SLOW = pytest.mark.slow
 
 
 def opener(path: Path) -> Callable[[DecoderSide], Checkpoint]:
-    torch.set_num_threads(1)
     encoder = load_encoder(path, device=torch.device("cpu"), dtype=torch.float32)
     return lambda decoder: Checkpoint(path, encoder, decoder)
 
@@ -85,7 +84,6 @@ async def test_pictures_chunks_prefixes_and_swaps_of_two_ranks_are_exact(
 async def test_cross_attention_of_two_ranks_is_exact(
     family: str, store_url: str, store: EmbeddingStore
 ) -> None:
-    torch.set_num_threads(1)
     path = build_checkpoint(family, variant="even" if family == "t5" else "")
     async with rank_pair(
         path, store_url, lambda decoder: EncDecCheckpoint(path, decoder), max_model_len=80
