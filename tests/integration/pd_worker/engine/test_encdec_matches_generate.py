@@ -92,7 +92,7 @@ def test_a_batch_of_texts_of_mixed_lengths_answers_as_each_alone(
         cell.assert_at_rest()
 
 
-@pytest.mark.parametrize("family", ["t5", "bart"])
+@pytest.mark.parametrize("family", matrix(["bart", "t5"]))
 def test_prepacked_layers_answer_alike(family: str, prepack_all: None) -> None:
     checkpoint = EncDecCheckpoint.open(build_checkpoint(family))
     with engine_cell(checkpoint, max_model_len=128) as cell:
@@ -134,7 +134,7 @@ def test_sounds_of_a_batch_answer_as_each_alone(
         cell.assert_at_rest()
 
 
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("preemption", matrix(["swap", "recompute"]))
 def test_preempted_requests_answer_alike(bart: EncDecCheckpoint, preemption: str) -> None:
     geometry = bart.decoder.geometry
     block = 2 * geometry.num_layers * 4 * geometry.num_kv_heads * geometry.head_dim * 4

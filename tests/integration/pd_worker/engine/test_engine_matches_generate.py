@@ -21,7 +21,7 @@ MIXED = [TEXT, ONE, THREE, TWICE]
 _DISTINCT = {8: 5, 24: 10, 64: 20}
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "llava"])
+@pytest.mark.parametrize("family", matrix(["qwen3_vl", "qwen2_5_vl", "llava"]))
 def test_prepacked_layers_answer_alike(family: str, prepack_all: None) -> None:
     with engine_cell(Checkpoint.open(family), max_num_batched_tokens=33) as cell:
         assert_matches(cell, MIXED, cell.answer(MIXED, 24))

@@ -16,6 +16,7 @@ from support.data.oracle import assert_exact
 from support.encdec.batches import ENC_DEC, answers_in_batches
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
 from support.graphs import RecordingBackend
+from support.matrix import matrix
 from triptych.base.errors import ConfigError, InternalError
 from triptych.ec_connector.base import EncoderOutput
 from triptych.pd_worker.core.outputs import RawLogprobs
@@ -50,7 +51,7 @@ def test_requests_that_end_at_different_steps_answer_as_generate(checkpoint: Che
         cell.assert_at_rest()
 
 
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("preemption", matrix(["swap", "recompute"]))
 def test_preempted_requests_answer_alike(checkpoint: Checkpoint, preemption: str) -> None:
     geometry = checkpoint.decoder.geometry
     block = 2 * geometry.num_layers * 8 * geometry.num_kv_heads * geometry.head_dim * 4
