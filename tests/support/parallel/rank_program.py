@@ -39,6 +39,7 @@ def main(rank: int, size: int, folder: Path, backend: str) -> None:
         dist.destroy_process_group()
         return
     (folder / f"errors-{rank}.json").write_text(json.dumps(broken(parallel)))
+    os._exit(0)  # Threads of a group that lost a rank may abort an interpreter that ends.
 
 
 def check_collectives(parallel: TensorParallel, device: torch.device) -> None:

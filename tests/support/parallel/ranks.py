@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 
 from support.parallel.batches import RankBatch, compute, open_decoder
+from triptych.models.base import DecoderSide
 from triptych.models.parallel import plan
 from triptych.models.parallel.layers import RowParallelLinear
 from triptych.models.parallel.tensor_parallel import TensorParallel
@@ -78,16 +79,18 @@ def run_ranks(size: int, job: Job) -> list[dict[str, torch.Tensor]]:
     """What each of `size` ranks computes."""
     meeting = Meeting(size)
 
-    def rank_computes(rank: int) -> dict[str, torch.Tensor]:
+    def rank_computes(decoder: DecoderSide) -> dict[str, torch.Tensor]:
         try:
-            parallel = ThreadRank(rank, size, None, meeting)
-            return compute(open_decoder(job.path, job.dtype, job.quantization, parallel), job.batch)
+            return compute(decoder, job.batch)
         except BaseException:
             meeting.barrier.abort()
             raise
 
     with fault(job.fault, size), ThreadPoolExecutor(size) as pool:
-        return list(pool.map(rank_computes, range(size)))
+        ranks = [ThreadRank(rank, size, None, meeting) for rank in range(size)]
+        # One after the other: transformers sets the process's default dtype while it loads a model.
+        decoders = [open_decoder(job.path, job.dtype, job.quantization, rank) for rank in ranks]
+        return list(pool.map(rank_computes, decoders))
 
 
 @contextmanager
