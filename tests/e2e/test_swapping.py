@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from support.chaos.rest import assert_at_rest
-from support.data import traffic
 from support.data.checkpoints import build_checkpoint
 from support.data.oracle import assert_exact
 from support.encdec import traffic as encdec_traffic
@@ -27,20 +26,6 @@ def assert_swapped(cluster: Cluster) -> None:
     assert cluster.total("pd", "triptych_pd_swapped_blocks_total") > 0
     assert_at_rest(cluster)
     assert cluster.total("pd", "triptych_pd_host_blocks_used") == 0
-
-
-async def test_pictures_answer_alike_where_requests_are_swapped(tmp_path: Path) -> None:
-    path = build_checkpoint("qwen3_vl", tmp_path / "qwen3_vl")
-    cases = traffic.mixed_cases(16, seed=4)
-    # So long that requests meet, however slowly their pictures come one after the other.
-    tokens = 4 * TOKENS
-    reference = traffic.expected(path, cases, tokens)
-    # A block of 16 tokens is 12 KiB: 80 blocks, for 16 requests of about 20.
-    memory = ("--kv-memory", "960KiB", "--max-model-len", "512")
-    with running_cluster(path, tmp_path / "run", *SWAP, *memory) as cluster:
-        got = await traffic.ask_all(cluster.url, cases, tokens)
-        assert_exact(reference, [answer.token_ids for answer in got])
-        await asyncio.to_thread(assert_swapped, cluster)
 
 
 async def test_sounds_answer_alike_where_requests_are_swapped_with_their_tables(tmp_path: Path) -> None:

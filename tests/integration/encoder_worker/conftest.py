@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import torch
 
 from support.data.checkpoints import build_checkpoint
+from support.engine.encoder_bench import Bench, OpenBench, bench
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder
+from triptych.store.embedding_store import EmbeddingStore
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +21,15 @@ def encoder() -> Iterator[EncoderSide]:
     torch.set_num_threads(1)
     yield load_encoder(build_checkpoint("qwen3_vl"), device=torch.device("cpu"), dtype=torch.float32)
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def open_bench(encoder: EncoderSide, store: EmbeddingStore, store_url: str) -> OpenBench:
+    return functools.partial(bench, encoder, store, store_url)
+
+
+@pytest.fixture
+async def b(open_bench: OpenBench) -> AsyncIterator[Bench]:
+    """A worker with the default flags."""
+    async with open_bench() as opened:
+        yield opened

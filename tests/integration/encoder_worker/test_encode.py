@@ -8,7 +8,7 @@ import hashlib
 import torch
 
 from support.data.pictures import picture
-from support.engine.encoder_bench import Bench, Job, bench, png, stored_rows
+from support.engine.encoder_bench import Bench, Job, OpenBench, png, stored_rows
 from triptych.encoder_worker.media.formats import decode_image
 from triptych.models.base import EncoderSide
 from triptych.store import keys
@@ -32,31 +32,30 @@ async def at_rest(b: Bench, store: EmbeddingStore) -> None:
 
 
 async def test_stored_rows_are_what_the_encoder_side_puts_out(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+    b: Bench, store: EmbeddingStore, encoder: EncoderSide
 ) -> None:
-    async with bench(encoder, store, store_url) as b:
-        job = await Job(b, media(1, 96, 64)).planned()
-        assert not await exists(store, job.key)
-        event = await job.finished()
-        assert event.WhichOneof("body") == "ready"
-        assert not event.ready.already_stored
-        plan, rows = await stored_rows(store, job)
-        prepared = encoder.preprocess(decode_image(job.media, max_pixels=10**6), {})
-        with torch.inference_mode():
-            [expected] = encoder.encode([prepared])
-        assert torch.equal(rows, expected)
-        assert (plan.rows, plan.length, plan.grid_thw) == (
-            prepared.rows,
-            prepared.length,
-            prepared.grid_thw,
-        )
-        await at_rest(b, store)
+    job = await Job(b, media(1, 96, 64)).planned()
+    assert not await exists(store, job.key)
+    event = await job.finished()
+    assert event.WhichOneof("body") == "ready"
+    assert not event.ready.already_stored
+    plan, rows = await stored_rows(store, job)
+    prepared = encoder.preprocess(decode_image(job.media, max_pixels=10**6), {})
+    with torch.inference_mode():
+        [expected] = encoder.encode([prepared])
+    assert torch.equal(rows, expected)
+    assert (plan.rows, plan.length, plan.grid_thw) == (
+        prepared.rows,
+        prepared.length,
+        prepared.grid_thw,
+    )
+    await at_rest(b, store)
 
 
 async def test_jobs_of_several_requests_share_a_batch(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+    open_bench: OpenBench, store: EmbeddingStore, encoder: EncoderSide
 ) -> None:
-    async with bench(encoder, store, store_url, encoder_batch_patches=16384) as b:
+    async with open_bench(encoder_batch_patches=16384) as b:
         sizes = [(64, 64), (128, 64)]
         first = await Job(b, media(99)).planned()
         b.tower.open.clear()
@@ -78,65 +77,53 @@ async def test_jobs_of_several_requests_share_a_batch(
             torch.testing.assert_close(rows, alone, atol=1e-5, rtol=1e-4)
 
 
-async def test_a_second_job_for_a_stored_key_costs_no_tower_call(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
-    async with bench(encoder, store, store_url) as b:
-        first = await Job(b, media(1)).planned()
-        await first.finished()
-        second = await Job(b, media(1)).start()
-        planned, ready = await second.event(), await second.event()
-        assert planned.planned.rows == ready.ready.plan.rows > 0
-        assert ready.ready.already_stored
-        assert b.tower.batches == [1]
-        assert b.metric("triptych_encoder_already_stored_total") == 1
-        other = await Job(b, media(1), salt="tenant").planned()
-        assert not (await other.finished()).ready.already_stored
+async def test_a_second_job_for_a_stored_key_costs_no_tower_call(b: Bench) -> None:
+    first = await Job(b, media(1)).planned()
+    await first.finished()
+    second = await Job(b, media(1)).start()
+    planned, ready = await second.event(), await second.event()
+    assert planned.planned.rows == ready.ready.plan.rows > 0
+    assert ready.ready.already_stored
+    assert b.tower.batches == [1]
+    assert b.metric("triptych_encoder_already_stored_total") == 1
+    other = await Job(b, media(1), salt="tenant").planned()
+    assert not (await other.finished()).ready.already_stored
 
 
-async def test_a_flushed_store_is_filled_again_without_the_tower(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
-    async with bench(encoder, store, store_url) as b:
-        await (await Job(b, media(7)).planned()).finished()
-        await store.control.execute("FLUSHALL")
-        again = await Job(b, media(7)).planned()
-        event = await again.finished()
-        assert not event.ready.already_stored
-        assert await exists(store, again.key)
-        assert b.tower.batches == [1]
+async def test_a_flushed_store_is_filled_again_without_the_tower(b: Bench, store: EmbeddingStore) -> None:
+    await (await Job(b, media(7)).planned()).finished()
+    await store.control.execute("FLUSHALL")
+    again = await Job(b, media(7)).planned()
+    event = await again.finished()
+    assert not event.ready.already_stored
+    assert await exists(store, again.key)
+    assert b.tower.batches == [1]
 
 
-async def test_a_damaged_value_is_replaced_by_the_job_that_names_it(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
-    async with bench(encoder, store, store_url) as b:
-        await (await Job(b, media(8)).planned()).finished()
-        stored = await Job(b, media(8)).start()
-        key = stored.key
-        _, good = await stored_rows(store, stored)
-        await store.control.execute(
-            "SETRANGE",
-            keys.embedding(key),
-            -1 + await store.control.execute("STRLEN", keys.embedding(key)),
-            b"\xff",
-        )
-        value = await store.control.execute("GETRANGE", keys.embedding(key), 0, 4095)
-        digest = hashlib.sha1(value).hexdigest()
-        job = await Job(b, media(8), changes={"damaged_digest": digest, "re_encode": True}).planned()
-        assert (await job.finished()).WhichOneof("body") == "ready"
-        _, rows = await stored_rows(store, stored)
-        assert torch.equal(rows, good)
+async def test_a_damaged_value_is_replaced_by_the_job_that_names_it(b: Bench, store: EmbeddingStore) -> None:
+    await (await Job(b, media(8)).planned()).finished()
+    stored = await Job(b, media(8)).start()
+    key = stored.key
+    _, good = await stored_rows(store, stored)
+    await store.control.execute(
+        "SETRANGE",
+        keys.embedding(key),
+        -1 + await store.control.execute("STRLEN", keys.embedding(key)),
+        b"\xff",
+    )
+    value = await store.control.execute("GETRANGE", keys.embedding(key), 0, 4095)
+    digest = hashlib.sha1(value).hexdigest()
+    job = await Job(b, media(8), changes={"damaged_digest": digest, "re_encode": True}).planned()
+    assert (await job.finished()).WhichOneof("body") == "ready"
+    _, rows = await stored_rows(store, stored)
+    assert torch.equal(rows, good)
 
 
-async def test_media_go_with_the_plan_and_pixels_with_the_rows(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
-    async with bench(encoder, store, store_url) as b:
-        stream = await Job(b, media(7)).planned()
-        [job] = b.worker.jobs.open_jobs()
-        assert job.media is None
-        assert job.prepared is not None
-        assert (await stream.finished()).WhichOneof("body") == "ready"
-        assert job.prepared is None
-        await at_rest(b, store)
+async def test_media_go_with_the_plan_and_pixels_with_the_rows(b: Bench, store: EmbeddingStore) -> None:
+    stream = await Job(b, media(7)).planned()
+    [job] = b.worker.jobs.open_jobs()
+    assert job.media is None
+    assert job.prepared is not None
+    assert (await stream.finished()).WhichOneof("body") == "ready"
+    assert job.prepared is None
+    await at_rest(b, store)

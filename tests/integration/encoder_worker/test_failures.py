@@ -15,7 +15,7 @@ import pytest
 from grpc import aio
 
 from support.data.pictures import picture
-from support.engine.encoder_bench import Job, bench, png
+from support.engine.encoder_bench import Bench, Job, OpenBench, bench, png
 from support.waiting import within
 from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.base.rpc.channels import MEDIA_FRAME_BYTES
@@ -45,62 +45,52 @@ def media(seed: int, width: int = 64, height: int = 64) -> bytes:
     ],
 )
 async def test_a_job_that_does_not_fit_its_hash_is_refused_and_the_next_is_served(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str, field: str, value: Any
+    b: Bench, field: str, value: Any
 ) -> None:
-    async with bench(encoder, store, store_url) as b:
-        job = await Job(b, media(1), changes={field: value}).start()
-        await job.send_media()
-        failed = (await job.last()).failed
-        assert failed.error.code == "invalid_request_error"
-        assert failed.error.param == (field if field in ("namespace", "media_bytes") else "mm_hash")
-        assert not failed.retryable
-        assert (await (await Job(b, media(1)).planned()).finished()).WhichOneof("body") == "ready"
-        await b.until("triptych_encoder_jobs", 0)
+    job = await Job(b, media(1), changes={field: value}).start()
+    await job.send_media()
+    failed = (await job.last()).failed
+    assert failed.error.code == "invalid_request_error"
+    assert failed.error.param == (field if field in ("namespace", "media_bytes") else "mm_hash")
+    assert not failed.retryable
+    assert (await (await Job(b, media(1)).planned()).finished()).WhichOneof("body") == "ready"
+    await b.until("triptych_encoder_jobs", 0)
 
 
-async def test_a_truncated_picture_is_refused_and_the_next_is_served(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
-    async with bench(encoder, store, store_url) as b:
-        job = await Job(b, media(2)[:-200]).start()
-        await job.send_media()
-        failed = (await job.last()).failed
-        assert (failed.error.code, failed.error.param) == ("invalid_request_error", "image")
-        assert "0x" not in failed.error.message
-        assert (await (await Job(b, media(2)).planned()).finished()).WhichOneof("body") == "ready"
+async def test_a_truncated_picture_is_refused_and_the_next_is_served(b: Bench) -> None:
+    job = await Job(b, media(2)[:-200]).start()
+    await job.send_media()
+    failed = (await job.last()).failed
+    assert (failed.error.code, failed.error.param) == ("invalid_request_error", "image")
+    assert "0x" not in failed.error.message
+    assert (await (await Job(b, media(2)).planned()).finished()).WhichOneof("body") == "ready"
 
 
-async def test_a_stream_with_forged_media_does_not_fail_the_good_one(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
-    async with bench(encoder, store, store_url) as b:
-        good = Job(b, media(3))
-        forged = await Job(b, media(4), changes={"mm_hash": good.key}).start()
-        await good.start()
-        await forged.send_media()
-        assert (await forged.last()).failed.error.param == "mm_hash"
-        await good.send_media()
-        await good.event()
-        assert (await good.finished()).WhichOneof("body") == "ready"
+async def test_a_stream_with_forged_media_does_not_fail_the_good_one(b: Bench) -> None:
+    good = Job(b, media(3))
+    forged = await Job(b, media(4), changes={"mm_hash": good.key}).start()
+    await good.start()
+    await forged.send_media()
+    assert (await forged.last()).failed.error.param == "mm_hash"
+    await good.send_media()
+    await good.event()
+    assert (await good.finished()).WhichOneof("body") == "ready"
 
 
-async def test_more_or_larger_media_than_announced_are_refused(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
-    async with bench(encoder, store, store_url) as b:
-        more = await Job(b, media(5), changes={"media_bytes": 10}).start()
-        await more.send_media()
-        assert (await more.last()).failed.error.param == "media_bytes"
-        large = await Job(b, media(5), changes={"media_bytes": 1 << 20}).start()
-        frame = encoder_pb2.EncodeRequest(media=bytes(MEDIA_FRAME_BYTES + 1))
-        await large.call.write(frame)
-        assert (await large.last()).failed.error.param == "media"
+async def test_more_or_larger_media_than_announced_are_refused(b: Bench) -> None:
+    more = await Job(b, media(5), changes={"media_bytes": 10}).start()
+    await more.send_media()
+    assert (await more.last()).failed.error.param == "media_bytes"
+    large = await Job(b, media(5), changes={"media_bytes": 1 << 20}).start()
+    frame = encoder_pb2.EncodeRequest(media=bytes(MEDIA_FRAME_BYTES + 1))
+    await large.call.write(frame)
+    assert (await large.last()).failed.error.param == "media"
 
 
 async def test_a_lease_ends_when_its_owner_makes_no_progress(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+    open_bench: OpenBench, store: EmbeddingStore
 ) -> None:
-    async with bench(encoder, store, store_url, lease_term=0.1) as b:
+    async with open_bench(lease_term=0.1) as b:
         job = await Job(b, media(9)).planned()
         b.tower.open.clear()
         await job.run()
@@ -115,20 +105,17 @@ async def test_a_lease_ends_when_its_owner_makes_no_progress(
         assert (await job.last()).WhichOneof("body") == "ready"
 
 
-async def test_draining_finishes_what_may_run_and_sends_the_rest_elsewhere(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
-    async with bench(encoder, store, store_url) as b:
-        running, waiting = await Job(b, media(10)).planned(), await Job(b, media(11)).planned()
-        b.tower.open.clear()
-        await running.run()
-        assert await asyncio.to_thread(b.tower.entered.wait, 10)
-        drain = asyncio.create_task(b.worker.drain(10))
-        assert (await waiting.last()).failed.retryable
-        assert (await (await Job(b, media(12)).start()).last()).failed.error.code == "unavailable"
-        b.tower.open.set()
-        assert (await running.last()).WhichOneof("body") == "ready"
-        await drain
+async def test_draining_finishes_what_may_run_and_sends_the_rest_elsewhere(b: Bench) -> None:
+    running, waiting = await Job(b, media(10)).planned(), await Job(b, media(11)).planned()
+    b.tower.open.clear()
+    await running.run()
+    assert await asyncio.to_thread(b.tower.entered.wait, 10)
+    drain = asyncio.create_task(b.worker.drain(10))
+    assert (await waiting.last()).failed.retryable
+    assert (await (await Job(b, media(12)).start()).last()).failed.error.code == "unavailable"
+    b.tower.open.set()
+    assert (await running.last()).WhichOneof("body") == "ready"
+    await drain
 
 
 JOBS = 50
@@ -153,34 +140,30 @@ def _streams() -> Counter[str]:
     return Counter(kind for kind in kinds if "MessageReceiver" in kind or kind == "async_generator")
 
 
-async def test_ended_jobs_leave_nothing_to_the_garbage_collector(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
-    async with bench(encoder, store, store_url) as b:
-        media = png(picture(1, 64, 64))
-        await (await Job(b, media).planned()).finished()
-        gc.collect()
-        gc.disable()
-        try:
-            before = _streams()
-            for _ in range(JOBS):
-                job = await _ready(Job(b, media))
-                await job.call.done_writing()
-                await _ended(job)
-            left = _streams() - before
-        finally:
-            gc.enable()
-        assert sum(left.values()) < JOBS / 5, left
+async def test_ended_jobs_leave_nothing_to_the_garbage_collector(b: Bench) -> None:
+    media = png(picture(1, 64, 64))
+    await (await Job(b, media).planned()).finished()
+    gc.collect()
+    gc.disable()
+    try:
+        before = _streams()
+        for _ in range(JOBS):
+            job = await _ready(Job(b, media))
+            await job.call.done_writing()
+            await _ended(job)
+        left = _streams() - before
+    finally:
+        gc.enable()
+    assert sum(left.values()) < JOBS / 5, left
 
 
 async def test_a_client_that_does_not_close_the_stream_cannot_keep_it(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str, monkeypatch: pytest.MonkeyPatch
+    b: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "CLOSING_SECONDS", 0.1)
-    async with bench(encoder, store, store_url) as b:
-        media = png(picture(1, 64, 64))
-        await (await Job(b, media).planned()).finished()
-        await _ended(await _ready(Job(b, media)))
+    media = png(picture(1, 64, 64))
+    await (await Job(b, media).planned()).finished()
+    await _ended(await _ready(Job(b, media)))
 
 
 KEY, OTHER = "a" * 64, "c" * 64

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from support.data.pictures import picture
-from support.engine.encoder_bench import NAMESPACE, Job, bench, png
+from support.engine.encoder_bench import NAMESPACE, Job, OpenBench, png
 from support.tracing.spans import kept_tracer, new_context
 from support.waiting import until
 from triptych.base.tracing.context import SpanContext, from_bytes, metadata
-from triptych.models.base import EncoderSide
 from triptych.store.embedding_store import EmbeddingStore
 from triptych.store.results import Loaded
 
@@ -22,11 +21,11 @@ async def producer_of(store: EmbeddingStore, key: str) -> SpanContext | None:
 
 
 async def test_an_embedding_carries_the_span_that_computed_it(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
+    open_bench: OpenBench, store: EmbeddingStore
 ) -> None:
     tracer, kept = kept_tracer()
     parent = new_context(sampled=True)
-    async with bench(encoder, store, store_url, tracer=tracer) as b:
+    async with open_bench(tracer=tracer) as b:
         job = await Job(b, png(picture(1, 96, 64)), metadata=metadata(parent)).planned()
         await job.finished()
         await until(lambda: "save" in kept.names(), "the job's spans")

@@ -5,25 +5,18 @@ from __future__ import annotations
 import logging
 
 import pytest
-import torch
 
 from support.data.oracle import assert_exact
 from support.engine.engine_cell import Checkpoint, Prompt, engine_cell, reference
 from support.engine.pd_serving import tiny_model
 from triptych.base.config import MIB
 from triptych.base.errors import ConfigError
-from triptych.pd_worker.attention import attention
 from triptych.pd_worker.attention.metadata import plan_gathers
 from triptych.pd_worker.ranks import share
 from triptych.pd_worker.runner import batch
 
 LONG = Prompt(" ".join(["Say something about the weather, and then about the sea."] * 8))
 SHORT = [Prompt("Say something about the weather, and then about the sea."), Prompt("Name five rivers.")]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def test_a_worker_without_the_flag_finds_its_memory_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -84,17 +77,3 @@ def test_decodes_that_are_gathered_in_groups_answer_as_generate(
         assert_exact(results, cell.answer(prompts, 24), min_distinct=10)
         cell.assert_at_rest()
     assert max(planned) >= 3
-
-
-def test_requests_that_decode_together_are_attended_to_without_a_copy_of_their_keys(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def gathered(*_: object) -> object:
-        raise AssertionError("keys are gathered")
-
-    monkeypatch.setattr(attention, "_gather", gathered)
-    checkpoint = Checkpoint.open("llava")
-    prompts = [LONG, *SHORT]
-    results = [reference(checkpoint.path, prompt, 24) for prompt in prompts]
-    with engine_cell(checkpoint, block_size=8, max_num_batched_tokens=64, prefix_caching=False) as cell:
-        assert_exact(results, cell.answer(prompts, 24), min_distinct=10)

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgpack
+import pytest
 
 from support.store_commands import commands
 from support.waiting import until
@@ -28,15 +29,18 @@ async def becomes(registry: Registry, expected: list[WorkerInfo]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_registered_workers_are_found_as_they_were_told(store: EmbeddingStore) -> None:
-    registry = Registry(store)
+@pytest.fixture
+async def registry(store: EmbeddingStore) -> Registry:
+    return Registry(store)
+
+
+async def test_registered_workers_are_found_as_they_were_told(registry: Registry) -> None:
     await registry.register(PD)
     await registry.register(ENCODER)
     assert await registry.workers() == [ENCODER, PD]
 
 
-async def test_a_restarted_worker_takes_the_place_of_its_former_self(store: EmbeddingStore) -> None:
-    registry = Registry(store)
+async def test_a_restarted_worker_takes_the_place_of_its_former_self(registry: Registry) -> None:
     await registry.register(ENCODER)
     successor = dataclasses.replace(ENCODER, incarnation="i3")
     await registry.register(successor)
@@ -47,8 +51,9 @@ async def test_a_restarted_worker_takes_the_place_of_its_former_self(store: Embe
     assert await registry.workers() == []
 
 
-async def test_a_registration_of_before_modalities_is_one_of_images(store: EmbeddingStore) -> None:
-    registry = Registry(store)
+async def test_a_registration_of_before_modalities_is_one_of_images(
+    registry: Registry, store: EmbeddingStore
+) -> None:
     await registry.register(ENCODER)
     name = "encoder 10.0.0.1:5000"
     raw = await store.control.execute("HGET", keys.WORKERS, name)
@@ -63,9 +68,8 @@ async def test_a_registration_of_before_modalities_is_one_of_images(store: Embed
 
 
 async def test_a_look_names_the_workers_only_when_they_are_others_than_at_the_mark(
-    store: EmbeddingStore,
+    registry: Registry, store: EmbeddingStore
 ) -> None:
-    registry = Registry(store)
     await registry.register(ENCODER)
     first = await registry.poll("p")
     assert (first.workers, first.proxies) == ([ENCODER], 1)
@@ -91,8 +95,7 @@ async def test_a_look_names_the_workers_only_when_they_are_others_than_at_the_ma
         assert (await registry.poll("p", mark=mark)).workers is None
 
 
-async def test_a_look_tells_of_a_flush_by_another_epoch(store: EmbeddingStore) -> None:
-    registry = Registry(store)
+async def test_a_look_tells_of_a_flush_by_another_epoch(registry: Registry, store: EmbeddingStore) -> None:
     first = await registry.poll("p")
     assert first.epoch == await store.epoch()
     await store.control.execute("FLUSHALL")
@@ -100,9 +103,8 @@ async def test_a_look_tells_of_a_flush_by_another_epoch(store: EmbeddingStore) -
 
 
 async def test_a_look_at_unchanged_workers_costs_the_store_as_much_for_two_as_for_two_hundred(
-    store: EmbeddingStore,
+    registry: Registry, store: EmbeddingStore
 ) -> None:
-    registry = Registry(store)
     costs, sizes = [], []
     for count in (2, 200):
         for n in range(count):
@@ -118,8 +120,9 @@ async def test_a_look_at_unchanged_workers_costs_the_store_as_much_for_two_as_fo
     assert sizes == [None, None]
 
 
-async def test_only_registrations_long_past_their_deadline_are_collected(store: EmbeddingStore) -> None:
-    registry = Registry(store)
+async def test_only_registrations_long_past_their_deadline_are_collected(
+    registry: Registry, store: EmbeddingStore
+) -> None:
     await registry.register(ENCODER, term=-700)
     await registry.register(PD, term=-10)
     await registry.declare_proxy("dead", -700)
@@ -128,8 +131,9 @@ async def test_only_registrations_long_past_their_deadline_are_collected(store: 
     assert await store.control.execute("HKEYS", keys.WORKERS) == [b"pd 10.0.0.1:5000"]
 
 
-async def test_a_registration_that_cannot_be_read_hides_no_other(store: EmbeddingStore) -> None:
-    registry = Registry(store)
+async def test_a_registration_that_cannot_be_read_hides_no_other(
+    registry: Registry, store: EmbeddingStore
+) -> None:
     await registry.register(ENCODER)
     far = 9 * 10**15
     for name, raw in {"a": b"", "b": b"rubbish", "c": b"i\n\xff", "d": b"i\n\x80"}.items():
@@ -138,8 +142,7 @@ async def test_a_registration_that_cannot_be_read_hides_no_other(store: Embeddin
     assert await registry.workers() == [ENCODER]
 
 
-async def test_a_heartbeat_registers_at_once_and_withdraws_at_its_end(store: EmbeddingStore) -> None:
-    registry = Registry(store)
+async def test_a_heartbeat_registers_at_once_and_withdraws_at_its_end(registry: Registry) -> None:
     heartbeat = Heartbeat(registry, ENCODER, interval=0.02)
     heartbeat.start()
     await becomes(registry, [ENCODER])
@@ -148,8 +151,7 @@ async def test_a_heartbeat_registers_at_once_and_withdraws_at_its_end(store: Emb
     assert await registry.workers() == []
 
 
-async def test_a_heartbeat_comes_back_after_a_flush(store: EmbeddingStore) -> None:
-    registry = Registry(store)
+async def test_a_heartbeat_comes_back_after_a_flush(registry: Registry, store: EmbeddingStore) -> None:
     heartbeat = Heartbeat(registry, ENCODER, interval=0.02)
     heartbeat.start()
     await becomes(registry, [ENCODER])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,15 +12,12 @@ import torch
 
 from support.encdec.oracle import Inputs, encoder_rows
 from support.engine.engine_cell import EngineCell
-from support.engine.engine_requests import CountingText, greedy
 from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.ec_connector.base import EncoderOutput
 from triptych.models.base import DecoderSide, LogitsRule
 from triptych.models.registry import generation_defaults, load_decoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.core.request import EngineRequest
-
-_NAMES = itertools.count(1)
 
 
 @dataclass
@@ -66,20 +61,7 @@ class EncDecCheckpoint:
         if publish:
             cell.store[output.plan.mm_hash] = output
         positions, delta = self.decoder.positions(decoder_ids, ())
-        now = time.monotonic()
-        return EngineRequest(
-            request_id=f"cross-{next(_NAMES)}",
-            attempt=1,
-            proxy_id="proxy",
-            arrival=now,
-            deadline=now + cell.patience + 10,
-            prompt_token_ids=list(decoder_ids),
-            features=(MMFeature(output.plan, Placement(0, 0)),),
-            ready=frozenset({output.plan.mm_hash}) if publish else frozenset(),
-            positions=positions,
-            position_delta=delta,
-            sampling=greedy(max_tokens),
-            prefix_root=b"r" * 32,
-            output=CountingText(max_tokens),
-            logits_rules=rules,
+        features = [MMFeature(output.plan, Placement(0, 0))]
+        return cell.build(
+            decoder_ids, features, max_tokens, positions, delta, ready=publish, logits_rules=rules
         )

@@ -8,8 +8,8 @@ import io
 import json
 import threading
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -134,6 +134,10 @@ async def bench(
         await channel.close()
         await server.stop(None)
         await worker.stop()
+
+
+#: Opens a bench over the test's encoder and store, with these flags.
+OpenBench = Callable[..., AbstractAsyncContextManager[Bench]]
 
 
 class HasStub(Protocol):

@@ -139,6 +139,20 @@ class EngineCell:
         if publish:
             self.checkpoint.publish(self.store, features)
         positions, delta = self.checkpoint.decoder.positions(token_ids, features)
+        return self.build(token_ids, features, max_tokens, positions, delta, ready=publish)
+
+    def build(
+        self,
+        token_ids: Sequence[int],
+        features: Sequence[MMFeature],
+        max_tokens: int,
+        positions: torch.Tensor,
+        delta: int,
+        *,
+        ready: bool = True,
+        **fields: Any,
+    ) -> EngineRequest:
+        """A greedy request of these tokens; `ready`: its items are in the store."""
         self._count += 1
         now = time.monotonic()
         return EngineRequest(
@@ -149,12 +163,13 @@ class EngineCell:
             deadline=now + self.patience + 10,
             prompt_token_ids=list(token_ids),
             features=tuple(features),
-            ready=frozenset(feature.mm_hash for feature in features) if publish else frozenset(),
+            ready=frozenset(feature.mm_hash for feature in features) if ready else frozenset(),
             positions=positions,
             position_delta=delta,
             sampling=greedy(max_tokens),
             prefix_root=b"r" * 32,
             output=CountingText(max_tokens),
+            **fields,
         )
 
     def wait(self, request_id: str, kind: type[EngineEvent], timeout: float | None = None) -> Any:

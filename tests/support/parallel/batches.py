@@ -1,4 +1,4 @@
-"""A flattened batch for a decoder side as plain tensors, which other processes read from a file."""
+"""A flattened batch for a decoder side."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from support.data.checkpoints import FAMILIES as MERGING
 from support.encdec.reference import NAME as CROSS
@@ -26,20 +25,6 @@ class RankBatch:
     positions: torch.Tensor
     rows: list[torch.Tensor]
     index: torch.Tensor | None = None
-
-    def save(self, file: Path) -> None:
-        tensors = {"ids": self.token_ids, "positions": self.positions, "lengths": torch.tensor(self.lengths)}
-        tensors |= {f"rows.{number:03d}": rows.clone() for number, rows in enumerate(self.rows)}
-        if self.index is not None:
-            tensors["index"] = self.index
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
-
-    @classmethod
-    def load(cls, file: Path) -> RankBatch:
-        tensors = load_file(file)
-        rows = [tensors[name] for name in sorted(tensors) if name.startswith("rows.")]
-        lengths: list[int] = tensors["lengths"].tolist()
-        return cls(lengths, tensors["ids"], tensors["positions"], rows, tensors.get("index"))
 
 
 def open_decoder(

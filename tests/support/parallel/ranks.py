@@ -1,22 +1,30 @@
-"""Ranks as processes: jobs that all of them compute together."""
+"""Tensor-parallel ranks: as threads that compute a model together, and as processes of `rank_program.py`."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
-from safetensors.torch import load_file
 
-from support.parallel.batches import RankBatch
+from support.parallel.batches import RankBatch, compute, open_decoder
+from triptych.models.base import DecoderSide
+from triptych.models.parallel import plan
+from triptych.models.parallel.layers import RowParallelLinear
+from triptych.models.parallel.tensor_parallel import TensorParallel
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("rank_program.py")
+_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -30,36 +38,88 @@ class Job:
     fault: str | None = None
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """Per job and rank the tensors of `compute`, and the bytes of its parameters as `held`."""
+class Meeting:
+    """Where the threads of all ranks exchange tensors."""
 
-    jobs: list[list[dict[str, torch.Tensor]]]
-    #: Of rank 0: the error of a collective to which nobody came, and of one whose other ranks had ended.
-    errors: dict[str, str] = field(default_factory=dict)
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size, timeout=_SECONDS)
+        self._parts: list[torch.Tensor] = [torch.empty(0)] * size
+
+    def exchange(self, rank: int, part: torch.Tensor) -> list[torch.Tensor]:
+        """The parts of all ranks, by rank."""
+        self._parts[rank] = part
+        self.barrier.wait()
+        parts = list(self._parts)
+        self.barrier.wait()
+        return parts
 
 
-def run_ranks(size: int, jobs: Sequence[Job], folder: Path, *, timeout: float = 500.0) -> Outputs:
-    """What `size` gloo ranks compute; AssertionError with their logs where one fails."""
-    lines = []
-    for number, job in enumerate(jobs):
-        job.batch.save(folder / f"batch-{number}.safetensors")
-        lines.append(
-            {
-                "path": str(job.path),
-                "dtype": job.dtype,
-                "quantization": job.quantization,
-                "fault": job.fault,
-                "batch": f"batch-{number}.safetensors",
-            }
-        )
-    (folder / "jobs.json").write_text(json.dumps(lines))
-    start_ranks(size, folder, "gloo", timeout)
-    found = [
-        [load_file(folder / f"{number}-{rank}.safetensors") for rank in range(size)]
-        for number in range(len(lines))
-    ]
-    return Outputs(found, json.loads((folder / "errors-0.json").read_text()))
+@dataclass(frozen=True, slots=True)
+class ThreadRank(TensorParallel):
+    """A rank that is a thread; its collectives are those of `TensorParallel` without a process group."""
+
+    meeting: Meeting | None = None
+
+    def _all(self, part: torch.Tensor) -> list[torch.Tensor]:
+        assert self.meeting is not None
+        return self.meeting.exchange(self.rank, part)
+
+    def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self._all(partial.float())).sum(0).to(partial.dtype)
+
+    def all_reduce_min(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self._all(values)).amin(0)
+
+    def gather(self, columns: torch.Tensor, counts: list[int]) -> torch.Tensor | None:
+        parts = self._all(columns)
+        return None if self.rank else torch.cat(parts, -1)
+
+
+def run_ranks(size: int, job: Job) -> list[dict[str, torch.Tensor]]:
+    """What each of `size` ranks computes."""
+    meeting = Meeting(size)
+
+    def rank_computes(decoder: DecoderSide) -> dict[str, torch.Tensor]:
+        try:
+            return compute(decoder, job.batch)
+        except BaseException:
+            meeting.barrier.abort()
+            raise
+
+    with fault(job.fault, size), ThreadPoolExecutor(size) as pool:
+        ranks = [ThreadRank(rank, size, None, meeting) for rank in range(size)]
+        # One after the other: transformers sets the process's default dtype while it loads a model.
+        decoders = [open_decoder(job.path, job.dtype, job.quantization, rank) for rank in ranks]
+        return list(pool.map(rank_computes, decoders))
+
+
+@contextmanager
+def fault(name: str | None, size: int) -> Iterator[None]:
+    """A fault in the product that a comparison of ranks with one rank must find."""
+    whole_bias = RowParallelLinear.forward
+
+    def unsummed(layer: Any, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = layer.linear(x)
+        return out if layer.bias is None else out + layer.bias
+
+    def bias_of_every_rank(layer: Any, x: torch.Tensor) -> torch.Tensor:
+        out = whole_bias(layer, x)
+        return out if layer.bias is None else out + layer.bias * (size - 1)
+
+    def first_heads(plan: Any, rank: int, size: int) -> tuple[int, int]:
+        return 0, plan.kv_heads // size
+
+    patches = {
+        "no all-reduce": (RowParallelLinear, "forward", unsummed),
+        "bias of every rank": (RowParallelLinear, "forward", bias_of_every_rank),
+        "KV heads of rank 0": (plan, "kv_heads", first_heads),
+    }
+    if name is None:
+        yield
+        return
+    owner, attribute, replacement = patches[name]
+    with mock.patch.object(owner, attribute, replacement):
+        yield
 
 
 def start_ranks(size: int, folder: Path, backend: str, timeout: float) -> None:

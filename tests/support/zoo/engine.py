@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -14,7 +13,6 @@ from typing import Any
 import torch
 
 from support.engine.engine_cell import EngineCell
-from support.engine.engine_requests import CountingText, greedy
 from support.zoo.checkpoint import checkpoint, model_of
 from support.zoo.models import RECIPES, Prompt, token_types
 from support.zoo.recipe import Item, Recipe
@@ -73,23 +71,14 @@ class Served:
         self, cell: EngineCell, token_ids: Sequence[int], features: Sequence[MMFeature], count: int
     ) -> EngineRequest:
         given = self.decoder.prompt_inputs(token_ids, features)
-        now = time.monotonic()
-        return EngineRequest(
-            request_id=f"request-{next(_NUMBERS)}",
-            attempt=1,
-            proxy_id="proxy",
-            arrival=now,
-            deadline=now + cell.patience + 10,
-            prompt_token_ids=list(token_ids),
-            features=tuple(features),
-            ready=frozenset(feature.mm_hash for feature in features),
-            positions=given.positions,
-            position_delta=given.delta,
+        return cell.build(
+            token_ids,
+            features,
+            count,
+            given.positions,
+            given.delta,
             both_ways=given.spans,
             inputs=given.inputs,
-            sampling=greedy(count),
-            prefix_root=b"r" * 32,
-            output=CountingText(count),
         )
 
     def features(self, prompt: Prompt) -> list[MMFeature]:
@@ -131,9 +120,6 @@ class Served:
         layout = ItemLayout(tuple(item.token_ids), tuple(zip(*given, strict=True)) or ((),) * at, grids)
         rows = sum(length for _, length in runs)
         return PreparedItem(rows, at, (), rows, dict(item.tensors), tuple(runs), layout.encode())
-
-
-_NUMBERS = iter(range(1 << 30))
 
 
 def _find(token_ids: Sequence[int], part: Sequence[int], start: int) -> int:

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 
 from support.data.pictures import picture
-from support.engine.encoder_bench import Bench, Job, bench, png
+from support.engine.encoder_bench import Bench, Job, OpenBench, png
 from support.waiting import until
 from triptych.base.rpc.channels import MEDIA_FRAME_BYTES
 from triptych.encoder_worker.media.preparer import MediaBudget
-from triptych.models.base import EncoderSide
 from triptych.protos import encoder_pb2
-from triptych.store.embedding_store import EmbeddingStore
 
 
 def media(seed: int, size: int) -> bytes:
@@ -41,14 +39,10 @@ SIZE = 600 << 10
 
 @pytest.mark.parametrize("limit", [2 * SIZE, 3 * SIZE - 1, SIZE - 1, 1])
 async def test_media_never_exceed_their_budget_and_every_job_is_planned(
-    encoder: EncoderSide,
-    store: EmbeddingStore,
-    store_url: str,
-    monkeypatch: pytest.MonkeyPatch,
-    limit: int,
+    open_bench: OpenBench, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     """Sums equal to the budget, and items above it, which have it alone."""
-    async with bench(encoder, store, store_url, encoder_media_memory=limit) as b:
+    async with open_bench(encoder_media_memory=limit) as b:
         held = watched(b, monkeypatch)
         jobs = [Job(b, media(seed, SIZE)) for seed in range(24)]
         for job in await asyncio.gather(*(job.planned() for job in jobs)):
@@ -58,10 +52,8 @@ async def test_media_never_exceed_their_budget_and_every_job_is_planned(
         assert b.worker.media.nbytes == 0
 
 
-async def test_without_room_no_frame_is_read(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
-    async with bench(encoder, store, store_url, encoder_media_memory=SIZE) as b:
+async def test_without_room_no_frame_is_read(open_bench: OpenBench) -> None:
+    async with open_bench(encoder_media_memory=SIZE) as b:
         # Its sender stops in the middle: what holds the room is not whole yet.
         first = await Job(b, media(1, SIZE)).start()
         await first.call.write(_frame(first.media[:MEDIA_FRAME_BYTES]))
@@ -82,10 +74,8 @@ async def test_without_room_no_frame_is_read(
 
 
 @pytest.mark.parametrize("end", ["cancelled", "other bytes", "too many bytes", "found in the store"])
-async def test_jobs_that_end_early_give_their_room_back(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str, end: str
-) -> None:
-    async with bench(encoder, store, store_url, encoder_media_memory=SIZE) as b:
+async def test_jobs_that_end_early_give_their_room_back(open_bench: OpenBench, end: str) -> None:
+    async with open_bench(encoder_media_memory=SIZE) as b:
         first = Job(b, media(1, SIZE))
         if end == "cancelled":
             await first.start()
@@ -111,9 +101,9 @@ async def test_jobs_that_end_early_give_their_room_back(
 
 
 async def test_media_asked_for_again_take_room_again(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str, monkeypatch: pytest.MonkeyPatch
+    open_bench: OpenBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with bench(encoder, store, store_url, encoder_media_memory=SIZE, prepared_memory=1) as b:
+    async with open_bench(encoder_media_memory=SIZE, prepared_memory=1) as b:
         held = watched(b, monkeypatch)
         jobs = [await Job(b, media(seed, SIZE)).planned() for seed in range(4)]
         for job in jobs:

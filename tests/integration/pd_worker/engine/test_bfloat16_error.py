@@ -37,7 +37,6 @@ class _Teacher:
 def test_the_largest_logit_error_is_at_most_twice_that_of_transformers(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.set_num_threads(1)
     checkpoint = Checkpoint.open(family, dtype=torch.bfloat16)
     result = reference(checkpoint.path, PROMPT, TOKENS)
     teacher = _Teacher(checkpoint, result.token_ids)

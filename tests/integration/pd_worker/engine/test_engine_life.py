@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 import torch
@@ -26,27 +26,26 @@ TWO = Prompt("And what is that?", ((2, 64, 96),))
 TEXT = Prompt("Say something about the weather, and then about the sea.")
 
 
-@pytest.fixture(scope="module")
-def checkpoint() -> Checkpoint:
-    torch.set_num_threads(1)
-    return Checkpoint.open("qwen3_vl")
-
-
 def prompt_ids(checkpoint: Checkpoint, prompt: Prompt) -> list[int]:
     return reference(checkpoint.path, prompt, 8).prompt_token_ids
 
 
-def test_events_come_in_order_and_once_per_step(checkpoint: Checkpoint) -> None:
-    with engine_cell(checkpoint) as cell:
-        request = cell.request(ONE, prompt_ids(checkpoint, ONE), 8)
-        cell.finish([request])
-        kinds = [type(event) for event in cell.events]
-        assert kinds[0] is RequestAdmitted
-        assert kinds[-9:] == [*[NewTokens] * 8, RequestFinished]
-        admitted = cell.events[0]
-        assert isinstance(admitted, RequestAdmitted)
-        assert list(admitted.prompt_token_ids) == prompt_ids(checkpoint, ONE)
-        assert admitted.placements == tuple(feature.placement for feature in request.features)
+@pytest.fixture
+def cell(checkpoint: Checkpoint) -> Iterator[EngineCell]:
+    with engine_cell(checkpoint) as running:
+        yield running
+
+
+def test_events_come_in_order_and_once_per_step(cell: EngineCell, checkpoint: Checkpoint) -> None:
+    request = cell.request(ONE, prompt_ids(checkpoint, ONE), 8)
+    cell.finish([request])
+    kinds = [type(event) for event in cell.events]
+    assert kinds[0] is RequestAdmitted
+    assert kinds[-9:] == [*[NewTokens] * 8, RequestFinished]
+    admitted = cell.events[0]
+    assert isinstance(admitted, RequestAdmitted)
+    assert list(admitted.prompt_token_ids) == prompt_ids(checkpoint, ONE)
+    assert admitted.placements == tuple(feature.placement for feature in request.features)
 
 
 def test_without_a_transfer_no_connector_is_made_and_text_alone_is_answered(
@@ -71,35 +70,33 @@ def test_what_can_never_run_is_refused_at_the_door(checkpoint: Checkpoint) -> No
         cell.answer([TEXT], 8)
 
 
-def test_requests_left_at_the_stop_end_with_unavailable(checkpoint: Checkpoint) -> None:
-    with engine_cell(checkpoint) as cell:
-        request = cell.request(ONE, prompt_ids(checkpoint, ONE), 8, publish=False)
+def test_requests_left_at_the_stop_end_with_unavailable(cell: EngineCell, checkpoint: Checkpoint) -> None:
+    request = cell.request(ONE, prompt_ids(checkpoint, ONE), 8, publish=False)
+    cell.engine.submit(request)
+    cell.engine.stop()
+    assert isinstance(cell.wait(request.request_id, RequestFinished).error, Unavailable)
+    with pytest.raises(Unavailable):
         cell.engine.submit(request)
-        cell.engine.stop()
-        assert isinstance(cell.wait(request.request_id, RequestFinished).error, Unavailable)
-        with pytest.raises(Unavailable):
-            cell.engine.submit(request)
-        cell.assert_at_rest()
+    cell.assert_at_rest()
 
 
 def test_an_engine_whose_scheduling_fails_answers_and_lives_on(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    cell: EngineCell, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with engine_cell(checkpoint) as cell:
-        schedule, failed = cell.engine.scheduler.schedule, threading.Event()
+    schedule, failed = cell.engine.scheduler.schedule, threading.Event()
 
-        def fail_once(now: float) -> SchedulerOutput:
-            if cell.engine.scheduler.num_waiting and not failed.is_set():
-                failed.set()
-                raise RuntimeError("planning failed")
-            return schedule(now)
+    def fail_once(now: float) -> SchedulerOutput:
+        if cell.engine.scheduler.num_waiting and not failed.is_set():
+            failed.set()
+            raise RuntimeError("planning failed")
+        return schedule(now)
 
-        monkeypatch.setattr(cell.engine.scheduler, "schedule", fail_once)
-        request = cell.request(TEXT, prompt_ids(checkpoint, TEXT), 8)
-        cell.engine.submit(request)
-        assert isinstance(cell.wait(request.request_id, RequestFinished).error, InternalError)
-        cell.assert_at_rest()
-        assert cell.answer([TEXT], 8) == [reference(checkpoint.path, TEXT, 8).token_ids]
+    monkeypatch.setattr(cell.engine.scheduler, "schedule", fail_once)
+    request = cell.request(TEXT, prompt_ids(checkpoint, TEXT), 8)
+    cell.engine.submit(request)
+    assert isinstance(cell.wait(request.request_id, RequestFinished).error, InternalError)
+    cell.assert_at_rest()
+    assert cell.answer([TEXT], 8) == [reference(checkpoint.path, TEXT, 8).token_ids]
 
 
 class Panic(BaseException):
@@ -114,185 +111,176 @@ def _adds_together(cell: EngineCell, requests: Sequence[EngineRequest]) -> None:
 
 
 def test_a_request_that_cannot_be_taken_in_ends_alone_in_its_batch_of_commands(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    cell: EngineCell, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with engine_cell(checkpoint) as cell:
-        requests = [cell.request(TEXT, prompt_ids(checkpoint, TEXT), 8) for _ in range(3)]
-        add = cell.engine.scheduler.add
+    requests = [cell.request(TEXT, prompt_ids(checkpoint, TEXT), 8) for _ in range(3)]
+    add = cell.engine.scheduler.add
 
-        def fail_second(request: EngineRequest, now: float) -> None:
-            if request is requests[1]:
-                raise RuntimeError("no room in the mind")
-            add(request, now)
+    def fail_second(request: EngineRequest, now: float) -> None:
+        if request is requests[1]:
+            raise RuntimeError("no room in the mind")
+        add(request, now)
 
-        monkeypatch.setattr(cell.engine.scheduler, "add", fail_second)
-        _adds_together(cell, requests)
-        ends = [cell.wait(request.request_id, RequestFinished) for request in requests]
-        assert [type(end.error) for end in ends] == [type(None), InternalError, type(None)]
-        want = reference(checkpoint.path, TEXT, 8).token_ids
-        assert [cell.tokens(request.request_id) for request in requests] == [want, [], want]
-        cell.assert_at_rest()
+    monkeypatch.setattr(cell.engine.scheduler, "add", fail_second)
+    _adds_together(cell, requests)
+    ends = [cell.wait(request.request_id, RequestFinished) for request in requests]
+    assert [type(end.error) for end in ends] == [type(None), InternalError, type(None)]
+    want = reference(checkpoint.path, TEXT, 8).token_ids
+    assert [cell.tokens(request.request_id) for request in requests] == [want, [], want]
+    cell.assert_at_rest()
 
 
 def test_a_request_that_fails_when_half_of_it_is_taken_in_leaves_nothing(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    cell: EngineCell, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with engine_cell(checkpoint) as cell:
-        good, bad = (cell.request(TEXT, prompt_ids(checkpoint, TEXT), 8) for _ in range(2))
+    good, bad = (cell.request(TEXT, prompt_ids(checkpoint, TEXT), 8) for _ in range(2))
 
-        class Broken(CountingText):
-            @property
-            def finished(self) -> FinishReason | None:  # type: ignore[override]
-                raise RuntimeError("the text is broken")
+    class Broken(CountingText):
+        @property
+        def finished(self) -> FinishReason | None:  # type: ignore[override]
+            raise RuntimeError("the text is broken")
 
-            @finished.setter
-            def finished(self, value: FinishReason | None) -> None: ...
+        @finished.setter
+        def finished(self, value: FinishReason | None) -> None: ...
 
-        bad.output = Broken(8)
-        _adds_together(cell, [bad, good])
-        assert isinstance(cell.wait(bad.request_id, RequestFinished).error, InternalError)
-        assert cell.wait(good.request_id, RequestFinished).error is None
-        cell.assert_at_rest()
+    bad.output = Broken(8)
+    _adds_together(cell, [bad, good])
+    assert isinstance(cell.wait(bad.request_id, RequestFinished).error, InternalError)
+    assert cell.wait(good.request_id, RequestFinished).error is None
+    cell.assert_at_rest()
 
 
 def test_a_key_that_cannot_be_marked_ready_ends_the_requests_on_it_and_no_others(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    cell: EngineCell, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with engine_cell(checkpoint) as cell:
-        one, two = (
-            cell.request(prompt, prompt_ids(checkpoint, prompt), 8, publish=False) for prompt in (ONE, TWO)
-        )
-        keys = [request.features[0].mm_hash for request in (one, two)]
-        mark = cell.engine.scheduler.mark_ready
+    one, two = (
+        cell.request(prompt, prompt_ids(checkpoint, prompt), 8, publish=False) for prompt in (ONE, TWO)
+    )
+    keys = [request.features[0].mm_hash for request in (one, two)]
+    mark = cell.engine.scheduler.mark_ready
 
-        def fail_on_one(mm_hashes: Iterable[str], now: float) -> None:
-            if keys[0] in (named := list(mm_hashes)):
-                raise RuntimeError("no such mark")
-            mark(named, now)
+    def fail_on_one(mm_hashes: Iterable[str], now: float) -> None:
+        if keys[0] in (named := list(mm_hashes)):
+            raise RuntimeError("no such mark")
+        mark(named, now)
 
-        monkeypatch.setattr(cell.engine.scheduler, "mark_ready", fail_on_one)
-        for request in (one, two):
-            cell.engine.submit(request)
-            checkpoint.publish(cell.store, request.features)
-        cell.engine.items_ready(keys)
-        assert isinstance(cell.wait(one.request_id, RequestFinished).error, InternalError)
-        assert cell.wait(two.request_id, RequestFinished).error is None
-        assert cell.tokens(two.request_id) == reference(checkpoint.path, TWO, 8).token_ids
-        cell.assert_at_rest()
+    monkeypatch.setattr(cell.engine.scheduler, "mark_ready", fail_on_one)
+    for request in (one, two):
+        cell.engine.submit(request)
+        checkpoint.publish(cell.store, request.features)
+    cell.engine.items_ready(keys)
+    assert isinstance(cell.wait(one.request_id, RequestFinished).error, InternalError)
+    assert cell.wait(two.request_id, RequestFinished).error is None
+    assert cell.tokens(two.request_id) == reference(checkpoint.path, TWO, 8).token_ids
+    cell.assert_at_rest()
 
 
 def test_a_request_that_cannot_be_cancelled_keeps_no_other_from_it(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    cell: EngineCell, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with engine_cell(checkpoint) as cell:
-        stuck, other = (cell.request(ONE, prompt_ids(checkpoint, ONE), 8, publish=False) for _ in range(2))
-        cancel = cell.engine.scheduler.cancel
+    stuck, other = (cell.request(ONE, prompt_ids(checkpoint, ONE), 8, publish=False) for _ in range(2))
+    cancel = cell.engine.scheduler.cancel
 
-        def fail_on_stuck(request_ids: Iterable[str], proxy_id: str) -> None:
-            for request_id in request_ids:
-                if request_id == stuck.request_id:
-                    raise RuntimeError("it will not go")
-                cancel([request_id], proxy_id)
+    def fail_on_stuck(request_ids: Iterable[str], proxy_id: str) -> None:
+        for request_id in request_ids:
+            if request_id == stuck.request_id:
+                raise RuntimeError("it will not go")
+            cancel([request_id], proxy_id)
 
-        monkeypatch.setattr(cell.engine.scheduler, "cancel", fail_on_stuck)
-        for request in (stuck, other):
-            cell.engine.submit(request)
-        cell.engine.cancel([stuck.request_id, other.request_id], "proxy")
-        assert cell.wait(other.request_id, RequestFinished).reason is FinishReason.ABORT
+    monkeypatch.setattr(cell.engine.scheduler, "cancel", fail_on_stuck)
+    for request in (stuck, other):
+        cell.engine.submit(request)
+    cell.engine.cancel([stuck.request_id, other.request_id], "proxy")
+    assert cell.wait(other.request_id, RequestFinished).reason is FinishReason.ABORT
 
 
 @pytest.mark.parametrize("where", ["schedule", "execute"])
 def test_an_engine_that_dies_answers_nobody_so_that_their_proxies_go_elsewhere(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, where: str
+    cell: EngineCell, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    with engine_cell(checkpoint) as cell:
-        dead = threading.Event()
-        cell.engine.beat.on_death(dead.set)
+    dead = threading.Event()
+    cell.engine.beat.on_death(dead.set)
 
-        def panic(_: object) -> None:
-            raise Panic("the engine's thread ends")
+    def panic(_: object) -> None:
+        raise Panic("the engine's thread ends")
 
-        request = cell.request(TEXT, prompt_ids(checkpoint, TEXT), 8)
-        monkeypatch.setattr(
-            cell.engine.scheduler if where == "schedule" else cell.engine.runner, where, panic
-        )
-        cell.engine.submit(request)
-        assert dead.wait(30)
-        assert cell.engine.beat.dead
-        assert not any(isinstance(event, RequestFinished) for event in cell.events)
+    request = cell.request(TEXT, prompt_ids(checkpoint, TEXT), 8)
+    monkeypatch.setattr(cell.engine.scheduler if where == "schedule" else cell.engine.runner, where, panic)
+    cell.engine.submit(request)
+    assert dead.wait(30)
+    assert cell.engine.beat.dead
+    assert not any(isinstance(event, RequestFinished) for event in cell.events)
 
 
 @pytest.mark.parametrize("where", ["_compute", "start_load_caches"])
 def test_a_lost_device_ends_the_engine_and_answers_nobody(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, where: str
+    cell: EngineCell, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """Whichever part of the step meets it, those included that fail alone for any other reason.
 
     Of a swap `test_failing_swaps.py` shows it.
     """
-    with engine_cell(checkpoint) as cell:
-        dead = threading.Event()
-        cell.engine.beat.on_death(dead.set)
+    dead = threading.Event()
+    cell.engine.beat.on_death(dead.set)
 
-        def fail(*_: object) -> None:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-        runner = cell.engine.runner
-        owners = {"_compute": runner, "start_load_caches": runner.get_ec_transfer()}
-        monkeypatch.setattr(owners[where], where, fail)
-        cell.engine.submit(cell.request(ONE, prompt_ids(checkpoint, ONE), 8))
-        assert dead.wait(30)
-        assert not any(isinstance(event, RequestFinished) for event in cell.events)
+    runner = cell.engine.runner
+    owners = {"_compute": runner, "start_load_caches": runner.get_ec_transfer()}
+    monkeypatch.setattr(owners[where], where, fail)
+    cell.engine.submit(cell.request(ONE, prompt_ids(checkpoint, ONE), 8))
+    assert dead.wait(30)
+    assert not any(isinstance(event, RequestFinished) for event in cell.events)
 
 
-def test_an_engine_at_rest_and_one_at_work_beat_and_a_stopped_one_is_not_dead(checkpoint: Checkpoint) -> None:
-    with engine_cell(checkpoint) as cell:
-        for work in (False, True):
-            before = cell.engine.beat.count
-            if work:
-                cell.answer([TEXT], 8)
-            deadline = time.monotonic() + 30
-            while cell.engine.beat.count == before:
-                assert time.monotonic() < deadline, "no beat"
-                time.sleep(0.01)
-        cell.engine.stop()
-        assert not cell.engine.beat.dead
+def test_an_engine_at_rest_and_one_at_work_beat_and_a_stopped_one_is_not_dead(
+    cell: EngineCell, checkpoint: Checkpoint
+) -> None:
+    for work in (False, True):
+        before = cell.engine.beat.count
+        if work:
+            cell.answer([TEXT], 8)
+        deadline = time.monotonic() + 30
+        while cell.engine.beat.count == before:
+            assert time.monotonic() < deadline, "no beat"
+            time.sleep(0.01)
+    cell.engine.stop()
+    assert not cell.engine.beat.dead
 
 
 def test_events_that_nobody_takes_do_not_stop_the_engine(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    cell: EngineCell, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with engine_cell(checkpoint) as cell:
-        take, failed = cell.take, threading.Event()
+    take, failed = cell.take, threading.Event()
 
-        def fail_once(events: list[EngineEvent]) -> None:
-            take(events)
-            if not failed.is_set():
-                failed.set()
-                raise RuntimeError("nobody there")
+    def fail_once(events: list[EngineEvent]) -> None:
+        take(events)
+        if not failed.is_set():
+            failed.set()
+            raise RuntimeError("nobody there")
 
-        monkeypatch.setattr(cell, "take", fail_once)
-        assert cell.answer([TEXT], 8) == [reference(checkpoint.path, TEXT, 8).token_ids]
-        assert failed.is_set()
+    monkeypatch.setattr(cell, "take", fail_once)
+    assert cell.answer([TEXT], 8) == [reference(checkpoint.path, TEXT, 8).token_ids]
+    assert failed.is_set()
 
 
-def test_many_threads_may_submit_and_cancel(checkpoint: Checkpoint) -> None:
-    with engine_cell(checkpoint) as cell:
-        requests = [cell.request(TEXT, prompt_ids(checkpoint, TEXT), 6) for _ in range(12)]
+def test_many_threads_may_submit_and_cancel(cell: EngineCell, checkpoint: Checkpoint) -> None:
+    requests = [cell.request(TEXT, prompt_ids(checkpoint, TEXT), 6) for _ in range(12)]
 
-        def drive(part: int) -> None:
-            for request in requests[part::3]:
-                cell.engine.submit(request)
-            cell.engine.cancel([requests[part].request_id], "proxy")
+    def drive(part: int) -> None:
+        for request in requests[part::3]:
+            cell.engine.submit(request)
+        cell.engine.cancel([requests[part].request_id], "proxy")
 
-        threads = [threading.Thread(target=drive, args=(part,)) for part in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        ends = [cell.wait(request.request_id, RequestFinished) for request in requests]
-        assert {end.error for end in ends} == {None}
-        cell.assert_at_rest()
+    threads = [threading.Thread(target=drive, args=(part,)) for part in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ends = [cell.wait(request.request_id, RequestFinished) for request in requests]
+    assert {end.error for end in ends} == {None}
+    cell.assert_at_rest()
 
 
 class _Threads(StepPacer):

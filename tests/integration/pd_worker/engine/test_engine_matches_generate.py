@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from support.data.oracle import assert_exact
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
@@ -24,17 +21,8 @@ MIXED = [TEXT, ONE, THREE, TWICE]
 _DISTINCT = {8: 5, 24: 10, 64: 20}
 
 
-@pytest.fixture(scope="module")
-def checkpoint() -> Iterator[Checkpoint]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield Checkpoint.open("qwen3_vl")
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "llava"])
+@pytest.mark.parametrize("family", matrix(["qwen3_vl", "qwen2_5_vl", "llava"]))
 def test_prepacked_layers_answer_alike(family: str, prepack_all: None) -> None:
-    torch.set_num_threads(1)
     with engine_cell(Checkpoint.open(family), max_num_batched_tokens=33) as cell:
         assert_matches(cell, MIXED, cell.answer(MIXED, 24))
 
@@ -57,7 +45,6 @@ def differs(cell: EngineCell, prompts: list[Prompt], outputs: list[list[int]]) -
     [("qwen3_vl", "sdpa"), ("qwen2_5_vl", "sdpa"), ("llava", "sdpa"), ("qwen3_vl", "blockwise")],
 )
 def test_mixed_prompts_match_over_64_tokens_in_every_family(family: str, backend: str) -> None:
-    torch.set_num_threads(1)
     flags = {"max_num_batched_tokens": 33, "block_size": 8, "attention_backend": backend}
     with engine_cell(Checkpoint.open(family), **flags) as cell:
         assert_matches(cell, MIXED, cell.answer(MIXED, 64))
@@ -179,30 +166,6 @@ def test_a_cancelled_request_leaves_nothing(checkpoint: Checkpoint) -> None:
         cell.assert_at_rest()
 
 
-def test_a_step_that_fails_ends_its_requests_and_the_engine_lives_on(checkpoint: Checkpoint) -> None:
-    result = reference(checkpoint.path, ONE, 8)
-    with engine_cell(checkpoint) as cell:
-        broken = cell.request(ONE, result.prompt_token_ids, 8)
-        broken.positions = broken.positions[:, :-1]
-        cell.engine.submit(broken)
-        assert cell.wait(broken.request_id, RequestFinished).error.code == "internal_error"
-        cell.assert_at_rest()
-        assert_matches(cell, [ONE], cell.answer([ONE], 8))
-
-
-def test_mutant_swapped_images_change_the_output(checkpoint: Checkpoint) -> None:
-    with engine_cell(checkpoint) as cell:
-        request = cell.request(THREE, reference(checkpoint.path, THREE, 24).prompt_token_ids, 24)
-        first, last = request.features[0], request.features[2]
-        rows = cell.store[first.mm_hash].data
-        swapped = cell.store[request.features[1].mm_hash].data
-        assert rows.shape == swapped.shape
-        cell.store[first.mm_hash] = EncoderOutput(first.plan, swapped)
-        cell.store[request.features[1].mm_hash] = EncoderOutput(request.features[1].plan, rows)
-        assert last.mm_hash in cell.store
-        assert differs(cell, [THREE], cell.finish([request]))
-
-
 def test_mutant_zeroed_deepstack_changes_the_output(checkpoint: Checkpoint) -> None:
     width = checkpoint.decoder.geometry.hidden_size
     with engine_cell(checkpoint) as cell:
@@ -211,32 +174,4 @@ def test_mutant_zeroed_deepstack_changes_the_output(checkpoint: Checkpoint) -> N
         data = output.data.clone()
         data[:, width:] = 0
         cell.store[request.features[0].mm_hash] = EncoderOutput(output.plan, data)
-        assert differs(cell, [ONE], cell.finish([request]))
-
-
-def test_mutant_positions_in_one_dimension_change_the_output(checkpoint: Checkpoint) -> None:
-    with engine_cell(checkpoint) as cell:
-        request = cell.request(ONE, reference(checkpoint.path, ONE, 24).prompt_token_ids, 24)
-        request.positions = torch.arange(request.num_prompt_tokens).expand(3, -1)
-        request.position_delta = 0
-        assert differs(cell, [ONE], cell.finish([request]))
-
-
-def test_mutant_rows_shifted_by_one_change_the_output(checkpoint: Checkpoint) -> None:
-    with engine_cell(checkpoint) as cell:
-        request = cell.request(ONE, reference(checkpoint.path, ONE, 24).prompt_token_ids, 24)
-        output = cell.store[request.features[0].mm_hash]
-        cell.store[request.features[0].mm_hash] = EncoderOutput(output.plan, output.data.roll(1, 0))
-        assert differs(cell, [ONE], cell.finish([request]))
-
-
-def test_mutant_the_previous_requests_embedding_changes_the_output(checkpoint: Checkpoint) -> None:
-    other = Prompt("Describe the dog.", (DOG,))
-    with engine_cell(checkpoint) as cell:
-        assert_matches(cell, [other], cell.answer([other], 24))
-        request = cell.request(ONE, reference(checkpoint.path, ONE, 24).prompt_token_ids, 24)
-        stale = cell.checkpoint.features(reference(checkpoint.path, other, 24).prompt_token_ids, other)[0]
-        cell.store[request.features[0].mm_hash] = EncoderOutput(
-            request.features[0].plan, cell.store[stale.mm_hash].data
-        )
         assert differs(cell, [ONE], cell.finish([request]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from support.data.oracle import assert_exact
 from support.engine.engine_cell import Checkpoint, Prompt, engine_cell, reference
@@ -24,7 +23,6 @@ FAMILIES = ["qwen3_vl", "qwen2_5_vl", "llava"]
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
-    torch.set_num_threads(1)
     return Checkpoint.open(request.param)
 
 

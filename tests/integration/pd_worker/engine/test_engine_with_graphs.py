@@ -16,6 +16,7 @@ from support.data.oracle import assert_exact
 from support.encdec.batches import ENC_DEC, answers_in_batches
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
 from support.graphs import RecordingBackend
+from support.matrix import matrix
 from triptych.base.errors import ConfigError, InternalError
 from triptych.ec_connector.base import EncoderOutput
 from triptych.pd_worker.core.outputs import RawLogprobs
@@ -34,18 +35,12 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_start, "graph_backend", lambda mode, device, flag: RecordingBackend())
 
 
-@pytest.fixture(scope="module")
-def qwen() -> Checkpoint:
-    torch.set_num_threads(1)
-    return Checkpoint.open("qwen3_vl")
-
-
-def test_requests_that_end_at_different_steps_answer_as_generate(qwen: Checkpoint) -> None:
+def test_requests_that_end_at_different_steps_answer_as_generate(checkpoint: Checkpoint) -> None:
     """Batches shrink, and grow again by requests that waited for a place."""
     lengths = [24, 9, 17, 4, 24, 12]
     prompts = [*MIXED, TEXT, ONE]
-    results = [reference(qwen.path, prompt, 24) for prompt in prompts]
-    with engine_cell(qwen, **GRAPHS) as cell:
+    results = [reference(checkpoint.path, prompt, 24) for prompt in prompts]
+    with engine_cell(checkpoint, **GRAPHS) as cell:
         requests = [
             cell.request(prompt, result.prompt_token_ids, length)
             for prompt, result, length in zip(prompts, results, lengths, strict=True)
@@ -56,27 +51,27 @@ def test_requests_that_end_at_different_steps_answer_as_generate(qwen: Checkpoin
         cell.assert_at_rest()
 
 
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_preempted_requests_answer_alike(qwen: Checkpoint, preemption: str) -> None:
-    geometry = qwen.decoder.geometry
+@pytest.mark.parametrize("preemption", matrix(["swap", "recompute"]))
+def test_preempted_requests_answer_alike(checkpoint: Checkpoint, preemption: str) -> None:
+    geometry = checkpoint.decoder.geometry
     block = 2 * geometry.num_layers * 8 * geometry.num_kv_heads * geometry.head_dim * 4
     flags = {**GRAPHS, "kv_memory": 26 * block, "max_model_len": 200, "prefix_caching": False}
     prompts = [ONE, MIXED[3], TEXT, ONE]
-    with engine_cell(qwen, preemption=preemption, **flags) as cell:
-        results = [reference(qwen.path, prompt, 24) for prompt in prompts]
+    with engine_cell(checkpoint, preemption=preemption, **flags) as cell:
+        results = [reference(checkpoint.path, prompt, 24) for prompt in prompts]
         assert_exact(results, cell.answer(prompts, 24), min_distinct=10)
         assert cell.metric("vllm:num_preemptions_total") > 0
         assert cell.metric("triptych_pd_graph_steps_total") > 0
         cell.assert_at_rest()
 
 
-def test_a_request_that_is_no_number_ends_and_those_beside_it_are_exact(qwen: Checkpoint) -> None:
+def test_a_request_that_is_no_number_ends_and_those_beside_it_are_exact(checkpoint: Checkpoint) -> None:
     others = [TEXT, Prompt("And this?", (DOG,))]
-    expected = [reference(qwen.path, prompt, 8).token_ids for prompt in others]
-    with engine_cell(qwen, kv_memory=1 << 19, prefix_caching=False, **GRAPHS) as cell:
-        request = cell.request(ONE, reference(qwen.path, ONE, 8).prompt_token_ids, 8)
+    expected = [reference(checkpoint.path, prompt, 8).token_ids for prompt in others]
+    with engine_cell(checkpoint, kv_memory=1 << 19, prefix_caching=False, **GRAPHS) as cell:
+        request = cell.request(ONE, reference(checkpoint.path, ONE, 8).prompt_token_ids, 8)
         [feature] = request.features
-        rows = qwen.rows(feature.mm_hash).clone()
+        rows = checkpoint.rows(feature.mm_hash).clone()
         rows[-1, 3] = float("nan")
         cell.store[feature.mm_hash] = EncoderOutput(feature.plan, rows)
         cell.engine.submit(request)
@@ -127,7 +122,6 @@ def distributions(cell: EngineCell, prompts: Sequence[Prompt], max_tokens: int) 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "llava"])
 @pytest.mark.parametrize("backend", ["sdpa", "blockwise"])
 def test_mixed_prompts_match_over_64_tokens(family: str, backend: str, recorded: None) -> None:
-    torch.set_num_threads(1)
     flags = {"max_num_batched_tokens": 33, "attention_backend": backend, **GRAPHS}
     with engine_cell(Checkpoint.open(family), **flags) as cell:
         results = [reference(cell.checkpoint.path, prompt, 64) for prompt in MIXED]
@@ -150,22 +144,22 @@ class Failing(RecordingBackend):
 
 
 def test_a_capture_that_fails_is_an_error_that_names_the_flag_and_the_remedy(
-    qwen: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graph_start, "graph_backend", lambda mode, device, flag: Failing())
     with (
         pytest.raises(ConfigError, match="--decode-graphs static: .* no room for a graph; use .* off"),
-        engine_cell(qwen, **GRAPHS),
+        engine_cell(checkpoint, **GRAPHS),
     ):
         pass
 
 
 def test_with_auto_a_capture_that_fails_is_a_warning_and_steps_run_without_graphs(
-    qwen: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(graph_start, "graph_backend", lambda mode, device, flag: Failing())
     monkeypatch.setattr("triptych.pd_worker.native.uses_graphs", lambda config, device, geometry: True)
-    with caplog.at_level(logging.WARNING), engine_cell(qwen, decode_graphs="auto") as cell:
+    with caplog.at_level(logging.WARNING), engine_cell(checkpoint, decode_graphs="auto") as cell:
         assert "without graphs" in caplog.text
-        assert cell.answer([ONE], 8) == [reference(qwen.path, ONE, 8).token_ids]
+        assert cell.answer([ONE], 8) == [reference(checkpoint.path, ONE, 8).token_ids]
         assert cell.metric("triptych_pd_graph_steps_total") == 0

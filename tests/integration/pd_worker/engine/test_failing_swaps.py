@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 
 import pytest
-import torch
 
 from support.data.checkpoints import build_checkpoint
 from support.encdec.batches import varied
 from support.encdec.cell import EncDecCheckpoint
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, reference
 from support.engine.failing_copies import fail_each_in_turn, swapping_cell
+from support.matrix import matrix
 from triptych.pd_worker.runner import model_runner
 
 TOKENS = 24
@@ -25,10 +25,10 @@ PROMPTS = [
 ]
 
 
-@pytest.mark.parametrize("prefix_caching", [False, True])
-def test_pictures_and_texts_are_answered_alike_whichever_copy_fails(prefix_caching: bool) -> None:
-    torch.set_num_threads(1)
-    checkpoint = Checkpoint.open("qwen3_vl")
+@pytest.mark.parametrize("prefix_caching", matrix([True, False]))
+def test_pictures_and_texts_are_answered_alike_whichever_copy_fails(
+    checkpoint: Checkpoint, prefix_caching: bool
+) -> None:
     expected = [reference(checkpoint.path, prompt, TOKENS).token_ids for prompt in PROMPTS]
     flags = {"block_size": 4, "max_model_len": 128, "max_num_batched_tokens": 64}
     fail_each_in_turn(
@@ -39,8 +39,8 @@ def test_pictures_and_texts_are_answered_alike_whichever_copy_fails(prefix_cachi
     )
 
 
+@pytest.mark.slow
 def test_texts_are_answered_alike_whichever_copy_of_a_cross_table_fails() -> None:
-    torch.set_num_threads(1)
     bart = EncDecCheckpoint.open(build_checkpoint("bart"))
     prompt = list(bart.decoder.prompt_defaults({}).token_ids)
     inputs, expected = zip(*varied(bart, "bart", 4), strict=True)
@@ -56,9 +56,9 @@ def test_texts_are_answered_alike_whichever_copy_of_a_cross_table_fails() -> Non
     )
 
 
-def test_a_copy_that_loses_the_device_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.set_num_threads(1)
-    checkpoint = Checkpoint.open("qwen3_vl")
+def test_a_copy_that_loses_the_device_ends_the_engine(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
 
     def fail(*_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")

@@ -120,12 +120,6 @@ FAULTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def checkpoint() -> Checkpoint:
-    torch.set_num_threads(1)
-    return Checkpoint.open("qwen3_vl")
-
-
 @contextmanager
 def cell_of(checkpoint: Checkpoint, connector: str, store_url: str) -> Iterator[EngineCell]:
     """An engine whose losses are made good at once, as by a proxy and an encoder."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from support.engine.engine_cell import EngineCell, engine_cell
+from support.matrix import matrix
 from support.zoo.checkpoint import model_of
 from support.zoo.engine import Served
 from support.zoo.models import RECIPES, Prompt, generate, make_prompt
@@ -20,16 +21,13 @@ from triptych.pd_worker.core.request_events import RequestFinished
 
 TOKENS = 24
 EARLY, LOST = "triptych_pd_overlap_tokens_total", "triptych_pd_overlap_lost_tokens_total"
-NAMES = (
-    "Qwen3_5ForConditionalGeneration",
-    "Qwen3_5MoeForConditionalGeneration",
-    "MiniCPMV4_6ForConditionalGeneration",
-    "Lfm2VlForConditionalGeneration",
-    "Lfm3VlForConditionalGeneration",
+NAMES = tuple(
+    f"{family}ForConditionalGeneration"
+    for family in ("Qwen3_5", "Lfm2Vl", "Qwen3_5Moe", "MiniCPMV4_6", "Lfm3Vl")
 )
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=matrix(NAMES, quick=2))
 def served(request: pytest.FixtureRequest) -> Served:
     return Served.open(request.param)
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import torch
 
 from support.data.oracle import assert_exact
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
@@ -24,7 +23,6 @@ EARLY = "triptych_pd_overlap_tokens_total"
 @contextmanager
 def overlap_cell(family: str = "qwen3_vl", **flags: Any) -> Iterator[EngineCell]:
     """An engine of small steps and blocks, which leaves nothing behind."""
-    torch.set_num_threads(1)
     options = {"overlap_prefill": True, "max_num_batched_tokens": 33, "block_size": BLOCK, **flags}
     with engine_cell(Checkpoint.open(family), **options) as cell:
         yield cell

@@ -22,7 +22,7 @@ from triptych.ec_connector.base import EncoderOutput
 from triptych.models.base import DecoderSide
 from triptych.models.registry import load_encoder
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.core.request_events import ItemMissing, NewTokens, RequestFinished
+from triptych.pd_worker.core.request_events import NewTokens, RequestFinished
 from triptych.store.embedding_store import EmbeddingStore
 
 pytestmark = pytest.mark.timeout(300)
@@ -41,7 +41,6 @@ SLOW = pytest.mark.slow
 
 
 def opener(path: Path) -> Callable[[DecoderSide], Checkpoint]:
-    torch.set_num_threads(1)
     encoder = load_encoder(path, device=torch.device("cpu"), dtype=torch.float32)
     return lambda decoder: Checkpoint(path, encoder, decoder)
 
@@ -80,28 +79,11 @@ async def test_pictures_chunks_prefixes_and_swaps_of_two_ranks_are_exact(
         cell.assert_at_rest()
 
 
-async def test_an_embedding_that_is_gone_is_asked_for_once_and_then_used_on_both(
-    store_url: str, store: EmbeddingStore
-) -> None:
-    path = build_checkpoint("qwen3_vl")
-    async with rank_pair(path, store_url, opener(path)) as (cell, _):
-        request = request_of(cell, PROMPTS[0])
-        cell.engine.submit(request)
-        missing = await asyncio.to_thread(cell.wait, request.request_id, ItemMissing)
-        await save(store, outputs_of(cell, request))
-        cell.engine.items_ready([missing.mm_hash])
-        await asyncio.to_thread(cell.wait, request.request_id, RequestFinished)
-        assert cell.tokens(request.request_id) == reference(path, PROMPTS[0], TOKENS).token_ids
-        assert sum(isinstance(event, ItemMissing) for event in cell.events) == 1
-        cell.assert_at_rest()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["bart", "mbart", "t5", "whisper", "trocr"])
 async def test_cross_attention_of_two_ranks_is_exact(
     family: str, store_url: str, store: EmbeddingStore
 ) -> None:
-    torch.set_num_threads(1)
     path = build_checkpoint(family, variant="even" if family == "t5" else "")
     async with rank_pair(
         path, store_url, lambda decoder: EncDecCheckpoint(path, decoder), max_model_len=80

@@ -37,7 +37,6 @@ STEPS = (MIXED[:4], MIXED[:3], MIXED, LONG)
 
 
 def decoder_of(family: str, dtype: torch.dtype = torch.float32) -> DecoderSide:
-    torch.set_num_threads(1)
     return load_decoder(build_checkpoint(family), device=CPU, dtype=dtype, attn_implementation=ATTENTION_NAME)
 
 

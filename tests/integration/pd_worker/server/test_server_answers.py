@@ -7,106 +7,90 @@ import asyncio
 import pytest
 
 from support.data.oracle import assert_exact, oracle
-from support.engine.pd_serving import serving, tiny_model
 from support.fakes.pd_client import Answer
-from triptych.pd_worker.native import LoadedModel, NativeWorker
+from triptych.pd_worker.native import NativeWorker
 from triptych.protos import pd_pb2
 
 TEXTS = ("Hello there", "Count to ten, please.", "größer naïve 你好")
 
 
-@pytest.fixture(scope="module")
-def model() -> LoadedModel:
-    return tiny_model("qwen3_vl")
-
-
-async def test_text_requests_get_the_tokens_that_transformers_generates(model, store_url):
+async def test_text_requests_get_the_tokens_that_transformers_generates(client, model):
     expected = [oracle(model.path, [{"role": "user", "content": text}], max_new_tokens=40) for text in TEXTS]
-    async with serving(model, store_url) as (_, client):
-        await asyncio.gather(
-            *(
-                client.submit(client.message(f"r{n}", text, max_tokens=40, ignore_eos=True, temperature=0.0))
-                for n, text in enumerate(TEXTS)
-            )
+    await asyncio.gather(
+        *(
+            client.submit(client.message(f"r{n}", text, max_tokens=40, ignore_eos=True, temperature=0.0))
+            for n, text in enumerate(TEXTS)
         )
-        answers = [await client.until(f"r{n}") for n in range(len(TEXTS))]
+    )
+    answers = [await client.until(f"r{n}") for n in range(len(TEXTS))]
     assert [list(a.admitted.prompt_token_ids) for a in answers] == [e.prompt_token_ids for e in expected]
     assert_exact(expected, [answer.token_ids for answer in answers])
     assert [answer.finished.reason for answer in answers] == ["length"] * len(TEXTS)
     assert [answer.finished.completion_tokens for answer in answers] == [40] * len(TEXTS)
 
 
-async def test_a_resumed_request_goes_on_as_the_unbroken_one(model, store_url):
-    async with serving(model, store_url) as (_, client):
-        sampling = {"max_tokens": 30, "ignore_eos": True, "temperature": 1.0, "seed": 11}
-        await client.submit(client.message("whole", "Tell me", **sampling))
-        whole = await client.until("whole")
-        for split in (0, 1, 17, 30):
-            resume = pd_pb2.Resume(
-                prompt_token_ids=whole.admitted.prompt_token_ids, output_token_ids=whole.token_ids[:split]
-            )
-            name = f"resumed-{split}"
-            message = client.message(name, "", attempt=2, resume=resume, **sampling)
-            assert (await client.submit(message)).status == pd_pb2.SubmitReply.STATUS_QUEUED
-            resumed = await client.until(name)
-            assert resumed.token_ids == whole.token_ids
-            assert resumed.text == whole.text
-            assert resumed.finished.completion_tokens == 30
+async def test_a_resumed_request_goes_on_as_the_unbroken_one(client):
+    sampling = {"max_tokens": 30, "ignore_eos": True, "temperature": 1.0, "seed": 11}
+    await client.submit(client.message("whole", "Tell me", **sampling))
+    whole = await client.until("whole")
+    for split in (0, 1, 17, 30):
+        resume = pd_pb2.Resume(
+            prompt_token_ids=whole.admitted.prompt_token_ids, output_token_ids=whole.token_ids[:split]
+        )
+        name = f"resumed-{split}"
+        message = client.message(name, "", attempt=2, resume=resume, **sampling)
+        assert (await client.submit(message)).status == pd_pb2.SubmitReply.STATUS_QUEUED
+        resumed = await client.until(name)
+        assert resumed.token_ids == whole.token_ids
+        assert resumed.text == whole.text
+        assert resumed.finished.completion_tokens == 30
 
 
-async def test_a_proxy_that_comes_back_misses_nothing(model, store_url):
-    async with serving(model, store_url) as (_, client):
-        await client.submit(client.message("r1", "Tell me more", max_tokens=200, ignore_eos=True))
-        answer = await client.until("r1", tokens=10)
-        await client.detach()
-        position = len(answer.token_ids)
-        await client.attach(pd_pb2.Reattach(request_id="r1", attempt=1, position=position))
-        await client.until("r1")
-        assert len(answer.token_ids) == 200
-        assert answer.text == model.tokenizer.decode(answer.token_ids)
-        assert answer.finished.reason == "length"
+async def test_a_proxy_that_comes_back_misses_nothing(client, model):
+    await client.submit(client.message("r1", "Tell me more", max_tokens=200, ignore_eos=True))
+    answer = await client.until("r1", tokens=10)
+    await client.detach()
+    position = len(answer.token_ids)
+    await client.attach(pd_pb2.Reattach(request_id="r1", attempt=1, position=position))
+    await client.until("r1")
+    assert len(answer.token_ids) == 200
+    assert answer.text == model.tokenizer.decode(answer.token_ids)
+    assert answer.finished.reason == "length"
 
 
-async def test_a_proxy_that_names_a_request_no_more_has_it_cancelled(model, store_url):
-    async with serving(model, store_url) as (worker, client):
-        await client.submit(client.message("r1", "Tell me more", max_tokens=400, ignore_eos=True))
-        await client.until("r1", tokens=3)
-        await client.detach()
-        client.answers["unknown"] = Answer()
-        await client.attach(pd_pb2.Reattach(request_id="unknown", attempt=1, position=0))
-        assert (await client.until("unknown")).lost
-        await no_requests(worker)
+async def test_a_proxy_that_names_a_request_no_more_has_it_cancelled(worker, client):
+    await client.submit(client.message("r1", "Tell me more", max_tokens=400, ignore_eos=True))
+    await client.until("r1", tokens=3)
+    await client.detach()
+    client.answers["unknown"] = Answer()
+    await client.attach(pd_pb2.Reattach(request_id="unknown", attempt=1, position=0))
+    assert (await client.until("unknown")).lost
+    await no_requests(worker)
 
 
-async def test_a_draining_worker_finishes_what_it_holds_and_refuses_the_rest(model, store_url):
-    async with serving(model, store_url) as (worker, client):
-        await client.submit(client.message("r1", "Tell me more", max_tokens=60, ignore_eos=True))
-        await client.until("r1", tokens=3)
-        draining = asyncio.create_task(worker.drain(20.0))
-        await asyncio.sleep(0)
-        reply = await client.submit(client.message("r2", "more", attempt=2))
-        assert (reply.status, reply.error.code) == (pd_pb2.SubmitReply.STATUS_REFUSED, "unavailable")
-        await draining
-        assert len((await client.until("r1")).token_ids) == 60
+async def test_a_draining_worker_finishes_what_it_holds_and_refuses_the_rest(worker, client):
+    await client.submit(client.message("r1", "Tell me more", max_tokens=60, ignore_eos=True))
+    await client.until("r1", tokens=3)
+    draining = asyncio.create_task(worker.drain(20.0))
+    await asyncio.sleep(0)
+    reply = await client.submit(client.message("r2", "more", attempt=2))
+    assert (reply.status, reply.error.code) == (pd_pb2.SubmitReply.STATUS_REFUSED, "unavailable")
+    await draining
+    assert len((await client.until("r1")).token_ids) == 60
 
 
-async def test_what_a_drain_cannot_finish_is_lost_and_goes_on_elsewhere(model, store_url):
-    async with serving(model, store_url) as (worker, client):
-        await client.submit(client.message("r1", "Tell me more", max_tokens=450, ignore_eos=True))
-        await client.until("r1", tokens=3)
-        await worker.drain(0.0)
-        worker.streams.shut_down()
-        assert (await client.until("r1")).lost
+async def test_what_a_drain_cannot_finish_is_lost_and_goes_on_elsewhere(worker, client):
+    await client.submit(client.message("r1", "Tell me more", max_tokens=450, ignore_eos=True))
+    await client.until("r1", tokens=3)
+    await worker.drain(0.0)
+    worker.streams.shut_down()
+    assert (await client.until("r1")).lost
 
 
 @pytest.mark.parametrize(
     ("param", "change"),
     [
         ("max_tokens", {"max_tokens": 600}),
-        ("top_p", {"top_p": 1.5}),
-        ("temperature", {"temperature": -1.0}),
-        ("min_tokens", {"min_tokens": 9, "max_tokens": 5}),
-        ("stop", {"stop": [""]}),
         ("messages", {"text": "far too long " * 400}),
         ("messages", {"text": [{"type": "image"}]}),
         ("model_key", {"model_key": "x"}),
@@ -115,19 +99,18 @@ async def test_what_a_drain_cannot_finish_is_lost_and_goes_on_elsewhere(model, s
         ("timeout", {"timeout": 0}),
     ],
 )
-async def test_a_refusal_names_the_field_and_leaves_nothing_behind(model, store_url, param, change):
-    async with serving(model, store_url) as (worker, client):
-        text = change.pop("text", "hello")
-        model_key = change.pop("model_key", client.model_key)
-        request_id = change.pop("request_id", "r1")
-        message = client.message(request_id, text, **change)
-        message.model_key = model_key
-        reply = await client.submit(message)
-        assert reply.status == pd_pb2.SubmitReply.STATUS_REFUSED
-        assert reply.error.param == param
-        own = ("invalid_request_error", "context_length_exceeded")
-        assert param in reply.error.message or reply.error.code not in own
-        assert worker.streams.unfinished == 0
+async def test_a_refusal_names_the_field_and_leaves_nothing_behind(worker, client, param, change):
+    text = change.pop("text", "hello")
+    model_key = change.pop("model_key", client.model_key)
+    request_id = change.pop("request_id", "r1")
+    message = client.message(request_id, text, **change)
+    message.model_key = model_key
+    reply = await client.submit(message)
+    assert reply.status == pd_pb2.SubmitReply.STATUS_REFUSED
+    assert reply.error.param == param
+    own = ("invalid_request_error", "context_length_exceeded")
+    assert param in reply.error.message or reply.error.code not in own
+    assert worker.streams.unfinished == 0
 
 
 LONG_RESUME = pd_pb2.Resume(prompt_token_ids=[1] * 500, output_token_ids=[40] * 20, text_sent_chars=0)
@@ -144,11 +127,10 @@ LONG_RESUME = pd_pb2.Resume(prompt_token_ids=[1] * 500, output_token_ids=[40] * 
     ],
     ids=["characters", "tokens", "output", "resumed", "resumed with a limit"],
 )
-async def test_what_a_worker_with_more_tokens_would_take_has_a_code_of_its_own(model, store_url, change):
-    async with serving(model, store_url) as (_, client):
-        reply = await client.submit(client.message("r1", **{"text": "hello", **change}))
-        assert reply.error.code == "context_length_exceeded", reply
-        assert "512" in reply.error.message or "max_tokens" in reply.error.message
+async def test_what_a_worker_with_more_tokens_would_take_has_a_code_of_its_own(client, change):
+    reply = await client.submit(client.message("r1", **{"text": "hello", **change}))
+    assert reply.error.code == "context_length_exceeded", reply
+    assert "512" in reply.error.message or "max_tokens" in reply.error.message
 
 
 async def no_requests(worker: NativeWorker) -> None:

@@ -8,8 +8,6 @@ import re
 
 import pytest
 
-from support.engine.pd_serving import serving, tiny_model
-from triptych.pd_worker.native import LoadedModel
 from triptych.protos import common_pb2, pd_pb2
 
 SCHEMA = {
@@ -33,11 +31,6 @@ FORM = common_pb2.OutputFormat(json_schema=json.dumps(SCHEMA))
 SAMPLED = {"max_tokens": 400, "temperature": 1.0}
 
 
-@pytest.fixture(scope="module")
-def model() -> LoadedModel:
-    return tiny_model("qwen3_vl")
-
-
 async def ask(client, name: str, form: common_pb2.OutputFormat = FORM, **sampling):
     message = client.message(name, "Make one up.", output_format=form, **{**SAMPLED, **sampling})
     reply = await client.submit(message)
@@ -55,19 +48,18 @@ def check(text: str) -> None:
     assert isinstance(value["more"]["open"], bool)
 
 
-async def test_every_output_of_a_batch_fits_its_own_form(model, store_url):
-    async with serving(model, store_url) as (_, client):
-        free = client.message("free", "hi", max_tokens=60, ignore_eos=True, temperature=1.0)
-        await client.submit(free)
-        digits = common_pb2.OutputFormat(regex=r"[0-9]{3}(-[a-z]{2})?")
-        texts = ["yes", "no", 'say "maybe"', "größe 你好"]
-        choices = common_pb2.OutputFormat(choices=common_pb2.TextChoices(texts=texts))
-        documents, numbers, picks = await asyncio.gather(
-            asyncio.gather(*(ask(client, f"s{seed}", seed=seed) for seed in range(16))),
-            asyncio.gather(*(ask(client, f"r{seed}", digits, seed=seed) for seed in range(8))),
-            asyncio.gather(*(ask(client, f"c{seed}", choices, seed=seed) for seed in range(12))),
-        )
-        await client.until("free")
+async def test_every_output_of_a_batch_fits_its_own_form(client):
+    free = client.message("free", "hi", max_tokens=60, ignore_eos=True, temperature=1.0)
+    await client.submit(free)
+    digits = common_pb2.OutputFormat(regex=r"[0-9]{3}(-[a-z]{2})?")
+    texts = ["yes", "no", 'say "maybe"', "größe 你好"]
+    choices = common_pb2.OutputFormat(choices=common_pb2.TextChoices(texts=texts))
+    documents, numbers, picks = await asyncio.gather(
+        asyncio.gather(*(ask(client, f"s{seed}", seed=seed) for seed in range(16))),
+        asyncio.gather(*(ask(client, f"r{seed}", digits, seed=seed) for seed in range(8))),
+        asyncio.gather(*(ask(client, f"c{seed}", choices, seed=seed) for seed in range(12))),
+    )
+    await client.until("free")
     ended = [answer for answer in documents if answer.finished.reason == "stop"]
     assert len(ended) >= 11
     for answer in ended:
@@ -80,30 +72,28 @@ async def test_every_output_of_a_batch_fits_its_own_form(model, store_url):
     assert {answer.finished.reason for answer in (*numbers, *picks)} == {"stop"}
 
 
-async def test_a_resumed_output_goes_on_in_its_form(model, store_url):
-    async with serving(model, store_url) as (_, client):
-        whole = await ask(client, "whole", seed=3)
-        size = len(whole.token_ids)
-        assert whole.finished.reason == "stop"
-        for split in (1, size // 2, size - 1, size):
-            resume = pd_pb2.Resume(
-                prompt_token_ids=whole.admitted.prompt_token_ids, output_token_ids=whole.token_ids[:split]
-            )
-            message = client.message(
-                f"resumed-{split}", "", attempt=2, resume=resume, output_format=FORM, seed=3, **SAMPLED
-            )
-            assert (await client.submit(message)).status == pd_pb2.SubmitReply.STATUS_QUEUED
-            resumed = await client.until(f"resumed-{split}")
-            assert resumed.token_ids == whole.token_ids
-            assert resumed.text == whole.text
-            assert resumed.finished.reason == "stop"
+async def test_a_resumed_output_goes_on_in_its_form(client):
+    whole = await ask(client, "whole", seed=3)
+    size = len(whole.token_ids)
+    assert whole.finished.reason == "stop"
+    for split in (1, size // 2, size - 1, size):
+        resume = pd_pb2.Resume(
+            prompt_token_ids=whole.admitted.prompt_token_ids, output_token_ids=whole.token_ids[:split]
+        )
+        message = client.message(
+            f"resumed-{split}", "", attempt=2, resume=resume, output_format=FORM, seed=3, **SAMPLED
+        )
+        assert (await client.submit(message)).status == pd_pb2.SubmitReply.STATUS_QUEUED
+        resumed = await client.until(f"resumed-{split}")
+        assert resumed.token_ids == whole.token_ids
+        assert resumed.text == whole.text
+        assert resumed.finished.reason == "stop"
 
 
-async def test_resumed_tokens_that_do_not_fit_are_refused(model, store_url):
-    async with serving(model, store_url) as (_, client):
-        resume = pd_pb2.Resume(prompt_token_ids=[5, 6, 7], output_token_ids=[65, 65])
-        message = client.message("r", "", attempt=2, resume=resume, output_format=FORM, **SAMPLED)
-        reply = await client.submit(message)
+async def test_resumed_tokens_that_do_not_fit_are_refused(client):
+    resume = pd_pb2.Resume(prompt_token_ids=[5, 6, 7], output_token_ids=[65, 65])
+    message = client.message("r", "", attempt=2, resume=resume, output_format=FORM, **SAMPLED)
+    reply = await client.submit(message)
     assert (reply.status, reply.error.param) == (pd_pb2.SubmitReply.STATUS_REFUSED, "resume")
 
 
@@ -118,25 +108,23 @@ async def test_resumed_tokens_that_do_not_fit_are_refused(model, store_url):
         {"choices": {"texts": []}},
     ],
 )
-async def test_a_form_that_cannot_be_is_refused_and_the_next_request_runs(model, store_url, form):
-    async with serving(model, store_url) as (_, client):
-        bad = client.message("bad", "x", output_format=common_pb2.OutputFormat(**form), **SAMPLED)
-        reply = await client.submit(bad)
-        assert (reply.status, reply.error.param) == (pd_pb2.SubmitReply.STATUS_REFUSED, "response_format")
-        await client.submit(client.message("next", "x", max_tokens=3, ignore_eos=True))
-        assert len((await client.until("next")).token_ids) == 3
+async def test_a_form_that_cannot_be_is_refused_and_the_next_request_runs(client, form):
+    bad = client.message("bad", "x", output_format=common_pb2.OutputFormat(**form), **SAMPLED)
+    reply = await client.submit(bad)
+    assert (reply.status, reply.error.param) == (pd_pb2.SubmitReply.STATUS_REFUSED, "response_format")
+    await client.submit(client.message("next", "x", max_tokens=3, ignore_eos=True))
+    assert len((await client.until("next")).token_ids) == 3
 
 
-async def test_a_form_that_becomes_too_much_ends_its_request_alone(model, store_url):
+async def test_a_form_that_becomes_too_much_ends_its_request_alone(client):
     heavy = common_pb2.OutputFormat(regex="a{1000000}")
-    async with serving(model, store_url) as (_, client):
-        await client.submit(client.message("free", "hi", max_tokens=30, ignore_eos=True))
-        message = client.message("heavy", "x", output_format=heavy, max_tokens=200)
-        reply = await client.submit(message)
-        if reply.status == pd_pb2.SubmitReply.STATUS_QUEUED:
-            answer = await client.until("heavy")
-            assert answer.finished.reason == "error"
-            assert answer.finished.error.param == "response_format"
-        else:
-            assert reply.error.param == "response_format"
-        assert len((await client.until("free")).token_ids) == 30
+    await client.submit(client.message("free", "hi", max_tokens=30, ignore_eos=True))
+    message = client.message("heavy", "x", output_format=heavy, max_tokens=200)
+    reply = await client.submit(message)
+    if reply.status == pd_pb2.SubmitReply.STATUS_QUEUED:
+        answer = await client.until("heavy")
+        assert answer.finished.reason == "error"
+        assert answer.finished.error.param == "response_format"
+    else:
+        assert reply.error.param == "response_format"
+    assert len((await client.until("free")).token_ids) == 30

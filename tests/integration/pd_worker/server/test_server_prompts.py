@@ -7,16 +7,10 @@ import json
 import pytest
 from transformers import AutoTokenizer
 
-from support.engine.pd_serving import serving, tiny_model
 from triptych.pd_worker.native import LoadedModel
 from triptych.protos import common_pb2, pd_pb2
 
 TEXT = "<|im_start|>user\nGrüße 你好<|im_end|>"
-
-
-@pytest.fixture(scope="module")
-def model() -> LoadedModel:
-    return tiny_model("qwen3_vl")
 
 
 def ids_of(model: LoadedModel, text: str) -> list[int]:
@@ -30,12 +24,11 @@ def raw(client, name: str, **prompt) -> pd_pb2.SubmitRequest:
     return message
 
 
-async def test_a_text_and_its_token_ids_are_one_prompt(model, store_url):
+async def test_a_text_and_its_token_ids_are_one_prompt(client, model):
     ids = ids_of(model, TEXT)
-    async with serving(model, store_url) as (_, client):
-        await client.submit(raw(client, "text", text=TEXT))
-        await client.submit(raw(client, "ids", token_ids=common_pb2.TokenIds(ids=ids)))
-        answers = [await client.until(name) for name in ("text", "ids")]
+    await client.submit(raw(client, "text", text=TEXT))
+    await client.submit(raw(client, "ids", token_ids=common_pb2.TokenIds(ids=ids)))
+    answers = [await client.until(name) for name in ("text", "ids")]
     assert [list(answer.admitted.prompt_token_ids) for answer in answers] == [ids, ids]
     assert answers[0].token_ids == answers[1].token_ids
     assert len(answers[0].token_ids) == 4
@@ -45,22 +38,20 @@ async def test_a_text_and_its_token_ids_are_one_prompt(model, store_url):
     ("prompt", "messages"),
     [({"text": ""}, b""), ({"text": "x"}, b"[]"), ({"token_ids": {"ids": [10**6]}}, b"")],
 )
-async def test_a_prompt_that_cannot_be_is_refused_by_its_name(model, store_url, prompt, messages):
-    async with serving(model, store_url) as (_, client):
-        message = raw(client, "bad", **prompt)
-        message.messages = messages
-        reply = await client.submit(message)
+async def test_a_prompt_that_cannot_be_is_refused_by_its_name(client, prompt, messages):
+    message = raw(client, "bad", **prompt)
+    message.messages = messages
+    reply = await client.submit(message)
     assert (reply.status, reply.error.param) == (pd_pb2.SubmitReply.STATUS_REFUSED, "prompt")
 
 
-async def test_tokenising_answers_what_submit_would_make(model, store_url):
+async def test_tokenising_answers_what_submit_would_make(client, model):
     messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Look"}]}]
-    async with serving(model, store_url) as (_, client):
-        text = await client.stub.Tokenize(pd_pb2.TokenizeRequest(prompt=pd_pb2.RawPrompt(text=TEXT)))
-        chat = await client.stub.Tokenize(pd_pb2.TokenizeRequest(messages=json.dumps(messages).encode()))
-        back = await client.stub.Detokenize(pd_pb2.DetokenizeRequest(token_ids=chat.token_ids))
-        bad = await client.stub.Tokenize(pd_pb2.TokenizeRequest(messages=b"{"))
-        beyond = await client.stub.Detokenize(pd_pb2.DetokenizeRequest(token_ids=[10**6]))
+    text = await client.stub.Tokenize(pd_pb2.TokenizeRequest(prompt=pd_pb2.RawPrompt(text=TEXT)))
+    chat = await client.stub.Tokenize(pd_pb2.TokenizeRequest(messages=json.dumps(messages).encode()))
+    back = await client.stub.Detokenize(pd_pb2.DetokenizeRequest(token_ids=chat.token_ids))
+    bad = await client.stub.Tokenize(pd_pb2.TokenizeRequest(messages=b"{"))
+    beyond = await client.stub.Detokenize(pd_pb2.DetokenizeRequest(token_ids=[10**6]))
     assert list(text.token_ids) == ids_of(model, TEXT)
     assert text.max_model_len == 512
     assert list(chat.token_ids).count(model.decoder.image_token_id) == 1

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from support.data.reasoning import reasoning_checkpoint
-from support.engine.pd_serving import serving
 from triptych.base.config import PDConfig
 from triptych.pd_worker.frontend.detokenizer import MarkerDecoder
 from triptych.pd_worker.native import LoadedModel, load_model
@@ -34,58 +33,52 @@ async def ask(client, name: str, *, variables: str = "{}", resume=None, **sampli
     return await client.until(name)
 
 
-async def test_the_answer_has_its_form_after_so_many_tokens_of_reasoning(model, store_url):
-    async with serving(model, store_url) as (_, client):
-        answer = await ask(client, "r", output_format=FORM, thinking_token_budget=6)
-        markers = answer.admitted.reasoning
-        assert (markers.start, markers.end, markers.begun) == ("<think>", "</think>", True)
-        reasoning, answered = answer.text.split("</think>")
-        assert reasoning
-        assert json.loads(answered)["colour"] in ("red", "teal")
-        assert answer.finished.reason == "stop"
-        end = answer.token_ids.index(model.prompts.reasoning.end)
-        assert end == 6
-        for received in (3, end, end + 1, end + 3):
-            # Another attempt goes on in mid-thought, at its end, and in the answer.
-            tokens = answer.token_ids[:received]
-            sent = MarkerDecoder(model.tokenizer, model.prompts.kept).decode(tokens)
-            resume = pd_pb2.Resume(
-                prompt_token_ids=answer.admitted.prompt_token_ids,
-                output_token_ids=tokens,
-                text_sent_chars=len(sent),
-            )
-            again = await ask(
-                client, f"r{received}", resume=resume, output_format=FORM, thinking_token_budget=6
-            )
-            assert sent + again.text == answer.text
-            assert again.admitted.reasoning == markers
+async def test_the_answer_has_its_form_after_so_many_tokens_of_reasoning(client, model):
+    answer = await ask(client, "r", output_format=FORM, thinking_token_budget=6)
+    markers = answer.admitted.reasoning
+    assert (markers.start, markers.end, markers.begun) == ("<think>", "</think>", True)
+    reasoning, answered = answer.text.split("</think>")
+    assert reasoning
+    assert json.loads(answered)["colour"] in ("red", "teal")
+    assert answer.finished.reason == "stop"
+    end = answer.token_ids.index(model.prompts.reasoning.end)
+    assert end == 6
+    for received in (3, end, end + 1, end + 3):
+        # Another attempt goes on in mid-thought, at its end, and in the answer.
+        tokens = answer.token_ids[:received]
+        sent = MarkerDecoder(model.tokenizer, model.prompts.kept).decode(tokens)
+        resume = pd_pb2.Resume(
+            prompt_token_ids=answer.admitted.prompt_token_ids,
+            output_token_ids=tokens,
+            text_sent_chars=len(sent),
+        )
+        again = await ask(client, f"r{received}", resume=resume, output_format=FORM, thinking_token_budget=6)
+        assert sent + again.text == answer.text
+        assert again.admitted.reasoning == markers
 
 
 @pytest.mark.parametrize(
     ("variables", "told"), [('{"enable_thinking": false}', False), ('{"hybrid": true}', True)]
 )
-async def test_the_template_decides_whether_the_output_may_reason(model, store_url, variables, told):
-    async with serving(model, store_url) as (_, client):
-        answer = await ask(client, "t", variables=variables, output_format=FORM, thinking_token_budget=6)
-        assert answer.admitted.HasField("reasoning") is told
-        assert not answer.admitted.reasoning.begun
-        assert json.loads(answer.text.rpartition("</think>")[2])
+async def test_the_template_decides_whether_the_output_may_reason(client, variables, told):
+    answer = await ask(client, "t", variables=variables, output_format=FORM, thinking_token_budget=6)
+    assert answer.admitted.HasField("reasoning") is told
+    assert not answer.admitted.reasoning.begun
+    assert json.loads(answer.text.rpartition("</think>")[2])
 
 
-async def test_a_prompt_without_a_template_has_no_reasoning(model, store_url):
-    async with serving(model, store_url) as (_, client):
-        message = client.message("p", "", max_tokens=3)
-        message.messages = b""
-        message.prompt.text = "<think>\n"
-        await client.submit(message)
-        assert not (await client.until("p")).admitted.HasField("reasoning")
+async def test_a_prompt_without_a_template_has_no_reasoning(client):
+    message = client.message("p", "", max_tokens=3)
+    message.messages = b""
+    message.prompt.text = "<think>\n"
+    await client.submit(message)
+    assert not (await client.until("p")).admitted.HasField("reasoning")
 
 
-async def test_a_budget_is_refused_where_nothing_reasons(model, store_url):
-    async with serving(model, store_url) as (_, client):
-        message = client.message("p", "", max_tokens=3, thinking_token_budget=2)
-        message.messages = b""
-        message.prompt.text = "a"
-        reply = await client.submit(message)
-        assert reply.status == pd_pb2.SubmitReply.STATUS_REFUSED
-        assert reply.error.param == "thinking_token_budget"
+async def test_a_budget_is_refused_where_nothing_reasons(client):
+    message = client.message("p", "", max_tokens=3, thinking_token_budget=2)
+    message.messages = b""
+    message.prompt.text = "a"
+    reply = await client.submit(message)
+    assert reply.status == pd_pb2.SubmitReply.STATUS_REFUSED
+    assert reply.error.param == "thinking_token_budget"

@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
 
 import pytest
 
-from support.engine.pd_serving import serving, tiny_model
 from support.fakes.pd_client import PDClient
-from triptych.pd_worker.native import LoadedModel, NativeWorker
 from triptych.protos import pd_pb2
 
 REFUSED = pd_pb2.SubmitReply.STATUS_REFUSED
-
-
-@pytest.fixture(scope="module")
-def model() -> LoadedModel:
-    return tiny_model("qwen3_vl")
-
-
-@pytest.fixture
-async def served(model: LoadedModel, store_url: str) -> AsyncIterator[tuple[NativeWorker, PDClient]]:
-    async with serving(model, store_url) as pair:
-        yield pair
 
 
 def endless(

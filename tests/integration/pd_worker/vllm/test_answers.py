@@ -17,13 +17,12 @@ def expected(prompt, count: int = 12) -> list[int]:
     return greedy({"token_ids": list(prompt)}, count)
 
 
-async def test_a_text_request_is_answered_token_by_token(store):
-    async with scripted_server() as server, fronting(server, store) as served:
-        client = served.client
-        reply = await client.submit(client.message("r1", "hello", **SAMPLING))
-        assert reply.status == pd_pb2.SubmitReply.STATUS_QUEUED
-        found = await client.until("r1")
-        body = server.calls[0].body
+async def test_a_text_request_is_answered_token_by_token(server, served):
+    client = served.client
+    reply = await client.submit(client.message("r1", "hello", **SAMPLING))
+    assert reply.status == pd_pb2.SubmitReply.STATUS_QUEUED
+    found = await client.until("r1")
+    body = server.calls[0].body
     assert found.bodies[0] == "admitted"
     prompt = list(found.admitted.prompt_token_ids)
     assert body["token_ids"] == prompt and "features" not in body
@@ -42,61 +41,57 @@ def resume_of(whole, count: int, chars: int = 0) -> pd_pb2.Resume:
     )
 
 
-async def test_a_request_goes_on_where_another_worker_left_it(store):
-    async with scripted_server() as server, fronting(server, store) as served:
-        client = served.client
-        await client.submit(client.message("whole", "hello", **SAMPLING))
-        whole = await client.until("whole")
-        received = whole.text[:3]
-        resume = resume_of(whole, 5, len(received))
-        await client.submit(client.message("r1", "", attempt=2, resume=resume, **SAMPLING))
-        found = await client.until("r1")
-        body = server.calls[1].body
+async def test_a_request_goes_on_where_another_worker_left_it(server, served):
+    client = served.client
+    await client.submit(client.message("whole", "hello", **SAMPLING))
+    whole = await client.until("whole")
+    received = whole.text[:3]
+    resume = resume_of(whole, 5, len(received))
+    await client.submit(client.message("r1", "", attempt=2, resume=resume, **SAMPLING))
+    found = await client.until("r1")
+    body = server.calls[1].body
     assert body["token_ids"] == [*whole.admitted.prompt_token_ids, *whole.token_ids[:5]]
     assert body["sampling_params"]["max_tokens"] == 7
     assert found.token_ids == whole.token_ids and received + found.text == whole.text
     assert found.finished.completion_tokens == 12
 
 
-async def test_an_output_with_a_form_is_generated_again_from_the_prompt(store):
+async def test_an_output_with_a_form_is_generated_again_from_the_prompt(server, served):
     form = {"output_format": common_pb2.OutputFormat(regex="[a-z]+"), "max_tokens": 12, "temperature": 0.0}
-    async with scripted_server() as server, fronting(server, store) as served:
-        client = served.client
-        await client.submit(client.message("whole", "hello", **form))
-        whole = await client.until("whole")
-        await client.submit(client.message("r1", "", attempt=2, resume=resume_of(whole, 5), **form))
-        found = await client.until("r1")
-        body = server.calls[1].body
+    client = served.client
+    await client.submit(client.message("whole", "hello", **form))
+    whole = await client.until("whole")
+    await client.submit(client.message("r1", "", attempt=2, resume=resume_of(whole, 5), **form))
+    found = await client.until("r1")
+    body = server.calls[1].body
     assert body["token_ids"] == list(whole.admitted.prompt_token_ids)
     assert body["sampling_params"]["structured_outputs"] == {"regex": "[a-z]+"}
     assert body["sampling_params"]["max_tokens"] == 12
     assert found.token_ids == whole.token_ids
 
 
-async def test_a_form_whose_output_comes_otherwise_cannot_be_continued(store):
+async def test_a_form_whose_output_comes_otherwise_cannot_be_continued(served):
     form = {"output_format": common_pb2.OutputFormat(regex="[a-z]+"), "max_tokens": 12, "temperature": 0.0}
-    async with scripted_server() as server, fronting(server, store) as served:
-        client = served.client
-        await client.submit(client.message("whole", "hello", **form))
-        whole = await client.until("whole")
-        resume = resume_of(whole, 5)
-        resume.output_token_ids[3] += 1
-        await client.submit(client.message("r1", "", attempt=2, resume=resume, **form))
-        found = await client.until("r1")
+    client = served.client
+    await client.submit(client.message("whole", "hello", **form))
+    whole = await client.until("whole")
+    resume = resume_of(whole, 5)
+    resume.output_token_ids[3] += 1
+    await client.submit(client.message("r1", "", attempt=2, resume=resume, **form))
+    found = await client.until("r1")
     assert found.finished.error.code == "unavailable" and "output token 3" in found.finished.error.message
 
 
-async def test_a_penalised_output_that_comes_otherwise_goes_on_with_biases(store):
+async def test_a_penalised_output_that_comes_otherwise_goes_on_with_biases(server, served):
     penalised = {**SAMPLING, "presence_penalty": 0.5}
-    async with scripted_server() as server, fronting(server, store) as served:
-        client = served.client
-        await client.submit(client.message("whole", "hello", **penalised))
-        whole = await client.until("whole")
-        resume = resume_of(whole, 2)
-        resume.output_token_ids[1] += 1
-        await client.submit(client.message("r1", "", attempt=2, resume=resume, **penalised))
-        found = await client.until("r1")
-        bodies = [call.body for call in server.calls[1:]]
+    client = served.client
+    await client.submit(client.message("whole", "hello", **penalised))
+    whole = await client.until("whole")
+    resume = resume_of(whole, 2)
+    resume.output_token_ids[1] += 1
+    await client.submit(client.message("r1", "", attempt=2, resume=resume, **penalised))
+    found = await client.until("r1")
+    bodies = [call.body for call in server.calls[1:]]
     prompt, received = list(whole.admitted.prompt_token_ids), list(resume.output_token_ids)
     assert [body["token_ids"] for body in bodies] == [prompt, prompt + received]
     assert "logit_bias" not in bodies[0]["sampling_params"]
@@ -104,7 +99,7 @@ async def test_a_penalised_output_that_comes_otherwise_goes_on_with_biases(store
     assert found.token_ids == received + expected(prompt + received, 10)
 
 
-async def test_logprobs_come_with_their_tokens(store):
+async def test_logprobs_come_with_their_tokens(server, served):
     async def script(call):
         response = await call.stream()
         top = [{"token_id": 30 + rank, "logprob": -float(rank), "rank": rank} for rank in (3, 1, 2)]
@@ -113,34 +108,31 @@ async def test_logprobs_come_with_their_tokens(store):
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    async with scripted_server() as server, fronting(server, store) as served:
-        server.scripts = [script]
-        await served.client.submit(served.client.message("r1", "hello", max_tokens=1, logprobs=2))
-        found = await served.client.until("r1")
-        assert server.calls[0].body["sampling_params"]["logprobs"] == 3
+    server.scripts = [script]
+    await served.client.submit(served.client.message("r1", "hello", max_tokens=1, logprobs=2))
+    found = await served.client.until("r1")
+    assert server.calls[0].body["sampling_params"]["logprobs"] == 3
     (position,) = found.logprobs
     assert (position.chosen.token_id, position.chosen.logprob) == (33, -3.0)
     assert [(one.token_id, one.logprob) for one in position.top] == [(31, -1.0), (32, -2.0)]
 
 
-async def test_a_cancelled_request_is_ended_in_vllm(store):
-    async with scripted_server() as server, fronting(server, store) as served:
-        server.scripts = [hangs(2)]
-        client = served.client
-        await client.submit(client.message("r1", "hello", **SAMPLING))
-        await client.until("r1", tokens=2)
-        await client.stub.Cancel(pd_pb2.CancelRequest(proxy_id="proxy", request_ids=["r1"]))
-        await asyncio.wait_for(server.calls[0].gone.wait(), 20)
-        await served.settled()
+async def test_a_cancelled_request_is_ended_in_vllm(server, served):
+    server.scripts = [hangs(2)]
+    client = served.client
+    await client.submit(client.message("r1", "hello", **SAMPLING))
+    await client.until("r1", tokens=2)
+    await client.stub.Cancel(pd_pb2.CancelRequest(proxy_id="proxy", request_ids=["r1"]))
+    await asyncio.wait_for(server.calls[0].gone.wait(), 20)
+    await served.settled()
 
 
-async def test_a_request_whose_time_is_over_ends_with_504_and_in_vllm(store):
-    async with scripted_server() as server, fronting(server, store) as served:
-        server.scripts = [hangs(2)]
-        client = served.client
-        await client.submit(client.message("r1", "hello", timeout=0.5, **SAMPLING))
-        found = await client.until("r1")
-        await asyncio.wait_for(server.calls[0].gone.wait(), 20)
+async def test_a_request_whose_time_is_over_ends_with_504_and_in_vllm(server, served):
+    server.scripts = [hangs(2)]
+    client = served.client
+    await client.submit(client.message("r1", "hello", timeout=0.5, **SAMPLING))
+    found = await client.until("r1")
+    await asyncio.wait_for(server.calls[0].gone.wait(), 20)
     assert found.finished.error.code == "deadline_exceeded" and len(found.token_ids) == 2
 
 
@@ -167,10 +159,9 @@ async def test_no_more_requests_are_at_work_in_vllm_than_the_flag_says(store):
         ({"output_format": common_pb2.OutputFormat(regex="(")}, "response_format"),
     ],
 )
-async def test_what_cannot_be_done_is_refused_by_name_before_any_call(store, sampling, param):
-    async with scripted_server() as server, fronting(server, store) as served:
-        message = served.client.message("r1", "hello", **{"max_tokens": 12, **sampling})
-        reply = await served.client.submit(message)
-        assert server.calls == []
+async def test_what_cannot_be_done_is_refused_by_name_before_any_call(server, served, sampling, param):
+    message = served.client.message("r1", "hello", **{"max_tokens": 12, **sampling})
+    reply = await served.client.submit(message)
+    assert server.calls == []
     assert reply.status == pd_pb2.SubmitReply.STATUS_REFUSED
     assert (reply.error.code.split("_")[0] in ("invalid", "context"), reply.error.param) == (True, param)

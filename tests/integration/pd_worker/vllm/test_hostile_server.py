@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from support.vllm.scripted_server import Call, answer, breaks, data, event, fails, greedy, scripted_server
-from support.vllm.serving import fronting
+from support.vllm.scripted_server import Call, answer, breaks, data, event, fails, greedy
 from triptych.base.hashing import prefix_root
 from triptych.pd_worker.vllm.run import MAX_FAILURES
 
@@ -31,20 +30,18 @@ async def ask(served, name: str = "r1", **given):
     return await served.client.until(name)
 
 
-async def test_a_broken_stream_is_continued_without_a_gap_or_a_token_twice(store):
-    async with scripted_server() as server, fronting(server, store) as served:
-        server.scripts = [breaks(3), breaks(0), breaks(5)]
-        found = await ask(served)
-        calls = [len(call.body["token_ids"]) for call in server.calls]
+async def test_a_broken_stream_is_continued_without_a_gap_or_a_token_twice(server, served):
+    server.scripts = [breaks(3), breaks(0), breaks(5)]
+    found = await ask(served)
+    calls = [len(call.body["token_ids"]) for call in server.calls]
     prompt = list(found.admitted.prompt_token_ids)
     assert found.token_ids == greedy({"token_ids": prompt}, 12) and found.finished.reason == "length"
     assert [length - len(prompt) for length in calls] == [0, 3, 3, 8]
 
 
-async def test_a_stream_that_ends_without_a_reason_is_continued(store):
-    async with scripted_server() as server, fronting(server, store) as served:
-        server.scripts = [says(event([21])), says(event([22]), b"data: [DONE]\n\n")]
-        found = await ask(served)
+async def test_a_stream_that_ends_without_a_reason_is_continued(server, served):
+    server.scripts = [says(event([21])), says(event([22]), b"data: [DONE]\n\n")]
+    found = await ask(served)
     assert found.token_ids[:2] == [21, 22] and len(found.token_ids) == 12
 
 
@@ -65,61 +62,56 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("script", GARBAGE.values(), ids=GARBAGE.keys())
-async def test_garbage_is_asked_for_again_a_few_times_and_then_an_error(store, script):
-    async with scripted_server() as server, fronting(server, store) as served:
-        server.default = script
-        found = await ask(served)
-        assert len(server.calls) == MAX_FAILURES
-        # The worker lives, and so does the engine.
-        assert served.health.up
+async def test_garbage_is_asked_for_again_a_few_times_and_then_an_error(server, served, script):
+    server.default = script
+    found = await ask(served)
+    assert len(server.calls) == MAX_FAILURES
+    # The worker lives, and so does the engine.
+    assert served.health.up
     assert found.finished.reason == "error" and found.finished.error.code == "internal_error"
     assert "vLLM" in found.finished.error.message and found.token_ids == []
 
 
-async def test_one_request_that_fails_leaves_the_others_alone(store):
+async def test_one_request_that_fails_leaves_the_others_alone(server, served):
     async def script(call: Call):
         return await (fails(500) if call.body["cache_salt"] in bad else answer)(call)
 
-    async with scripted_server() as server, fronting(server, store) as served:
-        client, key = served.client, served.client.model_key
-        bad = {prefix_root(key, "bad").hex()}
-        server.default = script
-        for number in range(6):
-            message = client.message(f"r{number}", "hello", **SAMPLING)
-            message.salt = "bad" if number % 2 else "good"
-            await client.submit(message)
-        found = [await client.until(f"r{number}") for number in range(6)]
+    client, key = served.client, served.client.model_key
+    bad = {prefix_root(key, "bad").hex()}
+    server.default = script
+    for number in range(6):
+        message = client.message(f"r{number}", "hello", **SAMPLING)
+        message.salt = "bad" if number % 2 else "good"
+        await client.submit(message)
+    found = [await client.until(f"r{number}") for number in range(6)]
     assert [one.finished.reason for one in found] == ["length", "error"] * 3
 
 
-async def test_a_refusal_is_the_clients_with_vllms_reason_and_field(store):
-    async with scripted_server() as server, fronting(server, store) as served:
-        server.default = fails(400, "logprobs is greater than max allowed: 20", param="logprobs")
-        found = await ask(served)
-        assert len(server.calls) == 1
+async def test_a_refusal_is_the_clients_with_vllms_reason_and_field(server, served):
+    server.default = fails(400, "logprobs is greater than max allowed: 20", param="logprobs")
+    found = await ask(served)
+    assert len(server.calls) == 1
     error = found.finished.error
     assert (error.code, error.param) == ("invalid_request_error", "logprobs")
     assert "greater than max allowed: 20" in error.message
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
-async def test_a_refusal_of_this_worker_is_no_fault_of_the_client(store, status):
-    async with scripted_server() as server, fronting(server, store) as served:
-        server.default = fails(status)
-        found = await ask(served)
+async def test_a_refusal_of_this_worker_is_no_fault_of_the_client(server, served, status):
+    server.default = fails(status)
+    found = await ask(served)
     assert found.finished.error.code == "internal_error"
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_a_busy_server_is_waited_for(store, status):
-    async with scripted_server() as server, fronting(server, store) as served:
-        server.scripts = [fails(status)] * 5
-        found = await ask(served)
-        assert len(server.calls) == 6
+async def test_a_busy_server_is_waited_for(server, served, status):
+    server.scripts = [fails(status)] * 5
+    found = await ask(served)
+    assert len(server.calls) == 6
     assert found.finished.reason == "length" and len(found.token_ids) == 12
 
 
-async def test_a_slow_server_is_read_as_it_writes(store):
+async def test_a_slow_server_is_read_as_it_writes(server, served):
     async def script(call: Call):
         response = await call.stream()
         for index, token in enumerate(greedy(call.body, 12)):
@@ -129,8 +121,7 @@ async def test_a_slow_server_is_read_as_it_writes(store):
                 await asyncio.sleep(0)
         return response
 
-    async with scripted_server() as server, fronting(server, store) as served:
-        server.scripts = [script]
-        found = await ask(served)
-        assert len(server.calls) == 1
+    server.scripts = [script]
+    found = await ask(served)
+    assert len(server.calls) == 1
     assert len(found.token_ids) == 12 and found.finished.reason == "length"

@@ -8,8 +8,8 @@ import msgpack
 import numpy as np
 
 from support.engine.pd_serving import slot
-from support.vllm.scripted_server import Call, fails, scripted_server
-from support.vllm.serving import front_model, fronting
+from support.vllm.scripted_server import Call, fails
+from support.vllm.serving import front_model
 from triptych.base.hashing import framed_digest
 from triptych.base.types import ItemPlan
 from triptych.pd_worker.vllm.run import MAX_FAILURES
@@ -49,12 +49,11 @@ async def notify(served, *plans: ItemPlan) -> None:
     await served.client.stub.NotifyItems(notice)
 
 
-async def test_items_go_to_vllm_by_key_place_and_grid_without_pixels(store):
+async def test_items_go_to_vllm_by_key_place_and_grid_without_pixels(server, served, store):
     await save(store, *PLANS)
-    async with scripted_server() as server, fronting(server, store) as served:
-        await submit(served)
-        found = await served.client.until("r1")
-        body = server.calls[0].body
+    await submit(served)
+    found = await served.client.until("r1")
+    body = server.calls[0].body
     places = [{"offset": place.offset, "length": place.length} for place in found.admitted.placements]
     features = body["features"]
     assert features["mm_hashes"] == {"image": [one.mm_hash for one in PLANS]}
@@ -70,34 +69,32 @@ async def test_items_go_to_vllm_by_key_place_and_grid_without_pixels(store):
     assert found.bodies.index("item_loaded") < found.bodies.index("tokens")
 
 
-async def test_vllm_is_not_asked_before_all_items_are_announced(store):
-    async with scripted_server() as server, fronting(server, store) as served:
-        await submit(served, pd_pb2.ITEM_STATE_PENDING)
-        await served.client.has("r1", "admitted")
-        await save(store, *PLANS)
-        await notify(served, PLANS[0])
-        await served.client.submit(served.client.message("text", "hello", **SAMPLING))
-        await served.client.until("text")
-        assert len(server.calls) == 1
-        await notify(served, PLANS[1])
-        found = await served.client.until("r1")
+async def test_vllm_is_not_asked_before_all_items_are_announced(server, served, store):
+    await submit(served, pd_pb2.ITEM_STATE_PENDING)
+    await served.client.has("r1", "admitted")
+    await save(store, *PLANS)
+    await notify(served, PLANS[0])
+    await served.client.submit(served.client.message("text", "hello", **SAMPLING))
+    await served.client.until("text")
+    assert len(server.calls) == 1
+    await notify(served, PLANS[1])
+    found = await served.client.until("r1")
     assert len(found.token_ids) == 6 and found.missing == []
 
 
-async def test_an_item_that_is_gone_is_asked_for_before_vllm_is(store):
+async def test_an_item_that_is_gone_is_asked_for_before_vllm_is(server, served, store):
     await save(store, PLANS[0])
-    async with scripted_server() as server, fronting(server, store) as served:
-        await submit(served)
-        found = await served.client.has("r1", "item_missing")
-        assert found.missing == [PLANS[1].mm_hash] and server.calls == []
-        await save(store, PLANS[1])
-        await notify(served, PLANS[1])
-        found = await served.client.until("r1")
-        assert len(server.calls) == 1
+    await submit(served)
+    found = await served.client.has("r1", "item_missing")
+    assert found.missing == [PLANS[1].mm_hash] and server.calls == []
+    await save(store, PLANS[1])
+    await notify(served, PLANS[1])
+    found = await served.client.until("r1")
+    assert len(server.calls) == 1
     assert len(found.token_ids) == 6
 
 
-async def test_an_item_lost_while_vllm_loads_it_is_asked_for_again_and_again(store):
+async def test_an_item_lost_while_vllm_loads_it_is_asked_for_again_and_again(server, served, store):
     rounds = 6
 
     async def loses(call: Call):
@@ -106,41 +103,38 @@ async def test_an_item_lost_while_vllm_loads_it_is_asked_for_again_and_again(sto
         return await fails(500)(call)
 
     await save(store, *PLANS)
-    async with scripted_server() as server, fronting(server, store) as served:
-        # More often than a failure for another reason is let pass.
-        assert rounds > MAX_FAILURES
-        server.scripts = [loses] * rounds
-        await submit(served)
-        for number in range(1, rounds + 1):
-            await served.client._wait(lambda n=number: len(served.client.answers["r1"].missing) >= 2 * n)
-            await save(store, *PLANS)
-            await notify(served, *PLANS)
-        found = await served.client.until("r1")
-        assert len(server.calls) == rounds + 1
+    # More often than a failure for another reason is let pass.
+    assert rounds > MAX_FAILURES
+    server.scripts = [loses] * rounds
+    await submit(served)
+    for number in range(1, rounds + 1):
+        await served.client._wait(lambda n=number: len(served.client.answers["r1"].missing) >= 2 * n)
+        await save(store, *PLANS)
+        await notify(served, *PLANS)
+    found = await served.client.until("r1")
+    assert len(server.calls) == rounds + 1
     assert found.finished.reason == "length" and len(found.token_ids) == 6
 
 
-async def test_a_damaged_body_is_found_when_vllm_failed_and_named_by_its_digest(store):
+async def test_a_damaged_body_is_found_when_vllm_failed_and_named_by_its_digest(server, served, store):
     await save(store, *PLANS)
     key = keys.embedding(PLANS[0].mm_hash)
     await store.control.execute("SETRANGE", key, 600, "damage")
-    async with scripted_server() as server, fronting(server, store) as served:
-        server.scripts = [fails(500)]
-        await submit(served)
-        found = await served.client.has("r1", "item_missing")
-        assert found.missing == [PLANS[0].mm_hash] and len(server.calls) == 1
-        digest = served.worker.streams._proxies["proxy"].requests["r1"]._items[PLANS[0].mm_hash]
-        await save(store, PLANS[0], digest=digest.item_missing.damaged_digest)
-        await notify(served, PLANS[0])
-        found = await served.client.until("r1")
+    server.scripts = [fails(500)]
+    await submit(served)
+    found = await served.client.has("r1", "item_missing")
+    assert found.missing == [PLANS[0].mm_hash] and len(server.calls) == 1
+    digest = served.worker.streams._proxies["proxy"].requests["r1"]._items[PLANS[0].mm_hash]
+    await save(store, PLANS[0], digest=digest.item_missing.damaged_digest)
+    await notify(served, PLANS[0])
+    found = await served.client.until("r1")
     assert len(found.token_ids) == 6
 
 
-async def test_a_failure_with_all_items_there_is_bounded(store):
+async def test_a_failure_with_all_items_there_is_bounded(server, served, store):
     await save(store, *PLANS)
-    async with scripted_server() as server, fronting(server, store) as served:
-        server.default = fails(500)
-        await submit(served)
-        found = await served.client.until("r1")
-        assert len(server.calls) == MAX_FAILURES
+    server.default = fails(500)
+    await submit(served)
+    found = await served.client.until("r1")
+    assert len(server.calls) == MAX_FAILURES
     assert found.finished.error.code == "internal_error" and found.missing == []

@@ -31,45 +31,41 @@ async def broken(client) -> None:
     assert error.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_the_end_of_the_server_looks_like_the_end_of_the_worker(store):
-    async with scripted_server() as server, fronting(server, store) as served:
-        client = served.client
-        server.scripts = [hangs(3)]
-        await client.submit(client.message("r1", "hello", **SAMPLING))
-        half = await client.until("r1", tokens=3)
-        before = await incarnation(client)
-        await server.stop()
-        await broken(client)
-        await client.attach(pd_pb2.Reattach(request_id="r1", attempt=1, position=3))
-        assert await incarnation(client) != before
-        assert (await client.until("r1")).lost
-        assert not served.health.up and served.worker.engine.num_requests == 0
-        assert served.metrics.engine_losses._value.get() == 1
+async def test_the_end_of_the_server_looks_like_the_end_of_the_worker(server, served):
+    client = served.client
+    server.scripts = [hangs(3)]
+    await client.submit(client.message("r1", "hello", **SAMPLING))
+    half = await client.until("r1", tokens=3)
+    before = await incarnation(client)
+    await server.stop()
+    await broken(client)
+    await client.attach(pd_pb2.Reattach(request_id="r1", attempt=1, position=3))
+    assert await incarnation(client) != before
+    assert (await client.until("r1")).lost
+    assert not served.health.up and served.worker.engine.num_requests == 0
+    assert served.metrics.engine_losses._value.get() == 1
 
-        refused = await client.submit(client.message("r2", "hello", **SAMPLING))
-        assert refused.error.code == "unavailable" and refused.error.retry_after > 0
+    refused = await client.submit(client.message("r2", "hello", **SAMPLING))
+    assert refused.error.code == "unavailable" and refused.error.retry_after > 0
 
-        await server.start()
-        await served.until_up(True)
-        resume = pd_pb2.Resume(
-            prompt_token_ids=half.admitted.prompt_token_ids, output_token_ids=half.token_ids
-        )
-        await client.submit(client.message("r1", "", attempt=2, resume=resume, **SAMPLING))
-        found = await client.until("r1")
+    await server.start()
+    await served.until_up(True)
+    resume = pd_pb2.Resume(prompt_token_ids=half.admitted.prompt_token_ids, output_token_ids=half.token_ids)
+    await client.submit(client.message("r1", "", attempt=2, resume=resume, **SAMPLING))
+    found = await client.until("r1")
     assert found.token_ids == greedy({"token_ids": list(half.admitted.prompt_token_ids)}, 12)
 
 
-async def test_a_server_whose_engine_has_died_is_lost_at_once(store):
-    async with scripted_server() as server, fronting(server, store) as served:
-        server.scripts = [hangs(1)]
-        await served.client.submit(served.client.message("r1", "hello", **SAMPLING))
-        await served.client.until("r1", tokens=1)
-        server.healthy = False
-        await broken(served.client)
-        assert not served.health.up
-        await asyncio.wait_for(server.calls[0].gone.wait(), 20)
-        server.healthy = True
-        await served.until_up(True)
+async def test_a_server_whose_engine_has_died_is_lost_at_once(server, served):
+    server.scripts = [hangs(1)]
+    await served.client.submit(served.client.message("r1", "hello", **SAMPLING))
+    await served.client.until("r1", tokens=1)
+    server.healthy = False
+    await broken(served.client)
+    assert not served.health.up
+    await asyncio.wait_for(server.calls[0].gone.wait(), 20)
+    server.healthy = True
+    await served.until_up(True)
 
 
 async def test_a_server_that_makes_no_step_is_lost_until_it_gives_a_token(store):
@@ -100,16 +96,15 @@ async def test_a_long_prefill_is_no_stall(store):
         assert served.health.up
 
 
-async def test_a_server_that_returns_with_another_model_stays_away(store):
-    async with scripted_server() as server, fronting(server, store) as served:
-        await server.stop()
-        await served.until_up(False)
-        server.max_model_len = 256
-        await server.start()
-        for _ in range(3):
-            assert not await served.health.poll()
-        server.max_model_len = 512
-        await served.until_up(True)
+async def test_a_server_that_returns_with_another_model_stays_away(server, served):
+    await server.stop()
+    await served.until_up(False)
+    server.max_model_len = 256
+    await server.start()
+    for _ in range(3):
+        assert not await served.health.poll()
+    server.max_model_len = 512
+    await served.until_up(True)
 
 
 async def health_of(server: ScriptedServer, key: str = "") -> tuple[VLLMClient, EngineHealth]:

@@ -97,29 +97,6 @@ async def test_the_known_primary_is_used_while_all_sentinels_are_down(watched_re
 
 
 @pytest.mark.slow
-async def test_without_any_server_the_store_is_unavailable(
-    watched_redis: WatchedServers,
-) -> None:
-    store = await EmbeddingStore.connect(watched_redis.url, timeout=1)
-    plan = make_plan()
-    try:
-        for server in watched_redis.servers:
-            await asyncio.to_thread(server.kill)
-        with pytest.raises(StoreUnavailable):
-            await store.save(plan, make_body(plan), ttl=60)
-        with pytest.raises(StoreUnavailable):
-            await store.look_up([(plan.mm_hash, plan.namespace)])
-        assert not await store.ping()
-        await asyncio.to_thread(watched_redis.primary.start)
-        async with asyncio.timeout(20):
-            while not await store.ping():
-                await asyncio.sleep(0.05)
-        await store.save(plan, make_body(plan), ttl=60)
-    finally:
-        await store.close()
-
-
-@pytest.mark.slow
 async def test_a_name_that_no_sentinel_knows_is_told(watched_redis: WatchedServers) -> None:
     url = watched_redis.url.replace(NAME, "others")
     with pytest.raises(StoreUnavailable, match="knows no primary named others"):

@@ -10,7 +10,6 @@ from support.data.items import make_plan
 from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.ec_connector.base import (
     ECConnectorOutput,
-    ECConnectorRole,
     ECTransferConfig,
     FailedLoad,
     Presence,
@@ -86,24 +85,6 @@ def test_an_order_that_failed_is_repeated_without_its_loads() -> None:
     left = step(role)
     assert left.drops and left.without_loads() == left
     assert not list(order.without_loads().loads())
-
-
-def test_the_role_has_its_fields() -> None:
-    role = scheduler()
-    assert role.role is ECConnectorRole.SCHEDULER
-    assert role.config == ECTransferConfig()
-    assert role.metadata is None
-
-
-def test_an_item_goes_from_unknown_over_coming_to_hit() -> None:
-    role, one = scheduler(), request("r1", A)
-    role.add_request(one)
-    assert role.has_caches(one) == [Presence.UNKNOWN]
-    role.item_ready(A.mm_hash)
-    assert role.has_caches(one) == [Presence.LOADING]
-    assert [fetch.plan for fetch in step(role).fetches] == [A]
-    role.update_connector_output(fetched(A))
-    assert role.has_caches(one) == [Presence.HIT]
 
 
 def test_each_item_of_a_request_has_an_answer_of_its_own_in_order() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from support.fakes.encoder_jobs import Jobs, plan, spec
 from support.tracing.spans import KeptSpans, TickingClock, kept_tracer, new_context
 from triptych.base.errors import InvalidRequest
@@ -48,8 +50,12 @@ class Traced:
         self.jobs.table.end(job, Ready(plan(job.mm_hash), already_stored, job.timings))
 
 
-async def test_a_jobs_stages_are_under_the_proxys_span_of_the_item() -> None:
-    t = Traced()
+@pytest.fixture
+async def t() -> Traced:
+    return Traced()
+
+
+async def test_a_jobs_stages_are_under_the_proxys_span_of_the_item(t: Traced) -> None:
     parent = new_context(sampled=True)
     waiter = t.join(parent)
     t.encode(waiter.job)
@@ -63,8 +69,7 @@ async def test_a_jobs_stages_are_under_the_proxys_span_of_the_item() -> None:
     assert t.producers.links(waiter.spec.mm_hash) == (tower.context,)
 
 
-async def test_a_stream_that_joins_is_linked_to_the_tower_of_the_first() -> None:
-    t = Traced()
+async def test_a_stream_that_joins_is_linked_to_the_tower_of_the_first(t: Traced) -> None:
     first, second = new_context(sampled=True), new_context(sampled=True)
     one, _ = t.join(first), t.join(second)
     t.encode(one.job)
@@ -79,8 +84,7 @@ async def test_a_stream_that_joins_is_linked_to_the_tower_of_the_first() -> None
     assert [span.context.trace_id for span in t.kept.spans if span.name in STAGES] == [first.trace_id] * 4
 
 
-async def test_the_first_recorded_stream_owns_the_stages() -> None:
-    t = Traced()
+async def test_the_first_recorded_stream_owns_the_stages(t: Traced) -> None:
     unrecorded, recorded = new_context(sampled=False), new_context(sampled=True)
     one = t.join(unrecorded)
     t.join(recorded)
@@ -90,9 +94,8 @@ async def test_the_first_recorded_stream_owns_the_stages() -> None:
     assert len(t.kept.spans) == 5
 
 
-async def test_the_stages_are_recorded_though_their_owner_left() -> None:
+async def test_the_stages_are_recorded_though_their_owner_left(t: Traced) -> None:
     """Another stream's span is linked to them."""
-    t = Traced()
     owner = t.join(new_context(sampled=True))
     other = t.join(new_context(sampled=True))
     t.encode(owner.job)
@@ -103,8 +106,7 @@ async def test_the_stages_are_recorded_though_their_owner_left() -> None:
     assert ended.links == (t.kept.one("tower").context,)
 
 
-async def test_a_failed_item_has_the_errors_code_and_the_stages_it_reached() -> None:
-    t = Traced()
+async def test_a_failed_item_has_the_errors_code_and_the_stages_it_reached(t: Traced) -> None:
     waiter = t.join(new_context(sampled=True))
     waiter.job.prepare_started, waiter.job.timings.preprocess = time.monotonic(), 0.1
     error = InvalidRequest("image: not this one", param="image")
@@ -115,8 +117,7 @@ async def test_a_failed_item_has_the_errors_code_and_the_stages_it_reached() -> 
     assert "not this one" not in repr(t.kept.spans)
 
 
-async def test_a_stored_item_has_no_tower_and_no_link() -> None:
-    t = Traced()
+async def test_a_stored_item_has_no_tower_and_no_link(t: Traced) -> None:
     waiter = t.join(new_context(sampled=True))
     t.end(waiter.job, already_stored=True)
     job = t.kept.one("encoder job")
@@ -124,8 +125,7 @@ async def test_a_stored_item_has_no_tower_and_no_link() -> None:
     assert t.kept.names() == ["encoder job"]
 
 
-async def test_a_streams_span_is_handed_in_once() -> None:
-    t = Traced()
+async def test_a_streams_span_is_handed_in_once(t: Traced) -> None:
     waiter = t.join(new_context(sampled=True))
     t.encode(waiter.job)
     t.end(waiter.job)
@@ -133,9 +133,8 @@ async def test_a_streams_span_is_handed_in_once() -> None:
     assert t.kept.names().count("encoder job") == 1
 
 
-async def test_an_output_that_is_kept_keeps_its_producer() -> None:
+async def test_an_output_that_is_kept_keeps_its_producer(t: Traced) -> None:
     """A re-save of what an earlier job computed."""
-    t = Traced()
     earlier = new_context(sampled=True)
     waiter = t.join(new_context(sampled=True))
     t.producers.note(waiter.spec.mm_hash, to_bytes(earlier))
@@ -145,8 +144,7 @@ async def test_an_output_that_is_kept_keeps_its_producer() -> None:
     assert t.producers.links(waiter.spec.mm_hash) == (earlier,)
 
 
-async def test_log_records_about_a_job_have_the_trace_that_its_stages_are_recorded_in() -> None:
-    t = Traced()
+async def test_log_records_about_a_job_have_the_trace_that_its_stages_are_recorded_in(t: Traced) -> None:
     unrecorded = t.join(new_context(sampled=False))
     assert "trace_id" not in unrecorded.log_extra and "trace_id" not in unrecorded.job.log_extra
     parent = new_context(sampled=True)

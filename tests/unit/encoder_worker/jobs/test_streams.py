@@ -35,8 +35,12 @@ class Streams:
         self.jobs.scheduler.prepared(waiter.job, nbytes=10, cost=1)
 
 
-async def test_a_stream_that_joins_a_planned_job_gets_the_plan_at_once() -> None:
-    s = Streams()
+@pytest.fixture
+async def s() -> Streams:
+    return Streams()
+
+
+async def test_a_stream_that_joins_a_planned_job_gets_the_plan_at_once(s: Streams) -> None:
     s.planned(s.join())
     events: list[JobEvent] = []
     s.join(events)
@@ -44,8 +48,7 @@ async def test_a_stream_that_joins_a_planned_job_gets_the_plan_at_once() -> None
     assert s.jobs.changed.is_set()
 
 
-async def test_verified_media_wait_for_preprocessing_and_keep_their_room() -> None:
-    s = Streams()
+async def test_verified_media_wait_for_preprocessing_and_keep_their_room(s: Streams) -> None:
     waiter = s.join()
     await s.send(waiter)
     assert waiter.job.media is not None and waiter.job.media.data == b"media"
@@ -53,16 +56,14 @@ async def test_verified_media_wait_for_preprocessing_and_keep_their_room() -> No
     assert s.budget.nbytes == 4
 
 
-async def test_media_of_a_second_stream_are_dropped_with_their_room() -> None:
-    s = Streams()
+async def test_media_of_a_second_stream_are_dropped_with_their_room(s: Streams) -> None:
     first, second = s.join(), s.join()
     await s.send(first)
     await s.send(second)
     assert s.budget.nbytes == 4
 
 
-async def test_media_of_a_stream_that_has_ended_are_dropped_unverified() -> None:
-    s = Streams()
+async def test_media_of_a_stream_that_has_ended_are_dropped_unverified(s: Streams) -> None:
     waiter = s.join()
     s.join()
     s.streams.leave(waiter)
@@ -72,8 +73,7 @@ async def test_media_of_a_stream_that_has_ended_are_dropped_unverified() -> None
     assert waiter.job.media is None
 
 
-async def test_media_that_are_not_of_the_hash_give_their_room_back() -> None:
-    s = Streams()
+async def test_media_that_are_not_of_the_hash_give_their_room_back(s: Streams) -> None:
     waiter = s.join()
     s.preparer.error = InvalidRequest("mm_hash: another one", param="mm_hash")
     with pytest.raises(InvalidRequest):
@@ -82,8 +82,7 @@ async def test_media_that_are_not_of_the_hash_give_their_room_back() -> None:
     assert waiter.job.stage is Stage.NO_MEDIA
 
 
-async def test_permission_lets_a_planned_item_into_the_tower() -> None:
-    s = Streams()
+async def test_permission_lets_a_planned_item_into_the_tower(s: Streams) -> None:
     waiter = s.join()
     s.planned(waiter)
     assert s.jobs.scheduler.next_batch() == []
@@ -92,8 +91,7 @@ async def test_permission_lets_a_planned_item_into_the_tower() -> None:
     assert s.jobs.scheduler.next_batch() == [waiter.job]
 
 
-async def test_permission_of_a_stream_that_has_ended_counts_for_nothing() -> None:
-    s = Streams()
+async def test_permission_of_a_stream_that_has_ended_counts_for_nothing(s: Streams) -> None:
     waiter, other = s.join(), s.join()
     s.planned(other)
     s.streams.leave(waiter)
@@ -101,8 +99,7 @@ async def test_permission_of_a_stream_that_has_ended_counts_for_nothing() -> Non
     assert s.jobs.scheduler.next_batch() == []
 
 
-async def test_the_last_stream_that_leaves_ends_the_job() -> None:
-    s = Streams()
+async def test_the_last_stream_that_leaves_ends_the_job(s: Streams) -> None:
     first, second = s.join(), s.join()
     s.streams.leave(first)
     assert len(s.jobs.table) == 1
@@ -111,8 +108,7 @@ async def test_the_last_stream_that_leaves_ends_the_job() -> None:
     assert len(s.jobs.table) == 0
 
 
-async def test_permission_leaves_with_its_stream() -> None:
-    s = Streams()
+async def test_permission_leaves_with_its_stream(s: Streams) -> None:
     permitted, other = s.join(), s.join()
     s.planned(other)
     s.streams.permit(permitted)
@@ -121,8 +117,7 @@ async def test_permission_leaves_with_its_stream() -> None:
     assert s.jobs.scheduler.next_batch() == []
 
 
-async def test_permission_stays_while_another_stream_gives_it_too() -> None:
-    s = Streams()
+async def test_permission_stays_while_another_stream_gives_it_too(s: Streams) -> None:
     first, second = s.join(), s.join()
     s.planned(first)
     s.streams.permit(first)
@@ -131,8 +126,7 @@ async def test_permission_stays_while_another_stream_gives_it_too() -> None:
     assert s.jobs.scheduler.next_batch() == [second.job]
 
 
-async def test_an_item_in_the_tower_keeps_its_job_without_streams() -> None:
-    s = Streams()
+async def test_an_item_in_the_tower_keeps_its_job_without_streams(s: Streams) -> None:
     waiter = s.join()
     s.planned(waiter)
     s.streams.permit(waiter)
@@ -141,8 +135,7 @@ async def test_an_item_in_the_tower_keeps_its_job_without_streams() -> None:
     assert s.jobs.table.open_jobs() == [waiter.job]
 
 
-async def test_media_are_asked_for_again_from_a_stream_with_permission() -> None:
-    s = Streams()
+async def test_media_are_asked_for_again_from_a_stream_with_permission(s: Streams) -> None:
     s.join()
     events: list[JobEvent] = []
     permitted = s.join(events)
@@ -152,8 +145,7 @@ async def test_media_are_asked_for_again_from_a_stream_with_permission() -> None
     assert permitted.job.media_sender is permitted
 
 
-async def test_when_the_sender_of_media_leaves_another_stream_may_be_asked() -> None:
-    s = Streams()
+async def test_when_the_sender_of_media_leaves_another_stream_may_be_asked(s: Streams) -> None:
     sender, other = s.join(), s.join()
     s.planned(sender)
     sender.job.drop_pixels()
@@ -177,9 +169,8 @@ async def test_when_the_sender_of_media_leaves_another_stream_may_be_asked() -> 
     ],
 )
 async def test_a_half_close_too_early_fails_the_stream(
-    complete: bool, media_wanted: bool, permitted: bool, param: str | None, retryable: bool
+    s: Streams, complete: bool, media_wanted: bool, permitted: bool, param: str | None, retryable: bool
 ) -> None:
-    s = Streams()
     events: list[JobEvent] = []
     waiter = s.join(events)
     waiter.permitted, waiter.media_wanted = permitted, media_wanted
@@ -191,8 +182,7 @@ async def test_a_half_close_too_early_fails_the_stream(
     assert s.jobs.failures(failed.error.code) == 1
 
 
-async def test_a_half_close_with_media_and_permission_goes_on_waiting() -> None:
-    s = Streams()
+async def test_a_half_close_with_media_and_permission_goes_on_waiting(s: Streams) -> None:
     events: list[JobEvent] = []
     waiter = s.join(events)
     s.streams.permit(waiter)
@@ -200,8 +190,7 @@ async def test_a_half_close_with_media_and_permission_goes_on_waiting() -> None:
     assert not events and not waiter.ended
 
 
-async def test_media_that_a_half_closed_stream_would_have_to_send_again_fail_it() -> None:
-    s = Streams()
+async def test_media_that_a_half_closed_stream_would_have_to_send_again_fail_it(s: Streams) -> None:
     events: list[JobEvent] = []
     waiter = s.join(events)
     s.streams.permit(waiter)
@@ -212,8 +201,7 @@ async def test_media_that_a_half_closed_stream_would_have_to_send_again_fail_it(
     assert isinstance(failed, Failed) and failed.retryable
 
 
-async def test_a_failed_stream_leaves_its_job_to_the_others() -> None:
-    s = Streams()
+async def test_a_failed_stream_leaves_its_job_to_the_others(s: Streams) -> None:
     events: list[JobEvent] = []
     waiter, other = s.join(events), s.join()
     s.streams.fail(waiter, InvalidRequest("bad", param="media"), retryable=False)
@@ -224,9 +212,8 @@ async def test_a_failed_stream_leaves_its_job_to_the_others() -> None:
 
 @pytest.mark.parametrize(("save_error", "code"), [("", "deadline_exceeded"), ("full", "unavailable")])
 async def test_a_late_stream_gets_the_store_as_the_reason_if_saves_have_failed(
-    save_error: str, code: str
+    s: Streams, save_error: str, code: str
 ) -> None:
-    s = Streams()
     events: list[JobEvent] = []
     waiter = s.join(events)
     waiter.job.save_error = save_error

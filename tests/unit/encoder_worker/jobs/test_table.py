@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
 from support.fakes.encoder_jobs import Jobs, plan, spec
 from triptych.base.errors import InternalError, Overloaded, Unavailable
-from triptych.encoder_worker.jobs.job import Failed, JobEvent, JobTimings, Planned, Ready, Waiter
+from triptych.encoder_worker.jobs.job import Failed, JobEvent, JobTimings, Planned, Ready
 from triptych.encoder_worker.jobs.table import JobBounds
 from triptych.encoder_worker.media.preparer import MediaBudget
 from triptych.encoder_worker.scheduler import Stage
 
 
-async def test_streams_of_one_item_share_its_job() -> None:
-    jobs = Jobs()
+@pytest.fixture
+async def jobs() -> Jobs:
+    return Jobs()
+
+
+async def test_streams_of_one_item_share_its_job(jobs: Jobs) -> None:
     first = jobs.table.open(spec("a"))
     assert jobs.table.open(spec("a")) is first
     assert jobs.table.get("a") is first
@@ -24,8 +27,7 @@ async def test_streams_of_one_item_share_its_job() -> None:
     assert len(jobs.scheduler) == 1
 
 
-async def test_one_re_encode_makes_the_whole_job_a_re_encode() -> None:
-    jobs = Jobs()
+async def test_one_re_encode_makes_the_whole_job_a_re_encode(jobs: Jobs) -> None:
     job = jobs.table.open(spec("a"))
     assert not job.re_encode
     jobs.table.open(spec("a", re_encode=True))
@@ -50,8 +52,9 @@ async def test_jobs_above_the_hard_limit_are_refused_even_when_all_are_planned()
         jobs.table.open(spec("b"))
 
 
-async def test_a_worker_without_the_store_fails_what_it_has_as_retryable_and_takes_nothing_new() -> None:
-    jobs = Jobs()
+async def test_a_worker_without_the_store_fails_what_it_has_as_retryable_and_takes_nothing_new(
+    jobs: Jobs,
+) -> None:
     events: list[JobEvent] = []
     jobs.waiter("a", events)
     jobs.table.reaches_store = lambda: False
@@ -81,8 +84,7 @@ async def test_a_re_encode_is_accepted_above_all_limits() -> None:
     assert len(jobs.table) == 1
 
 
-async def test_an_embedding_ends_every_stream_with_the_plan_before_it() -> None:
-    jobs = Jobs()
+async def test_an_embedding_ends_every_stream_with_the_plan_before_it(jobs: Jobs) -> None:
     early: list[JobEvent] = []
     late: list[JobEvent] = []
     job = jobs.waiter("a", early).job
@@ -98,8 +100,7 @@ async def test_an_embedding_ends_every_stream_with_the_plan_before_it() -> None:
     assert found == 1
 
 
-async def test_a_job_ends_once() -> None:
-    jobs = Jobs()
+async def test_a_job_ends_once(jobs: Jobs) -> None:
     events: list[JobEvent] = []
     job = jobs.waiter("a", events).job
     failed = Failed(InternalError("first"), retryable=True)
@@ -122,8 +123,7 @@ async def test_the_end_of_a_job_releases_its_lease_and_its_media() -> None:
     assert jobs.changed.is_set()
 
 
-async def test_a_drain_fails_jobs_without_permission_at_once_and_waits_for_the_others() -> None:
-    jobs = Jobs()
+async def test_a_drain_fails_jobs_without_permission_at_once_and_waits_for_the_others(jobs: Jobs) -> None:
     waiting: list[JobEvent] = []
     running: list[JobEvent] = []
     jobs.waiter("a", waiting)
@@ -141,8 +141,7 @@ async def test_a_drain_fails_jobs_without_permission_at_once_and_waits_for_the_o
     assert isinstance(running[-1], Ready)
 
 
-async def test_a_drain_waits_for_the_item_in_the_tower() -> None:
-    jobs = Jobs()
+async def test_a_drain_waits_for_the_item_in_the_tower(jobs: Jobs) -> None:
     job = jobs.waiter("a", []).job
     job.stage = Stage.ENCODING
     drain = asyncio.create_task(jobs.table.drain(30.0))
@@ -152,21 +151,10 @@ async def test_a_drain_waits_for_the_item_in_the_tower() -> None:
     await asyncio.wait_for(drain, 10)
 
 
-async def test_after_the_grace_the_remaining_jobs_fail_as_retryable() -> None:
-    jobs = Jobs()
+async def test_after_the_grace_the_remaining_jobs_fail_as_retryable(jobs: Jobs) -> None:
     events: list[JobEvent] = []
     jobs.waiter("a", events).permitted = True
     await jobs.table.drain(0.01)
     [failed] = events
     assert isinstance(failed, Failed) and failed.retryable
     assert len(jobs.table) == 0
-
-
-async def test_the_jobs_deadline_is_that_of_its_last_stream() -> None:
-    jobs = Jobs()
-    job = jobs.table.open(spec("a"))
-    assert job.deadline == job.started
-    now = time.monotonic()
-    for seconds in (5, 9, 7):
-        job.waiters.append(Waiter(spec("a"), job, now + seconds, lambda event: None))
-    assert job.deadline == now + 9

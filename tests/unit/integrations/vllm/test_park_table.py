@@ -158,16 +158,6 @@ def test_the_deadline_counts_from_the_start_of_each_wait(bench):
     assert bench.table.take_unavailable() == set()
 
 
-def test_an_item_that_comes_before_the_deadline_is_used(bench):
-    assert not bench.ensure("r", item("a"))
-    bench.loads.absent("a")
-    assert not bench.ensure("r", item("a"))
-    bench.now += WAIT / 2
-    assert not bench.ensure("r", item("a"))
-    bench.loads.copied("a")
-    assert bench.ensure("r", item("a"))
-
-
 def test_media_in_the_request_are_encoded_by_the_engine_when_the_store_has_no_value(bench):
     assert not bench.ensure("r", item("a", media=True))
     bench.loads.absent("a")

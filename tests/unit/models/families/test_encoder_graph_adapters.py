@@ -9,12 +9,15 @@ import torch
 from torch import nn
 
 from support.encoder_graphs.adapters import ADAPTERS, Adapter
+from support.matrix import matrix
 from triptych.models.base import EncoderSide
 from triptych.models.encoder_graph import EncoderCudaGraphReplayBuffers, SupportsEncoderCudaGraph
 from triptych.models.registry import FAMILIES
 
 CPU = torch.device("cpu")
 EVERY = pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.name)
+#: A picture's, a text's and a sound's tower first.
+TRACED = sorted(ADAPTERS, key=lambda adapter: adapter.name not in ("llava", "bart", "whisper"))
 #: Operations whose result depends on values, not on shapes: a captured graph cannot have them.
 BY_VALUE = ("_local_scalar_dense", "nonzero", "item", "masked_select", "unique", "repeat_interleave.Tensor")
 
@@ -99,7 +102,7 @@ def test_buffers_are_shared_by_no_two_budgets_and_with_no_item(adapter: Adapter)
     assert len(set(storages)) == len(storages)
 
 
-@EVERY
+@pytest.mark.parametrize("adapter", matrix(TRACED, quick=3), ids=lambda adapter: adapter.name)
 def test_what_is_traced_depends_on_shapes_only_and_is_the_same_each_time(adapter: Adapter) -> None:
     encoder = supporting(adapter)
     items = adapter.items(encoder, 4)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from support.data.checkpoints import build_checkpoint
 from support.encdec.checkpoints import FAMILIES as CROSSING
 from support.parallel.batches import compute, open_decoder
 from support.parallel.prompts import said
-from support.parallel.ranks import Job, Outputs, run_ranks
+from support.parallel.ranks import Job, run_ranks, start_ranks
 from triptych.models.weights.w8a8_linear import is_exact
 
 pytestmark = pytest.mark.timeout(600)
@@ -62,13 +62,15 @@ FAULTY = tuple(Model(family, variant, fault=fault) for fault, family, variant in
 #: A rank rounds its own part of a row: near to one process's, and not equal.
 W8A8 = (Model("qwen3_vl", "tied", quantization="w8a8"), Model("t5", "even", quantization="w8a8"))
 SERVED = W8A8 if is_exact() else ()
-PAIR = (*EXACT, *INT8, *SERVED, *FAULTY)
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
-    """All that two ranks compute for these tests, in one start of theirs."""
-    return run_ranks(2, [model.job() for model in PAIR], tmp_path_factory.mktemp("pair"))
+def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Of collectives over gloo that rank 0 calls alone: the others do not come, or have ended."""
+    folder = tmp_path_factory.mktemp("ranks")
+    start_ranks(2, folder, "gloo", 200)
+    found: dict[str, str] = json.loads((folder / "errors-0.json").read_text())
+    return found
 
 
 def check_equals_one_rank(model: Model, ranks: list[dict[str, torch.Tensor]]) -> None:
@@ -93,20 +95,20 @@ def check_equals_transformers(model: Model, ranks: list[dict[str, torch.Tensor]]
 
 
 @pytest.mark.parametrize("model", EXACT, ids=lambda model: model.family)
-def test_two_ranks_compute_what_one_does_and_say_what_transformers_says(pair: Outputs, model: Model) -> None:
-    ranks = pair.jobs[PAIR.index(model)]
+def test_two_ranks_compute_what_one_does_and_say_what_transformers_says(model: Model) -> None:
+    ranks = run_ranks(2, model.job())
     check_equals_one_rank(model, ranks)
     check_equals_transformers(model, ranks)
 
 
 @pytest.mark.parametrize("model", INT8, ids=lambda model: model.family)
-def test_weights_in_8_bits_are_those_of_one_rank(pair: Outputs, model: Model) -> None:
-    check_equals_one_rank(model, pair.jobs[PAIR.index(model)])
+def test_weights_in_8_bits_are_those_of_one_rank(model: Model) -> None:
+    check_equals_one_rank(model, run_ranks(2, model.job()))
 
 
 @pytest.mark.parametrize("model", SERVED, ids=lambda model: model.family)
-def test_two_ranks_are_as_near_to_float32_as_one_with_8_bit_inputs(pair: Outputs, model: Model) -> None:
-    check_as_near_as_one_rank(model, replace(model, quantization="none"), pair.jobs[PAIR.index(model)])
+def test_two_ranks_are_as_near_to_float32_as_one_with_8_bit_inputs(model: Model) -> None:
+    check_as_near_as_one_rank(model, replace(model, quantization="none"), run_ranks(2, model.job()))
 
 
 #: In half precision, in 8 bits, with heads tied and not.
@@ -142,31 +144,30 @@ def check_as_near_as_one_rank(model: Model, exact: Model, ranks: list[dict[str, 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("size", [2, 4])
-def test_every_family_dtype_and_quantization_equals_one_rank(size: int, tmp_path: Path) -> None:
-    outputs = run_ranks(size, [model.job() for model in MATRIX], tmp_path, timeout=2000)
-    for model, ranks in zip(MATRIX, outputs.jobs, strict=True):
-        check(model, ranks)
+@pytest.mark.parametrize("model", MATRIX, ids=str)
+def test_every_family_dtype_and_quantization_equals_one_rank(size: int, model: Model) -> None:
+    check(model, run_ranks(size, model.job()))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("size", [3, 6])
-def test_three_and_six_ranks_share_six_heads_and_three_kv_heads(size: int, tmp_path: Path) -> None:
-    models = [
-        Model("qwen3_vl", variant, quantization=quantization)
-        for variant in ("six", "six+tied")
-        for quantization in ("none", "int8")
-    ]
-    outputs = run_ranks(size, [model.job() for model in models], tmp_path, timeout=2000)
-    for model, ranks in zip(models, outputs.jobs, strict=True):
-        check(model, ranks)
+@pytest.mark.parametrize("variant", ["six", "six+tied"])
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_three_and_six_ranks_share_six_heads_and_three_kv_heads(
+    size: int, variant: str, quantization: str
+) -> None:
+    model = Model("qwen3_vl", variant, quantization=quantization)
+    check(model, run_ranks(size, model.job()))
 
 
-def test_a_collective_to_which_no_other_rank_comes_ends_with_an_error(pair: Outputs) -> None:
-    assert "all-reduce of rank 0 of 2 failed" in pair.errors["late"]
+@pytest.mark.parametrize("model", FAULTY, ids=lambda model: model.fault)
+def test_a_fault_of_a_rank_is_found(model: Model) -> None:
+    with pytest.raises(AssertionError):
+        check_equals_one_rank(model, run_ranks(2, model.job()))
 
 
-def test_a_collective_whose_other_ranks_have_ended_ends_with_an_error(pair: Outputs) -> None:
-    assert "all-reduce of rank 0 of 2 failed" in pair.errors["dead"]
+@pytest.mark.parametrize("case", ["late", "dead"])
+def test_a_collective_without_the_other_ranks_ends_with_an_error(errors: dict[str, str], case: str) -> None:
+    """They do not come to it, or have ended."""
+    assert "all-reduce of rank 0 of 2 failed" in errors[case]

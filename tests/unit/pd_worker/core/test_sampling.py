@@ -9,6 +9,7 @@ from triptych.base.types import SamplingParams
 from triptych.models.base import GenerationDefaults
 from triptych.pd_worker.core.sampling import bad_word_ids, banned_ids, resolve
 
+NAN, INF = float("nan"), float("inf")
 GREEDY = GenerationDefaults(eos_token_ids=(2,))
 SAMPLED = GenerationDefaults(eos_token_ids=(2, 3), temperature=0.7, top_p=0.8, top_k=20)
 
@@ -55,10 +56,19 @@ def test_a_prompt_longer_than_the_model_names_both_numbers():
         ("min_tokens", SamplingParams(max_tokens=5, min_tokens=6)),
         ("min_tokens", SamplingParams(min_tokens=91)),
         ("temperature", SamplingParams(temperature=-0.1)),
-        ("temperature", SamplingParams(temperature=float("nan"))),
+        ("temperature", SamplingParams(temperature=NAN)),
+        ("temperature", SamplingParams(temperature=INF)),
+        ("presence_penalty", SamplingParams(presence_penalty=NAN)),
+        ("frequency_penalty", SamplingParams(frequency_penalty=2.5)),
+        ("frequency_penalty", SamplingParams(frequency_penalty=INF)),
+        ("repetition_penalty", SamplingParams(repetition_penalty=0.0)),
+        ("repetition_penalty", SamplingParams(repetition_penalty=NAN)),
+        ("min_p", SamplingParams(min_p=1.5)),
+        ("min_p", SamplingParams(min_p=NAN)),
+        ("logprobs", SamplingParams(logprobs=21)),
         ("top_p", SamplingParams(top_p=0.0)),
         ("top_p", SamplingParams(top_p=1.5)),
-        ("top_p", SamplingParams(top_p=float("nan"))),
+        ("top_p", SamplingParams(top_p=NAN)),
         ("top_k", SamplingParams(top_k=-2)),
         ("stop", SamplingParams(stop=("",))),
         ("stop", SamplingParams(stop=("x",) * 17)),

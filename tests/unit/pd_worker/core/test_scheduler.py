@@ -39,12 +39,6 @@ def test_decodes_come_first_and_cap_the_prefill(make: Make) -> None:
     assert shares(engine.step()) == [("a", 4, 1), ("b", 0, 8)]
 
 
-def test_several_short_prompts_share_a_step(make: Make) -> None:
-    engine = make(budget=16)
-    engine.add(*(make_request(name, [i] * 5, arrival=i) for i, name in enumerate("abcd")))
-    assert shares(engine.step()) == [("a", 0, 5), ("b", 0, 5), ("c", 0, 5), ("d", 0, 1)]
-
-
 def test_no_chunk_ends_inside_a_span_while_its_item_is_loading(make: Make) -> None:
     engine = make(budget=32)
     request = make_request("a", 24, [make_feature("dog", 11, 6)])

@@ -20,6 +20,7 @@ from support.engine.engine_requests import (
     names,
     publish,
 )
+from support.matrix import matrix
 from triptych.base.types import MMFeature
 from triptych.pd_worker.core.chunks import Budget
 from triptych.pd_worker.core.outputs import SchedulerOutput
@@ -113,8 +114,9 @@ def _draw(rng: random.Random, name: str, *, cross: bool) -> EngineRequest:
     )
 
 
-@pytest.mark.parametrize("cross", [False, True], ids=["in the prompt", "beside the prompt"])
-@pytest.mark.parametrize("host_blocks", [0, 12])
+@pytest.mark.parametrize(
+    ("cross", "host_blocks"), matrix([(False, 0), (True, 12), (False, 12), (True, 0)], quick=2)
+)
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_looking_only_where_something_has_happened_decides_as_looking_at_all(

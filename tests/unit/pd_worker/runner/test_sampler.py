@@ -107,14 +107,6 @@ def test_min_tokens_masks_the_end_token_of_a_request_that_ignores_it_too():
     assert sample(values, [row(output_ids=[5, 5], **ignoring)]) == [1]
 
 
-def test_top_p_is_a_share_of_what_min_p_leaves():
-    # min_p leaves 0.5 and 0.3, so 0.6 of that mass is the first alone; 0.6 of the whole would be both.
-    values = torch.log(torch.tensor([[0.1, 0.5, 0.1, 0.3]]))
-    given = {"temperature": 1.0, "top_p": 0.6, "min_p": 0.5, "eos": ()}
-    assert {sample(values, [row(position=p, **given)])[0] for p in range(200)} == {1}
-    assert {sample(values, [row(position=p, **{**given, "min_p": 0.0})])[0] for p in range(200)} == {1, 3}
-
-
 @pytest.mark.parametrize("top_k", [0, 3])
 @pytest.mark.parametrize("size", [60, 5000])
 def test_what_may_come_is_what_vllms_order_of_cuts_leaves(size, top_k):
