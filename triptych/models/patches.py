@@ -26,9 +26,9 @@ _CHANNELS = 3
 #: The processor whose order of patches and filter these are, and the steps that the table stands for.
 _PROCESSOR = "Qwen2VLImageProcessorPil"
 _STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
-#: Width and height of the pictures that prove a fast path: square, wide, tall, thin, and one whose height shrinks more
-#: than twice as much as its width.
-PROOF_SIZES = ((64, 64), (97, 61), (31, 200), (640, 33), (256, 300), (300, 256), (129, 511), (1, 150), (420, 1400))
+#: Width and height of the pictures that prove a fast path: square, wide, tall, one pixel wide, and one whose height
+#: shrinks more than twice as much as its width.
+_PROOF_SIZES = ((97, 61), (640, 33), (256, 256), (1, 150), (420, 1400))
 
 
 class PatchRecipe:
@@ -138,5 +138,5 @@ def _table(processor: Any) -> np.ndarray:
 def proof_pictures() -> Iterator[Image.Image]:
     """Pictures of noise, on which a fast path must give the processor's bits."""
     noise = np.random.default_rng(0)
-    for width, height in PROOF_SIZES:
+    for width, height in _PROOF_SIZES:
         yield Image.fromarray(noise.integers(0, 256, (height, width, _CHANNELS), dtype=np.uint8))
