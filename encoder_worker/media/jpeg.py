@@ -83,7 +83,9 @@ def _codec() -> ModuleType | None:
     for proof in _proofs():
         with Image.open(io.BytesIO(proof)) as picture:
             if not np.array_equal(simplejpeg.decode_jpeg(proof, "RGB"), np.asarray(picture.convert("RGB"))):
-                logger.warning("JPEG files are decoded by Pillow, a third slower: simplejpeg gives other bits")
+                logger.warning(
+                    "JPEG files are decoded by Pillow, a third slower: simplejpeg gives other bits"
+                )
                 return None
     codec: ModuleType = simplejpeg
     return codec

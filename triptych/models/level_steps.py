@@ -44,7 +44,12 @@ class LevelSteps(PilBackend):  # type: ignore[misc]
         return super().process_image(image, *args, **kwargs)  # type: ignore[no-any-return]
 
     def resize(
-        self, image: np.ndarray, size: Any, resample: Any = None, reducing_gap: int | None = None, **kwargs: Any
+        self,
+        image: np.ndarray,
+        size: Any,
+        resample: Any = None,
+        reducing_gap: int | None = None,
+        **kwargs: Any,
     ) -> np.ndarray:
         edges = (size.shortest_edge, size.longest_edge, size.max_height, size.max_width)
         kernel, levels = self.kernel, _is_rgb_levels(image) and resample in FILTERS and reducing_gap is None
@@ -104,7 +109,9 @@ def on_levels(processor: Any) -> Any:
     kernel = PictureKernel.load()
     for chosen in (kernel, None) if kernel else (None,):
         fast = copy.copy(processor)
-        fast.__class__ = type(cls.__name__, (cls, LevelSteps), {"__module__": cls.__module__, "kernel": chosen})
+        fast.__class__ = type(
+            cls.__name__, (cls, LevelSteps), {"__module__": cls.__module__, "kernel": chosen}
+        )
         different = next((image for image in proof_pictures() if not _alike(processor, fast, image)), None)
         if different is None:
             return fast

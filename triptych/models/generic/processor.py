@@ -154,7 +154,8 @@ def _load(path: Path) -> Any:
 
 def _class_of(path: Path) -> Any:
     named = [
-        (read_json(path / name) or {}).get("processor_class") for name in (*SETTINGS_FILES, "tokenizer_config.json")
+        (read_json(path / name) or {}).get("processor_class")
+        for name in (*SETTINGS_FILES, "tokenizer_config.json")
     ]
     default = PROCESSOR_MAPPING_NAMES.get(read_config(path).get("model_type", ""))
     names = [name for name in (*named, default) if isinstance(name, str)]
