@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the package page's links, and the compiled kernels where a C++ compiler is."""
+"""What pyproject.toml cannot say: the package page's links, and the kernels where a C++ compiler is."""
 
 import runpy
 from pathlib import Path
@@ -13,7 +13,7 @@ kernels = runpy.run_path(str(root / "triptych" / "kernels" / "build.py"))
 
 
 class BuildWithKernels(build_py):
-    """The package's files, and the library beside its sources. An editable install compiles it on first use."""
+    """The package's files, and the library beside its sources. An editable install compiles on first use."""
 
     def run(self) -> None:
         super().run()

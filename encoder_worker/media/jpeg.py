@@ -1,4 +1,4 @@
-"""JPEG files decoded by a libjpeg-turbo of its own wheel, faster than Pillow's, where it gives Pillow's bits."""
+"""JPEG files decoded by simplejpeg, faster than by Pillow, where it gives Pillow's bits."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ import tempfile
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
-#: Contraction would round the resize's weights otherwise than Pillow; the header's warnings are GCC's own (105593).
+#: Contraction would round the resize's weights otherwise than Pillow. What GCC's own headers are warned of
+#: (its bug 105593) is left out.
 FLAGS = (
     *("-std=c++17", "-O3", "-shared", "-fPIC", "-ffp-contract=off", "-fvisibility=hidden"),
     *("-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),

@@ -20,7 +20,7 @@ def kernel_library() -> ctypes.CDLL | None:
         return _load()
     except (BuildError, OSError) as error:
         logger.warning(
-            "without compiled kernels, which take about half the CPU time per picture: %s; install g++ (Debian: "
+            "no compiled kernels, so that a picture takes about twice the CPU time: %s; install g++ (Debian: "
             "apt-get install g++), or a wheel that was built where it is",
             " ".join(str(error).split()),
         )

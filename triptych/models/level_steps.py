@@ -1,6 +1,6 @@
-"""The steps of transformers' PIL processors on 8-bit levels: the compiled resize, and values by a table of 256 entries.
+"""The steps of transformers' PIL processors on 8-bit levels: compiled resize, values by a table of 256 entries.
 
-A processor of any class keeps its own order of steps, tiles and sizes; the steps below it give the same bits faster.
+A processor of any class keeps its own order of steps, tiles and sizes; each step gives the same bits faster.
 Each checkpoint's processor is compared with itself on a few pictures before it is used so.
 """
 

@@ -2,8 +2,8 @@
 
 transformers' processor rescales and normalises whole pictures in floating point, on values that have only 256
 levels. Patches of levels are an eighth of its output, and the table, which is made by the processor's own
-arithmetic, gives the same bits. The compiled kernel resizes and orders them in a seventh of Pillow's and numpy's time.
-Times: `benchmarks/results/encoder_host.md`.
+arithmetic, gives the same bits. The compiled kernel resizes and orders them in a fifth of
+Pillow's and numpy's time. Times: `benchmarks/results/encoder_host.md`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _CHANNELS = 3
 #: The processor whose order of patches and filter these are, and the steps that the table stands for.
 _PROCESSOR = "Qwen2VLImageProcessorPil"
 _STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
-#: Width and height of the pictures that prove a fast path: square, wide, tall, one pixel wide, and one whose height
-#: shrinks more than twice as much as its width.
+#: Width and height of the pictures that prove a fast path: square, wide, tall, one pixel wide, and one whose
+#: height shrinks more than twice as much as its width.
 _PROOF_SIZES = ((97, 61), (640, 33), (256, 256), (1, 150), (420, 1400))
 
 
@@ -55,7 +55,7 @@ class PatchRecipe:
             if different is None:
                 return recipe
             logger.warning(
-                "pictures are prepared %s: the faster way differs from transformers' processor on a picture of "
+                "pictures are prepared %s: the faster way differs from transformers' processor on one of "
                 "%dx%d pixels",
                 "without the compiled kernel" if recipe.compiled else "by transformers' processor",
                 *different.size,

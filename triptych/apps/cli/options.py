@@ -137,7 +137,7 @@ def _type_of(flag: Flag) -> click.ParamType[Any] | None:
 
 
 def _default_of(flag: Flag) -> object:
-    """The default as click takes it: a size or "auto" as it is written, and none for a choice that may be left open."""
+    """The default as click takes it: a size or "auto" as written, none for a choice that may be left open."""
     if flag.auto and not flag.default:
         return AUTO
     if flag.size and isinstance(flag.default, int):

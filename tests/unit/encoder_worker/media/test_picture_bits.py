@@ -1,4 +1,4 @@
-"""From file to pixel values: the bits of Pillow and transformers' own processor, by every decoder and kernel."""
+"""From file to pixel values: the bits of Pillow and transformers' processor, by every way there is."""
 
 from __future__ import annotations
 
