@@ -1,4 +1,4 @@
-"""The steps of transformers' PIL processors on 8-bit levels: compiled resize, values by a table of 256 entries.
+"""The steps of transformers' PIL processors on 8-bit levels: a compiled resize, and values by a table.
 
 A processor of any class keeps its own order of steps, tiles and sizes; each step gives the same bits faster.
 Each checkpoint's processor is compared with itself on a few pictures before it is used so.
@@ -64,7 +64,8 @@ class LevelSteps(PilBackend):  # type: ignore[misc]
                 )
             if height and width:
                 pixels, to = np.moveaxis(image, 0, -1), (int(width), int(height))
-                return kernel.levels(pixels, to, int(resample), to)[0]
+                resized: np.ndarray = kernel.levels(pixels, to, int(resample), to)[0]
+                return resized
         return super().resize(image, size, resample, reducing_gap, **kwargs)  # type: ignore[no-any-return]
 
     def rescale(self, image: np.ndarray, scale: float, **kwargs: Any) -> np.ndarray:

@@ -50,7 +50,8 @@ class PatchRecipe:
         if type(processor).__name__ != _PROCESSOR or not bounded or not all(map(settings.get, _STEPS)):
             return None
         kernel = PictureKernel.load() if processor.resample in FILTERS else None
-        for recipe in (*((cls(processor, kernel),) if kernel else ()), cls(processor)):
+        recipes = [cls(processor, chosen) for chosen in ((kernel, None) if kernel else (None,))]
+        for recipe in recipes:
             different = next((picture for picture in proof_pictures() if not recipe.proves(picture)), None)
             if different is None:
                 return recipe

@@ -47,7 +47,7 @@ class CountType(click.ParamType[int]):
 
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
         auto = isinstance(value, str) and value.strip().lower() == AUTO
-        return 0 if auto else click.IntRange(min=0).convert(value, param, ctx)
+        return 0 if auto else int(click.IntRange(min=0)(value, param, ctx))
 
 
 class WorkerRangeType(click.ParamType[WorkerRange]):
