@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import PIL
 import torch
 import transformers
-from PIL import __version__ as pillow_version
 from PIL import features
 from transformers import AutoImageProcessor
 
@@ -34,7 +34,7 @@ def processor_identity(settings: JsonObject) -> JsonObject:
     Not the compiled kernel and simplejpeg, which are used only where they give the same bits.
     """
     jpeg = features.version("libjpeg_turbo") or features.version("jpg")
-    versions = {"pillow": pillow_version, "jpeg": jpeg, "webp": features.version("webp")}
+    versions = {"pillow": PIL.__version__, "jpeg": jpeg, "webp": features.version("webp")}
     return {
         "settings": settings,
         "backend": BACKEND,
