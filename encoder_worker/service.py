@@ -10,7 +10,7 @@ from pathlib import Path
 
 from triptych.base.config import MIB, EncoderConfig
 from triptych.base.cpu.step_pacer import StepPacer, step_pacer
-from triptych.base.cpu.threads import threads_of_rank, tower_threads, use_threads
+from triptych.base.cpu.threads import media_threads, threads_of_rank, tower_threads, use_threads
 from triptych.base.engine_beat import EngineBeat
 from triptych.base.machine.resources import threads_of_one_worker, worker_kind
 from triptych.base.metrics import EncoderMetrics
@@ -208,7 +208,7 @@ def _preparer(config: EncoderConfig, encoder: EncoderSide) -> Preparer:
         encoder,
         max_pixels=config.max_image_pixels,
         audio=AudioLimits(config.max_audio_seconds),
-        threads=max(1, config.decode_threads),
+        threads=media_threads(config.decode_threads),
     )
 
 
@@ -228,7 +228,7 @@ def _scheduler(config: EncoderConfig) -> EncoderScheduler[EncodeJob]:
     return EncoderScheduler(
         prepared_memory=config.prepared_memory,
         batch_patches=config.batch_patches * config.encoder_data_parallel,
-        preparations=max(1, config.decode_threads),
+        preparations=media_threads(config.decode_threads),
         tower_credit=max(1, config.tower_places),
     )
 

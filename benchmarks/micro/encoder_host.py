@@ -17,6 +17,7 @@ import transformers
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from benchmarks.micro.encoder_worker_path import DTYPE, SETTINGS, SIZE, WIDTH, whole_path
 from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
 from triptych.base.machine.device_memory import host_empty
 from triptych.encoder_worker.media.formats import decode_image
@@ -24,10 +25,7 @@ from triptych.models.patches import PatchRecipe
 
 RESULT = RESULTS / "encoder_host.md"
 _PICTURES = ((1920, 1080, "JPEG"), (1920, 1080, "PNG"), (448, 448, "JPEG"))
-#: Qwen3-VL's: patches of 16, four to a row, rows of 4,096 with three DeepStack levels.
-_SETTINGS = {"patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-_SIZE = {"shortest_edge": 65536, "longest_edge": 16777216}
-_WIDTH, _DTYPE = 16384, torch.bfloat16
+_ROUND_PICTURES = 8
 _CPU = torch.device("cpu")
 
 
@@ -46,13 +44,13 @@ class HostWork:
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.processor = Qwen2VLImageProcessorPil(size=_SIZE, **_SETTINGS)
+        self.processor = Qwen2VLImageProcessorPil(size=SIZE, **SETTINGS)
         recipe = PatchRecipe.of(self.processor)
         assert recipe is not None
         self.recipe = recipe
         self.picture = decode_image(data, max_pixels=1 << 26)
         self.levels, grid = recipe.levels(self.picture)
-        self.rows = torch.randn(math.prod(grid) // 4, _WIDTH).to(_DTYPE)
+        self.rows = torch.randn(math.prod(grid) // 4, WIDTH).to(DTYPE)
 
     def steps(self) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
         """By name: transformers' way (or torch's plain one), and ours."""
@@ -67,12 +65,12 @@ class HostWork:
                 lambda: self.recipe.levels(self.picture),
             ),
             "the tower's input, bf16": (
-                lambda: torch.cat([pixels]).to(_DTYPE),
-                lambda: self.recipe.values(torch.cat([self.levels]), _CPU, _DTYPE),
+                lambda: torch.cat([pixels]).to(DTYPE),
+                lambda: self.recipe.values(torch.cat([self.levels]), _CPU, DTYPE),
             ),
             "the rows' copy": (
                 lambda: self.rows.clone(),
-                lambda: torch.cat([self.rows], out=host_empty(self.rows.shape, _DTYPE)),
+                lambda: torch.cat([self.rows], out=host_empty(self.rows.shape, DTYPE)),
             ),
             "finiteness of the rows": (
                 lambda: math.isfinite(float(self.rows.sum(dtype=torch.float32))),
@@ -110,20 +108,31 @@ def table(width: int, height: int, kind: str, repeats: int) -> str:
     return f"## {name}\n\n| step, CPU ms | transformers | ours | ratio |\n|---|---|---|---|\n{lines}\n"
 
 
+def worker_table(repeats: int) -> str:
+    """The whole path of a worker, each way in a process of its own."""
+    ways = whole_path(photo(*_PICTURES[0]), repeats, _ROUND_PICTURES)
+    (_, base), *_ = ways.values()
+    lines = (f"| {way} | {rate:.1f} | {cpu:.0f} | {base / cpu:.1f} |" for way, (rate, cpu) in ways.items())
+    head = "| prepared by | pictures/s | CPU ms per picture | ratio |\n|---|---|---|---|"
+    return "\n".join((head, *lines)) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=6, help="of 8 pictures through a worker; 0: none")
     add_write_flag(parser, RESULT)
     options = parser.parse_args()
     torch.set_num_threads(1)
     tables = "\n".join(table(*picture, options.repeats) for picture in _PICTURES)
     page = fill(
         "encoder_host",
-        command=f"python -m benchmarks encoder_host --repeats {options.repeats}",
+        command=f"python -m benchmarks encoder_host --repeats {options.repeats} --rounds {options.rounds}",
         torch=torch.__version__,
         transformers=transformers.__version__,
         pillow=PIL.__version__,
         tables=tables,
+        worker=worker_table(options.rounds) if options.rounds else "Not run.\n",
     )
     publish(page, RESULT, write=options.write)
     return 0

@@ -9,6 +9,7 @@ import re
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from triptych.base.errors import InvalidRequest, TooLarge
+from triptych.encoder_worker.media.jpeg import decode_jpeg
 
 #: Each scan of a progressive JPEG costs a pass over all pixels but only a few bytes of file.
 MAX_JPEG_SCANS = 64
@@ -92,6 +93,10 @@ def decode_image(data: bytes, *, max_pixels: int) -> Image.Image:
     with picture:
         _check_size(picture.size, max_pixels)
         try:
+            if picture.format == "JPEG":
+                orientation = picture.getexif().get(ExifTags.Base.Orientation, 1)
+                if (decoded := decode_jpeg(data, picture, orientation)) is not None:
+                    return decoded
             picture.load()
             _check_size(picture.size, max_pixels)
             # Each of the two makes a copy even where there is nothing to do.

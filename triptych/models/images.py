@@ -2,49 +2,59 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import PIL
 import torch
+import transformers
+from PIL import features
+from transformers import AutoImageProcessor
 
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.types import JsonObject, Options
-from triptych.models.checkpoint.folder import read_config, read_json
+from triptych.models.checkpoint.folder import read_json
+from triptych.models.level_steps import on_levels
 from triptych.models.patches import PatchRecipe
 
 if TYPE_CHECKING:
     from PIL import Image
-    from transformers import BaseImageProcessor
 
 BACKEND = "pil"
-#: The PIL classes by the name that checkpoints give, taken from their modules: in transformers 5.16 even
-#: `AutoImageProcessor(backend="pil")` needs torchvision.
-_CLASSES = {
-    "Qwen2VLImageProcessor": "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl",
-    "CLIPImageProcessor": "transformers.models.clip.image_processing_pil_clip",
-    "ViTImageProcessor": "transformers.models.vit.image_processing_pil_vit",
-    "LlavaImageProcessor": "transformers.models.llava.image_processing_pil_llava",
-}
-_DEFAULTS = {"llava": "CLIPImageProcessor"}
+#: Files with a processor's settings; one of them has those of the images.
+SETTINGS_FILES = ("processor_config.json", "preprocessor_config.json")
+
+
+def processor_identity(settings: JsonObject) -> JsonObject:
+    """All that decides a picture's pixel values, for the namespace: settings, and what decodes and resizes.
+
+    Not the compiled kernel and simplejpeg, which are used only where they give the same bits.
+    """
+    jpeg = features.version("libjpeg_turbo") or features.version("jpg")
+    versions = {"pillow": PIL.__version__, "jpeg": jpeg, "webp": features.version("webp")}
+    return {
+        "settings": settings,
+        "backend": BACKEND,
+        "versions": {**versions, "transformers": transformers.__version__},
+    }
 
 
 class ImageProcessor:
     """An image processor. `config` is all that decides its output, for the namespace."""
 
     def __init__(self, path: Path) -> None:
-        self._processor = _load(path)
+        self._processor = load_image_processor(path)
 
     @property
     def config(self) -> JsonObject:
-        """The processor's settings, with the backend and its version."""
+        """The processor's settings, with the backend and the versions of what it uses."""
         settings = dict(self._processor.to_dict())
         for name in ("_name_or_path", "processor_class"):
             settings.pop(name, None)
-        return {"settings": settings, "backend": BACKEND, "version": PIL.__version__}
+        return processor_identity(settings)
 
     def patch_recipe(self) -> PatchRecipe | None:
         """The fast path of a Qwen processor, proven on a few pictures; None where there is none."""
@@ -54,34 +64,37 @@ class ImageProcessor:
         """One of the processor's settings, None where it has no such one."""
         return getattr(self._processor, name, None)
 
+    @cached_property
+    def _fast(self) -> Any:
+        return on_levels(self._processor)
+
     def __call__(self, image: Image.Image, options: Options) -> dict[str, torch.Tensor]:
         """The model inputs of one RGB image; InvalidRequest for an image that cannot be processed."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)
-                return dict(self._processor(images=[image], return_tensors="pt", **options))
+                return dict(self._fast(images=[image], return_tensors="pt", **options))
         except (ValueError, TypeError, ZeroDivisionError, OverflowError) as error:
             raise InvalidRequest(f"the image cannot be processed: {error}", param="image") from error
 
 
-def _load(path: Path) -> BaseImageProcessor:
-    settings = read_json(path / "preprocessor_config.json")
-    if settings is None:
-        settings = (read_json(path / "processor_config.json") or {}).get("image_processor")
-    if not settings:
+def load_image_processor(path: Path) -> Any:
+    """The checkpoint's image processor on PIL; ConfigError where there is none."""
+    if all(read_json(path / name) is None for name in SETTINGS_FILES):
         raise ConfigError(
             f"MODEL={path} has no image processor: give MODEL=/folder with preprocessor_config.json"
         )
-    default = _DEFAULTS.get(read_config(path).get("model_type", ""), "Qwen2VLImageProcessor")
-    named = settings.get("image_processor_type") or default
-    name = named.removesuffix("Fast").removesuffix("Pil")
-    if name not in _CLASSES:
-        raise ConfigError(f"MODEL={path} wants image processor {named}: only {', '.join(_CLASSES)} are known")
-    processor = getattr(importlib.import_module(_CLASSES[name]), f"{name}Pil")
     try:
-        return processor.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"MODEL={path}: its image processor cannot be loaded: {error}") from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            return AutoImageProcessor.from_pretrained(
+                path, backend=BACKEND, local_files_only=True, trust_remote_code=False
+            )
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
+        raise ConfigError(
+            f"MODEL={path}: its image processor cannot be loaded ({reason}): it may need torchvision"
+        ) from error
 
 
 def check_known(options: Options, known: Mapping[str, Callable[[object], bool]]) -> None:

@@ -57,7 +57,7 @@ class SimulatedEncoder:
         self.scheduler = EncoderScheduler[_Job](
             prepared_memory=config.prepared_memory,
             batch_patches=config.batch_patches,
-            preparations=max(1, config.decode_threads),
+            preparations=context.limits.decode_threads,
             tower_credit=max(1, config.tower_credit),
         )
         self.tower_seconds = 0.0

@@ -10,6 +10,8 @@ from triptych.simulator.costs.costs import EncoderCosts
 
 #: KV memory of a PD worker without --kv-memory: what `auto` finds depends on the machine.
 KV_MEMORY = 512 * MIB
+#: Threads that decode media without --decode-threads: `auto` follows the machine's cores.
+DECODE_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +83,8 @@ class Limits:
     store_memory: int = GIB
     client_timeout: float = 120.0
     affinity: bool = False
+
+    @property
+    def decode_threads(self) -> int:
+        """Threads of one encoder worker that decode media."""
+        return self.encoder.decode_threads or DECODE_THREADS

@@ -139,7 +139,7 @@ def _tower_seconds(asked: Demand, costs: CostModel, limits: Limits) -> float:
 
 def _prepared_rate(asked: Demand, costs: CostModel, limits: Limits) -> float:
     seconds = costs.encoder.prepare(round(asked.pixels)) * asked.fresh
-    return limits.encoder.decode_threads / seconds if seconds else math.inf
+    return limits.decode_threads / seconds if seconds else math.inf
 
 
 def _work_seconds(asked: Demand, costs: CostModel) -> float:

@@ -18,6 +18,7 @@ from triptych.base.cpu.step_pacer import CorePage
 from triptych.base.cpu.threads import (
     decoder_threads,
     in_short_lived_thread,
+    media_threads,
     thread_environment,
     threads_beside,
     threads_of_rank,
@@ -49,6 +50,7 @@ def test_a_pod_of_four_cpus_on_64_cores_computes_with_four_threads(monkeypatch: 
     assert decoder_threads(0, 4096) == 4
     assert tower_threads(0, "0-63") == 4
     assert tower_threads(0, "") == 2
+    assert (media_threads(0), media_threads(3)) == (4, 3)
     assert [threads_of_rank(decoder_threads(0, 4096), ranks) for ranks in (1, 2, 3, 8)] == [4, 2, 1, 1]
     names = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
     monkeypatch.setattr(os, "environ", {})

@@ -107,11 +107,20 @@ def test_the_image_processor_changes_the_namespace_and_not_the_model_key(model: 
     assert one.namespace != other.namespace
 
 
-def test_the_version_of_the_image_backend_changes_the_namespace(
-    model: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PIL.__version__", "0.0"),
+        ("transformers.__version__", "0.0"),
+        ("PIL.features.version", lambda name: f"another {name}"),
+    ],
+    ids=["Pillow", "transformers", "JPEG decoder"],
+)
+def test_the_versions_of_what_prepares_pictures_change_the_namespace(
+    model: Path, name: str, value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = model_identity(model, dtype="float32")
-    monkeypatch.setattr("PIL.__version__", "0.0")
+    monkeypatch.setattr(name, value)
     after = model_identity(model, dtype="float32")
     assert (after.model_key, after.namespace != before.namespace) == (before.model_key, True)
 

@@ -171,5 +171,5 @@ def test_an_unknown_image_processor_is_refused(tmp_path: Path) -> None:
     path = build_checkpoint("qwen3_vl", tmp_path / "model")
     settings = json.loads((path / "preprocessor_config.json").read_text())
     (path / "preprocessor_config.json").write_text(json.dumps(settings | {"image_processor_type": "Odd"}))
-    with pytest.raises(ConfigError, match="wants image processor Odd"):
+    with pytest.raises(ConfigError, match="image processor cannot be loaded"):
         ImageProcessor(path)

@@ -40,6 +40,16 @@ class SizeType(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
+class CountType(click.ParamType[int]):
+    """A whole number, or the word "auto", which is 0."""
+
+    name = "integer|auto"
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        auto = isinstance(value, str) and value.strip().lower() == AUTO
+        return 0 if auto else int(click.IntRange(min=0)(value, param, ctx))
+
+
 class WorkerRangeType(click.ParamType[WorkerRange]):
     """A number of workers like 4, or a range like 0..4, in the bounds of its flag."""
 
@@ -113,6 +123,8 @@ def _type_of(flag: Flag) -> click.ParamType[Any] | None:
         return None
     if flag.size:
         return SizeType(auto=flag.auto)
+    if flag.auto:
+        return CountType()
     if flag.kind is WorkerRange:
         return WorkerRangeType(flag)
     if flag.choices:
@@ -125,9 +137,11 @@ def _type_of(flag: Flag) -> click.ParamType[Any] | None:
 
 
 def _default_of(flag: Flag) -> object:
-    """The default as click takes it: a size as it is written, and none for a choice that may be left open."""
+    """The default as click takes it: a size or "auto" as written, none for a choice that may be left open."""
+    if flag.auto and not flag.default:
+        return AUTO
     if flag.size and isinstance(flag.default, int):
-        return AUTO if flag.auto and not flag.default else format_size(flag.default)
+        return format_size(flag.default)
     return flag.default if flag.default != "" or not flag.choices else None
 
 

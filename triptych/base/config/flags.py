@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 T = TypeVar("T")
 C = TypeVar("C", bound="Config")
 
-#: A size that the process chooses.
+#: A size or count that the process chooses.
 AUTO = "auto"
 
 
@@ -31,7 +31,7 @@ class Flag:
     kind: type = str
     #: Written like "512MiB", held in bytes.
     size: bool = False
-    #: A size of 0 is written "auto".
+    #: 0 is written "auto".
     auto: bool = False
     choices: tuple[str, ...] = ()
     #: The least and the greatest number; None: no bound.

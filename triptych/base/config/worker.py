@@ -114,7 +114,9 @@ class EncoderConfig(WorkerConfig):
         "host memory for media that are queued for preprocessing; a single larger item may exceed it",
         size=True,
     )
-    decode_threads: int = flag(2, "threads that decode media")
+    decode_threads: int = flag(
+        0, "threads that decode media; auto: as many as the worker has cores", auto=True
+    )
     ec_transfer_memory: int = flag(
         256 * MIB, "shared memory for embeddings that PD workers read from this worker", size=True
     )

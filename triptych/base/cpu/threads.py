@@ -40,6 +40,11 @@ def tower_threads(threads: int, cpus: str) -> int:
     return threads or (usable if cpus or requested_cpus() else max(1, usable // 2))
 
 
+def media_threads(threads: int) -> int:
+    """Threads that decode media: --decode-threads, or one per core of the affinity, quota and request."""
+    return threads or usable_cpus()
+
+
 def decoder_threads(threads: int, hidden_size: int) -> int:
     """Torch threads of a decoder of this width: --threads, or chosen."""
     return threads or (1 if hidden_size < _WIDE else threads_of_one_worker())

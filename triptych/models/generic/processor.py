@@ -8,21 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import PIL
 import torch
 import transformers
 from PIL import Image
-from transformers import AutoImageProcessor, ProcessorMixin
+from transformers import ProcessorMixin
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.types import JsonObject, Options
 from triptych.models.checkpoint.folder import read_config, read_json
 from triptych.models.generic.options import ProcessorOptions
-from triptych.models.images import BACKEND
-
-#: Files with a processor's settings; one of them has those of the images.
-_FILES = ("processor_config.json", "preprocessor_config.json")
+from triptych.models.images import SETTINGS_FILES, load_image_processor, processor_identity
+from triptych.models.level_steps import on_levels
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +39,10 @@ class ProcessedImage:
 
 def processor_settings(path: Path) -> JsonObject:
     """All settings that decide a picture's tensors, for the namespace; ConfigError where there are none."""
-    settings = {name: value for name in _FILES if (value := read_json(path / name)) is not None}
+    settings = {name: value for name in SETTINGS_FILES if (value := read_json(path / name)) is not None}
     if not settings:
         raise ConfigError(f"MODEL={path} has no processor: give MODEL=/folder with preprocessor_config.json")
-    return {"settings": settings, "backend": BACKEND, "version": PIL.__version__}
+    return processor_identity(settings)
 
 
 class GenericProcessor:
@@ -137,7 +134,7 @@ def _sizes(inputs: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 def _load(path: Path) -> Any:
     cls = _class_of(path)
     parts: dict[str, Callable[[], Any]] = {
-        "image_processor": lambda: _image_processor(path),
+        "image_processor": lambda: on_levels(load_image_processor(path)),
         "tokenizer": lambda: transformers.AutoTokenizer.from_pretrained(path, local_files_only=True),
     }
     # Without torchvision there is no video processor, and a processor of pictures works without one.
@@ -157,7 +154,8 @@ def _load(path: Path) -> Any:
 
 def _class_of(path: Path) -> Any:
     named = [
-        (read_json(path / name) or {}).get("processor_class") for name in (*_FILES, "tokenizer_config.json")
+        (read_json(path / name) or {}).get("processor_class")
+        for name in (*SETTINGS_FILES, "tokenizer_config.json")
     ]
     default = PROCESSOR_MAPPING_NAMES.get(read_config(path).get("model_type", ""))
     names = [name for name in (*named, default) if isinstance(name, str)]
@@ -169,19 +167,6 @@ def _class_of(path: Path) -> Any:
         f"MODEL={path}: transformers {transformers.__version__} has no processor for it here "
         f"({names[0] if names else 'none is named'}): it may need torchvision"
     )
-
-
-def _image_processor(path: Path) -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            processor = AutoImageProcessor.from_pretrained(path, backend=BACKEND, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
-        raise ConfigError(
-            f"MODEL={path}: its image processor cannot be loaded ({reason}): it may need torchvision"
-        ) from error
-    return processor
 
 
 def _check(self: Any, name: str, argument: object) -> type:
