@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,26 +32,34 @@ def plan_of(name: str, rows: int) -> ItemPlan:
     return ItemPlan(mm_hash, "benchmark", "image", rows, _WIDTH, "bfloat16", rows)
 
 
-def _until(worker: RedisConnectorWorker, done: Callable[[ECConnectorOutput], object]) -> ECConnectorOutput:
-    """The first report that is `done`; the wait is busy, as short ones are what is measured."""
-    end = time.monotonic() + _PATIENCE
-    while time.monotonic() < end:
-        if done(out := worker.get_finished()):
-            return out
-        time.sleep(0)
-    raise TimeoutError("the transfer did not end")
+class Engine:
+    """A worker role and the wait for its reports, as an engine waits: a busy one would take the interpreter
+    from the connector's own thread for up to 5 ms at a time."""
+
+    def __init__(self, config: ECTransferConfig) -> None:
+        self._progress = threading.Event()
+        self.worker = RedisConnectorWorker(config, self._progress.set)
+
+    def until(self, done: Callable[[ECConnectorOutput], object]) -> ECConnectorOutput:
+        """The first report that is `done`."""
+        while self._progress.wait(_PATIENCE):
+            self._progress.clear()
+            if done(out := self.worker.get_finished()):
+                return out
+        raise TimeoutError("the transfer did not end")
 
 
 def _read(url: str, pipe: Connection) -> None:
     """The PD worker's process: loads what comes, answers (moment, path)."""
     config = ECTransferConfig(store_url=url, ec_role="consumer", direct=DirectTransfer())
-    worker = RedisConnectorWorker(config)
+    engine = Engine(config)
+    worker = engine.worker
     generation = 0
     while (order := msgpack.unpackb(pipe.recv_bytes())) is not None:
         generation += 1
         fetch = Fetch(ItemPlan(*order[0]), generation, order[1] and EmbeddingSource(*order[1]))
         worker.start_load_caches(TransferMetadata(1, fetches=(fetch,)), {})
-        out = _until(worker, lambda out: out.fetched or out.failed)
+        out = engine.until(lambda out: out.fetched or out.failed)
         pipe.send_bytes(msgpack.packb((time.monotonic(), out.paths.get(fetch.plan.mm_hash, ""))))
         worker.start_load_caches(TransferMetadata(2, drops=(LoadId(fetch.plan.mm_hash, generation),)), {})
     worker.shutdown()
@@ -62,37 +71,37 @@ def milliseconds(url: str, repeats: int) -> dict[tuple[str, str], list[float]]:
     reader = multiprocessing.get_context("spawn").Process(target=_read, args=(url, theirs), daemon=True)
     reader.start()
     config = ECTransferConfig(store_url=url, ec_role="producer")
-    by_store = RedisConnectorWorker(config)
-    direct = RedisConnectorWorker(replace(config, direct=DirectTransfer(memory=256 * MIB, host="127.0.0.1")))
+    by_store = Engine(config)
+    direct = Engine(replace(config, direct=DirectTransfer(memory=256 * MIB, host="127.0.0.1")))
     spent: dict[tuple[str, str], list[float]] = {(size, path): [] for size in SIZES for path in PATHS}
     try:
         for turn in range(repeats + 1):
             for (size, path), values in spent.items():
                 plan = plan_of(f"{turn} {size} {path}", SIZES[size])
                 output = EncoderOutput(plan, torch.randn(plan.rows, plan.width).to(torch.bfloat16))
-                worker = by_store if path == "store" else direct
+                engine = by_store if path == "store" else direct
                 began = time.monotonic()
-                worker.save_caches({plan.mm_hash: output}, plan.mm_hash)
-                values.append((_transferred(worker, plan, path, ours) - began) * 1e3)
+                engine.worker.save_caches({plan.mm_hash: output}, plan.mm_hash)
+                values.append((_transferred(engine, plan, path, ours) - began) * 1e3)
             if turn == 0:  # connections are made, and memory is touched
                 for values in spent.values():
                     values.clear()
     finally:
         ours.send_bytes(msgpack.packb(None))
         reader.join(_PATIENCE)
-        by_store.shutdown()
-        direct.shutdown()
+        by_store.worker.shutdown()
+        direct.worker.shutdown()
     return spent
 
 
-def _transferred(worker: RedisConnectorWorker, plan: ItemPlan, path: str, pipe: Connection) -> float:
+def _transferred(engine: Engine, plan: ItemPlan, path: str, pipe: Connection) -> float:
     """When the reader had it; returns once its save has ended, too."""
     source = None
     saved = False
     if path == "store":
-        _until(worker, lambda out: out.saved)
+        engine.until(lambda out: out.saved)
     else:
-        out = _until(worker, lambda out: out.offered)
+        out = engine.until(lambda out: out.offered)
         offered, saved = out.offered[plan.mm_hash], bool(out.saved)
         source = (offered.name, offered.socket if path == "shm" else "", offered.address)
     pipe.send_bytes(msgpack.packb((_fields(plan), source)))
@@ -100,7 +109,7 @@ def _transferred(worker: RedisConnectorWorker, plan: ItemPlan, path: str, pipe: 
     if taken != path:
         raise RuntimeError(f"the item came by {taken!r}, not by {path}")
     if path != "store" and not saved:
-        _until(worker, lambda out: out.saved)
+        engine.until(lambda out: out.saved)
     return float(moment)
 
 
