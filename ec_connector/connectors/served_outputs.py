@@ -53,7 +53,7 @@ class ServedOutputs:
     """The served embeddings of one encoder worker within `limit` bytes; safe between threads.
 
     Memory of the oldest that are both read and stored is used again before new memory is taken, whose first
-    write costs more than ten copies; within a full limit, also that of those that are read or stored. One that
+    write costs more than ten copies; within a full limit, also that of those that are read or stored. What
     is being read keeps its bytes until the reader has ended. `socket` and `address` are those of its server.
     """
 
