@@ -16,7 +16,6 @@ import numpy as np
 
 from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.connectors.segments import SegmentPool, SharedSegment
-from triptych.store import codec
 
 logger = logging.getLogger(__name__)
 
@@ -72,13 +71,12 @@ class ServedOutputs:
     def __len__(self) -> int:
         return len(self._by_hash)
 
-    def offer(self, plan: ItemPlan, body: memoryview, producer: bytes = b"") -> EmbeddingSource | None:
+    def offer(self, plan: ItemPlan, head: bytes, body: memoryview) -> EmbeddingSource | None:
         """Where the embedding can be read from now on; None when there is no room. Copies, in any thread."""
         with self._lock:
             known = self._by_hash.get(plan.mm_hash)
             if known is not None and known.plan == plan:
                 return known.source
-        head = codec.encode_head(plan, body, write_id=secrets.token_hex(8), ttl=1, producer=producer)
         nbytes = len(head) + len(body)
         with self._lock:
             segment = self._acquire(nbytes)

@@ -129,21 +129,18 @@ class EmbeddingStore:
         *,
         ttl: float,
         damaged_digest: str = "",
-        producer: bytes = b"",
+        head: bytes = b"",
     ) -> SaveResult:
         """Stores the item; if it is stored already, only renews its TTL.
 
         `damaged_digest` names a damaged value to replace; a value that no longer matches it is kept.
-        `producer` is the trace context that goes with a stored value.
+        `head` is the value's, from `codec.encode_head`, where the caller has made it already.
         InvalidRequest when the plan does not fit body or header, StoreFull and StoreUnavailable else.
         """
         key = keys.embedding(plan.mm_hash)
         body = memoryview(body).cast("B") if len(body) else memoryview(b"")
-        write_id = uuid.uuid4().hex[:16]
-        head = await _off_loop(
-            len(body),
-            lambda: codec.encode_head(plan, body, write_id=write_id, ttl=ttl, producer=producer),
-        )
+        head = head or await _off_loop(len(body), lambda: codec.encode_head(plan, body, ttl=ttl))
+        write_id = codec.write_id_of(head)
         dropped = bool(damaged_digest) and await self.control.script(
             scripts.DROP_DAMAGED, [key], damaged_digest
         )

@@ -27,6 +27,7 @@ from triptych.ec_connector.base import DirectTransfer, ECConnectorOutput, ECTran
 from triptych.ec_connector.connectors.output_server import OutputServer
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
+from triptych.store import codec
 from triptych.store.address import command
 from triptych.store.embedding_store import EmbeddingStore
 from triptych.store.results import SaveResult
@@ -136,6 +137,26 @@ def test_a_save_begins_once_the_first_reader_is_done(store_url: str, monkeypatch
         assert list(pair.fetch(item.plan, source).paths.values()) == ["shm"]
         assert item.plan.mm_hash in wait_for(pair.encoder, lambda out: out.saved).saved
     assert read_before == [True]
+
+
+def test_the_checksum_of_a_served_output_is_computed_once(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, encode_head = list[bytes](), codec.encode_head
+
+    def counted(*values: Any, **options: Any) -> bytes:
+        made.append(encode_head(*values, **options))
+        return made[-1]
+
+    monkeypatch.setattr(codec, "encode_head", counted)
+    item = entry(make_plan("once", rows=7))
+    with opened(store_url) as pair:
+        pair.encoder.save_caches({item.plan.mm_hash: item}, item.plan.mm_hash)
+        source = wait_for(pair.encoder, lambda out: out.saved).offered[item.plan.mm_hash]
+        with pair.server.outputs.reading(source.name) as output:
+            assert output is not None
+            assert [bytes(output.view[: -item.plan.nbytes])] == made
+        assert pair.fetch(item.plan, None).paths == {item.plan.mm_hash: "store"}
 
 
 def test_the_save_goes_on_and_others_load_from_the_store(store_url: str) -> None:
@@ -275,8 +296,13 @@ sys.stdin.read()
 """
 
 
+def memory_files() -> set[str]:
+    """Files of shared memory, without those by which OpenMP registers each process of the machine."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("__KMP_")}
+
+
 def test_an_encoder_that_is_killed_leaves_nothing_and_its_reader_goes_on(pair: Pair) -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = memory_files()
     root = Path(__file__).parents[4]
     encoder = subprocess.Popen(
         [sys.executable, "-c", _ENCODER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root
@@ -288,7 +314,7 @@ def test_an_encoder_that_is_killed_leaves_nothing_and_its_reader_goes_on(pair: P
         assert pair.fetch(item.plan, source).paths == {item.plan.mm_hash: "shm"}
         assert torch.equal(pair.move(item.plan), item.data)
         encoder.send_signal(signal.SIGKILL)
-    assert set(os.listdir("/dev/shm")) <= before
+    assert memory_files() <= before
     assert pair.fetch(item.plan, source).missing
 
 

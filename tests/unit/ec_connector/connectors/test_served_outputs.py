@@ -17,7 +17,7 @@ def served(limit: int = 1 << 20) -> ServedOutputs:
 
 def offered(outputs: ServedOutputs, name: str) -> tuple[ItemPlan, EmbeddingSource]:
     plan = make_plan(name, rows=100, width=16)
-    source = outputs.offer(plan, memoryview(bytes(plan.nbytes)))
+    source = outputs.offer(plan, b"a head", memoryview(bytes(plan.nbytes)))
     assert source is not None
     return plan, source
 
