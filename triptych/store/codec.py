@@ -139,7 +139,8 @@ def encode_head(
 
 def write_id_of(head: bytes) -> str:
     """The write id in a head from `encode_head`."""
-    return _PREFIX.unpack_from(head)[5].hex()
+    write_id: bytes = _PREFIX.unpack_from(head)[5]
+    return write_id.hex()
 
 
 def _header_and_padding(header: bytes, producer: bytes) -> tuple[bytes, bytes]:
