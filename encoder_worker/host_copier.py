@@ -17,7 +17,7 @@ _STAGING_BYTES = 32 << 20
 
 
 class StagingBuffer(Protocol):
-    """Page-locked memory (`bytes`: uint8) of copies from the device, which run in the order of their start."""
+    """Page-locked memory (`bytes`: uint8) of copies from the device, that run in the order of their calls."""
 
     bytes: torch.Tensor
 
