@@ -151,12 +151,14 @@ def report(speeds: dict[str, list[float]], paths: str, command: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--before", type=Path, help="another checkout, measured by turns with this one")
     add_write_flag(parser, RESULT)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, EmbeddedStore(Path(folder), 1 << 30) as server:
-        paths = transfer_paths.rows(transfer_paths.milliseconds(server.url, options.repeats))
+        paths = transfer_paths.rows(transfer_paths.measure(server.url, options.repeats, options.before))
         speeds = asyncio.run(measure(server.url, options.repeats))
-    page = report(speeds, paths, f"python -m benchmarks ec_transfer --repeats {options.repeats}")
+    before = " --before CHECKOUT" if options.before else ""
+    page = report(speeds, paths, f"python -m benchmarks ec_transfer --repeats {options.repeats}{before}")
     publish(page, RESULT, write=options.write)
     return 0
 
