@@ -54,7 +54,8 @@ class HostCopier:
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)
             self._staging = PinnedMemory(_STAGING_BYTES, lock=True)
-            self._buffers = [_CudaBuffer(half, self._stream) for half in self._staging.bytes.chunk(2)]
+            one, other = self._staging.bytes.chunk(2)
+            self._buffers = _CudaBuffer(one, self._stream), _CudaBuffer(other, self._stream)
 
     def __call__(
         self, outputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] = ()
@@ -70,7 +71,7 @@ class HostCopier:
         if self._stream is not None and on_device:
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
             with torch.cuda.stream(self._stream):
-                copies = iter(copied(on_device, *self._buffers, hosts))
+                copies = iter(copied(on_device, self._buffers, hosts))
             for output in on_device:
                 output.record_stream(self._stream)
         return [
@@ -87,8 +88,7 @@ def _on_host(output: torch.Tensor, target: torch.Tensor | None) -> tuple[torch.T
 
 def copied(
     outputs: Sequence[torch.Tensor],
-    one: StagingBuffer,
-    other: StagingBuffer,
+    buffers: tuple[StagingBuffer, StagingBuffer],
     targets: Sequence[torch.Tensor] = (),
 ) -> list[tuple[torch.Tensor, bool]]:
     """Contiguous host copies of `outputs` and whether each is finite: their bounds go first, then they.
@@ -99,9 +99,9 @@ def copied(
     sources = [torch.stack([_bounds(output) for output in whole]), *whole]
     made = sources[:1] if targets else sources
     hosts = [*(host_empty(source.shape, source.dtype) for source in made), *targets]
-    buffers, running = (one, other), list[tuple[StagingBuffer, list[tuple[torch.Tensor, torch.Tensor]]]]()
+    running = list[tuple[StagingBuffer, list[tuple[torch.Tensor, torch.Tensor]]]]()
     pairs = [(_bytes_of(host), _bytes_of(source)) for host, source in zip(hosts, sources, strict=True)]
-    for index, fill in enumerate(_fills(pairs, len(one.bytes))):
+    for index, fill in enumerate(_fills(pairs, len(buffers[0].bytes))):
         buffer, filled, parts = buffers[index % 2], 0, list[tuple[torch.Tensor, torch.Tensor]]()
         for target, source in fill:
             part = buffer.bytes[filled : filled + len(source)]

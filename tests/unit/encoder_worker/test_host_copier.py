@@ -63,7 +63,7 @@ def test_outputs_arrive_unchanged_with_any_buffer_size(size: int, dtype: torch.d
     outputs = [torch.randn(shape).to(dtype) for shape in SHAPES]
     outputs.append(torch.randn(5, 6).to(dtype).T)
     targets = [torch.empty(output.shape, dtype=dtype) for output in outputs] if given else []
-    copies = copied(outputs, Buffer("a", size), Buffer("b", size), targets)
+    copies = copied(outputs, (Buffer("a", size), Buffer("b", size)), targets)
     for (copy, finite), output in zip(copies, outputs, strict=True):
         assert torch.equal(copy, output) and finite
         assert copy.is_contiguous()
@@ -75,7 +75,7 @@ def test_a_buffer_is_emptied_while_the_device_fills_the_other(monkeypatch: pytes
     """24 bytes of bounds and 72 of outputs, through two buffers of 40."""
     outputs = [torch.full((6,), float(number)) for number in range(3)]
     device = Device(monkeypatch)
-    copies = copied(outputs, Buffer("a", 40, device), Buffer("b", 40, device))
+    copies = copied(outputs, (Buffer("a", 40, device), Buffer("b", 40, device)))
     assert all(torch.equal(copy, output) for (copy, _), output in zip(copies, outputs, strict=True))
     assert [call for call in device.calls if not call.endswith("copy")] == [
         *("mark a", "mark b", "wait for a", "mark a", "wait for b", "wait for a")
@@ -87,7 +87,7 @@ def test_a_buffer_is_emptied_while_the_device_fills_the_other(monkeypatch: pytes
 def test_nothing_is_written_over_before_it_has_been_read(monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = [torch.full((6,), float(number)) for number in range(20)]
     device = Device(monkeypatch)
-    copies = copied(outputs, Buffer("a", 16, device), Buffer("b", 16, device))
+    copies = copied(outputs, (Buffer("a", 16, device), Buffer("b", 16, device)))
     assert all(torch.equal(copy, output) for (copy, _), output in zip(copies, outputs, strict=True))
 
 
@@ -97,7 +97,7 @@ def test_an_output_that_is_not_finite_is_told_from_the_others(value: float, dtyp
     outputs = [torch.randn(4, 8).to(dtype) for _ in range(3)]
     outputs[1][3, 7] = value
     for copies in (
-        copied(outputs, Buffer("a", 64), Buffer("b", 64)),
+        copied(outputs, (Buffer("a", 64), Buffer("b", 64))),
         HostCopier(torch.device("cpu"))(outputs),
     ):
         assert [finite for _, finite in copies] == [True, False, True]
