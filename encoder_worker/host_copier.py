@@ -10,10 +10,12 @@ from typing import Protocol
 import torch
 
 from triptych.base.machine.device_memory import host_empty
-from triptych.ec_connector.connectors.host_buffers import PinnedMemory
+from triptych.ec_connector.connectors.host_buffers import PinnedMemory, ReusedMemory
 
 #: Bytes of page-locked memory that outputs pass through: two buffers.
 _STAGING_BYTES = 32 << 20
+#: Bytes of memory of earlier outputs that wait for reuse.
+_KEPT_BYTES = 128 << 20
 
 
 class StagingBuffer(Protocol):
@@ -45,11 +47,12 @@ class HostCopier:
     """Copies the outputs of a batch to the host, contiguous and complete, and says which are finite.
 
     On CUDA they pass through page-locked memory, taken at start, on a stream of their own, so that they do
-    not queue behind other work of the device; the results are ordinary memory of exactly their size. Their
-    bounds are computed there, in the same stream.
+    not queue behind other work of the device; the results are ordinary memory of exactly their size, reused
+    once nothing refers to them. Their bounds are computed on the device, in the same stream.
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._memory = ReusedMemory()
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)
@@ -64,20 +67,21 @@ class HostCopier:
 
         They are copied into `targets`, contiguous host memory, if there are any.
         """
-        # Other ranks' outputs come on the host.
-        on_device = [output for output in outputs if output.is_cuda]
-        hosts = [target for target, output in zip(targets, outputs, strict=False) if output.is_cuda]
+        placed = list(zip_longest(outputs, targets))
         copies: Iterator[tuple[torch.Tensor, bool]] = iter(())
-        if self._stream is not None and on_device:
+        # Other ranks' outputs come on the host.
+        if self._stream is not None and (on_device := [pair for pair in placed if pair[0].is_cuda]):
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
             with torch.cuda.stream(self._stream):
-                copies = iter(copied(on_device, self._buffers, hosts))
-            for output in on_device:
+                hosts = [self._empty(output) if target is None else target for output, target in on_device]
+                copies = iter(copied([output for output, _ in on_device], self._buffers, hosts))
+            for output, _ in on_device:
                 output.record_stream(self._stream)
-        return [
-            next(copies) if output.is_cuda else _on_host(output, target)
-            for output, target in zip_longest(outputs, targets)
-        ]
+        return [next(copies) if output.is_cuda else _on_host(output, target) for output, target in placed]
+
+    def _empty(self, output: torch.Tensor) -> torch.Tensor:
+        memory = self._memory.empty(output.numel() * output.element_size(), kept=_KEPT_BYTES)
+        return memory.view(output.dtype).view(output.shape)
 
 
 def _on_host(output: torch.Tensor, target: torch.Tensor | None) -> tuple[torch.Tensor, bool]:
@@ -89,16 +93,15 @@ def _on_host(output: torch.Tensor, target: torch.Tensor | None) -> tuple[torch.T
 def copied(
     outputs: Sequence[torch.Tensor],
     buffers: tuple[StagingBuffer, StagingBuffer],
-    targets: Sequence[torch.Tensor] = (),
+    targets: Sequence[torch.Tensor],
 ) -> list[tuple[torch.Tensor, bool]]:
-    """Contiguous host copies of `outputs` and whether each is finite: their bounds go first, then they.
+    """The targets, with `outputs` in them, and whether each is finite: their bounds go first, then they.
 
     One buffer is emptied while the device fills the other.
     """
     whole = [output.detach().contiguous() for output in outputs]
     sources = [torch.stack([_bounds(output) for output in whole]), *whole]
-    made = sources[:1] if targets else sources
-    hosts = [*(host_empty(source.shape, source.dtype) for source in made), *targets]
+    hosts = [host_empty(sources[0].shape, sources[0].dtype), *targets]
     running = list[tuple[StagingBuffer, list[tuple[torch.Tensor, torch.Tensor]]]]()
     pairs = [(_bytes_of(host), _bytes_of(source)) for host, source in zip(hosts, sources, strict=True)]
     for index, fill in enumerate(_fills(pairs, len(buffers[0].bytes))):
@@ -114,8 +117,7 @@ def copied(
             _empty(*running.pop(0))
     for buffer, parts in running:
         _empty(buffer, parts)
-    bounds, *data = hosts
-    return list(zip(data, torch.isfinite(bounds).all(dim=1).tolist(), strict=True))
+    return list(zip(targets, torch.isfinite(hosts[0]).all(dim=1).tolist(), strict=True))
 
 
 def _bounds(data: torch.Tensor) -> torch.Tensor:
