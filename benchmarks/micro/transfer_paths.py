@@ -1,145 +1,27 @@
-"""One embedding from the tower's output to a checked tensor in a PD worker's process, by each path.
-
-As a program, `transfer_paths.py STORE_URL`, it is one side of a comparison: for each line that it reads it
-transfers one embedding of each size by each path and prints what that took, by the code on its PYTHONPATH.
-"""
+"""Embeddings from the tower's output to a checked tensor in a PD worker's process: time and CPU by path."""
 
 from __future__ import annotations
 
-import hashlib
+import argparse
 import json
-import multiprocessing
 import os
 import statistics
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
+from dataclasses import dataclass
 from pathlib import Path
 
-import msgpack
-import redis
-import torch
+from benchmarks.micro.transfer_side import PATHS, SIZES
+from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
+from triptych.apps.launch.embedded_store import EmbeddedStore
 
-from triptych.base.config import MIB
-from triptych.base.types import EmbeddingSource, ItemPlan
-from triptych.ec_connector.base import DirectTransfer, ECConnectorOutput, ECTransferConfig, EncoderOutput
-from triptych.ec_connector.connectors.redis import RedisConnectorWorker
-from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
-
-#: Rows of 16384 in bf16: a 1080p picture and one of 448 pixels.
-SIZES = {"1080p, 66.8 MB": 2040, "448 px, 6.4 MB": 196}
-PATHS = ("store", "peer", "shm")
+RESULT = RESULTS / "transfer_paths.md"
 ROOT = Path(__file__).resolve().parents[2]
-_WIDTH = 16384
+_SIDE = Path(__file__).with_name("transfer_side.py")
 _PATIENCE = 60.0
-
-
-def plan_of(name: str, rows: int) -> ItemPlan:
-    mm_hash = hashlib.sha256(name.encode()).hexdigest()
-    return ItemPlan(mm_hash, "benchmark", "image", rows, _WIDTH, "bfloat16", rows)
-
-
-class Engine:
-    """A worker role and the wait for its reports, as an engine waits: a busy one would take the interpreter
-    from the connector's own thread for up to 5 ms at a time."""
-
-    def __init__(self, config: ECTransferConfig) -> None:
-        self._progress = threading.Event()
-        self.worker = RedisConnectorWorker(config, self._progress.set)
-
-    def until(self, done: Callable[[ECConnectorOutput], object]) -> ECConnectorOutput:
-        """The first report that is `done`."""
-        while self._progress.wait(_PATIENCE):
-            self._progress.clear()
-            if done(out := self.worker.get_finished()):
-                return out
-        raise TimeoutError("the transfer did not end")
-
-
-def _read(url: str, pipe: Connection) -> None:
-    """The PD worker's process: loads what comes, answers (moment, path, CPU seconds so far)."""
-    engine = Engine(ECTransferConfig(store_url=url, ec_role="consumer", direct=DirectTransfer()))
-    generation = 0
-    while (order := msgpack.unpackb(pipe.recv_bytes())) is not None:
-        generation += 1
-        fetch = Fetch(ItemPlan(*order[0]), generation, order[1] and EmbeddingSource(*order[1]))
-        engine.worker.start_load_caches(TransferMetadata(1, fetches=(fetch,)), {})
-        out = engine.until(lambda out: out.fetched or out.failed)
-        moment, path = time.monotonic(), out.paths.get(fetch.plan.mm_hash, "")
-        pipe.send_bytes(msgpack.packb((moment, path, time.process_time())))
-        drops = (LoadId(fetch.plan.mm_hash, generation),)
-        engine.worker.start_load_caches(TransferMetadata(2, drops=drops), {})
-    engine.worker.shutdown()
-
-
-class Side:
-    """An encoder worker's connectors, by the store alone and by all paths, and a PD worker's process."""
-
-    def __init__(self, url: str) -> None:
-        self._pipe, theirs = multiprocessing.Pipe()
-        context = multiprocessing.get_context("spawn")
-        self._reader = context.Process(target=_read, args=(url, theirs), daemon=True)
-        self._reader.start()
-        self._store = redis.Redis.from_url(url)
-        config = ECTransferConfig(store_url=url, ec_role="producer")
-        direct = DirectTransfer(memory=256 * MIB, host="127.0.0.1")
-        self._engines = [Engine(config), Engine(replace(config, direct=direct))]
-        self._reader_cpu = 0.0
-
-    def transfer(self, plan: ItemPlan, path: str) -> tuple[float, float]:
-        """Milliseconds until the reader has the embedding, and of CPU of all processes until it is stored."""
-        output = EncoderOutput(plan, torch.randn(plan.rows, plan.width).to(torch.bfloat16))
-        engine = self._engines[path != "store"]
-        cpu, began = self._cpu(), time.monotonic()
-        engine.worker.save_caches({plan.mm_hash: output}, plan.mm_hash)
-        out = engine.until(lambda out: out.saved if path == "store" else out.offered)
-        source = None
-        if path != "store":
-            offered = out.offered[plan.mm_hash]
-            source = (offered.name, offered.socket if path == "shm" else "", offered.address)
-        self._pipe.send_bytes(msgpack.packb((_fields(plan), source)))
-        moment, taken, self._reader_cpu = msgpack.unpackb(self._pipe.recv_bytes())
-        if taken != path:
-            raise RuntimeError(f"the item came by {taken!r}, not by {path}")
-        if not out.saved:
-            engine.until(lambda out: out.saved)
-        return (moment - began) * 1e3, (self._cpu() - cpu) * 1e3
-
-    def _cpu(self) -> float:
-        store = self._store.info("cpu")
-        return time.process_time() + self._reader_cpu + float(store["used_cpu_user"] + store["used_cpu_sys"])
-
-    def close(self) -> None:
-        """Ends the processes and connections."""
-        self._pipe.send_bytes(msgpack.packb(None))
-        self._reader.join(_PATIENCE)
-        for engine in self._engines:
-            engine.worker.shutdown()
-        self._store.close()
-
-
-def _fields(plan: ItemPlan) -> tuple[object, ...]:
-    return plan.mm_hash, plan.namespace, plan.modality, plan.rows, plan.width, plan.dtype, plan.length
-
-
-def _serve(url: str) -> None:
-    side = Side(url)
-    try:
-        for line in sys.stdin:
-            turn = [
-                side.transfer(plan_of(f"{os.getpid()} {line} {size} {path}", rows), path)
-                for size, rows in SIZES.items()
-                for path in PATHS
-            ]
-            sys.stdout.write(json.dumps(turn) + "\n")
-            sys.stdout.flush()
-    finally:
-        side.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +39,7 @@ Transfers = dict[tuple[str, str], Transfer]
 @contextmanager
 def _side(url: str, checkout: Path) -> Iterator[subprocess.Popen[str]]:
     environment = os.environ | {"PYTHONPATH": str(checkout)}
-    command = [sys.executable, str(Path(__file__).resolve()), url]
+    command = [sys.executable, str(_SIDE), url]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=checkout
     ) as process:
@@ -217,5 +99,19 @@ def rows(measured: Sequence[Transfers]) -> str:
     return "\n".join(lines)
 
 
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--before", type=Path, help="another checkout, measured by turns with this one")
+    add_write_flag(parser, RESULT)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, EmbeddedStore(Path(folder), 1 << 30) as server:
+        measured = measure(server.url, options.repeats, options.before)
+    before = " --before CHECKOUT" if options.before else ""
+    command = f"python -m benchmarks transfer_paths --repeats {options.repeats}{before}"
+    publish(fill("transfer_paths", command=command, paths=rows(measured)), RESULT, write=options.write)
+    return 0
+
+
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    sys.exit(main())

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,13 @@ def pair() -> Iterator[Pair]:
 
 def peer_only(source: EmbeddingSource) -> EmbeddingSource:
     return replace(source, socket="")
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 @pytest.mark.parametrize("change, path", [(lambda source: source, "shm"), (peer_only, "peer")])
@@ -189,6 +198,67 @@ def test_a_forged_source_falls_to_the_store(
         assert torch.equal(pair.move(item.plan), item.data)
 
 
+@contextmanager
+def answering(raw: bytes) -> Iterator[str]:
+    """The address of a data port that answers every command with `raw` and closes the connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.recv(1000)
+                        connection.sendall(raw)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"$-1\r\n", b"-ERR\r\n", b"+OK\r\n", b"$5\r\nhello\r\n", b"$99999999999\r\n", b"\0" * 9999],
+)
+def test_a_forged_port_falls_to_the_store(store_url: str, answer: bytes) -> None:
+    item = entry(make_plan("forged port", rows=5))
+    with opened(store_url) as pair, answering(answer) as address:
+        source = replace(peer_only(pair.offer(item)), address=address)
+        assert pair.fetch(item.plan, source).paths == {item.plan.mm_hash: "store"}
+        assert torch.equal(pair.move(item.plan), item.data)
+
+
+def test_an_encoder_that_ends_while_it_sends_is_followed_by_the_store(store_url: str) -> None:
+    item = entry(make_plan("half sent", rows=300, width=1024))
+    with opened(store_url) as pair:
+        source = pair.offer(item)
+        with pair.server.outputs.reading(source.name) as output:
+            assert output is not None
+            half = b"$%d\r\n" % output.nbytes + bytes(output.view[: output.nbytes // 2])
+        with answering(half) as address:
+            out = pair.fetch(item.plan, replace(peer_only(source), address=address))
+        assert out.paths == {item.plan.mm_hash: "store"}
+        assert torch.equal(pair.move(item.plan), item.data)
+
+
+def test_a_reader_that_ends_while_it_is_sent_to_keeps_no_memory(pair: Pair) -> None:
+    item = entry(make_plan("half read", rows=300, width=1024))
+    source = pair.offer(item)
+    output = pair.server.outputs._by_name[source.name]
+    host, port = source.address.split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.sendall(command("GET", source.name))
+        assert sock.recv(1000).startswith(b"$")
+    wait_until(lambda: not output.readers)
+    assert pair.fetch(item.plan, peer_only(source)).paths == {item.plan.mm_hash: "peer"}
+    assert torch.equal(pair.move(item.plan), item.data)
+
+
 @pytest.mark.parametrize("change", [lambda source: source, peer_only])
 def test_another_tenants_embedding_is_never_taken(
     pair: Pair, change: Callable[[EmbeddingSource], EmbeddingSource]
@@ -275,10 +345,7 @@ def test_a_reader_that_is_killed_with_a_segment_leaves_it_free_and_unchanged(pai
         assert reader.stdout.readline() == "refused\n"
         assert output.readers == 1
         reader.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while output.readers:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    wait_until(lambda: not output.readers)
     assert pair.fetch(item.plan, source).paths == {item.plan.mm_hash: "shm"}
     assert torch.equal(pair.move(item.plan), item.data)
 
