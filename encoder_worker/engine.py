@@ -28,15 +28,15 @@ from triptych.models.base import EncoderSide, PreparedItem
 
 logger = logging.getLogger(__name__)
 
-#: Longest sleep of an idle engine, which beats after each.
-_LONGEST_SLEEP = 1.0
+#: Maximum sleep of an idle engine in seconds; it beats after each.
+_MAX_SLEEP = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class TowerItem:
     """One item of a batch: its prepared pixels, or its output from an earlier job.
 
-    `wanted` says, from any thread, whether a stream still waits. `damaged_digest` names the stored value
+    `needed` says, from any thread, whether a stream still waits. `damaged_digest` names the stored value
     that the save may replace.
     """
 
@@ -44,7 +44,7 @@ class TowerItem:
     prepared: PreparedItem | None
     output: EncoderOutput | None
     damaged_digest: str
-    wanted: Callable[[], bool]
+    needed: Callable[[], bool]
     #: The trace that it is recorded in, for logs; empty where it is in none.
     trace_id: str = ""
 
@@ -190,7 +190,7 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
         while not self._stopping:
             self.beat.tick()
             try:
-                order = self._orders.get(timeout=_LONGEST_SLEEP)
+                order = self._orders.get(timeout=_MAX_SLEEP)
             except queue.Empty:
                 continue
             if isinstance(order, _SaveOrder):
@@ -266,7 +266,7 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
             rows = self._to_host(self._encoder.encode(prepared))
         if len(rows) != len(items):
             raise InternalError(f"the tower gave {len(rows)} outputs for {len(items)} items")
-        return [_checked(item, data) for item, data in zip(items, rows, strict=True)]
+        return [_checked(item, *row) for item, row in zip(items, rows, strict=True)]
 
     def _free_after_failure(self) -> None:
         if self._encoder.device.type == "cuda":
@@ -280,7 +280,7 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
             self._report(Encoded(key, seconds, error=result or InternalError("the tower gave no output")))
             return
         self._outputs[key] = result
-        saving = item.wanted()
+        saving = item.needed()
         self._report(Encoded(key, seconds, output=result, saving=saving, work=work))
         if saving:
             self._start_save(result, item.damaged_digest)
@@ -313,7 +313,7 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
         self._report(event)
 
 
-def _checked(item: TowerItem, data: torch.Tensor) -> EncoderOutput | Exception:
+def _checked(item: TowerItem, data: torch.Tensor, finite: bool) -> EncoderOutput | Exception:
     """The output; an error where it has NaN or infinity, which would spread to other requests.
 
     A KV block is not zeroed before its next use, and an attention weight of zero times NaN is NaN.
@@ -321,8 +321,7 @@ def _checked(item: TowerItem, data: torch.Tensor) -> EncoderOutput | Exception:
     plan = item.plan
     if tuple(data.shape) != (plan.rows, plan.width):
         raise InternalError(f"the tower gave {tuple(data.shape)} for {plan.rows}x{plan.width} planned")
-    # One pass without an intermediate tensor: 4 ms for 67 MB where a mask of all elements takes 160.
-    if not all(math.isfinite(bound) for bound in torch.stack(data.aminmax()).tolist()):
+    if not finite:
         logger.warning(
             "an item is refused: its embedding has NaN or infinity; if %s often overflows, change --dtype",
             plan.dtype,

@@ -2,78 +2,155 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
+from typing import Protocol
 
 import torch
 
 from triptych.base.machine.device_memory import host_empty
-from triptych.ec_connector.connectors.host_buffers import PinnedMemory
+from triptych.ec_connector.connectors.host_buffers import PinnedMemory, ReusedMemory
 
-#: Bytes of page-locked memory that outputs pass through.
+#: Bytes of page-locked memory that outputs pass through: two buffers.
 _STAGING_BYTES = 32 << 20
+#: Bytes of memory of earlier outputs that wait for reuse.
+_KEPT_BYTES = 128 << 20
+
+
+class StagingBuffer(Protocol):
+    """Page-locked memory (`bytes`: uint8) of copies from the device, that run in the order of their calls."""
+
+    bytes: torch.Tensor
+
+    def record(self) -> None:
+        """Marks the end of the copies begun so far."""
+
+    def wait(self) -> None:
+        """Returns when the marked copies have ended."""
+
+
+class _CudaBuffer:
+    def __init__(self, memory: torch.Tensor, stream: torch.cuda.Stream) -> None:
+        self.bytes = memory
+        self._stream = stream
+        self._event = torch.cuda.Event()
+
+    def record(self) -> None:
+        self._event.record(self._stream)
+
+    def wait(self) -> None:
+        self._event.synchronize()
 
 
 class HostCopier:
-    """Copies the outputs of a batch to the host, contiguous and complete.
+    """Copies the outputs of a batch to the host, contiguous and complete, and says which are finite.
 
-    On CUDA they pass through one page-locked buffer, taken at start, on a stream of their own, so that they
-    do not queue behind other work of the device; the results are ordinary memory of exactly their size.
+    On CUDA they pass through page-locked memory, taken at start, on a stream of their own, so that they do
+    not queue behind other work of the device; the results are ordinary memory of exactly their size, reused
+    once nothing refers to them. Their bounds are computed on the device, in the same stream.
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._memory = ReusedMemory()
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)
             self._staging = PinnedMemory(_STAGING_BYTES, lock=True)
+            one, other = self._staging.bytes.chunk(2)
+            self._buffers = _CudaBuffer(one, self._stream), _CudaBuffer(other, self._stream)
 
-    def __call__(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        if self._stream is None:
-            return [output.detach().contiguous() for output in outputs]
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+    def __call__(
+        self, outputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] = ()
+    ) -> list[tuple[torch.Tensor, bool]]:
+        """Each output on the host, and whether it has no NaN or infinity.
+
+        They are copied into `targets`, contiguous host memory, if there are any.
+        """
+        placed = list(zip_longest(outputs, targets))
+        copies: Iterator[tuple[torch.Tensor, bool]] = iter(())
         # Other ranks' outputs come on the host.
-        on_device = [output for output in outputs if output.is_cuda]
-        with torch.cuda.stream(self._stream):
-            copies = iter(staged(on_device, self._staging.bytes, self._stream.synchronize))
-        for output in on_device:
-            output.record_stream(self._stream)
-        return [next(copies) if output.is_cuda else output.contiguous() for output in outputs]
+        if self._stream is not None and (on_device := [pair for pair in placed if pair[0].is_cuda]):
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+            with torch.cuda.stream(self._stream):
+                hosts = [self._empty(output) if target is None else target for output, target in on_device]
+                copies = iter(copied([output for output, _ in on_device], self._buffers, hosts))
+            for output, _ in on_device:
+                output.record_stream(self._stream)
+        return [next(copies) if output.is_cuda else _on_host(output, target) for output, target in placed]
+
+    def _empty(self, output: torch.Tensor) -> torch.Tensor:
+        memory = self._memory.empty(output.numel() * output.element_size(), kept=_KEPT_BYTES)
+        return memory.view(output.dtype).view(output.shape)
 
 
-def staged(
-    outputs: Sequence[torch.Tensor], staging: torch.Tensor, wait: Callable[[], None]
-) -> list[torch.Tensor]:
-    """Contiguous host copies of `outputs`, through `staging` (uint8); `wait` ends the copies so far."""
-    hosts = [host_empty(output.shape, output.dtype) for output in outputs]
-    filled, batch = 0, list[tuple[torch.Tensor, torch.Tensor]]()
-
-    def empty() -> None:
-        nonlocal filled
-        wait()
-        for host, part in batch:
-            host.copy_(part)
-        batch.clear()
-        filled = 0
-
-    for output, host in zip(outputs, hosts, strict=True):
-        source, target = _bytes_of(output.detach().contiguous()), _bytes_of(host)
-        for start, stop in _stretches(len(source), filled, len(staging)):
-            if filled + stop - start > len(staging):
-                empty()
-            part = staging[filled : filled + stop - start]
-            part.copy_(source[start:stop], non_blocking=True)
-            batch.append((target[start:stop], part))
-            filled += stop - start
-    empty()
-    return hosts
+def _on_host(output: torch.Tensor, target: torch.Tensor | None) -> tuple[torch.Tensor, bool]:
+    """An output that is in host memory already: copied only where it has a target or is not contiguous."""
+    data = output.detach().contiguous() if target is None else target.copy_(output)
+    return data, all(map(math.isfinite, _bounds(data).tolist()))
 
 
-def _stretches(nbytes: int, filled: int, size: int) -> Iterator[tuple[int, int]]:
-    """Ranges [start, stop) that split `nbytes`: the first fills a buffer of `size`, others have its size."""
-    start, room = 0, size - filled or size
-    while start < nbytes:
-        stop = min(nbytes, start + room)
-        yield start, stop
-        start, room = stop, size
+def copied(
+    outputs: Sequence[torch.Tensor],
+    buffers: tuple[StagingBuffer, StagingBuffer],
+    targets: Sequence[torch.Tensor],
+) -> list[tuple[torch.Tensor, bool]]:
+    """The targets, with `outputs` in them, and whether each is finite: their bounds go first, then they.
+
+    One buffer is emptied while the device fills the other.
+    """
+    whole = [output.detach().contiguous() for output in outputs]
+    sources = [torch.stack([_bounds(output) for output in whole]), *whole]
+    hosts = [host_empty(sources[0].shape, sources[0].dtype), *targets]
+    running = list[tuple[StagingBuffer, list[tuple[torch.Tensor, torch.Tensor]]]]()
+    pairs = [(_bytes_of(host), _bytes_of(source)) for host, source in zip(hosts, sources, strict=True)]
+    for index, fill in enumerate(_fills(pairs, len(buffers[0].bytes))):
+        buffer, filled, parts = buffers[index % 2], 0, list[tuple[torch.Tensor, torch.Tensor]]()
+        for target, source in fill:
+            part = buffer.bytes[filled : filled + len(source)]
+            part.copy_(source, non_blocking=True)
+            parts.append((target, part))
+            filled += len(source)
+        buffer.record()
+        running.append((buffer, parts))
+        if index:
+            _empty(*running.pop(0))
+    for buffer, parts in running:
+        _empty(buffer, parts)
+    return list(zip(targets, torch.isfinite(hosts[0]).all(dim=1).tolist(), strict=True))
+
+
+def _bounds(data: torch.Tensor) -> torch.Tensor:
+    """Its smallest and largest element, NaN where it has one.
+
+    In one pass without an intermediate tensor: 4 ms for 67 MB where a mask of all elements takes 160.
+    """
+    return torch.stack(data.aminmax()) if data.numel() else data.new_zeros(2)
+
+
+def _fills(
+    pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], size: int
+) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """The pairs, cut so that those of a list have `size` bytes together; the last list may have fewer."""
+    fill, left = list[tuple[torch.Tensor, torch.Tensor]](), size
+    for target, source in pairs:
+        start = 0
+        while start < len(source):
+            stop = min(len(source), start + left)
+            fill.append((target[start:stop], source[start:stop]))
+            left -= stop - start
+            start = stop
+            if not left:
+                yield fill
+                fill, left = [], size
+    if fill:
+        yield fill
+
+
+def _empty(buffer: StagingBuffer, parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    buffer.wait()
+    for host, part in parts:
+        host.copy_(part)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

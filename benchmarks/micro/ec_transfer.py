@@ -1,4 +1,4 @@
-"""Transfers of embeddings: the store over its unix socket against memcpy and redis-py, and each path."""
+"""Transfers of embeddings: the store over its unix socket against memcpy and redis-py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import numpy as np
 import redis
 import redis.asyncio
 
-from benchmarks.micro import transfer_paths
 from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
 from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.base.types import ItemPlan
@@ -132,7 +131,7 @@ _RATIOS = (
 )
 
 
-def report(speeds: dict[str, list[float]], paths: str, command: str) -> str:
+def report(speeds: dict[str, list[float]], command: str) -> str:
     """The results as the committed page has them."""
     median = {name: statistics.median(values) for name, values in speeds.items()}
     best = {name: max(values) for name, values in speeds.items()}
@@ -142,7 +141,6 @@ def report(speeds: dict[str, list[float]], paths: str, command: str) -> str:
         command=command,
         redis=redis.__version__,
         megabytes=_ROWS * _WIDTH * 2 / 1e6,
-        paths=paths,
         ratios="\n".join(f"| {name} | {a:.2f} | {b:.2f} | {target} |" for name, a, b, target in ratios),
         speeds="\n".join(f"| {name} | {median[name]:.2f} | {best[name]:.2f} |" for name in speeds),
     )
@@ -154,9 +152,8 @@ def main() -> int:
     add_write_flag(parser, RESULT)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, EmbeddedStore(Path(folder), 1 << 30) as server:
-        paths = transfer_paths.rows(transfer_paths.milliseconds(server.url, options.repeats))
         speeds = asyncio.run(measure(server.url, options.repeats))
-    page = report(speeds, paths, f"python -m benchmarks ec_transfer --repeats {options.repeats}")
+    page = report(speeds, f"python -m benchmarks ec_transfer --repeats {options.repeats}")
     publish(page, RESULT, write=options.write)
     return 0
 

@@ -1,114 +1,117 @@
-"""One embedding from the tower's output to a checked tensor in a PD worker's process, by each path."""
+"""Embeddings from the tower's output to a checked tensor in a PD worker's process: time and CPU by path."""
 
 from __future__ import annotations
 
-import hashlib
-import multiprocessing
+import argparse
+import json
+import os
 import statistics
-import time
-from collections.abc import Callable
-from dataclasses import replace
-from multiprocessing.connection import Connection
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
-import msgpack
-import torch
+from benchmarks.micro.transfer_side import PATHS, SIZES
+from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
+from triptych.apps.launch.embedded_store import EmbeddedStore
 
-from triptych.base.config import MIB
-from triptych.base.types import EmbeddingSource, ItemPlan
-from triptych.ec_connector.base import DirectTransfer, ECConnectorOutput, ECTransferConfig, EncoderOutput
-from triptych.ec_connector.connectors.redis import RedisConnectorWorker
-from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
-
-#: Rows of 16384 in bf16: a 1080p picture and one of 448 pixels.
-SIZES = {"66.8 MB": 2040, "6.4 MB": 196}
-PATHS = ("store", "peer", "shm")
-_WIDTH = 16384
+RESULT = RESULTS / "transfer_paths.md"
+ROOT = Path(__file__).resolve().parents[2]
+_SIDE = Path(__file__).with_name("transfer_side.py")
 _PATIENCE = 60.0
 
 
-def plan_of(name: str, rows: int) -> ItemPlan:
-    mm_hash = hashlib.sha256(name.encode()).hexdigest()
-    return ItemPlan(mm_hash, "benchmark", "image", rows, _WIDTH, "bfloat16", rows)
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """All turns of one size by one path: milliseconds, and those of CPU."""
+
+    milliseconds: list[float]
+    cpu: list[float]
 
 
-def _until(worker: RedisConnectorWorker, done: Callable[[ECConnectorOutput], object]) -> ECConnectorOutput:
-    """The first report that is `done`; the wait is busy, as short ones are what is measured."""
-    end = time.monotonic() + _PATIENCE
-    while time.monotonic() < end:
-        if done(out := worker.get_finished()):
-            return out
-        time.sleep(0)
-    raise TimeoutError("the transfer did not end")
+#: The transfers of one checkout, by (size, path).
+Transfers = dict[tuple[str, str], Transfer]
 
 
-def _read(url: str, pipe: Connection) -> None:
-    """The PD worker's process: loads what comes, answers (moment, path)."""
-    config = ECTransferConfig(store_url=url, ec_role="consumer", direct=DirectTransfer())
-    worker = RedisConnectorWorker(config)
-    generation = 0
-    while (order := msgpack.unpackb(pipe.recv_bytes())) is not None:
-        generation += 1
-        fetch = Fetch(ItemPlan(*order[0]), generation, order[1] and EmbeddingSource(*order[1]))
-        worker.start_load_caches(TransferMetadata(1, fetches=(fetch,)), {})
-        out = _until(worker, lambda out: out.fetched or out.failed)
-        pipe.send_bytes(msgpack.packb((time.monotonic(), out.paths.get(fetch.plan.mm_hash, ""))))
-        worker.start_load_caches(TransferMetadata(2, drops=(LoadId(fetch.plan.mm_hash, generation),)), {})
-    worker.shutdown()
+@contextmanager
+def _side(url: str, checkout: Path) -> Iterator[subprocess.Popen[str]]:
+    environment = os.environ | {"PYTHONPATH": str(checkout)}
+    command = [sys.executable, str(_SIDE), url]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=checkout
+    ) as process:
+        try:
+            yield process
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait(_PATIENCE)
 
 
-def milliseconds(url: str, repeats: int) -> dict[tuple[str, str], list[float]]:
-    """Of every repeat by (size, path); one of each per round. The save goes on beside the direct paths."""
-    ours, theirs = multiprocessing.Pipe()
-    reader = multiprocessing.get_context("spawn").Process(target=_read, args=(url, theirs), daemon=True)
-    reader.start()
-    config = ECTransferConfig(store_url=url, ec_role="producer")
-    by_store = RedisConnectorWorker(config)
-    direct = RedisConnectorWorker(replace(config, direct=DirectTransfer(memory=256 * MIB, host="127.0.0.1")))
-    spent: dict[tuple[str, str], list[float]] = {(size, path): [] for size in SIZES for path in PATHS}
-    try:
-        for turn in range(repeats + 1):
-            for (size, path), values in spent.items():
-                plan = plan_of(f"{turn} {size} {path}", SIZES[size])
-                output = EncoderOutput(plan, torch.randn(plan.rows, plan.width).to(torch.bfloat16))
-                worker = by_store if path == "store" else direct
-                began = time.monotonic()
-                worker.save_caches({plan.mm_hash: output}, plan.mm_hash)
-                values.append((_transferred(worker, plan, path, ours) - began) * 1e3)
-            if turn == 0:  # connections are made, and memory is touched
-                for values in spent.values():
-                    values.clear()
-    finally:
-        ours.send_bytes(msgpack.packb(None))
-        reader.join(_PATIENCE)
-        by_store.shutdown()
-        direct.shutdown()
-    return spent
+def _turn(process: subprocess.Popen[str], number: int) -> list[tuple[float, float]]:
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(f"{number}\n")
+    process.stdin.flush()
+    if not (line := process.stdout.readline()):
+        raise RuntimeError("a side of the comparison has ended")
+    return [tuple(pair) for pair in json.loads(line)]
 
 
-def _transferred(worker: RedisConnectorWorker, plan: ItemPlan, path: str, pipe: Connection) -> float:
-    """When the reader had it; returns once its save has ended, too."""
-    source = None
-    saved = False
-    if path == "store":
-        _until(worker, lambda out: out.saved)
-    else:
-        out = _until(worker, lambda out: out.offered)
-        offered, saved = out.offered[plan.mm_hash], bool(out.saved)
-        source = (offered.name, offered.socket if path == "shm" else "", offered.address)
-    pipe.send_bytes(msgpack.packb((_fields(plan), source)))
-    moment, taken = msgpack.unpackb(pipe.recv_bytes())
-    if taken != path:
-        raise RuntimeError(f"the item came by {taken!r}, not by {path}")
-    if path != "store" and not saved:
-        _until(worker, lambda out: out.saved)
-    return float(moment)
+def measure(url: str, repeats: int, before: Path | None) -> list[Transfers]:
+    """The transfers of this checkout, and of the one `before`, by turns; the save goes on beside them."""
+    checkouts = [ROOT] if before is None else [ROOT, before]
+    keys = [(size, path) for size in SIZES for path in PATHS]
+    measured: list[Transfers] = [{key: Transfer([], []) for key in keys} for _ in checkouts]
+    with ExitStack() as stack:
+        sides = [stack.enter_context(_side(url, checkout)) for checkout in checkouts]
+        for number in range(repeats + 1):
+            for transfers, process in zip(measured, sides, strict=True):
+                turn = _turn(process, number)
+                if not number:  # connections are made, and memory is touched
+                    continue
+                for key, (milliseconds, cpu) in zip(keys, turn, strict=True):
+                    transfers[key].milliseconds.append(milliseconds)
+                    transfers[key].cpu.append(cpu)
+    return measured
 
 
-def _fields(plan: ItemPlan) -> tuple[object, ...]:
-    return plan.mm_hash, plan.namespace, plan.modality, plan.rows, plan.width, plan.dtype, plan.length
+def _ratio(before: Sequence[float], now: Sequence[float]) -> str:
+    """The median over the turns: neighbours on the machine meet both sides of a turn."""
+    return f"{statistics.median(b / n for b, n in zip(before, now, strict=True)):.2f}"
 
 
-def rows(spent: dict[tuple[str, str], list[float]]) -> str:
-    """The lines of a table: medians and bests of each path."""
-    cells = {key: f"{statistics.median(values):.1f} ({min(values):.1f})" for key, values in spent.items()}
-    return "\n".join(f"| {path} | {' | '.join(cells[size, path] for size in SIZES)} |" for path in PATHS)
+def rows(measured: Sequence[Transfers]) -> str:
+    """The lines of a table: median and best time, CPU time, and the ratios before / now of both."""
+    now, before = measured[0], measured[-1] if len(measured) > 1 else None
+    lines = []
+    for (size, path), transfer in now.items():
+        times = transfer.milliseconds
+        ratios = ["", ""]
+        if before is not None:
+            other = before[size, path]
+            ratios = [_ratio(other.milliseconds, times), _ratio(other.cpu, transfer.cpu)]
+        cpu = statistics.median(transfer.cpu)
+        cells = [size, path, f"{statistics.median(times):.1f} ({min(times):.1f})", f"{cpu:.1f}", *ratios]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--before", type=Path, help="another checkout, measured by turns with this one")
+    add_write_flag(parser, RESULT)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, EmbeddedStore(Path(folder), 1 << 30) as server:
+        measured = measure(server.url, options.repeats, options.before)
+    before = " --before CHECKOUT" if options.before else ""
+    command = f"python -m benchmarks transfer_paths --repeats {options.repeats}{before}"
+    publish(fill("transfer_paths", command=command, paths=rows(measured)), RESULT, write=options.write)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
+import numpy as np
 import torch
-
-from triptych.base.machine.device_memory import host_empty
+from numpy.typing import NDArray
 
 #: cudaHostRegisterPortable: locked for all devices.
 _PORTABLE = 1
@@ -176,15 +176,47 @@ class HostBuffer:
         return [piece.numpy().data for piece in self.pieces]
 
 
+class ReusedMemory:
+    """An allocator of ordinary memory. What no tensor or view of one refers to any more is given out again.
+
+    The first write of new pages costs a third of a copy. Views may outlive the buffer: on a CPU the encoder
+    cache has one of the host copy. For one thread; memory comes back from any.
+    """
+
+    def __init__(self) -> None:
+        self._free = deque[NDArray[np.uint8]]()
+
+    def empty(self, nbytes: int, *, kept: int) -> torch.Tensor:
+        """A tensor of uint8; afterwards at most `kept` bytes wait for reuse."""
+        block: NDArray[np.uint8] | None = None
+        for _ in range(len(self._free)):
+            free = self._free.popleft()
+            if block is None and nbytes <= len(free) <= 2 * nbytes:
+                block = free
+            elif len(free) <= kept:
+                kept -= len(free)
+                self._free.append(free)
+        if not nbytes:
+            return torch.empty(0, dtype=torch.uint8)
+        if block is None:
+            block = np.empty(nbytes, dtype=np.uint8)  # with huge pages, which torch does not ask for
+        part = block[:nbytes]
+        # The tensor's storage holds `part` alone, and frees it as the last.
+        weakref.finalize(part, self._free.append, block).atexit = False
+        return torch.from_numpy(part)
+
+
 class HostMemory:
     """An allocator of buffers within `limit` bytes, for one event loop.
 
-    Buffers come from the pool if there is one, else from ordinary memory in one piece.
+    Buffers come from the pool if there is one, else from ordinary memory in one piece, kept for reuse within
+    the limit.
     """
 
     def __init__(self, limit: int, pool: PinnedPool | None = None) -> None:
         self._budget = HostBudget(limit)
         self._pool = pool
+        self._plain = ReusedMemory()
 
     @property
     def limit(self) -> int:
@@ -198,7 +230,9 @@ class HostMemory:
         """Waits until there is room. MemoryError or RuntimeError when allocation fails."""
         await self._budget.acquire(nbytes)
         try:
-            return HostBuffer(self._pool.allocate(nbytes) if self._pool is not None else [_plain(nbytes)])
+            if self._pool is not None:
+                return HostBuffer(self._pool.allocate(nbytes))
+            return HostBuffer([self._plain.empty(nbytes, kept=self.limit - self.used)])
         except BaseException:
             self._budget.release(nbytes)
             raise
@@ -208,10 +242,6 @@ class HostMemory:
         if self._pool is not None:
             self._pool.free(buffer.pieces)
         self._budget.release(buffer.nbytes)
-
-
-def _plain(nbytes: int) -> torch.Tensor:
-    return host_empty((nbytes,), torch.uint8)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

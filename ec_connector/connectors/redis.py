@@ -28,10 +28,13 @@ from triptych.ec_connector.connectors.served_outputs import ServedOutputs
 from triptych.ec_connector.connectors.store_client import StoreClient
 from triptych.ec_connector.connectors.store_loads import StoreLoads
 from triptych.ec_connector.metadata import Reports, TransferMetadata
+from triptych.store import codec
 
 logger = logging.getLogger(__name__)
 
 
+#: Bytes that are copied and hashed in the event loop, in about a millisecond: a thread begins no earlier.
+_INLINE_BYTES = 8 << 20
 #: Seconds that a save leaves to the first reader of an embedding that is served.
 _FIRST_READ = 0.1
 
@@ -73,40 +76,37 @@ class StoreSaves:
             self._saves[mm_hash] = saving
         saving.add_done_callback(lambda done: self._forget(mm_hash, done))
 
-    async def _serve(self, served: ServedOutputs, entry: EncoderOutput, host: torch.Tensor) -> None:
-        """Offers the output to PD workers; where that fails, they have it once it is saved."""
-        producers, mm_hash = self._config.producers, entry.plan.mm_hash
+    def _offer(self, entry: EncoderOutput, body: memoryview) -> bytes:
+        """The head of the value, after the output was offered to PD workers: they need not wait for the save.
+
+        Where that fails, they have it once it is saved. The head's checksum is the one pass over the bytes
+        for both. InvalidRequest when the plan cannot be stored.
+        """
+        producers, served, mm_hash = self._config.producers, self._served, entry.plan.mm_hash
         producer = b"" if producers is None else producers.raw(mm_hash)
+        head = codec.encode_head(entry.plan, body, ttl=self._config.ttl, producer=producer)
         try:
-            source = await asyncio.to_thread(served.offer, entry.plan, bytes_of(host), producer)
+            if served is not None and (source := served.offer(entry.plan, head, body)) is not None:
+                self._reports.offered(mm_hash, source)
         except Exception as error:
             logger.warning("%s is not served: %s", short(mm_hash), error, extra=log_fields(mm_hash=mm_hash))
-            return
-        if source is None:
-            return
-        self._reports.offered(mm_hash, source)
-        if (read := served.first_read(mm_hash)) is not None:
-            # The save would compete with the reader that waits for its first token.
-            await asyncio.wait([asyncio.wrap_future(read)], timeout=_FIRST_READ)
+        return head
 
     async def _save(self, entry: EncoderOutput, host: torch.Tensor, damaged_digest: str) -> None:
-        mm_hash, config = entry.plan.mm_hash, self._config
-        if self._served is not None:
-            await self._serve(self._served, entry, host)
-        direct = config.direct
-        if direct is not None and not direct.reaches_store():
-            self._fail(mm_hash, "this process does not reach the store")
-            return
+        mm_hash, config, direct = entry.plan.mm_hash, self._config, self._config.direct
         try:
+            body = bytes_of(host)
+            inline = len(body) <= _INLINE_BYTES
+            head = self._offer(entry, body) if inline else await asyncio.to_thread(self._offer, entry, body)
+            if self._served is not None and (read := self._served.first_read(mm_hash)) is not None:
+                # The save would compete with the reader that waits for its first token.
+                await asyncio.wait([asyncio.wrap_future(read)], timeout=_FIRST_READ)
+            if direct is not None and not direct.reaches_store():
+                self._fail(mm_hash, "this process does not reach the store")
+                return
             async with asyncio.timeout(config.save_timeout):
                 store = await self._client.store()
-                await store.save(
-                    entry.plan,
-                    bytes_of(host),
-                    ttl=config.ttl,
-                    damaged_digest=damaged_digest,
-                    producer=b"" if config.producers is None else config.producers.raw(mm_hash),
-                )
+                await store.save(entry.plan, body, ttl=config.ttl, damaged_digest=damaged_digest, head=head)
         except TimeoutError:
             self._fail(mm_hash, f"not stored within {config.save_timeout:g} s")
         except TriptychError as error:

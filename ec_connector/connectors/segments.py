@@ -52,8 +52,8 @@ class SegmentPool:
 
     def acquire(self, nbytes: int) -> SharedSegment | None:
         """A segment of at least `nbytes`; None when there is no room. OSError when the system has none."""
-        size = -(-nbytes // _GRAIN) * _GRAIN
-        fitting = [segment for segment in self._free if size <= segment.size <= 2 * size]
+        size = _rounded(nbytes)
+        fitting = [segment for segment in self._free if self.fits(nbytes, segment)]
         if fitting:
             best = min(fitting, key=lambda segment: segment.size)
             self._free.remove(best)
@@ -65,6 +65,12 @@ class SegmentPool:
         segment = SharedSegment(size)
         self.nbytes += size
         return segment
+
+    @staticmethod
+    def fits(nbytes: int, segment: SharedSegment) -> bool:
+        """Whether `nbytes` go into the segment and take half of it or more."""
+        size = _rounded(nbytes)
+        return size <= segment.size <= 2 * size
 
     def release(self, segment: SharedSegment) -> None:
         """Keeps the segment for reuse: nobody reads it."""
@@ -78,6 +84,10 @@ class SegmentPool:
     def _close(self, segment: SharedSegment) -> None:
         self.nbytes -= segment.size
         segment.close()
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // _GRAIN) * _GRAIN
 
 
 def is_sealed(fd: int) -> bool:

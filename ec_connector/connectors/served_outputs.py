@@ -16,7 +16,6 @@ import numpy as np
 
 from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.connectors.segments import SegmentPool, SharedSegment
-from triptych.store import codec
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +34,7 @@ class ServedOutput:
     since: float
     #: Connections that read it now.
     readers: int = 0
-    #: Somebody has read it, or it is in the store: it may make room.
-    spare: bool = False
+    stored: bool = False
     evicted: bool = False
     #: Done once a reader has had it.
     first_read: Future[None] = field(default_factory=Future)
@@ -45,12 +43,17 @@ class ServedOutput:
     def view(self) -> memoryview:
         return memoryview(self.segment.memory)[: self.nbytes]
 
+    def reusable(self, before: float) -> bool:
+        """Its memory may be given to another output: it has been read or stored, or is from `before`."""
+        return not self.readers and (self.first_read.done() or self.stored or self.since < before)
+
 
 class ServedOutputs:
     """The served embeddings of one encoder worker within `limit` bytes; safe between threads.
 
-    Evicts the oldest that are read or stored. One that is being read keeps its bytes until the reader has
-    ended. `socket` and `address` are those of its server.
+    Memory of the oldest that are both read and stored is used again before new memory is taken, whose first
+    write costs more than ten copies; within a full limit, also that of those that are read or stored. What
+    is being read keeps its bytes until the reader has ended. `socket` and `address` are those of its server.
     """
 
     def __init__(self, limit: int, *, socket: str, address: str) -> None:
@@ -68,13 +71,12 @@ class ServedOutputs:
     def __len__(self) -> int:
         return len(self._by_hash)
 
-    def offer(self, plan: ItemPlan, body: memoryview, producer: bytes = b"") -> EmbeddingSource | None:
+    def offer(self, plan: ItemPlan, head: bytes, body: memoryview) -> EmbeddingSource | None:
         """Where the embedding can be read from now on; None when there is no room. Copies, in any thread."""
         with self._lock:
             known = self._by_hash.get(plan.mm_hash)
             if known is not None and known.plan == plan:
                 return known.source
-        head = codec.encode_head(plan, body, write_id=secrets.token_hex(8), ttl=1, producer=producer)
         nbytes = len(head) + len(body)
         with self._lock:
             segment = self._acquire(nbytes)
@@ -103,7 +105,7 @@ class ServedOutputs:
         """The embedding is in the store, too."""
         with self._lock:
             if (output := self._by_hash.get(mm_hash)) is not None:
-                output.spare = True
+                output.stored = True
 
     @contextmanager
     def reading(self, name: str) -> Iterator[ServedOutput | None]:
@@ -118,7 +120,6 @@ class ServedOutputs:
             if output is not None:
                 with self._lock:
                     output.readers -= 1
-                    output.spare = True
                     if not output.first_read.done():
                         output.first_read.set_result(None)
                     self._free(output)
@@ -133,11 +134,15 @@ class ServedOutputs:
     def _acquire(self, nbytes: int) -> SharedSegment | None:
         if nbytes > self._pool.limit:
             return None
-        oldest = time.monotonic() - KEPT_SECONDS
-        for output in list(self._by_hash.values()):
+        outputs = list(self._by_hash.values())
+        used_up = (o for o in outputs if o.stored and o.first_read.done() and not o.readers)
+        if (last := next((o for o in used_up if self._pool.fits(nbytes, o.segment)), None)) is not None:
+            self._evict(last)
+        before = time.monotonic() - KEPT_SECONDS
+        for output in outputs:
             if (segment := self._pool.acquire(nbytes)) is not None:
                 return segment
-            if not output.readers and (output.spare or output.since < oldest):
+            if not output.evicted and output.reusable(before):
                 self._evict(output)
         return self._pool.acquire(nbytes)
 

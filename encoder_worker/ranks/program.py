@@ -47,14 +47,12 @@ def handler(tower: ShareEncoder, device: torch.device) -> Handler:
         share = shared(descriptor, command)
         try:
             with torch.inference_mode():
-                outputs = to_host(tower.encode(share.items))
+                to_host(tower.encode(share.items), share.rows)
         except Exception as error:
             check_device(error, device)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
             raise
-        for place, output in zip(share.rows, outputs, strict=True):
-            place.copy_(output)
         return {}
 
     return encode

@@ -340,11 +340,11 @@ class Scheduler:
 
     def _prefill_one(self, state: RequestState, output: SchedulerOutput, budget: Budget) -> None:
         start = state.num_computed_tokens
-        end = most = self._chunks.cut(state, start, budget.prefill_end(state, start, state.num_tokens))
+        end = limit = self._chunks.cut(state, start, budget.prefill_end(state, start, state.num_tokens))
         if state.features:
             end = state.before_span(self.items.stop_before_missing(state, start, end))
-        # Less than a block behind what it has is not worth a step: the item may be there in the next one.
-        if end > start and (start == 0 or end == most or end - start >= self.kv.block_size):
+        # Less than a block before an item is not worth a step: the item may be there in the next one.
+        if end > start and (end == limit or end - start >= self.kv.block_size):
             budget.spend_prefill(self._chunks.add(output, state, start, end))
 
     def _start(self, output: SchedulerOutput, budget: Budget, now: float) -> bool:

@@ -112,5 +112,6 @@ def test_tower_outputs_larger_than_the_staging_buffer_arrive_whole(
     monkeypatch.setattr(host_copier, "_STAGING_BYTES", 1 << 20)
     copier = host_copier.HostCopier(torch.device("cuda"))
     outputs = [torch.randn(rows + number, 512, device="cuda") for number in range(3)]
-    for copy, output in zip(copier(outputs), outputs, strict=True):
+    for (copy, finite), output in zip(copier(outputs), outputs, strict=True):
+        assert finite
         assert copy.device.type == "cpu" and torch.equal(copy, output.cpu())

@@ -21,6 +21,7 @@ invalid value is returned as a `Damage` with its reason.
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -105,10 +106,13 @@ class Damage:
     reason: str
 
 
-def encode_head(plan: ItemPlan, body: Buffer, *, write_id: str, ttl: float, producer: bytes = b"") -> bytes:
+def encode_head(
+    plan: ItemPlan, body: Buffer, *, ttl: float, producer: bytes = b"", write_id: str = ""
+) -> bytes:
     """Prefix, header and padding that go before `body`. InvalidRequest when the plan cannot be stored.
 
-    `producer` is a trace context of PRODUCER_BYTES, left out where the header is too long for it.
+    The write id is random unless it is given. `producer` is a trace context of PRODUCER_BYTES, left out where
+    the header is too long for it.
     """
     if len(body) != plan.nbytes:
         raise InvalidRequest(f"body has {len(body)} bytes, the plan says {plan.nbytes}", param="nbytes")
@@ -125,12 +129,18 @@ def encode_head(plan: ItemPlan, body: Buffer, *, write_id: str, ttl: float, prod
         len(header),
         max(1, int(ttl)),
         part_count(plan.nbytes),
-        bytes.fromhex(write_id),
+        bytes.fromhex(write_id) or os.urandom(8),
         b"",
         b"",
     )[:_SIGNED]
     signed += xxhash.xxh3_64_digest(signed + header)
     return signed + _digest((signed, header, padding, body)) + header + padding
+
+
+def write_id_of(head: bytes) -> str:
+    """The write id in a head from `encode_head`."""
+    write_id: bytes = _PREFIX.unpack_from(head)[5]
+    return write_id.hex()
 
 
 def _header_and_padding(header: bytes, producer: bytes) -> tuple[bytes, bytes]:

@@ -129,21 +129,18 @@ class EmbeddingStore:
         *,
         ttl: float,
         damaged_digest: str = "",
-        producer: bytes = b"",
+        head: bytes = b"",
     ) -> SaveResult:
         """Stores the item; if it is stored already, only renews its TTL.
 
         `damaged_digest` names a damaged value to replace; a value that no longer matches it is kept.
-        `producer` is the trace context that goes with a stored value.
+        `head` is the value's, from `codec.encode_head`, where the caller has made it already.
         InvalidRequest when the plan does not fit body or header, StoreFull and StoreUnavailable else.
         """
         key = keys.embedding(plan.mm_hash)
         body = memoryview(body).cast("B") if len(body) else memoryview(b"")
-        write_id = uuid.uuid4().hex[:16]
-        head = await _off_loop(
-            len(body),
-            lambda: codec.encode_head(plan, body, write_id=write_id, ttl=ttl, producer=producer),
-        )
+        head = head or await _off_loop(len(body), lambda: codec.encode_head(plan, body, ttl=ttl))
+        write_id = codec.write_id_of(head)
         dropped = bool(damaged_digest) and await self.control.script(
             scripts.DROP_DAMAGED, [key], damaged_digest
         )
@@ -192,7 +189,7 @@ class EmbeddingStore:
         """
         key = keys.embedding(plan.mm_hash)
         split = codec.part_count(plan.nbytes) > 0
-        most = codec.HEAD_BYTES + (0 if split else plan.nbytes)
+        max_bytes = codec.HEAD_BYTES + (0 if split else plan.nbytes)
         arriving: list[ArrivingValue] = []
         body: list[Received] = []
 
@@ -203,7 +200,7 @@ class EmbeddingStore:
             return memory
 
         try:
-            value = await self._get(key, most, begin, lambda filled: arriving[0].feed(filled))
+            value = await self._get(key, max_bytes, begin, lambda filled: arriving[0].feed(filled))
         except (ValueTooLarge, BulkRefused) as error:
             return Missing(str(error), await self._digest_of(key))
         if value is None:
@@ -232,17 +229,17 @@ class EmbeddingStore:
         return Loaded(memory, head.producer) if damage is None else Missing(damage.reason, digest)
 
     async def _get(
-        self, key: str, most: int, into: Into, progress: Progress | None = None
+        self, key: str, max_bytes: int, into: Into, progress: Progress | None = None
     ) -> Received | None:
         def checked(nbytes: int) -> Received:
-            if nbytes > most:
-                raise ValueTooLarge(f"the value has {nbytes} bytes, at most {most} were expected")
+            if nbytes > max_bytes:
+                raise ValueTooLarge(f"the value has {nbytes} bytes, at most {max_bytes} were expected")
             return into(nbytes)
 
         async def read(reader: BulkReader) -> Received | None:
             return await reader.get(key, checked, progress)
 
-        return await self._reached(self.topology.read(key, most, read))
+        return await self._reached(self.topology.read(key, max_bytes, read))
 
     async def _reached(self, transfer: Awaitable[T]) -> T:
         """The bulk transfer's result; StoreUnavailable when no server can be reached for it."""
@@ -273,7 +270,7 @@ class EmbeddingStore:
         return codec.damage_digest(raw) if raw else ""
 
     async def drop_damaged(self, mm_hash: str, damaged_digest: str) -> None:
-        """Deletes the value that a load found to be damaged and named, so that a save stores it anew.
+        """Deletes the value that a load found to be damaged and named, so that a save stores it again.
 
         For readers that cannot have the item encoded again themselves. StoreUnavailable.
         """

@@ -110,11 +110,11 @@ def b() -> Iterator[Bench]:
     bench.engine.stop()
 
 
-def item(key: str, *, value: float = 1.0, rows: int = 2, wanted: bool = True, digest: str = "") -> TowerItem:
+def item(key: str, *, value: float = 1.0, rows: int = 2, needed: bool = True, digest: str = "") -> TowerItem:
     data = torch.full((2, WIDTH), value)
     prepared = PreparedItem(2, 2, (), 1, {"rows": data})
     plan = ItemPlan(key, "n" * 64, "image", rows, WIDTH, "float32", rows)
-    return TowerItem(plan, prepared, None, digest, lambda: wanted)
+    return TowerItem(plan, prepared, None, digest, lambda: needed)
 
 
 def test_each_batch_has_a_thread_that_ends_with_it() -> None:
@@ -221,7 +221,7 @@ def test_rows_that_do_not_fit_the_plan_are_an_error(b: Bench) -> None:
 
 
 def test_what_nobody_waits_for_is_kept_but_not_saved(b: Bench) -> None:
-    b.encode([item("a", wanted=False)])
+    b.encode([item("a", needed=False)])
     encoded, _ = b.take(2)
     assert isinstance(encoded, Encoded)
     assert not encoded.saving

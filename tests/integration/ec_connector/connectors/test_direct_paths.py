@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from triptych.ec_connector.base import DirectTransfer, ECConnectorOutput, ECTran
 from triptych.ec_connector.connectors.output_server import OutputServer
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
+from triptych.store import codec
 from triptych.store.address import command
 from triptych.store.embedding_store import EmbeddingStore
 from triptych.store.results import SaveResult
@@ -98,6 +101,13 @@ def peer_only(source: EmbeddingSource) -> EmbeddingSource:
     return replace(source, socket="")
 
 
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
 @pytest.mark.parametrize("change, path", [(lambda source: source, "shm"), (peer_only, "peer")])
 @pytest.mark.parametrize("rows, width", [(7, 32), (700, 1024), (1, 1)])
 def test_a_tensor_comes_without_a_store(
@@ -138,6 +148,26 @@ def test_a_save_begins_once_the_first_reader_is_done(store_url: str, monkeypatch
     assert read_before == [True]
 
 
+def test_the_checksum_of_a_served_output_is_computed_once(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, encode_head = list[bytes](), codec.encode_head
+
+    def counted(*values: Any, **options: Any) -> bytes:
+        made.append(encode_head(*values, **options))
+        return made[-1]
+
+    monkeypatch.setattr(codec, "encode_head", counted)
+    item = entry(make_plan("once", rows=7))
+    with opened(store_url) as pair:
+        pair.encoder.save_caches({item.plan.mm_hash: item}, item.plan.mm_hash)
+        source = wait_for(pair.encoder, lambda out: out.saved).offered[item.plan.mm_hash]
+        with pair.server.outputs.reading(source.name) as output:
+            assert output is not None
+            assert [bytes(output.view[: -item.plan.nbytes])] == made
+        assert pair.fetch(item.plan, None).paths == {item.plan.mm_hash: "store"}
+
+
 def test_the_save_goes_on_and_others_load_from_the_store(store_url: str) -> None:
     item = entry(make_plan("both", rows=9))
     with opened(store_url) as pair:
@@ -166,6 +196,67 @@ def test_a_forged_source_falls_to_the_store(
         out = pair.fetch(item.plan, forge(source))
         assert out.paths == {item.plan.mm_hash: "store"}
         assert torch.equal(pair.move(item.plan), item.data)
+
+
+@contextmanager
+def answering(raw: bytes) -> Iterator[str]:
+    """The address of a data port that answers every command with `raw` and closes the connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.recv(1000)
+                        connection.sendall(raw)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"$-1\r\n", b"-ERR\r\n", b"+OK\r\n", b"$5\r\nhello\r\n", b"$99999999999\r\n", b"\0" * 9999],
+)
+def test_a_forged_port_falls_to_the_store(store_url: str, answer: bytes) -> None:
+    item = entry(make_plan("forged port", rows=5))
+    with opened(store_url) as pair, answering(answer) as address:
+        source = replace(peer_only(pair.offer(item)), address=address)
+        assert pair.fetch(item.plan, source).paths == {item.plan.mm_hash: "store"}
+        assert torch.equal(pair.move(item.plan), item.data)
+
+
+def test_an_encoder_that_ends_while_it_sends_is_followed_by_the_store(store_url: str) -> None:
+    item = entry(make_plan("half sent", rows=300, width=1024))
+    with opened(store_url) as pair:
+        source = pair.offer(item)
+        with pair.server.outputs.reading(source.name) as output:
+            assert output is not None
+            half = b"$%d\r\n" % output.nbytes + bytes(output.view[: output.nbytes // 2])
+        with answering(half) as address:
+            out = pair.fetch(item.plan, replace(peer_only(source), address=address))
+        assert out.paths == {item.plan.mm_hash: "store"}
+        assert torch.equal(pair.move(item.plan), item.data)
+
+
+def test_a_reader_that_ends_while_it_is_sent_to_keeps_no_memory(pair: Pair) -> None:
+    item = entry(make_plan("half read", rows=300, width=1024))
+    source = pair.offer(item)
+    output = pair.server.outputs._by_name[source.name]
+    host, port = source.address.split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.sendall(command("GET", source.name))
+        assert sock.recv(1000).startswith(b"$")
+    wait_until(lambda: not output.readers)
+    assert pair.fetch(item.plan, peer_only(source)).paths == {item.plan.mm_hash: "peer"}
+    assert torch.equal(pair.move(item.plan), item.data)
 
 
 @pytest.mark.parametrize("change", [lambda source: source, peer_only])
@@ -254,10 +345,7 @@ def test_a_reader_that_is_killed_with_a_segment_leaves_it_free_and_unchanged(pai
         assert reader.stdout.readline() == "refused\n"
         assert output.readers == 1
         reader.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while output.readers:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    wait_until(lambda: not output.readers)
     assert pair.fetch(item.plan, source).paths == {item.plan.mm_hash: "shm"}
     assert torch.equal(pair.move(item.plan), item.data)
 
@@ -275,8 +363,13 @@ sys.stdin.read()
 """
 
 
+def memory_files() -> set[str]:
+    """Files of shared memory, without those by which OpenMP registers each process of the machine."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("__KMP_")}
+
+
 def test_an_encoder_that_is_killed_leaves_nothing_and_its_reader_goes_on(pair: Pair) -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = memory_files()
     root = Path(__file__).parents[4]
     encoder = subprocess.Popen(
         [sys.executable, "-c", _ENCODER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root
@@ -288,7 +381,7 @@ def test_an_encoder_that_is_killed_leaves_nothing_and_its_reader_goes_on(pair: P
         assert pair.fetch(item.plan, source).paths == {item.plan.mm_hash: "shm"}
         assert torch.equal(pair.move(item.plan), item.data)
         encoder.send_signal(signal.SIGKILL)
-    assert set(os.listdir("/dev/shm")) <= before
+    assert memory_files() <= before
     assert pair.fetch(item.plan, source).missing
 
 

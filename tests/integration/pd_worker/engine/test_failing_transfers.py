@@ -75,13 +75,13 @@ def fail_waits(patch: pytest.MonkeyPatch, fault: Fault) -> None:
 
 def fail_memory(patch: pytest.MonkeyPatch, fault: Fault) -> None:
     """There is no host memory for an item."""
-    plain = host_memory._plain
+    empty = host_memory.ReusedMemory.empty
 
-    def failing(nbytes: int) -> torch.Tensor:
+    def failing(self: host_memory.ReusedMemory, nbytes: int, *, kept: int) -> torch.Tensor:
         fault()
-        return plain(nbytes)
+        return empty(self, nbytes, kept=kept)
 
-    patch.setattr(host_memory, "_plain", failing)
+    patch.setattr(host_memory.ReusedMemory, "empty", failing)
 
 
 def fail_loads(patch: pytest.MonkeyPatch, fault: Fault) -> None:

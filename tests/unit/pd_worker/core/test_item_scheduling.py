@@ -71,6 +71,14 @@ def test_an_old_ready_mark_says_nothing(make: Make) -> None:
     assert engine.of(ItemMissing) == []
 
 
+def test_a_few_tokens_before_an_image_that_is_being_moved_wait_for_it(make: Make) -> None:
+    engine, image = make(), make_feature("cat", 2, 6)
+    publish(STORE, image)
+    engine.add(make_request("a", 10, [image]))
+    chunks = [(chunk.start, chunk.count) for output in engine.run_out() for chunk in output.chunks]
+    assert chunks[0] == (0, 10), "one step computes the whole prompt"
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 20), st.sampled_from([None, ((1, 2), (5, 3)), ((0, 1), (9, 1))]))
 def test_the_rows_of_all_chunks_are_the_rows_of_the_whole(budget: int, runs: object) -> None:
