@@ -13,6 +13,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ RESULT = RESULTS / "adapter.md"
 WAYS = ("adapter", "override", "fused")
 _CPU: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
 _PROMPT = 96
+Works = Mapping[str, Callable[[], object]]
 
 
 def decoders(path: Path) -> dict[str, DecoderSide]:
@@ -63,7 +65,7 @@ def for_adapter(path: Path, image: Image.Image, item: PreparedItem) -> PreparedI
     return PreparedItem(item.rows, item.length, item.grid_thw, item.cost, tensors)
 
 
-def admissions(path: Path, sides: Mapping[str, DecoderSide], item: PreparedItem) -> dict[str, Callable[[], object]]:
+def admissions(sides: Mapping[str, DecoderSide], item: PreparedItem) -> Works:
     """The inputs of a prompt of text, one picture and text, for each way."""
     image, rows = sides["fused"].image_token_id, item.rows
     assert image is not None
@@ -73,10 +75,10 @@ def admissions(path: Path, sides: Mapping[str, DecoderSide], item: PreparedItem)
     plan = ItemPlan("0" * 64, "n", "image", rows, 8, "float32", rows, None, item.grid_thw, layout)
     ids = [5] * (_PROMPT // 2) + [image] * rows + [6] * (_PROMPT // 2)
     features = [MMFeature(plan, Placement(_PROMPT // 2, rows))]
-    return {name: lambda side=side: side.prompt_inputs(ids, features) for name, side in sides.items()}  # type: ignore[misc]
+    return {name: partial(side.prompt_inputs, ids, features) for name, side in sides.items()}
 
 
-def medians(works: Mapping[str, Callable[[], object]], rounds: int) -> list[float]:
+def medians(works: Works, rounds: int) -> list[float]:
     """Median CPU milliseconds of each way, interleaved, after a round that does not count."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(rounds + 1):
@@ -110,20 +112,20 @@ def measure(path: Path, options: argparse.Namespace) -> list[tuple[str, list[flo
         sides, towers = decoders(path), encoders(path)
         images = pictures(options.pictures)
         items = [towers["fused"].preprocess(image, {}) for image in images]
-        own = {"adapter": [for_adapter(path, *pair) for pair in zip(images, items, strict=True)]}
-        works = {
-            name: lambda tower=tower, given=own.get(name, items): tower.encode(given)  # type: ignore[misc]
-            for name, tower in towers.items()
-        }
+        given = dict.fromkeys(WAYS, items)
+        given["adapter"] = [for_adapter(path, *pair) for pair in zip(images, items, strict=True)]
+        works: Works = {name: partial(tower.encode, given[name]) for name, tower in towers.items()}
         return [
             ("decode step", decode_steps(path, sides, options)),
             ("tower batch", medians(works, options.rounds)),
-            ("admission of a prompt", medians(admissions(path, sides, items[0]), 10 * options.rounds)),
+            ("admission of a prompt", medians(admissions(sides, items[0]), 10 * options.rounds)),
         ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", type=Path, nargs="+")
     for name, default in (("batch", 8), ("pictures", 4), ("tokens", 24), ("rounds", 7)):
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -15,9 +15,9 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTr
 from triptych.base.errors import ConfigError, InvalidRequest, TooLarge
 from triptych.base.types import JsonObject, Options
 from triptych.models.base import EncoderSide, Media, PreparedItem
+from triptych.models.checkpoint.config import load_config
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.families.packed_texts import PackedTexts
-from triptych.models.families.text import load_config
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
 
 #: Tokens of one item where the model itself has no limit: attention grows with their square.
