@@ -35,9 +35,11 @@ TEXT = "model.language_model."
 TIED = (("lm_head.weight", f"{TEXT}embed_tokens.weight"),)
 
 
-def _empty_side(
+def empty_side(
     config: PreTrainedConfig, dtype: torch.dtype, keep: Callable[[PreTrainedModel], None]
 ) -> PreTrainedModel:
+    """One side of a class, on meta but for what is computed."""
+
     def build() -> PreTrainedModel:
         model = class_of(config)._from_config(config, dtype=dtype, attn_implementation="sdpa")
         keep(model)
@@ -61,7 +63,7 @@ class EncoderOverride(GenericEncoder):
         cls.keys.check(checkpoint.files)
         config: Any = cls.read_config(path)
         images = ImageProcessor(path)
-        module = _empty_side(config, dtype, keep_encoder)
+        module = empty_side(config, dtype, keep_encoder)
         names = cls.keys.encoder_names(checkpoint.files)
         load_into(module, checkpoint, names, device=device, dtype=dtype, quantize=quantize)
         levels = deepstack_levels(config)
@@ -107,7 +109,7 @@ class DecoderOverride(GenericDecoder):
         checkpoint = Checkpoint(path)
         cls.keys.check(checkpoint.files)
         config: Any = cls.read_config(path)
-        module = _empty_side(config, dtype, keep_decoder)
+        module = empty_side(config, dtype, keep_decoder)
         load_share(
             module,
             checkpoint,
