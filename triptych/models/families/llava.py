@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-import torch
 from PIL import Image
 from transformers import PreTrainedConfig
 
@@ -14,7 +13,7 @@ from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.types import ItemPlan, Options
 from triptych.models.base import DecoderSide, EncoderSide, Media, PreparedItem
 from triptych.models.checkpoint.config import load_config
-from triptych.models.families.fixed_size import FixedSizeEncoder
+from triptych.models.generic.encoder import FixedSizeImages
 from triptych.models.generic.layout import ItemLayout
 from triptych.models.generic.override import TEXT, TIED, DecoderOverride, EncoderOverride
 from triptych.models.images import check_known, is_count
@@ -58,11 +57,10 @@ _OPTIONS = {
 _MOST_RESIZED = 1 << 26
 
 
-class LlavaEncoder(FixedSizeEncoder, EncoderOverride):
+class LlavaEncoder(FixedSizeImages, EncoderOverride):
     """A row is one patch; the class token is dropped where the checkpoint says so."""
 
     keys: ClassVar[KeyMap] = KEYS
-    input_name: ClassVar[str] = "pixel_values"
 
     @classmethod
     def read_config(cls, path: Path) -> PreTrainedConfig:
@@ -107,18 +105,6 @@ class LlavaEncoder(FixedSizeEncoder, EncoderOverride):
                 f"{_MOST_RESIZED}: send an image with a smaller aspect ratio, or a smaller size",
                 param="mm_processor_kwargs.size" if "size" in options else "image",
             )
-
-    @property
-    def rows_per_item(self) -> int:
-        return rows_per_image(self.module.config)
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        return (int(self.module.config.vision_config.num_channels), self.side, self.side)
-
-    def compute(self, inputs: torch.Tensor) -> torch.Tensor:
-        (rows,) = self.columns(self._getter(pixel_values=inputs))
-        return rows.view(len(inputs), self.rows_per_item, -1)
 
     def _knows(self, option: str) -> bool:
         return option != "do_pad" or self.images.get("do_pad") is not None

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
+from PIL import Image
 from torch import nn
 from transformers import PreTrainedModel
 
-from triptych.base.errors import ConfigError
+from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.machine.device_memory import host_empty
 from triptych.base.types import JsonObject, Options, runs_of
 from triptych.models.base import EncoderSide, Media, PreparedItem
 from triptych.models.checkpoint.config import load_config
+from triptych.models.families.fixed_size import FixedSizeEncoder
 from triptych.models.generic.capture import PromptCapture
 from triptych.models.generic.examine import Examined, examine
 from triptych.models.generic.layout import ItemLayout
 from triptych.models.generic.processor import GenericProcessor, processor_settings
 from triptych.models.generic.sides import base_of, keep_encoder, load_side
+
+#: Width and height of pictures: small, wide, tall, large.
+_FORMS = ((64, 64), (300, 90), (60, 200), (900, 700))
 
 
 class GenericEncoder(EncoderSide):
@@ -54,12 +60,18 @@ class GenericEncoder(EncoderSide):
         self._names = inspect.signature(self._getter).parameters
 
     @classmethod
-    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False) -> Self:
+    def load(
+        cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False
+    ) -> GenericEncoder:
         if quantize:
             raise ConfigError(f"MODEL={path} cannot be quantized while loading: leave out --quantization")
         side = cls.without_processor(path, device=device, dtype=dtype)
         side._processor = GenericProcessor(path, load_config(path).image_token_id, side._examined.type_names)
-        return side
+        if cls is not GenericEncoder or not has_fixed_size(side):
+            return side
+        fixed = FixedSizeImages.__new__(FixedSizeImages)
+        fixed.__dict__.update(side.__dict__)
+        return fixed
 
     @classmethod
     def without_processor(cls, path: Path, *, device: torch.device, dtype: torch.dtype) -> Self:
@@ -148,6 +160,40 @@ class GenericEncoder(EncoderSide):
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
+
+
+class FixedSizeImages(FixedSizeEncoder, GenericEncoder):
+    """A class whose processor makes one tensor of one size of every picture: it has encoder graphs, too."""
+
+    input_name: ClassVar[str] = "pixel_values"
+
+    @cached_property
+    def _example(self) -> PreparedItem:
+        return self.preprocess(self.sample(), {})
+
+    @property
+    def rows_per_item(self) -> int:
+        return self._example.rows
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self._example.tensors[self.input_name].shape[1:])
+
+    def compute(self, inputs: torch.Tensor) -> torch.Tensor:
+        columns = self.columns(self._getter(pixel_values=inputs, return_dict=True))
+        return torch.cat(columns, dim=-1).view(len(inputs), self.rows_per_item, -1)
+
+
+def has_fixed_size(side: GenericEncoder) -> bool:
+    """Whether pictures of every form become one tensor of one size, and as many rows."""
+    try:
+        items = [side.preprocess(Image.new("RGB", size, "grey"), {}) for size in _FORMS]
+    except InvalidRequest:
+        return False
+    made = {(item.rows, *((name, x.shape) for name, x in item.tensors.items())) for item in items}
+    pixels = items[0].tensors.get("pixel_values")
+    alone = len(made) == len(items[0].tensors) == 1
+    return alone and pixels is not None and pixels.dim() == 4 and len(pixels) == 1
 
 
 def _flat(features: Any) -> torch.Tensor:
