@@ -42,12 +42,12 @@ Works = Mapping[str, Callable[[], object]]
 
 def decoders(path: Path) -> dict[str, DecoderSide]:
     options = _CPU | {"attn_implementation": ATTENTION_NAME}
-    ways = (DECODER.load, family_of(path).decoder.load, load_decoder)
+    ways: tuple[Any, ...] = (DECODER.load, family_of(path).decoder.load, load_decoder)
     return {name: way(path, **options) for name, way in zip(WAYS, ways, strict=True)}
 
 
 def encoders(path: Path) -> dict[str, EncoderSide]:
-    ways = (ENCODER.without_processor, family_of(path).encoder.load, load_encoder)
+    ways: tuple[Any, ...] = (ENCODER.without_processor, family_of(path).encoder.load, load_encoder)
     return {name: way(path, **_CPU) for name, way in zip(WAYS, ways, strict=True)}
 
 

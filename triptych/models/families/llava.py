@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import ClassVar
 
 from PIL import Image
 from transformers import PreTrainedConfig
 
-from triptych.base.errors import ConfigError, InvalidRequest
+from triptych.base.errors import InvalidRequest
 from triptych.base.types import ItemPlan, Options
 from triptych.models.base import DecoderSide, EncoderSide, Media, PreparedItem
-from triptych.models.checkpoint.config import load_config
 from triptych.models.generic.encoder import FixedSizeImages
 from triptych.models.generic.layout import ItemLayout
 from triptych.models.generic.override import TEXT, TIED, DecoderOverride, EncoderOverride
@@ -62,10 +60,6 @@ class LlavaEncoder(FixedSizeImages, EncoderOverride):
 
     keys: ClassVar[KeyMap] = KEYS
 
-    @classmethod
-    def read_config(cls, path: Path) -> PreTrainedConfig:
-        return checked_config(path)
-
     def preprocess(self, media: Media, options: Options) -> PreparedItem:
         check_known(options, {name: kind for name, kind in _OPTIONS.items() if self._knows(name)})
         self._check_resized(media, options)
@@ -76,19 +70,19 @@ class LlavaEncoder(FixedSizeImages, EncoderOverride):
                 f"the options give {width}x{height} pixels where this model takes {self.side}x{self.side}",
                 param="mm_processor_kwargs" if options else "image",
             )
-        rows = rows_per_image(self.module.config)
+        rows = rows_per_image(self.config)
         return PreparedItem(
             rows=rows,
             length=rows,
             grid_thw=(),
-            cost=patches(self.module.config),
+            cost=patches(self.config),
             tensors={"pixel_values": pixels},
         )
 
     @property
     def side(self) -> int:
         """Pixels along each side of what the tower takes."""
-        return int(self.module.config.vision_config.image_size)
+        return int(self.config.vision_config.image_size)
 
     def _check_resized(self, image: Image.Image, options: Options) -> None:
         """The processor resizes before it crops: a narrow image, or a large size, would fill the memory."""
@@ -115,25 +109,9 @@ class LlavaDecoder(DecoderOverride):
 
     keys: ClassVar[KeyMap] = KEYS
 
-    @classmethod
-    def read_config(cls, path: Path) -> PreTrainedConfig:
-        return checked_config(path)
-
     def layout_of(self, plan: ItemPlan) -> ItemLayout:
         rows = rows_per_image(self.config)
         return ItemLayout((self.image_token_id,) * rows, ((),) * rows)
-
-
-def checked_config(path: Path) -> PreTrainedConfig:
-    """The config; ConfigError for a LLaVA of other parts than CLIP and Llama."""
-    config = load_config(path)
-    parts = (config.vision_config.model_type, config.text_config.model_type)
-    if parts != ("clip_vision_model", "llama"):
-        raise ConfigError(
-            f"MODEL={path} joins {parts[0]} and {parts[1]}: of the LLaVA kind only LLaVA-1.5 "
-            "(clip_vision_model and llama) is supported"
-        )
-    return config
 
 
 def patches(config: PreTrainedConfig) -> int:

@@ -53,7 +53,7 @@ class QwenEncoder(EncoderOverride, QwenGraph):
 
     def prepare(self) -> None:
         self.tower: Any = base_of(self.module).visual
-        self.vision_config = self.module.config.vision_config
+        self.vision_config = self.config.vision_config
         self.merge_size = int(self.vision_config.spatial_merge_size)
         self._recipe = self.images.patch_recipe()
         self.tower.patch_embed.proj = PatchLinear(self.tower.patch_embed.proj)

@@ -39,6 +39,7 @@ class GenericDecoder(DecoderSide):
     plain_linears: ClassVar[bool] = False
     #: How prompts are admitted; both sides of a model name the same class.
     capture_class: ClassVar[type[PromptCapture]] = PromptCapture
+    module: PreTrainedModel
     image_token_id: int
 
     def __init__(
@@ -52,7 +53,7 @@ class GenericDecoder(DecoderSide):
         self.layer_rules = examined.rules
         self.takes_inputs = examined.takes_inputs
         self.image_token_id = int(module.config.image_token_id)
-        self._decoder = decoder_of(module)
+        self._decoder: Any = decoder_of(module)
         self._embedding: Any = module.get_input_embeddings()
         self.capture = self.capture_class(
             module,
@@ -255,7 +256,8 @@ class GenericDecoder(DecoderSide):
             outer = with_module(self.module, "model", _Hidden(base))
             if not _adds_nothing(outer, self.geometry.hidden_size):
                 return _Outer(outer)
-        return self.module.get_output_embeddings()
+        head: nn.Module = self.module.get_output_embeddings()
+        return head
 
 
 class _Hidden(nn.Module):

@@ -48,9 +48,10 @@ class GenericEncoder(EncoderSide):
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
+        self.config: Any = module.config
         self.module = module
-        self.row_token_ids = self.capture_class.row_tokens(module.config)
-        patch = getattr(getattr(module.config, "vision_config", None), "patch_size", None)
+        self.row_token_ids = self.capture_class.row_tokens(self.config)
+        patch = getattr(getattr(self.config, "vision_config", None), "patch_size", None)
         self._patch = patch if isinstance(patch, int) else 14
         self.device = device
         self.dtype = dtype
@@ -151,7 +152,7 @@ class GenericEncoder(EncoderSide):
             first = project(out.last_hidden_state)
         return [_flat(part) for part in (first, *(getattr(out, "deepstack_features", None) or ()))]
 
-    def _joined(self, levels: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _joined(self, levels: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> torch.Tensor:
         """A copy even of a single level: an item must not keep more than its rows alive."""
         if self.device.type != "cpu":
             return torch.cat(levels, dim=-1)

@@ -61,7 +61,7 @@ class EncoderOverride(GenericEncoder):
     def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False) -> Self:
         checkpoint = Checkpoint(path)
         cls.keys.check(checkpoint.files)
-        config: Any = cls.read_config(path)
+        config: Any = load_config(path)
         images = ImageProcessor(path)
         module = empty_side(config, dtype, keep_encoder)
         names = cls.keys.encoder_names(checkpoint.files)
@@ -71,11 +71,6 @@ class EncoderOverride(GenericEncoder):
         side.images = images
         side.prepare()
         return side
-
-    @classmethod
-    def read_config(cls, path: Path) -> PreTrainedConfig:
-        """The checkpoint's config; ConfigError for one that the family does not serve."""
-        return load_config(path)
 
     def prepare(self) -> None:
         """Puts faster modules in the place of the loaded tower's."""
