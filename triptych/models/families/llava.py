@@ -52,7 +52,7 @@ _OPTIONS = {
 
 
 #: Pixels of an image between resize and crop.
-_MOST_RESIZED = 1 << 26
+_MAX_RESIZED = 1 << 26
 
 
 class LlavaEncoder(FixedSizeImages, EncoderOverride):
@@ -71,13 +71,8 @@ class LlavaEncoder(FixedSizeImages, EncoderOverride):
                 param="mm_processor_kwargs" if options else "image",
             )
         rows = rows_per_image(self.config)
-        return PreparedItem(
-            rows=rows,
-            length=rows,
-            grid_thw=(),
-            cost=patches(self.config),
-            tensors={"pixel_values": pixels},
-        )
+        tensors = {"pixel_values": pixels}
+        return PreparedItem(rows, rows, grid_thw=(), cost=patches(self.config), tensors=tensors)
 
     @property
     def side(self) -> int:
@@ -93,10 +88,10 @@ class LlavaEncoder(FixedSizeImages, EncoderOverride):
             pixels = edge * edge * max(image.size) / min(image.size)
         else:
             pixels = (sides.get("height") or 1) * (sides.get("width") or 1)
-        if pixels > _MOST_RESIZED:
+        if pixels > _MAX_RESIZED:
             raise InvalidRequest(
                 f"image: {image.width}x{image.height} would be resized to {pixels:.0f} pixels, more than "
-                f"{_MOST_RESIZED}: send an image with a smaller aspect ratio, or a smaller size",
+                f"{_MAX_RESIZED}: send an image with a smaller aspect ratio, or a smaller size",
                 param="mm_processor_kwargs.size" if "size" in options else "image",
             )
 

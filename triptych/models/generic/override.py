@@ -6,7 +6,7 @@ and encoder graphs are faster. Everything else is the adapter's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -131,9 +131,6 @@ class DecoderOverride(GenericDecoder):
     def tp_plan(cls, config: PreTrainedConfig) -> Mapping[str, str]:
         """transformers' own plan for the text model's layers."""
         return config.base_model_tp_plan or {}
-
-    def text_around(self, plan: object) -> tuple[Sequence[int], Sequence[int]]:
-        return (), ()
 
     def fuse(self) -> None:
         DecoderSide.fuse(self)

@@ -68,8 +68,8 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
         embeddings = (None, None)
     if None in embeddings:
         raise ConfigError(f"{type(model).__name__} names no token embedding or no head: it cannot be served")
-    found: nn.Module = decoder
-    return found
+    text_model: nn.Module = decoder
+    return text_model
 
 
 def path_of(root: nn.Module, module: nn.Module) -> str:
