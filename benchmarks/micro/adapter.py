@@ -2,9 +2,9 @@
 
     python -m benchmarks adapter MODEL... [--batch 8] [--pictures 4] [--tokens 12] [--rounds 8] [--write]
 
-Per MODEL (of Qwen3-VL, Qwen2.5-VL or LLaVA) three ways in one run, in turns forwards and backwards: the adapter,
- the override as it is loaded, and the override with fused layers and packed weights, as a worker
-has it. One thread, float32, medians.
+Per MODEL (of Qwen3-VL, Qwen2.5-VL or LLaVA) three ways in one run, in turns forwards and backwards: the
+adapter, the override as it is loaded, and the override with fused layers and packed weights, as a worker has
+it. One thread, float32, medians.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def decode_steps(path: Path, sides: Mapping[str, Any], options: argparse.Namespa
 
     def step(side: Any, engine: Any) -> float:
         requests = make_requests(engine, prompts, options.tokens, side.geometry.position_rows)
-        return 1e3 * options.batch / engine_round(engine, requests).tokens_per_cpu_second
+        speed = engine_round(engine, requests).tokens_per_cpu_second
+        return 1e3 * float(options.batch) / speed
 
     flags = {"max_model_len": 512, "kv_memory": 256 * MIB}
     engines = {name: make_engine(path, "cpu", torch.float32, side, **flags) for name, side in sides.items()}
