@@ -13,6 +13,7 @@ import transformers
 
 from triptych.base.errors import ConfigError
 from triptych.base.machine.heap import trim_heap
+from triptych.base.types import JsonObject
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.checkpoint.folder import read_config
 from triptych.models.defaults import generation_defaults, resolve_device, resolve_dtype
@@ -47,6 +48,19 @@ class Family:
     name: str
     title: str
     architecture: str
+    #: Model types of its vision and text configs, where the class takes others, too.
+    parts: tuple[str, str] | None = None
+
+    def serves(self, config: JsonObject) -> bool:
+        """Whether a checkpoint of this config.json is of the family."""
+        architectures = config.get("architectures") or []
+        named = self.architecture in architectures or (
+            not architectures and self.name == config.get("model_type")
+        )
+        if self.parts is None or not named:
+            return named
+        given = (config.get("vision_config") or {}, config.get("text_config") or {})
+        return all(part.get("model_type", own) == own for part, own in zip(given, self.parts, strict=True))
 
     @property
     def encoder(self) -> type[EncoderSide]:
@@ -97,7 +111,7 @@ ADAPTERS = "triptych.models"
 FAMILIES = (
     Family("qwen3_vl", "Qwen3-VL", "Qwen3VLForConditionalGeneration"),
     Family("qwen2_5_vl", "Qwen2.5-VL", "Qwen2_5_VLForConditionalGeneration"),
-    Family("llava", "LLaVA-1.5", "LlavaForConditionalGeneration"),
+    Family("llava", "LLaVA-1.5", "LlavaForConditionalGeneration", ("clip_vision_model", "llama")),
     Family("bart", "BART", "BartForConditionalGeneration"),
     Family("mbart", "mBART", "MBartForConditionalGeneration"),
     Family("t5", "T5", "T5ForConditionalGeneration"),
@@ -115,7 +129,7 @@ def family_of(path: Path) -> Family:
     architectures = config.get("architectures") or []
     model_type = config.get("model_type", "")
     for family in FAMILIES:
-        if family.architecture in architectures or (not architectures and family.name == model_type):
+        if family.serves(config):
             return family
     for architecture in architectures:
         if entry_points(group=ADAPTERS, name=architecture):

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from support.zoo.cases import Case
 from support.zoo.engine import Served
@@ -32,6 +33,16 @@ def test_a_class_answers_as_generate(case: Case) -> None:
         case.assert_exact(case.answer(cell))
         assert case.blank_answer(cell) != case.references[0].token_ids, "blank rows change nothing"
         cell.assert_at_rest()
+
+
+@pytest.mark.parametrize("case", SERVED, indirect=True)
+def test_a_batch_of_pictures_has_the_rows_of_each_alone(case: Case) -> None:
+    """To the bit where the matrix product of more rows is: in float32 it may sum in another order."""
+    encoder, items = case.served.encoder, [case.served.recipe.item(number) for number in range(3)]
+    prepared = [case.served.prepare(item) for item in items]
+    for item, rows in zip(prepared, encoder.encode(prepared), strict=True):
+        assert rows.shape == (item.rows, encoder.width)
+        torch.testing.assert_close(rows, encoder.encode([item])[0], atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", REFUSED_RECIPES)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
+from support.data.pictures import picture
+from support.encoder_graphs.adapters import Adapter
+from support.encoder_graphs.replays import assert_rows, replays
 from support.engine.engine_cell import engine_cell
 from support.zoo.cases import assert_exact
+from support.zoo.checkpoint import checkpoint
 from support.zoo.engine import Served
 from support.zoo.own_processor import ask, pictures, reference
 from support.zoo.status import OWN_PROCESSOR, OWN_PROCESSOR_REFUSED, RECIPES
 from triptych.base.config import MIB
 from triptych.base.errors import ConfigError
+from triptych.models.encoder_graph import SupportsEncoderCudaGraph
 from triptych.models.generic import ENCODER
 
 pytestmark = [
@@ -21,6 +26,7 @@ pytestmark = [
 ]
 #: Architectures that have to be exact from the picture on.
 LEAST = 30
+FIXED_SIZE = [f"{name}ForConditionalGeneration" for name in ("Llava", "VipLlava", "DeepseekVL", "Janus")]
 _CPU = {"device": torch.device("cpu"), "dtype": torch.float32}
 
 
@@ -43,6 +49,21 @@ def test_a_picture_is_prepared_placed_and_answered_as_by_transformers(name: str)
 def test_a_processor_that_cannot_be_taken_picture_by_picture_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="processor"):
         ENCODER.load(Served.open(name).path, **_CPU)
+
+
+@pytest.mark.parametrize("name", FIXED_SIZE)
+def test_a_class_of_one_picture_size_has_encoder_graphs_with_the_rows_of_plain_calls(name: str) -> None:
+    encoder = ENCODER.load(checkpoint(name), **_CPU)
+    adapter = Adapter(name, lambda **_: encoder, lambda number: picture(number, 40 + 8 * number, 30))
+    captured = replays(adapter, 3, poisoned=True)
+    for budget, count in zip(sorted(captured.graphs), (1, 2, 3), strict=True):
+        items = captured.items[:count]
+        assert_rows(captured.at(budget, items), captured.eager(items))
+
+
+@pytest.mark.parametrize("name", ["LlavaNextForConditionalGeneration", "Qwen2VLForConditionalGeneration"])
+def test_a_class_of_several_picture_sizes_has_none(name: str) -> None:
+    assert not isinstance(ENCODER.load(checkpoint(name), **_CPU), SupportsEncoderCudaGraph)
 
 
 def test_enough_architectures_have_their_own_processor() -> None:

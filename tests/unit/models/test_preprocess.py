@@ -149,15 +149,6 @@ def test_a_checkpoint_without_image_processor_is_refused(tmp_path: Path) -> None
         load_encoder(path, device=torch.device("cpu"), dtype=torch.float32)
 
 
-def test_a_llava_of_other_parts_is_refused(tmp_path: Path) -> None:
-    path = build_checkpoint("llava", tmp_path / "model")
-    config = json.loads((path / "config.json").read_text())
-    config["vision_config"] = {"model_type": "siglip_vision_model"}
-    (path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match="siglip_vision_model and llama"):
-        load_encoder(path, device=torch.device("cpu"), dtype=torch.float32)
-
-
 @pytest.mark.parametrize("named", ["Qwen2VLImageProcessorFast", "Qwen2VLImageProcessor", None])
 def test_every_name_of_a_processor_means_its_pil_class(tmp_path: Path, named: str | None) -> None:
     path = build_checkpoint("qwen3_vl", tmp_path / "model")

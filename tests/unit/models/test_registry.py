@@ -51,6 +51,12 @@ def test_a_family_of_its_own_wins_over_an_adapter_from_outside(tmp_path: Path, i
     assert family.decoder is not DECODER
 
 
+def test_a_class_of_other_parts_than_its_family_has_goes_to_the_adapter_for_all(tmp_path: Path) -> None:
+    parts = {"vision_config": {"model_type": "siglip_vision_model"}, "text_config": {"model_type": "llama"}}
+    family = family_of(folder(tmp_path, architectures=["LlavaForConditionalGeneration"], **parts))
+    assert (type(family).__name__, family.decoder) == ("GenericFamily", DECODER)
+
+
 def test_an_adapter_that_lacks_a_side_is_named(tmp_path: Path, installed: None) -> None:
     lacks = "their_adapter:BROKEN for BrokenModel lacks DECODER, KEYS: install another version of their-"
     with pytest.raises(ConfigError, match=lacks):

@@ -114,7 +114,7 @@ def _parameters(path: Path, family: Family) -> dict[str, int]:
     import torch
     import transformers
 
-    from triptych.models.families.text import load_config
+    from triptych.models.checkpoint.config import load_config
 
     config = load_config(path)
     try:

@@ -22,11 +22,11 @@ from triptych.models.base import (
     MergedEmbeds,
     PromptDefaults,
 )
+from triptych.models.checkpoint.config import load_config
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.defaults import generation_defaults
 from triptych.models.families.cross_attention import CrossAttention
 from triptych.models.families.logits_rules import checkpoint_rules
-from triptych.models.families.text import load_config, one_dimensional
 from triptych.models.parallel.plan import HEAD, WHOLE, ShardPlan, Style, take_share
 from triptych.models.parallel.sharding import load_share
 from triptych.models.parallel.tensor_parallel import TensorParallel
@@ -197,7 +197,7 @@ class EncDecDecoder(DecoderSide):
         return []
 
     def positions(self, token_ids: Sequence[int], features: Sequence[MMFeature]) -> tuple[torch.Tensor, int]:
-        return one_dimensional(len(token_ids))
+        return torch.arange(len(token_ids))[None], 0
 
     @torch.no_grad()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:

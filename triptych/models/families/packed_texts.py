@@ -17,7 +17,7 @@ from triptych.models.encoder_graph import (
 )
 
 _KEYS = ("input_ids", "positions", "segment_ids")
-_LEAST_BUDGET = 64
+_MIN_BUDGET = 64
 
 
 def pad_own_segment(buffer: torch.Tensor, used: int) -> None:
@@ -37,7 +37,7 @@ class PackedTexts(SupportsEncoderCudaGraph):
     modality: ClassVar[str]
     width: int
     #: Tokens of the longest text.
-    most_tokens: int
+    max_tokens: int
 
     @abstractmethod
     def walk(self, token_ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -50,8 +50,8 @@ class PackedTexts(SupportsEncoderCudaGraph):
             buffer_keys=_KEYS,
             out_hidden_size=self.width,
             padding_logics={"segment_ids": pad_own_segment},
-            max_token_budget=max(_LEAST_BUDGET, self.most_tokens),
-            min_token_budget=_LEAST_BUDGET,
+            max_token_budget=max(_MIN_BUDGET, self.max_tokens),
+            min_token_budget=_MIN_BUDGET,
         )
 
     def prepare_encoder_cudagraph_capture_inputs(

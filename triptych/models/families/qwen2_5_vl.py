@@ -7,41 +7,29 @@ from functools import partial
 from typing import ClassVar
 
 import torch
-from torch import nn
-from transformers import PreTrainedConfig
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
-    Qwen2_5_VisionTransformerPretrainedModel,
-    Qwen2_5_VLTextModel,
-)
 from transformers.vision_utils import get_vision_window_index
 
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.encoder_graph import PaddingLogic, pad_identity
 from triptych.models.families.qwen import QwenDecoder, QwenEncoder
 from triptych.models.families.qwen_graph import BufferShape
+from triptych.models.generic.override import TEXT, TIED
 from triptych.models.weights.loading import KeyMap
 
 #: The hub writes `visual.` and `model.layers.`; transformers writes `model.visual.` and
 #: `model.language_model.layers.` when asked for its own names.
 KEYS = KeyMap(
-    encoder=((r"^(model\.)?visual\.", ""),),
+    encoder=((r"^(model\.)?visual\.", "model.visual."),),
     decoder=(
-        (r"^model\.language_model\.", "model."),
-        (r"^model\.(?!visual\.)", "model."),
+        (r"^model\.(language_model\.)?(?!visual\.)", TEXT),
         (r"^lm_head\.", "lm_head."),
     ),
+    tied=TIED,
 )
 
 
 class Qwen2_5VLEncoder(QwenEncoder):
     keys: ClassVar[KeyMap] = KEYS
-
-    @classmethod
-    def tower(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
-        tower: nn.Module = Qwen2_5_VisionTransformerPretrainedModel._from_config(
-            config, dtype=dtype, attn_implementation="sdpa"
-        )
-        return tower
 
     @property
     def window_side(self) -> int:
@@ -86,11 +74,6 @@ def pad_windows(patches: int, buffer: torch.Tensor, used: int) -> None:
 
 class Qwen2_5VLDecoder(QwenDecoder):
     keys: ClassVar[KeyMap] = KEYS
-
-    @classmethod
-    def text_model(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
-        model: nn.Module = Qwen2_5_VLTextModel._from_config(config, dtype=dtype, attn_implementation="sdpa")
-        return model
 
 
 ENCODER: type[EncoderSide] = Qwen2_5VLEncoder

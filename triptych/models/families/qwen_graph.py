@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedConfig
-from transformers.utils import ModelOutput
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids
 
 from triptych.models.base import PreparedItem
@@ -34,7 +33,7 @@ class QwenGraph(SupportsEncoderCudaGraph):
     positions and segments in place of what it would compute from the grids.
     """
 
-    module: nn.Module
+    tower: Any
     vision_config: PreTrainedConfig
     merge_size: int
     width: int
@@ -75,7 +74,7 @@ class QwenGraph(SupportsEncoderCudaGraph):
         varlen = has_varlen(pixels.device, pixels.dtype)
         for key, longest in self.graph_segments(len(pixels)).items():
             given[key] = Segments.of(values[key], len(pixels), longest, varlen=varlen)
-        return torch.cat(self.columns(self.module(pixels, grid_thw=None, **given)), dim=-1)
+        return torch.cat(self.columns(self.tower(pixels, grid_thw=None, **given)), dim=-1)
 
     def encoder_cudagraph_item_frames(self, item: PreparedItem) -> int:
         return item.grid_thw[0]
@@ -85,8 +84,8 @@ class QwenGraph(SupportsEncoderCudaGraph):
         """[patches of all items, elements of a patch] on the tower's device and in its dtype."""
 
     @abstractmethod
-    def columns(self, out: ModelOutput) -> list[torch.Tensor]:
-        """The tower's outputs that make up a row, each [all rows, out_hidden_size]."""
+    def columns(self, out: Any) -> list[torch.Tensor]:
+        """The column blocks of all rows, [rows, hidden_size] each, of the tower's output."""
 
     def graph_shapes(self, rows: int, frames: int) -> Mapping[str, BufferShape]:
         """The family's further buffers, for so many output rows and frames."""

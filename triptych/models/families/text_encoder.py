@@ -15,9 +15,9 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTr
 from triptych.base.errors import ConfigError, InvalidRequest, TooLarge
 from triptych.base.types import JsonObject, Options
 from triptych.models.base import EncoderSide, Media, PreparedItem
+from triptych.models.checkpoint.config import load_config
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.families.packed_texts import PackedTexts
-from triptych.models.families.text import load_config
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
 
 #: Tokens of one item where the model itself has no limit: attention grows with their square.
@@ -26,7 +26,7 @@ MAX_ROWS = 4096
 _PADDING_SHARE = 4
 TOKEN_IDS = "token_ids"
 #: No vocabulary's token is longer.
-_MOST_CHARS_PER_TOKEN = 128
+_MAX_CHARS_PER_TOKEN = 128
 
 
 class TextEncoder(PackedTexts, EncoderSide):
@@ -51,7 +51,7 @@ class TextEncoder(PackedTexts, EncoderSide):
         self.device = device
         self.dtype = dtype
         self.width = int(config.d_model)
-        self.most_tokens = self.max_rows(config) or MAX_ROWS
+        self.max_tokens = self.max_rows(config) or MAX_ROWS
 
     @classmethod
     def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False) -> Self:
@@ -112,9 +112,9 @@ class TextEncoder(PackedTexts, EncoderSide):
         ids = self._token_ids(media) if form else self._tokenise(media)
         if not ids:
             raise InvalidRequest("encoder_prompt: it has no tokens", param="encoder_prompt")
-        if len(ids) > self.most_tokens:
+        if len(ids) > self.max_tokens:
             raise TooLarge(
-                f"encoder_prompt: {len(ids)} tokens are more than this encoder's {self.most_tokens}; "
+                f"encoder_prompt: {len(ids)} tokens are more than this encoder's {self.max_tokens}; "
                 "send a shorter text",
                 param="encoder_prompt",
             )
@@ -132,9 +132,9 @@ class TextEncoder(PackedTexts, EncoderSide):
         except UnicodeDecodeError:
             raise InvalidRequest("encoder_prompt: not UTF-8 text", param="encoder_prompt") from None
         # Tokenising takes seconds for some MiB, which no request may cost before it is admitted.
-        if len(text) > self.most_tokens * _MOST_CHARS_PER_TOKEN:
+        if len(text) > self.max_tokens * _MAX_CHARS_PER_TOKEN:
             raise TooLarge(
-                f"encoder_prompt: {len(text)} characters are more than this encoder's {self.most_tokens} "
+                f"encoder_prompt: {len(text)} characters are more than this encoder's {self.max_tokens} "
                 "tokens hold; send a shorter text",
                 param="encoder_prompt",
             )

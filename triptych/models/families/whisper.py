@@ -25,10 +25,10 @@ from triptych.models.base import (
     PreparedItem,
     PromptDefaults,
 )
+from triptych.models.checkpoint.config import load_config
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.families.encdec import EncDecDecoder
 from triptych.models.families.fixed_size import FixedSizeEncoder
-from triptych.models.families.text import load_config
 from triptych.models.families.whisper_prompt import WhisperPrompts
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
 

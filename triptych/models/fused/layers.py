@@ -67,11 +67,12 @@ def _try(kind: type[nn.Module], config: PreTrainedConfig, index: int) -> None:
         hidden = torch.randn(5, config.hidden_size, generator=generator)
         angles = torch.randn(2, 1, 5, config.head_dim, generator=generator)
         asked: list[Mapping[str, Any]] = []
-        wanted = layer(hidden[None], position_embeddings=tuple(angles), attn_metadata=asked)
-        found = fused(hidden, *rotary((angles[0], angles[1])), asked)
+        expected = layer(hidden[None], position_embeddings=tuple(angles), attn_metadata=asked)
+        result = fused(hidden, *rotary((angles[0], angles[1])), asked)
     except (TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{kind.__name__} cannot be tried: {error}") from error
-    off = (found - wanted[0]).abs().max() / wanted[0].abs().max() if found.shape == wanted[0].shape else 1.0
+    alike = result.shape == expected[0].shape
+    off = (result - expected[0]).abs().max() / expected[0].abs().max() if alike else 1.0
     if not off < _ERROR:
         raise ValueError(f"{kind.__name__} {index} gives other numbers, off by {float(off):.1g}")
     if len(asked) != 2 or asked[0] != asked[1]:
@@ -82,8 +83,8 @@ def _attend(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object, **asked: Any
 ) -> tuple[torch.Tensor, None]:
     """Plain causal attention; what it was asked for besides goes into the list that is `attn_metadata`."""
-    noted = asked.pop("attn_metadata")
-    noted.append({name: wanted for name, wanted in asked.items() if wanted})
+    options = asked.pop("attn_metadata")
+    options.append({name: value for name, value in asked.items() if value})
     out = functional.scaled_dot_product_attention(
         query, key, value, is_causal=True, scale=asked.get("scaling"), enable_gqa=True
     )

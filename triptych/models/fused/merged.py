@@ -1,6 +1,6 @@
 """Merged projections: sibling linear layers (q, k and v; gate and up) as one layer with one product.
 
-As vLLM's QKVParallelLinear and MergedColumnParallelLinear, but found on transformers' own code, so that no
+As vLLM's QKVParallelLinear and MergedColumnParallelLinear, but read from transformers' own code, so that no
 family names its layers. Each layer keeps its place and its name; the weights are put together once.
 """
 
@@ -130,13 +130,13 @@ def _joined(layers: Sequence[nn.Module]) -> nn.Module:
 
 
 def _together(layers: Sequence[nn.Module], name: str) -> nn.Parameter | None:
-    found = [layer._parameters.get(name) for layer in layers]
-    given = [parameter.detach() for parameter in found if parameter is not None]
+    parameters = [layer._parameters.get(name) for layer in layers]
+    given = [parameter.detach() for parameter in parameters if parameter is not None]
     if not given:
         return None
     rows = [
         given[0].new_zeros(_outputs(layer)) if parameter is None else parameter.detach()
-        for layer, parameter in zip(layers, found, strict=True)
+        for layer, parameter in zip(layers, parameters, strict=True)
     ]
     return nn.Parameter(torch.cat(rows), requires_grad=False)
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from triptych.base.errors import ConfigError
 from triptych.models.generic.masks import CAPTURE, spans_of
-from triptych.models.generic.sides import base_of, decoder_of, path_of
+from triptych.models.generic.sides import base_of, decoder_of, path_of, with_module
 
 #: Token types that classes take from their processors, one per token.
 TYPES = ("mm_token_type_ids", "token_type_ids")
@@ -172,7 +172,7 @@ class PromptCapture:
         self._device = device or torch.device("cpu")
         embedding = IdEmbedding(_WIDTH, self._device)
         recorder = _Recorder(decoder, self.decoder_config, embedding)
-        self._shell = _with_module(base, path_of(base, decoder), recorder)
+        self._shell = with_module(base, path_of(base, decoder), recorder)
         # Llama 4's forward projects the features itself, which their encoder has done here.
         if "multi_modal_projector" in self._shell._modules:
             self._shell._modules["multi_modal_projector"] = nn.Identity()
@@ -217,6 +217,11 @@ class PromptCapture:
                 failure = failure or error
         assert failure is not None
         raise failure
+
+    @property
+    def takes_details(self) -> bool:
+        """Whether the class takes token types or grids of its items."""
+        return bool(self.type_names or self._fixed_types or self.grid_names)
 
     @property
     def name(self) -> str:
@@ -332,14 +337,3 @@ def _grid_names(base: nn.Module, names: Mapping[str, object]) -> tuple[str, ...]
         return ()
     own = {"input_ids", "attention_mask", "inputs_embeds", "kwargs", *TYPES}
     return tuple(sorted((set(inspect.signature(rope).parameters) & set(names)) - own))
-
-
-def _with_module(root: nn.Module, path: str, replacement: nn.Module) -> Any:
-    """A copy of the modules on the way to `path`, with the replacement there and the same parameters."""
-    clone = copy.copy(root)
-    clone._modules = dict(root._modules)
-    head, _, rest = path.partition(".")
-    child = root._modules[head]
-    assert child is not None
-    clone._modules[head] = _with_module(child, rest, replacement) if rest else replacement
-    return clone

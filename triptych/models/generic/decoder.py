@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,11 +14,20 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.types import ItemPlan, MMFeature
 from triptych.models.base import DecoderGeometry, DecoderSide, MergedEmbeds, PromptInputs
-from triptych.models.families.text import in_batch_order, load_config
+from triptych.models.checkpoint.config import load_config
 from triptych.models.generic.capture import CapturedPrompt, PromptCapture
 from triptych.models.generic.examine import Examined, examine
 from triptych.models.generic.layout import ItemLayout
-from triptych.models.generic.sides import base_of, decoder_of, empty_model, keep_decoder, load_side
+from triptych.models.generic.sides import (
+    base_of,
+    decoder_of,
+    empty_model,
+    keep_decoder,
+    load_side,
+    path_of,
+    with_module,
+)
+from triptych.models.parallel.plan import take_share
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.models.recurrent import cache_keyword
 
@@ -31,11 +39,13 @@ class GenericDecoder(DecoderSide):
     plain_linears: ClassVar[bool] = False
     #: How prompts are admitted; both sides of a model name the same class.
     capture_class: ClassVar[type[PromptCapture]] = PromptCapture
+    module: PreTrainedModel
     image_token_id: int
 
     def __init__(
         self, module: PreTrainedModel, examined: Examined, *, device: torch.device, dtype: torch.dtype
     ) -> None:
+        self.config: Any = module.config
         self.module = module
         self.device = device
         self.dtype = dtype
@@ -43,7 +53,7 @@ class GenericDecoder(DecoderSide):
         self.layer_rules = examined.rules
         self.takes_inputs = examined.takes_inputs
         self.image_token_id = int(module.config.image_token_id)
-        self._decoder = decoder_of(module)
+        self._decoder: Any = decoder_of(module)
         self._embedding: Any = module.get_input_embeddings()
         self.capture = self.capture_class(
             module,
@@ -54,6 +64,7 @@ class GenericDecoder(DecoderSide):
         self.capture.container = examined.container
         self._embedded = examined.embedded
         self._one_item = examined.one_item
+        self._plain = examined.plain
         self.row_token_ids = self.capture_class.row_tokens(module.config)
         self._cache = cache_keyword(self._decoder.forward) if self.geometry.states else ""
 
@@ -68,15 +79,32 @@ class GenericDecoder(DecoderSide):
         quantize: bool = False,
         parallel: TensorParallel | None = None,
     ) -> Self:
+        examined = examine(cls.read_config(path), dtype, cls.capture_class)
+        model = cls.load_module(path, device=device, dtype=dtype, quantize=quantize, parallel=parallel)
+        # Set afterwards: transformers would want the name to be one of its own while it builds.
+        config: Any = decoder_of(model).config
+        config._attn_implementation_internal = attn_implementation
+        side = cls(model, examined, device=device, dtype=dtype)
+        if parallel is not None:
+            take_share(side, parallel)
+        return side
+
+    @classmethod
+    def load_module(
+        cls,
+        path: Path,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        quantize: bool,
+        parallel: TensorParallel | None,
+    ) -> PreTrainedModel:
+        """The class without its encoder, with this side's weights."""
         if parallel is not None:
             raise ConfigError(f"MODEL={path} is served by one rank only: leave --tensor-parallel at 1")
         if quantize:
             raise ConfigError(f"MODEL={path} cannot be quantized while loading: leave out --quantization")
-        examined = examine(cls.read_config(path), dtype, cls.capture_class)
-        model = load_side(path, keep_decoder, device=device, dtype=dtype)
-        config: Any = decoder_of(model).config
-        config._attn_implementation_internal = attn_implementation
-        return cls(model, examined, device=device, dtype=dtype)
+        return load_side(path, keep_decoder, device=device, dtype=dtype)
 
     @classmethod
     def without_weights(cls, path: Path, *, dtype: torch.dtype) -> Self:
@@ -96,7 +124,7 @@ class GenericDecoder(DecoderSide):
         """Nothing: what may be fused depends on the class."""
 
     def placeholder(self, plan: ItemPlan) -> list[int]:
-        layout = self._layout(plan)
+        layout = self.layout_of(plan)
         rows = sum(token in self.row_token_ids for token in layout.tokens)
         if len(layout.tokens) != plan.length or rows != plan.rows:
             raise InvalidRequest(
@@ -106,10 +134,11 @@ class GenericDecoder(DecoderSide):
         return list(layout.tokens)
 
     def text_around(self, plan: ItemPlan) -> tuple[Sequence[int], Sequence[int]]:
-        layout = self._layout(plan)
+        layout = self.layout_of(plan)
         return layout.head, layout.tail
 
-    def _layout(self, plan: ItemPlan) -> ItemLayout:
+    def layout_of(self, plan: ItemPlan) -> ItemLayout:
+        """What the prompt needs of an item; InvalidRequest for what is none of this model's."""
         layout = ItemLayout.decode(plan.layout)
         names, width = self.capture.grid_names, len(self.capture.type_names)
         if any(index >= len(names) for index in layout.grids) or any(len(t) != width for t in layout.types):
@@ -128,8 +157,10 @@ class GenericDecoder(DecoderSide):
                 "this model's embeddings of a picture depend on how many the prompt has: send one",
                 param="messages",
             )
-        prompt = self._captured(token_ids, sorted(features, key=lambda feature: feature.placement.offset))
         count = len(token_ids)
+        if self._plain:
+            return PromptInputs(torch.arange(count)[None], 0)
+        prompt = self._captured(token_ids, sorted(features, key=lambda feature: feature.placement.offset))
         own = torch.arange(count)[None] if prompt.positions is None else prompt.positions
         positions = own.expand(self.geometry.position_rows, -1).contiguous()
         delta = int(positions.max()) + 1 - count
@@ -141,7 +172,7 @@ class GenericDecoder(DecoderSide):
         expected = torch.full((len(token_ids),), -1)
         row = 0
         for feature in features:
-            layout, place = self._layout(feature.plan), feature.placement
+            layout, place = self.layout_of(feature.plan), feature.placement
             if types.shape[0]:
                 types[:, place.offset : place.end] = torch.tensor(layout.types).T
             for index, grid in layout.grids.items():
@@ -214,20 +245,19 @@ class GenericDecoder(DecoderSide):
 
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        ids = torch.zeros(1, hidden.shape[0], dtype=torch.int64, device=hidden.device)
-        scores: torch.Tensor = self._head(input_ids=ids, hidden=hidden[None]).logits
-        return scores[0]
+        scores: torch.Tensor = self._head(hidden)
+        return scores
 
     @cached_property
     def _head(self) -> Any:
-        """The class's outer forward over given hidden states: softcaps and scales are decided there."""
+        """The class's outer forward over given hidden states where it caps or scales, else the head."""
         base = base_of(self.module)
-        if base is self.module:
-            return _PlainHead(self.module.get_output_embeddings())
-        outer = copy.copy(self.module)
-        outer._modules = dict(self.module._modules)
-        outer._modules["model"] = _Hidden(base)
-        return _Outer(outer)
+        if base is not self.module:
+            outer = with_module(self.module, "model", _Hidden(base))
+            if not _adds_nothing(outer, self.geometry.hidden_size):
+                return _Outer(outer)
+        head: nn.Module = self.module.get_output_embeddings()
+        return head
 
 
 class _Hidden(nn.Module):
@@ -268,22 +298,29 @@ class _Outer:
     def __init__(self, outer: nn.Module) -> None:
         self._outer = outer
 
-    def __call__(self, *, input_ids: torch.Tensor, hidden: torch.Tensor) -> Any:
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         base: Any = self._outer._modules["model"]
-        base.hidden = hidden
+        base.hidden = hidden[None]
+        ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
         try:
-            return self._outer(input_ids=input_ids)
+            scores: torch.Tensor = self._outer(input_ids=ids).logits
         finally:
             base.hidden = None
+        return scores[0]
 
 
-class _PlainHead:
-    """Logits by the output embedding alone, for a class that is its own base."""
+def _adds_nothing(outer: Any, width: int) -> bool:
+    """Whether an outer forward gives what its head gives: with a head that changes nothing, hidden states."""
+    bare = with_module(outer, path_of(outer, outer.get_output_embeddings()), nn.Identity())
+    # Large enough for a cap to show.
+    hidden = torch.randn(2, width, generator=torch.Generator().manual_seed(0)) * 100
+    try:
+        return torch.equal(_Outer(bare)(hidden), hidden)
+    except Exception:  # of any kind: code of the class, which may read its head's weight
+        return False
 
-    def __init__(self, head: nn.Module) -> None:
-        self._head = head
 
-    def __call__(self, *, input_ids: torch.Tensor, hidden: torch.Tensor) -> Any:
-        out = _BaseOutput(hidden)
-        out.__dict__["logits"] = self._head(hidden)
-        return out
+def in_batch_order(merged: MergedEmbeds, embeds: torch.Tensor) -> MergedEmbeds:
+    """Rows by ascending batch index, as a boolean mask enumerates them, on the batch's device and dtype."""
+    index, order = merged.index.to(embeds.device).sort()
+    return MergedEmbeds(index=index, rows=merged.rows.to(embeds.device, embeds.dtype)[order])

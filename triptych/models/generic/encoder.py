@@ -1,25 +1,33 @@
-"""The encoder side of any class: its own feature getter, item by item."""
+"""The encoder side of any class: its own feature getter, in batches where items can be joined."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
+from PIL import Image
 from torch import nn
 from transformers import PreTrainedModel
 
-from triptych.base.errors import ConfigError
+from triptych.base.errors import ConfigError, InvalidRequest
+from triptych.base.machine.device_memory import host_empty
 from triptych.base.types import JsonObject, Options, runs_of
 from triptych.models.base import EncoderSide, Media, PreparedItem
-from triptych.models.families.text import load_config
+from triptych.models.checkpoint.config import load_config
+from triptych.models.families.fixed_size import FixedSizeEncoder
 from triptych.models.generic.capture import PromptCapture
 from triptych.models.generic.examine import Examined, examine
 from triptych.models.generic.layout import ItemLayout
 from triptych.models.generic.processor import GenericProcessor, processor_settings
 from triptych.models.generic.sides import base_of, keep_encoder, load_side
+
+#: Width and height of pictures: small, wide, tall, large.
+_FORMS = ((64, 64), (300, 90), (60, 200), (900, 700))
 
 
 class GenericEncoder(EncoderSide):
@@ -28,43 +36,52 @@ class GenericEncoder(EncoderSide):
     #: Classes may read a layer's weight themselves.
     plain_linears: ClassVar[bool] = False
     capture_class: ClassVar[type[PromptCapture]] = PromptCapture
+    _processor: GenericProcessor
+    _examined: Examined
 
     def __init__(
         self,
         module: PreTrainedModel,
-        examined: Examined,
+        hidden_size: int,
+        levels: int,
         *,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
+        self.config: Any = module.config
         self.module = module
-        self._processor: GenericProcessor | None = None
-        self._examined = examined
-        self.row_token_ids = self.capture_class.row_tokens(module.config)
-        patch = getattr(getattr(module.config, "vision_config", None), "patch_size", None)
+        self.row_token_ids = self.capture_class.row_tokens(self.config)
+        patch = getattr(getattr(self.config, "vision_config", None), "patch_size", None)
         self._patch = patch if isinstance(patch, int) else 14
         self.device = device
         self.dtype = dtype
-        self.levels = examined.geometry.deepstack_levels
-        self.width = examined.geometry.hidden_size * (1 + self.levels)
+        self.levels = levels
+        self.width = hidden_size * (1 + levels)
         self._getter: Any = base_of(module).get_image_features
         self._names = inspect.signature(self._getter).parameters
 
     @classmethod
-    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False) -> Self:
+    def load(
+        cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False
+    ) -> GenericEncoder:
         if quantize:
             raise ConfigError(f"MODEL={path} cannot be quantized while loading: leave out --quantization")
         side = cls.without_processor(path, device=device, dtype=dtype)
         side._processor = GenericProcessor(path, load_config(path).image_token_id, side._examined.type_names)
-        return side
+        if cls is not GenericEncoder or not has_fixed_size(side):
+            return side
+        fixed = FixedSizeImages.__new__(FixedSizeImages)
+        fixed.__dict__.update(side.__dict__)
+        return fixed
 
     @classmethod
     def without_processor(cls, path: Path, *, device: torch.device, dtype: torch.dtype) -> Self:
         """The tower alone, for items that are prepared elsewhere."""
         examined = examine(load_config(path), capture_class=cls.capture_class)
-        return cls(
-            load_side(path, keep_encoder, device=device, dtype=dtype), examined, device=device, dtype=dtype
-        )
+        module, geometry = load_side(path, keep_encoder, device=device, dtype=dtype), examined.geometry
+        side = cls(module, geometry.hidden_size, geometry.deepstack_levels, device=device, dtype=dtype)
+        side._examined = examined
+        return side
 
     @classmethod
     def processor_config(cls, path: Path) -> JsonObject:
@@ -74,7 +91,6 @@ class GenericEncoder(EncoderSide):
         """Nothing: what may be fused depends on the class."""
 
     def preprocess(self, media: Media, options: Options) -> PreparedItem:
-        assert self._processor is not None
         image = self._processor(media, options)
         mask = [token in self.row_token_ids for token in image.tokens]
         names = self._examined.grid_names
@@ -94,24 +110,91 @@ class GenericEncoder(EncoderSide):
 
     @torch.no_grad()
     def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
-        return [self.encode_item(item) for item in items]
+        if type(self).encode_item is not GenericEncoder.encode_item:
+            return [self.encode_item(item) for item in items]
+        return [rows for _, batch in groupby(items, self._batch_key) for rows in self._encoded(list(batch))]
 
     def encode_item(self, item: PreparedItem) -> torch.Tensor:
-        """An item's rows, one for each of its placeholder's row tokens."""
-        tensors = {name: self._moved(x) for name, x in item.tensors.items() if name in self._names}
-        out = self._getter(**tensors, return_dict=True)
+        """An item's rows, one for each row token of its placeholder; an adapter may have its own."""
+        return self._encoded([item])[0]
+
+    def _batch_key(self, item: PreparedItem) -> object:
+        """Items of equal keys, one behind the other, are encoded by one call of the getter.
+
+        Those are patches of pictures that grids tell apart, or pictures (or tiles) of one size.
+        """
+        given = {name: x for name, x in item.tensors.items() if name in self._names}
+        names, pixels = set(given), given.get("pixel_values")
+        alike = names == {"pixel_values"} and pixels is not None and pixels.dim() == 4
+        if not alike and names != {"pixel_values", "image_grid_thw"}:
+            return id(item)
+        return tuple((name, x.dtype, x.shape[1:]) for name, x in sorted(given.items()))
+
+    def _encoded(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+        columns = self.columns(self._getter(**self.inputs(items), return_dict=True))
+        if len(items) == 1:
+            return [self._joined(columns)]
+        counts = [item.rows for item in items]
+        parts = zip(*(column.split(counts) for column in columns), strict=True)
+        return [self._joined(levels) for levels in parts]
+
+    def inputs(self, items: Sequence[PreparedItem]) -> dict[str, torch.Tensor]:
+        """What the getter takes of these items, on the tower's device and in its dtype."""
+        names = [name for name in items[0].tensors if name in self._names]
+        return {name: self._moved(torch.cat([item.tensors[name] for item in items])) for name in names}
+
+    def columns(self, out: Any) -> list[torch.Tensor]:
+        """The column blocks of all rows, [rows, hidden_size] each, of a getter's output."""
         first = getattr(out, "pooler_output", None)
         if first is None:
             # Llama 4's forward projects what its getter gives, Fuyu's takes it as it is.
             project = getattr(base_of(self.module), "multi_modal_projector", nn.Identity())
             first = project(out.last_hidden_state)
-        levels = getattr(out, "deepstack_features", None) or ()
-        columns = [_flat(part) for part in (first, *levels)]
-        # cat copies, even a single column: the item must not keep more than its rows alive.
-        return torch.cat(columns, dim=-1) if len(columns) > 1 else columns[0].clone()
+        return [_flat(part) for part in (first, *(getattr(out, "deepstack_features", None) or ()))]
+
+    def _joined(self, levels: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """A copy even of a single level: an item must not keep more than its rows alive."""
+        if self.device.type != "cpu":
+            return torch.cat(levels, dim=-1)
+        shape = (len(levels[0]), sum(level.shape[-1] for level in levels))
+        return torch.cat(levels, dim=-1, out=host_empty(shape, levels[0].dtype))
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
+
+
+class FixedSizeImages(FixedSizeEncoder, GenericEncoder):
+    """A class whose processor makes one tensor of one size of every picture: it has encoder graphs, too."""
+
+    input_name: ClassVar[str] = "pixel_values"
+
+    @cached_property
+    def _example(self) -> PreparedItem:
+        return self.preprocess(self.sample(), {})
+
+    @property
+    def rows_per_item(self) -> int:
+        return self._example.rows
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self._example.tensors[self.input_name].shape[1:])
+
+    def compute(self, inputs: torch.Tensor) -> torch.Tensor:
+        columns = self.columns(self._getter(pixel_values=inputs, return_dict=True))
+        return torch.cat(columns, dim=-1).view(len(inputs), self.rows_per_item, -1)
+
+
+def has_fixed_size(side: GenericEncoder) -> bool:
+    """Whether pictures of every form become one tensor of one size, and as many rows."""
+    try:
+        items = [side.preprocess(Image.new("RGB", size, "grey"), {}) for size in _FORMS]
+    except InvalidRequest:
+        return False
+    made = {(item.rows, *((name, x.shape) for name, x in item.tensors.items())) for item in items}
+    pixels = items[0].tensors.get("pixel_values")
+    alone = len(made) == len(items[0].tensors) == 1
+    return alone and pixels is not None and pixels.dim() == 4 and len(pixels) == 1
 
 
 def _flat(features: Any) -> torch.Tensor:

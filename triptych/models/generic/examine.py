@@ -32,8 +32,8 @@ class Examined:
     """What is known of a class. `embedded` maps placeholder ids to those that they are embedded as.
 
     `container` and `takes_inputs` are as the capture has learnt them. `one_item`: a picture's rows depend on
-    how many the prompt has. `type_names` and `grid_names` are what the class takes of its processor's output
-    beside pixels.
+    how many the prompt has. `plain`: the class gives its decoder nothing of a prompt but embeddings.
+    `type_names` and `grid_names` are what the class takes of its processor's output beside pixels.
     """
 
     geometry: DecoderGeometry
@@ -42,6 +42,7 @@ class Examined:
     container: tuple[Container, Container]
     takes_inputs: bool
     one_item: bool
+    plain: bool
     type_names: tuple[str, ...]
     grid_names: tuple[str, ...]
 
@@ -97,6 +98,7 @@ def examine(
         capture.container,
         bool(prompt.inputs),
         one_item,
+        prompt.positions is None and not (prompt.masks or prompt.inputs or capture.takes_details),
         capture.type_names,
         capture.grid_names,
     )

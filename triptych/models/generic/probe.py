@@ -162,14 +162,15 @@ def layer_rules(
 
 
 def _without_experts(decoder: nn.Module) -> list[Any]:
-    """Makes experts return what they are given: how many rows each gets is unknown on meta.
+    """Makes experts, MLPs and norms return what they are given.
 
+    How many rows an expert gets is unknown on meta; the others change no shape, and take most of the time.
     The modules whose forward it replaced.
     """
     replaced: list[Any] = []
     for module in decoder.modules():
         stacked = any(parameter.dim() == 3 for parameter in module.parameters(recurse=False))
-        if stacked or type(module).__name__.endswith(("Experts", "NaiveMoe")):
-            module.forward = lambda hidden_states, *_, **__: hidden_states
+        if stacked or type(module).__name__.endswith(("Experts", "NaiveMoe", "MLP", "Norm")):
+            module.forward = lambda *given, **named: (*given, *named.values())[0]
             replaced.append(module)
     return replaced

@@ -58,9 +58,9 @@ def run(tower: QwenGraph, items: list[PreparedItem], budget: int) -> list[torch.
 
 
 def test_the_eager_tower_is_transformers_own_to_the_bit(tower: Qwen3VLEncoder | Qwen2_5VLEncoder) -> None:
-    original = type(tower).tower(tower.vision_config, torch.float32)
-    original.load_state_dict(tower.module.state_dict(), strict=False, assign=True)
-    original.patch_embed = tower.module.get_submodule("patch_embed")
+    original = type(tower.tower)._from_config(tower.vision_config, attn_implementation="sdpa")
+    original.load_state_dict(tower.tower.state_dict(), strict=False, assign=True)
+    original.patch_embed = tower.tower.patch_embed
     items = prepared(tower)
     pixels = tower.pixels(items)
     with torch.inference_mode():

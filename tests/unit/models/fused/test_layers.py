@@ -26,7 +26,7 @@ def _layers(family: str) -> nn.ModuleList:
     side = family_of(path).decoder.load(path, device=CPU, dtype=torch.float32, attn_implementation="sdpa")
     merge(side.module)
     fuse_norms(side.module)
-    layers = side.module.model.layers
+    layers = side.module.model.language_model.layers
     assert isinstance(layers, nn.ModuleList)
     return layers
 
@@ -80,7 +80,7 @@ def test_layers_that_do_something_else_stay(
 def test_layers_whose_projections_are_apart_stay() -> None:
     path = build_checkpoint("llava")
     side = family_of(path).decoder.load(path, device=CPU, dtype=torch.float32, attn_implementation="sdpa")
-    layers = side.module.model.layers
+    layers = side.module.model.language_model.layers
     fuse_layers(layers)
     assert not any(isinstance(layer, FusedDecoderLayer) for layer in layers)
 

@@ -95,7 +95,7 @@ def test_a_tied_head_is_rows_of_the_embedding_and_no_copy(family: str) -> None:
     head = side.module.get_submodule("lm_head")
     assert isinstance(head, VocabularyParallelHead)
     assert isinstance(head.linear, TiedRows)
-    assert head.linear.weight is side.module.get_parameter("model.embed_tokens.weight")
+    assert head.linear.weight is side.module.get_parameter("model.language_model.embed_tokens.weight")
 
 
 @pytest.mark.parametrize("variant", ["", "tied"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from support.encdec.checkpoints import FAMILIES as ENCDEC_FAMILIES
 from triptych.base.errors import ConfigError
 from triptych.models.base import CrossGeometry, DecoderGeometry, DecoderSide
 from triptych.models.families.llava import LlavaDecoder
+from triptych.models.generic import override
 from triptych.models.parallel import plan as shares
 from triptych.models.parallel.plan import (
     ShardPlan,
@@ -93,19 +95,17 @@ def test_a_familys_plan_divides_every_matrix_and_leaves_norms_and_embeddings_who
 def test_a_layer_that_the_plan_does_not_name_is_refused_by_name(
     kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = LlavaDecoder.text_model
+    build = override.empty_side
 
-    def with_one_more(config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
-        model = build(config, dtype)
-        model.get_submodule("layers.1.mlp").register_module(
+    def with_one_more(config: PreTrainedConfig, dtype: torch.dtype, keep: Any) -> nn.Module:
+        model = build(config, dtype, keep)
+        model.get_submodule("model.language_model.layers.1.mlp").register_module(
             "gate", kind(*(4, 4)[: 2 - (kind is nn.LayerNorm)])
         )
         return model
 
-    monkeypatch.setattr(LlavaDecoder, "text_model", with_one_more)
-    with pytest.raises(
-        ConfigError, match=r"says nothing of 1 layers, model\.layers\.1\.mlp\.gate among them"
-    ):
+    monkeypatch.setattr(override, "empty_side", with_one_more)
+    with pytest.raises(ConfigError, match=r"says nothing of 1 layers, .*layers\.1\.mlp\.gate among them"):
         load_decoder(
             build_checkpoint("llava"),
             device=torch.device("cpu"),

@@ -19,6 +19,7 @@ from triptych.models.registry import family_of, load_decoder, load_encoder
 from triptych.models.weights.loading import KeyMap
 
 CPU = torch.device("cpu")
+EMBEDDING = "model.language_model.embed_tokens.weight"
 VARIANTS = ("", "hub", "sharded", "hub+sharded", "tied", "tied+hub")
 
 
@@ -93,24 +94,23 @@ def test_the_sides_have_no_parameter_of_the_other(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_tied_head_is_the_embedding(family: str) -> None:
     module = decoder(build_checkpoint(family, variant="tied")).module
-    assert module.get_parameter("lm_head.weight") is module.get_parameter("model.embed_tokens.weight")
+    assert module.get_parameter("lm_head.weight") is module.get_parameter(EMBEDDING)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_untied_head_is_not_the_embedding(family: str) -> None:
     module = decoder(build_checkpoint(family)).module
-    assert not torch.equal(
-        module.get_parameter("lm_head.weight"), module.get_parameter("model.embed_tokens.weight")
-    )
+    assert not torch.equal(module.get_parameter("lm_head.weight"), module.get_parameter(EMBEDDING))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rotary_frequencies_are_real_and_stay_in_float32_when_weights_do_not(family: str) -> None:
     path = build_checkpoint(family)
     side = load_decoder(path, device=CPU, dtype=torch.bfloat16, attn_implementation="sdpa")
-    frequencies = dict(side.module.named_buffers())["model.rotary_emb.inv_freq"]
+    name = "model.language_model.rotary_emb.inv_freq"
+    frequencies = side.module.get_buffer(name)
     assert frequencies.dtype == torch.float32
-    assert torch.equal(frequencies, dict(decoder(path).module.named_buffers())["model.rotary_emb.inv_freq"])
+    assert torch.equal(frequencies, decoder(path).module.get_buffer(name))
     assert frequencies[0] == 1.0
     assert {parameter.dtype for parameter in side.module.parameters()} == {torch.bfloat16}
 
@@ -118,7 +118,7 @@ def test_rotary_frequencies_are_real_and_stay_in_float32_when_weights_do_not(fam
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     path = build_checkpoint("qwen3_vl", tmp_path / "model")
     change_tensors(path, {"model.language_model.norm.weight": None})
-    with pytest.raises(ConfigError, match=r"lacks tensors: model\.norm\.weight"):
+    with pytest.raises(ConfigError, match=r"lacks tensors: model\.language_model\.norm\.weight"):
         decoder(path)
 
 

@@ -1,0 +1,165 @@
+"""The override of a family: the adapter's sides of a class whose checkpoint keys and layers are known.
+
+Loading by keys divides a decoder among ranks and holds linear layers in 8 bits; fused layers, packed weights
+and encoder graphs are faster. Everything else is the adapter's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from triptych.base.types import JsonObject
+from triptych.models.base import DecoderSide, EncoderSide, MergedEmbeds
+from triptych.models.checkpoint.config import load_config
+from triptych.models.checkpoint.folder import Checkpoint
+from triptych.models.fused.decoder_layer import FusedDecoderLayer, rotary
+from triptych.models.fused.layers import fuse_layers
+from triptych.models.generic.decoder import GenericDecoder, in_batch_order
+from triptych.models.generic.encoder import GenericEncoder
+from triptych.models.generic.examine import deepstack_levels
+from triptych.models.generic.sides import class_of, keep_decoder, keep_encoder
+from triptych.models.images import ImageProcessor
+from triptych.models.parallel.plan import HEAD, WHOLE, ShardPlan, rules_of_transformers
+from triptych.models.parallel.sharding import load_share
+from triptych.models.parallel.tensor_parallel import TensorParallel
+from triptych.models.weights.loading import KeyMap, empty_module, load_into
+
+#: Where transformers' classes have their text model.
+TEXT = "model.language_model."
+#: A head without a weight of its own is the token embedding.
+TIED = (("lm_head.weight", f"{TEXT}embed_tokens.weight"),)
+
+
+def empty_side(
+    config: PreTrainedConfig, dtype: torch.dtype, keep: Callable[[PreTrainedModel], None]
+) -> PreTrainedModel:
+    """One side of a class, on meta but for what is computed."""
+
+    def build() -> PreTrainedModel:
+        model = class_of(config)._from_config(config, dtype=dtype, attn_implementation="sdpa")
+        keep(model)
+        return model
+
+    module = empty_module(build)
+    assert isinstance(module, PreTrainedModel)
+    return module
+
+
+class EncoderOverride(GenericEncoder):
+    """A tower with its checkpoint's image processor."""
+
+    plain_linears: ClassVar[bool] = True
+    keys: ClassVar[KeyMap]
+    images: ImageProcessor
+
+    @classmethod
+    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False) -> Self:
+        checkpoint = Checkpoint(path)
+        cls.keys.check(checkpoint.files)
+        config: Any = load_config(path)
+        images = ImageProcessor(path)
+        module = empty_side(config, dtype, keep_encoder)
+        names = cls.keys.encoder_names(checkpoint.files)
+        load_into(module, checkpoint, names, device=device, dtype=dtype, quantize=quantize)
+        levels = deepstack_levels(config)
+        side = cls(module, config.text_config.hidden_size, levels, device=device, dtype=dtype)
+        side.images = images
+        side.prepare()
+        return side
+
+    def prepare(self) -> None:
+        """Puts faster modules in the place of the loaded tower's."""
+
+    @classmethod
+    def processor_config(cls, path: Path) -> JsonObject:
+        return ImageProcessor(path).config
+
+    def fuse(self) -> None:
+        EncoderSide.fuse(self)
+
+
+class DecoderOverride(GenericDecoder):
+    """A text model after Llama's pattern: token embeddings, rotary positions, layers, a norm."""
+
+    plain_linears: ClassVar[bool] = True
+    keys: ClassVar[KeyMap]
+    #: Whether the layers are `FusedDecoderLayer`s.
+    _fused = False
+
+    @classmethod
+    def load_module(
+        cls,
+        path: Path,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        quantize: bool,
+        parallel: TensorParallel | None,
+    ) -> PreTrainedModel:
+        checkpoint = Checkpoint(path)
+        cls.keys.check(checkpoint.files)
+        config: Any = cls.read_config(path)
+        module = empty_side(config, dtype, keep_decoder)
+        load_share(
+            module,
+            checkpoint,
+            cls.keys.decoder_names(checkpoint.files),
+            plan=cls.shard_plan(config.text_config),
+            parallel=parallel,
+            device=device,
+            dtype=dtype,
+            tied=cls.keys.tied if config.tie_word_embeddings else (),
+            quantize=quantize,
+        )
+        return module
+
+    @classmethod
+    def shard_plan(cls, config: PreTrainedConfig) -> ShardPlan:
+        """How ranks divide the text model of `config`, and its head."""
+        return ShardPlan(
+            (*rules_of_transformers(cls.tp_plan(config), TEXT), *WHOLE, HEAD),
+            heads=int(config.num_attention_heads),
+            kv_heads=int(config.num_key_value_heads),
+        )
+
+    @classmethod
+    def tp_plan(cls, config: PreTrainedConfig) -> Mapping[str, str]:
+        """transformers' own plan for the text model's layers."""
+        return config.base_model_tp_plan or {}
+
+    def fuse(self) -> None:
+        DecoderSide.fuse(self)
+        layers = self._decoder.layers
+        fuse_layers(layers)
+        self._fused = isinstance(layers[0], FusedDecoderLayer)
+
+    @torch.no_grad()
+    def forward(
+        self,
+        embeds: torch.Tensor,
+        positions: torch.Tensor,
+        merged: MergedEmbeds | None,
+        attention: object,
+        **inputs: torch.Tensor,
+    ) -> torch.Tensor:
+        if not self._fused:
+            return super().forward(embeds, positions, merged, attention, **inputs)
+        levels: tuple[torch.Tensor, ...] = ()
+        if merged is not None and merged.index.numel():
+            merged = in_batch_order(merged, embeds)
+            first, *others = merged.rows.split(self.geometry.hidden_size, dim=1)
+            embeds, levels = embeds.index_copy(0, merged.index, first), tuple(others)
+        model, hidden = self._decoder, embeds
+        rows = positions.unsqueeze(1) if self.geometry.position_rows > 1 else positions
+        cos, sin = rotary(model.rotary_emb(hidden[None], rows))
+        for index, layer in enumerate(model.layers):
+            hidden = layer(hidden, cos, sin, attention)
+            if merged is not None and index < len(levels):
+                hidden = hidden.index_add(0, merged.index, levels[index])
+        normed: torch.Tensor = model.norm(hidden)
+        return normed
