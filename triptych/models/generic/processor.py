@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import transformers
 from PIL import Image
 from transformers import AutoImageProcessor, ProcessorMixin
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+from transformers.utils import is_torchvision_available
 
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.types import JsonObject, Options
@@ -45,7 +47,16 @@ def processor_settings(path: Path) -> JsonObject:
     settings = {name: value for name in _FILES if (value := read_json(path / name)) is not None}
     if not settings:
         raise ConfigError(f"MODEL={path} has no processor: give MODEL=/folder with preprocessor_config.json")
-    return {"settings": settings, "backend": BACKEND, "version": PIL.__version__}
+    config = {"settings": settings, "backend": BACKEND, "version": PIL.__version__}
+    if is_torchvision_available() and not any(map(_is_on_pil, settings.values())):
+        config["torchvision"] = importlib.metadata.version("torchvision")
+    return config
+
+
+def _is_on_pil(settings: JsonObject) -> bool:
+    """Whether transformers has the image processor that a file names on PIL, which is then taken."""
+    named = {**settings, **settings.get("image_processor", {})}.get("image_processor_type")
+    return isinstance(named, str) and hasattr(transformers, f"{named.removesuffix('Fast')}Pil")
 
 
 class GenericProcessor:
