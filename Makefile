@@ -58,7 +58,11 @@ images: export PIP_TORCH_ARGS := $(PIP_TORCH_ARGS)
 images:
 	sh deploy/docker/build.sh $(IMAGES)
 
-test-slow: $(VENV)/.clients $(TOOLS)/bin/promtool $(TOOLS)/bin/chromium
+# torchvision beside our packages, for the classes whose processors are on it only.
+$(TOOLS)/torchvision/.installed: $(STAMP) tests/tools/torchvision.sh tests/tools/vllm_shims.py
+	PYTHON=$(BIN)/python sh tests/tools/torchvision.sh $(TOOLS)/torchvision
+
+test-slow: $(VENV)/.clients $(TOOLS)/bin/promtool $(TOOLS)/bin/chromium $(TOOLS)/torchvision/.installed
 	$(PYTEST) -m "not gpu and not vllm" $(ARGS)
 
 # vLLM's CPU build in an environment of its own: our connector inside it, fed by our encoder worker.

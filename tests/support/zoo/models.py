@@ -19,7 +19,10 @@ from support.zoo.positions import POSITIONS, SPANS
 from support.zoo.recipe import Item, Recipe, Tensors
 from support.zoo.seeds import SEEDS
 
-RECIPES = {recipe.name: recipe for recipe in (*PLAIN, *POSITIONS, *SPANS, *HYBRIDS, *SOUNDS)}
+#: Of every release of transformers that the table names.
+ALL_RECIPES = {recipe.name: recipe for recipe in (*PLAIN, *POSITIONS, *SPANS, *HYBRIDS, *SOUNDS)}
+#: Of the installed one.
+RECIPES = {name: recipe for name, recipe in ALL_RECIPES.items() if hasattr(transformers, recipe.architecture)}
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,8 @@ def reference(
         warnings.simplefilter("ignore", FutureWarning)
         inputs = processor(text=[text], images=[list(images)], return_tensors="pt", **options)
     tensors = {key: value for key, value in inputs.items() if torch.is_tensor(value) and key != "labels"}
+    # In the model's dtype, as its own example asks: Llama 4's processor gives bfloat16.
+    tensors = {key: value.float() if value.is_floating_point() else value for key, value in tensors.items()}
     model = model_of(name)
     if hasattr(getattr(model, "model", None), "rope_deltas"):
         model.model.rope_deltas = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from support.zoo.items import (
+    codes_item,
     grid_item,
     merged_item,
     patches_item,
@@ -149,4 +150,10 @@ PLAIN = (
            **_BOTH),
     recipe("FuyuForCausalLM", patches_item, text("persimmon", num_key_value_heads=None, head_dim=None),
            patch_size=4, num_channels=3, image_size=32, **_IMAGE),
+    recipe("Apertus1p5", codes_item, text("apertus1p5_text", head_dim=None),
+           {"codebook_size": 16, "embed_dim": 8, "latent_channels": 8, "base_channels": 32,
+            "channel_multiplier": [1, 1, 2], "num_res_blocks": 1, "attn_resolutions": [4], "resolution": 16},
+           audio_config={"model_type": "wavtokenizer_encoder", "num_filters": 2, "upsampling_ratios": [2, 2],
+                         "num_lstm_layers": 1, "hidden_size": 8, "codebook_size": 16, "codebook_dim": 8},
+           image_token_offset=262, audio_token_offset=278, audio_token_id=AUDIO, **_IMAGE),
 )

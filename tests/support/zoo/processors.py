@@ -28,6 +28,7 @@ from support.zoo.recipe import (
     VOCAB_SIZE,
     Config,
 )
+from support.zoo.torchvision import TORCHVISION
 
 #: Special tokens by id: what most processors write; the bytes are ordinary tokens.
 _STRINGS = {
@@ -44,7 +45,7 @@ _ATTRIBUTES = {
     AUDIO: ("audio_token",),
     START: ("boi_token", "vision_start_token", "image_start_token", "start_image_token"),
     END: ("eoi_token", "vision_end_token", "image_end_token", "end_image_token"),
-    BREAK: ("image_break_token",),
+    BREAK: ("image_break_token", "img_line_break_token"),
     AUDIO_START: ("boa_token", "video_start_token"),
     AUDIO_END: ("eoa_token", "video_end_token"),
     300: ("image_boundary_token",),
@@ -223,3 +224,5 @@ PROCESSORS = {
     "Gemma4": OwnProcessor("Gemma4Processor", "Gemma4ImageProcessorPil",
                            {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70}),
 }
+#: Those that are on torchvision only.
+ON_TORCHVISION = {name: OwnProcessor(*row) for name, row in TORCHVISION.items()}

@@ -1,4 +1,4 @@
-"""What is served, what is refused, and why: of each class of the installed transformers, and as a table."""
+"""What is served, what is refused, and why: of each class of transformers, and as a table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from transformers.models.auto import modeling_auto
 
 from support.zoo.checkpoint import own_processor
-from support.zoo.models import RECIPES
+from support.zoo.models import ALL_RECIPES, RECIPES
+from support.zoo.processors import ON_TORCHVISION
+from support.zoo.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ REFUSED_RECIPES = {
     ),
     "NemotronH_Omni_Reasoning_V3": Refusal("names no token embedding", "names no token embedding"),
     **dict.fromkeys(
-        (name for name, recipe in RECIPES.items() if recipe.modality == "audio"), _SOUND
+        (name for name, recipe in ALL_RECIPES.items() if recipe.modality == "audio"), _SOUND
     ),
 }  # fmt: skip
 
@@ -49,9 +51,11 @@ REFUSED_CLASSES = {
     "GitForCausalLM": _GETTER,
     "Glm5NextForConditionalGeneration": _LAYERS,
     "Granite4VisionForConditionalGeneration": _BUILD,
+    "HYV4VLForConditionalGeneration": _LAYERS,
     "GraniteSpeechPlusForConditionalGeneration": _SOUND,
     "IdeficsForVisionText2Text": _GETTER,
     "Inkling2ForConditionalGeneration": _LAYERS,
+    "Inkling2LoopForConditionalGeneration": _LAYERS,
     "InklingForConditionalGeneration": _LAYERS,
     "InstructBlipForConditionalGeneration": Refusal("image_token_id", "its rows depend on the prompt"),
     "InstructBlipVideoForConditionalGeneration": _GETTER,
@@ -64,6 +68,7 @@ REFUSED_CLASSES = {
     "Molmo2ForConditionalGeneration": Refusal("changes embeddings", "adds rows to the tokens' own"),
     "MossTranscribeDiarizeForConditionalGeneration": _SOUND,
     "Nemotron3_5TranscribeForConditionalGeneration": _LAYERS,
+    "OmniASRForConditionalGeneration": _SOUND,
     "PI0ForConditionalGeneration": _CROSS,
     "PPFormulaNetForConditionalGeneration": _CROSS,
     "PerceptionLMForConditionalGeneration": _BUILD,
@@ -80,6 +85,12 @@ REFUSED_CLASSES = {
     "VoxtralRealtimeForConditionalGeneration": _SOUND,
 }  # fmt: skip
 
+#: Classes that the pinned release of transformers lacks, with the first that has them.
+NEWER = dict.fromkeys(
+    ("Apertus1p5ForConditionalGeneration", "HYV4VLForConditionalGeneration",
+     "Inkling2LoopForConditionalGeneration", "OmniASRForConditionalGeneration"),
+    "5.24",
+)  # fmt: skip
 #: Models that users know and that transformers has no class of.
 ABSENT = {
     "CogAgentForCausalLM": "CogAgent: transformers has no class of it, and remote code is never run",
@@ -90,10 +101,15 @@ SERVED = tuple(name for name in RECIPES if name not in REFUSED_RECIPES)
 OWN_PROCESSOR_REFUSED = tuple(
     f"{family}ForConditionalGeneration" for family in ("Idefics2", "HunYuanVL", "PaliGemma")
 )
-#: Served from the picture on.
-OWN_PROCESSOR = tuple(
-    name for name in SERVED if own_processor(RECIPES[name]) and name not in OWN_PROCESSOR_REFUSED
-)
+
+
+def has_own_processor(recipe: Recipe) -> bool:
+    """Whether it is served from the picture on."""
+    refused = recipe.name in REFUSED_RECIPES or recipe.name in OWN_PROCESSOR_REFUSED
+    return own_processor(recipe) is not None and not refused
+
+
+OWN_PROCESSOR = tuple(name for name in SERVED if has_own_processor(RECIPES[name]))
 
 
 def installed_classes() -> dict[str, str]:
@@ -110,21 +126,25 @@ def installed_classes() -> dict[str, str]:
 
 
 def table() -> str:
-    """The page's table."""
+    """The page's table, of the pinned release and newer ones."""
     lines = ["| class | served | why not, or what |", "| --- | --- | --- |"]
-    for architecture in sorted({recipe.architecture for recipe in RECIPES.values()} | set(REFUSED_CLASSES)):
-        recipes = [recipe for recipe in RECIPES.values() if recipe.architecture == architecture]
+    known = {recipe.architecture for recipe in ALL_RECIPES.values()} | set(REFUSED_CLASSES)
+    for architecture in sorted(known):
+        recipes = [recipe for recipe in ALL_RECIPES.values() if recipe.architecture == architecture]
         refusals = [REFUSED_RECIPES[recipe.name] for recipe in recipes if recipe.name in REFUSED_RECIPES]
         if not recipes:
             refusals = [REFUSED_CLASSES[architecture]]
         served = "no" if refusals else "engine"
-        if any(recipe.name in OWN_PROCESSOR for recipe in recipes):
+        if architecture.removesuffix("ForConditionalGeneration") in ON_TORCHVISION:
+            served = "torchvision"
+        elif any(has_own_processor(recipe) for recipe in recipes):
             served = "yes"
         notes = [refusal.reason for refusal in refusals]
         notes += ["one picture in a prompt"] * any(recipe.one_item for recipe in recipes)
         notes += ["its processor is refused: it rewrites the prompt around pictures"] * (
             architecture in OWN_PROCESSOR_REFUSED
         )
+        notes += [f"from transformers {NEWER[architecture]}"] if architecture in NEWER else []
         lines.append(f"| {architecture} | {served} | {'; '.join(notes)} |")
     lines += [f"| {name} | no | {reason} |" for name, reason in sorted(ABSENT.items())]
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,10 +12,9 @@ from triptych.base.errors import InvalidRequest
 from triptych.base.types import Options
 
 #: What the tower or the tensors' form depends on, and `do_resize`: without it pictures have no limit.
-_FIXED = frozenset(
-    {"patch_size", "merge_size", "temporal_patch_size", "pooling_kernel_size", "image_seq_length"}
-    | {"do_resize", "resample", "high_res_resample", "rescale_factor", "default_to_square"}
-    | {"disable_grouping", "return_row_col_info"}
+_FIXED = re.compile(
+    "(patch|merge|kernel|tile)_size$|downsampl|seq_length$|resample$|slice_mode$"
+    "|^(do_resize|rescale_factor|default_to_square|disable_grouping|return_row_col_info)$"
 )
 #: Other names of two entries of `size`.
 _PIXELS = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
@@ -33,7 +33,7 @@ class ProcessorOptions:
         self._limits: dict[str, dict[str, Any]] = {}
         for name, value in own.items():
             sizes = dict(value) if isinstance(value, Mapping | SizeDict) else {"": value}
-            if name not in _FIXED and all(isinstance(each, int | float) for each in sizes.values()):
+            if not _FIXED.search(name) and all(isinstance(each, int | float) for each in sizes.values()):
                 self._limits[name] = {side: _limit(side, sizes) for side in sizes}
         for name in self._limits:
             upper = self._limits.get(name.replace("min", "max", 1))

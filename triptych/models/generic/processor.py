@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import transformers
 from PIL import Image
 from transformers import ProcessorMixin
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+from transformers.utils import is_torchvision_available
 
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.types import JsonObject, Options
@@ -42,7 +44,16 @@ def processor_settings(path: Path) -> JsonObject:
     settings = {name: value for name in SETTINGS_FILES if (value := read_json(path / name)) is not None}
     if not settings:
         raise ConfigError(f"MODEL={path} has no processor: give MODEL=/folder with preprocessor_config.json")
-    return processor_identity(settings)
+    identity = processor_identity(settings)
+    if is_torchvision_available() and not any(map(_is_on_pil, settings.values())):
+        identity["torchvision"] = importlib.metadata.version("torchvision")
+    return identity
+
+
+def _is_on_pil(settings: JsonObject) -> bool:
+    """Whether transformers has the image processor that a file names on PIL, which is then taken."""
+    named = {**settings, **settings.get("image_processor", {})}.get("image_processor_type")
+    return isinstance(named, str) and hasattr(transformers, f"{named.removesuffix('Fast')}Pil")
 
 
 class GenericProcessor:

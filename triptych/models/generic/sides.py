@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,11 +115,20 @@ def keep_decoder(model: PreTrainedModel) -> None:
 
 
 def keep_encoder(model: PreTrainedModel) -> None:
-    """Removes text model, token embedding and head."""
-    for path in sorted(decoder_paths(model), key=len, reverse=True):
+    """Removes text model, head, and token embedding, but for an encoder that embeds codes by it."""
+    *others, embedding, head = decoder_paths(model)
+    kept = embedding if _embeds_codes(model) else None
+    children = [f"{path}.{name}" for path in others for name in model.get_submodule(path)._modules]
+    for path in sorted({head, embedding, *(children if kept else others)} - {kept}, key=len, reverse=True):
         parent, _, leaf = path.rpartition(".")
         model.get_submodule(parent)._modules[leaf] = None
     _forget_tied(model)
+
+
+def _embeds_codes(model: PreTrainedModel) -> bool:
+    """Whether its pictures become tokens, as those of Apertus 1.5 do."""
+    getter = getattr(base_of(model), "get_image_features", None)
+    return getter is not None and "get_input_embeddings" in inspect.getsource(getter)
 
 
 def _forget_tied(model: PreTrainedModel) -> None:

@@ -1,0 +1,34 @@
+"""Classes whose processors are on torchvision only, from the picture on, in an environment that has it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support.zoo.processors import ON_TORCHVISION
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[3]
+PYTHON = ROOT / ".tools" / "torchvision" / "venv" / "bin" / "python"
+MATRIX = "tests/integration/zoo/test_own_processors.py"
+TEST = f"{MATRIX}::test_a_picture_is_prepared_placed_and_answered_as_by_transformers"
+
+
+def test_every_class_on_torchvision_is_answered_as_by_transformers() -> None:
+    if not PYTHON.exists():
+        raise FileNotFoundError(f"{PYTHON} is missing: use `make test-slow`, or tests/tools/torchvision.sh")
+    tests = [f"{TEST}[{family}ForConditionalGeneration]" for family in ON_TORCHVISION]
+    done = subprocess.run(
+        [PYTHON, "-m", "pytest", *tests, "-n", "0", "-p", "no:cacheprovider", "-o", "addopts="],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=590,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert f"{len(tests)} passed" in done.stdout
