@@ -164,6 +164,7 @@ PROCESSORS = {
     "QianfanOCR": OwnProcessor("QianfanOCRProcessor", "GotOcr2ImageProcessorPil", _CROPS,
                                {"image_seq_length": 4}),
     "Idefics3": OwnProcessor("Idefics3Processor", "Idefics3ImageProcessorPil", _TILED, {"image_seq_len": 4}),
+    "SmolVLM": OwnProcessor("SmolVLMProcessor", "SmolVLMImageProcessorPil", _TILED, {"image_seq_len": 4}),
     "Idefics2": OwnProcessor("Idefics2Processor", "Idefics2ImageProcessorPil",
                              {"size": {"shortest_edge": 16, "longest_edge": 16}, "do_image_splitting": False},
                              {"image_seq_len": 4}),
