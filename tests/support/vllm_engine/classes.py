@@ -16,6 +16,13 @@ from support.zoo.recipe import HIDDEN, Config, Recipe, Tensors
 
 #: The smallest attention head that vLLM's kernel for CPUs has.
 _HEAD = 32
+#: vLLM normalises pictures itself, by what is in the file.
+_NORMALISED: Config = {
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
+    "do_rescale": True,
+    "do_normalize": True,
+}
 #: vLLM looks these up in Gemma 3's tokenizer.
 _NEWLINES = {290 + count: "\n" * count for count in range(1, 5)}
 #: Fields of a text config that hubs have, vLLM reads and transformers 5 no longer writes.
@@ -57,6 +64,7 @@ def processor(recipe: Recipe) -> OwnProcessor:
     """The recipe's processor, with what vLLM asks its tokenizer for."""
     own = own_processor(recipe)
     assert own is not None
+    own = dataclasses.replace(own, settings={**_NORMALISED, **own.settings})
     if recipe.architecture.startswith("Gemma3"):
         own = dataclasses.replace(own, strings={**own.strings, **_NEWLINES})
     return own

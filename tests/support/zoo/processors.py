@@ -84,8 +84,8 @@ def make_tokenizer(own: OwnProcessor) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(
-        [AddedToken(text, special=True, normalized=False) for text in strings.values()]
+    tokenizer.add_tokens(
+        [AddedToken(text, special=bool(text.strip()), normalized=False) for text in strings.values()]
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>",

@@ -62,6 +62,7 @@ class GenericProcessor:
         fixed = {index for index, token in added if token.special or token.content.strip()}
         self._merged_never = {*fixed, *self._tokenizer.all_special_ids}
         self._sizes = self._check_alone(path)
+        self._options = ProcessorOptions(self._processor)
 
     def __call__(self, image: Image.Image, options: Options) -> ProcessedImage:
         """InvalidRequest for a picture or options that the processor or the tower refuses."""
