@@ -13,7 +13,11 @@ from support.zoo.checkpoint import own_processor, write_checkpoint
 from support.zoo.models import RECIPES
 from support.zoo.processors import OwnProcessor
 from support.zoo.recipe import HIDDEN, Config, Recipe, Tensors
+from triptych.base.vllm_classes import CLASSES
+from triptych.models.registry import FAMILIES
 
+#: The classes of the table that have no family of their own.
+ADAPTED = tuple(sorted(CLASSES.keys() - {family.architecture for family in FAMILIES}))
 #: The smallest attention head that vLLM's kernel for CPUs has.
 _HEAD = 32
 #: vLLM normalises pictures itself, by what is in the file.
