@@ -19,25 +19,24 @@ ROWS = "rows"
 
 @dataclass(frozen=True, slots=True)
 class VLLMClass:
-    """One class. `by_reference`: a request can name an item's embedding and carry no pixels.
+    """One class.
 
     `saved_by_vllm`: a producer's plans are those of our encoder workers; other plans hold the placeholder's
     tokens, which the connector is not told. `one_run`: an item's rows stand side by side in the prompt, as
     vLLM's endpoint for token ids wants them.
     """
 
-    by_reference: bool = False
     saved_by_vllm: bool = False
     one_run: bool = True
 
 
 #: By the architecture in config.json, which vLLM looks its models up by, too.
 CLASSES = {
-    "Qwen3VLForConditionalGeneration": VLLMClass(by_reference=True, saved_by_vllm=True),
-    "Qwen2_5_VLForConditionalGeneration": VLLMClass(by_reference=True, saved_by_vllm=True),
+    "Qwen3VLForConditionalGeneration": VLLMClass(saved_by_vllm=True),
+    "Qwen2_5_VLForConditionalGeneration": VLLMClass(saved_by_vllm=True),
     "LlavaForConditionalGeneration": VLLMClass(saved_by_vllm=True),
-    "Qwen3VLMoeForConditionalGeneration": VLLMClass(by_reference=True),
-    "Qwen2VLForConditionalGeneration": VLLMClass(by_reference=True),
+    "Qwen3VLMoeForConditionalGeneration": VLLMClass(),
+    "Qwen2VLForConditionalGeneration": VLLMClass(),
     "Glm4vMoeForConditionalGeneration": VLLMClass(),
     "InternVLForConditionalGeneration": VLLMClass(),
     "Gemma3ForConditionalGeneration": VLLMClass(),

@@ -3,7 +3,8 @@
     python own_rows.py JOBS.json
 
 JOBS is a list of {"checkpoint", "text", "images", "out"}: a prompt's text with one placeholder, files, and
-where to write the rows of each file (`out`.safetensors, by the file's name) and the prompts' ids (`out`.json).
+where to write the rows of each file (`out`.safetensors, by the file's name) and the prompts' ids
+(`out`.json).
 """
 
 from __future__ import annotations
