@@ -164,10 +164,10 @@ def _refusal(field: str, allowed: str) -> InvalidRequest:
 def check_request(request: EngineRequest) -> None:
     """InvalidRequest for what vLLM cannot do as it is asked for."""
     check_sampling(request.sampling, output_format(request))
-    if any(feature.placement.runs is not None for feature in request.features):
+    if any(len(feature.placement.runs or ()) > 1 for feature in request.features):
         raise InvalidRequest(
-            "messages: an item's placeholder has tokens without embeddings, which this worker's engine, "
-            "vLLM, cannot be given: send it to a worker of --engine native",
+            "messages: an item's placeholder has tokens without embeddings between others, which this "
+            "worker's engine, vLLM, cannot be given: send it to a worker of --engine native",
             param="messages",
         )
 

@@ -17,6 +17,7 @@ from triptych.base.metrics import PDMetrics
 from triptych.base.tracing.context import Producers
 from triptych.base.tracing.tracer import Tracer
 from triptych.base.types import WorkerInfo
+from triptych.base.vllm_classes import class_of
 from triptych.models.registry import family_of, resolve_dtype
 from triptych.pd_worker.events.attempt_trace import PDTraces
 from triptych.pd_worker.frontend.grammar import GrammarCompiler
@@ -31,6 +32,12 @@ from triptych.protos import pd_pb2
 def load_front_model(config: PDConfig, engine_max_model_len: int) -> PDModel:
     """The checkpoint of `config.model` without weights, before an engine that takes that many tokens."""
     path = Path(config.model)
+    architecture = family_of(path).architecture
+    if not class_of(architecture).one_run:
+        raise ConfigError(
+            f"MODEL={path}: the rows of one {architecture} item stand apart in the prompt, which vLLM's "
+            "endpoint for token ids does not take: use --engine native"
+        )
     dtype = resolve_dtype(path, torch.device("cpu"), config.dtype)
     decoder = family_of(path).decoder.without_weights(path, dtype=dtype)
     if config.max_model_len > engine_max_model_len:

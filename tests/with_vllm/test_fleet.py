@@ -22,6 +22,7 @@ from support.data.traffic import Case, ask, expected, mixed_cases, picture
 from support.processes.cluster import scrape
 from support.vllm_engine.front_door import FrontDoor, assert_varied_and_exact, holds
 from support.waiting import until, within
+from triptych.store import keys
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -178,6 +179,9 @@ async def test_values_that_a_small_store_evicts_are_encoded_again(door, checkpoi
     tokens = 24
     references = await asyncio.to_thread(expected, checkpoint, LARGE, tokens)
     store, pictures = door.store, len({image.tobytes() for case in LARGE for image in case.images})
+    for key in store.call("KEYS", keys.EMBEDDING + "*"):
+        # Of earlier tests: they would be evicted first.
+        store.call("DEL", key)
     encoded = door.total("encoder", "triptych_encoder_tower_items_total")
     evicted = store.call("INFO", "stats")["evicted_keys"]
     store.call("CONFIG", "SET", "maxmemory", store.call("INFO", "memory")["used_memory"] + 1_500_000)
@@ -194,12 +198,13 @@ async def test_values_that_a_small_store_evicts_are_encoded_again(door, checkpoi
 
 
 async def test_a_store_that_is_down_for_five_seconds_under_load_costs_no_request(door, reference):
-    async with load(door, "before") as before, load(door, "meanwhile") as meanwhile:
+    async with load(door, "before") as before:
         await in_the_middle(before, "the store's death")
         door.store.kill()
-        await asyncio.sleep(5)
-        assert any(half.pictured and not half.ended for half in meanwhile)
-        door.store.start()
-        for halves in (before, meanwhile):
-            await assert_all_exact(halves, reference)
+        async with load(door, "meanwhile") as meanwhile:
+            await asyncio.sleep(5)
+            assert not any(half.ended for half in meanwhile)
+            door.store.start()
+            for halves in (before, meanwhile):
+                await assert_all_exact(halves, reference)
     await holds("all workers to register again", lambda: len(door.workers()) == 4)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import msgpack
 
-from triptych.base.types import ItemPlan, JsonObject, MMFeature
+from triptych.base.types import ItemPlan, JsonObject, MMFeature, Placement
+from triptych.base.vllm_classes import GRIDS, ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +28,10 @@ class EngineCall:
     @property
     def by_modality(self) -> dict[str, list[MMFeature]]:
         """The items in their order, by modality."""
-        found: dict[str, list[MMFeature]] = {}
+        features: dict[str, list[MMFeature]] = {}
         for feature in self.features:
-            found.setdefault(feature.plan.modality, []).append(feature)
-        return found
+            features.setdefault(feature.plan.modality, []).append(feature)
+        return features
 
     @property
     def ec_transfer_params(self) -> JsonObject:
@@ -43,7 +44,13 @@ def size_of(plan: ItemPlan) -> tuple[str, tuple[int, ...]]:
 
     vLLM 0.32 ends its engine on an item without fields. The connector knows that neither is media.
     """
-    return ("image_grid_thw", tuple(plan.grid_thw)) if plan.grid_thw else ("rows", (plan.rows,))
+    return (GRIDS[0], tuple(plan.grid_thw)) if plan.grid_thw else (ROWS, (plan.rows,))
+
+
+def range_of(placement: Placement) -> JsonObject:
+    """The tokens that take a row: vLLM takes no others for a placeholder's."""
+    start, length = placement.runs[0] if placement.runs else (0, placement.length)
+    return {"offset": placement.offset + start, "length": length}
 
 
 def probe_call() -> EngineCall:
@@ -80,17 +87,15 @@ def _features(by_modality: Mapping[str, Sequence[MMFeature]]) -> JsonObject:
     """vLLM's `features`: the key of each item, its place, and its grid."""
     return {
         "mm_hashes": {
-            modality: [feature.mm_hash for feature in found] for modality, found in by_modality.items()
+            modality: [feature.mm_hash for feature in features] for modality, features in by_modality.items()
         },
         "mm_placeholders": {
-            modality: [
-                {"offset": feature.placement.offset, "length": feature.placement.length} for feature in found
-            ]
-            for modality, found in by_modality.items()
+            modality: [range_of(feature.placement) for feature in features]
+            for modality, features in by_modality.items()
         },
         "mm_metadata": {
-            modality: [_metadata(feature.plan) for feature in found]
-            for modality, found in by_modality.items()
+            modality: [_metadata(feature.plan) for feature in features]
+            for modality, features in by_modality.items()
         },
     }
 

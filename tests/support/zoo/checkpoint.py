@@ -37,7 +37,7 @@ def checkpoint(name: str) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".build-") as aside:
             built = Path(aside) / "checkpoint"
-            _write(RECIPES[name], built)
+            write_checkpoint(RECIPES[name], built, own_processor(RECIPES[name]))
             try:
                 built.rename(folder)
             except OSError:
@@ -70,11 +70,12 @@ def _cache() -> Path:
     return Path(tempfile.gettempdir()) / f"triptych-zoo-{os.getuid()}-{key.hexdigest()[:16]}"
 
 
-def _write(recipe: Recipe, folder: Path) -> None:
+def write_checkpoint(recipe: Recipe, folder: Path, own: OwnProcessor | None) -> None:
+    """Writes the model, its tokenizer and its processor, if it has one."""
     build_model(recipe).save_pretrained(folder)
     ends = {"eos_token_id": EOS, "pad_token_id": PAD}
     (folder / "generation_config.json").write_text(json.dumps(ends), encoding="utf-8")
-    own = own_processor(recipe) or _NO_PROCESSOR
+    own = own or _NO_PROCESSOR
     make_tokenizer(own).save_pretrained(folder)
     if not own.processor:
         return

@@ -85,8 +85,8 @@ def make_tokenizer(own: OwnProcessor) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(
-        [AddedToken(text, special=True, normalized=False) for text in strings.values()]
+    tokenizer.add_tokens(
+        [AddedToken(text, special=bool(text.strip()), normalized=False) for text in strings.values()]
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>",
@@ -165,6 +165,7 @@ PROCESSORS = {
     "QianfanOCR": OwnProcessor("QianfanOCRProcessor", "GotOcr2ImageProcessorPil", _CROPS,
                                {"image_seq_length": 4}),
     "Idefics3": OwnProcessor("Idefics3Processor", "Idefics3ImageProcessorPil", _TILED, {"image_seq_len": 4}),
+    "SmolVLM": OwnProcessor("SmolVLMProcessor", "SmolVLMImageProcessorPil", _TILED, {"image_seq_len": 4}),
     "Idefics2": OwnProcessor("Idefics2Processor", "Idefics2ImageProcessorPil",
                              {"size": {"shortest_edge": 16, "longest_edge": 16}, "do_image_splitting": False},
                              {"image_seq_len": 4}),

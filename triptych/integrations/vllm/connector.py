@@ -71,8 +71,12 @@ class TriptychECConnector(ECConnectorBase):  # type: ignore[misc]
         adopt_logging(logging.getLogger("triptych"), logging.getLogger("vllm"))
         config = vllm_config.ec_transfer_config
         self._options = parse_options(config.ec_connector_extra_config)
-        untrusted = self.is_producer and not self._options.trusted_front_door
-        check_engine(vllm_config, is_consumer=self.is_consumer, saves_untrusted=untrusted)
+        check_engine(
+            vllm_config,
+            is_consumer=self.is_consumer,
+            is_producer=self.is_producer,
+            trusts_clients=self._options.trusted_front_door,
+        )
         self._scheduler: _SchedulerSide | None = None
         self._worker: _WorkerSide | None = None
         if role is ECConnectorRole.SCHEDULER:

@@ -10,17 +10,20 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from triptych.base.errors import ConfigError
+from triptych.base.vllm_classes import class_of
 
 #: Executors whose worker runs in the scheduler's process.
 _IN_PROCESS = ("uni", "external_launcher")
 
 
-def check_engine(vllm_config: Any, *, is_consumer: bool, saves_untrusted: bool = False) -> None:
+def check_engine(
+    vllm_config: Any, *, is_consumer: bool, is_producer: bool = False, trusts_clients: bool = False
+) -> None:
     """ConfigError for an engine in which the connector cannot work, or should not.
 
-    `saves_untrusted`: it saves what its clients name, and nobody has said that they are trusted.
+    `trusts_clients`: somebody has said that its clients may choose the keys that it saves under.
     """
-    if saves_untrusted:
+    if is_producer and not trusts_clients:
         # What is saved has an identifier of 64 hex digits, which is a client's `uuid` where it gives one.
         raise ConfigError(
             "TriptychECConnector: an ec_producer or ec_both saves under the mm_hash that a client gives as "
@@ -32,6 +35,12 @@ def check_engine(vllm_config: Any, *, is_consumer: bool, saves_untrusted: bool =
         raise ConfigError(
             "TriptychECConnector: vLLM loads no encoder outputs for encoder-decoder models; serve this model "
             "by `triptych pd`"
+        )
+    architecture = (model.hf_config.architectures or [model.hf_config.model_type])[0]
+    if not class_of(architecture).saved_by_vllm and is_producer:
+        raise ConfigError(
+            f"TriptychECConnector: what vLLM saves of {architecture} could not be used by PD workers: set "
+            "ec_role to ec_consumer, and have `triptych encoder` encode"
         )
     if is_consumer and (parallel.nnodes > 1 or parallel.distributed_executor_backend == "ray"):
         raise ConfigError(

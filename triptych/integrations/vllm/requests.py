@@ -10,12 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from triptych.base.types import runs_of
+from triptych.base.vllm_classes import GRIDS, ROWS
 from triptych.integrations.vllm.park_table import NeededItem
-
-#: Processed fields that hold an item's patch grid.
-_GRIDS = ("image_grid_thw", "video_grid_thw")
-#: The field of an item without media and grid: vLLM 0.32 ends its engine on an item without fields.
-ROWS = "rows"
 
 
 class VllmRange(Protocol):
@@ -66,14 +62,14 @@ def needed_item(feature: VllmFeature, placeholder_fields: set[str]) -> NeededIte
     return NeededItem(
         identifier=feature.identifier,
         rows=feature.mm_position.get_num_embeds(),
-        has_media=bool(given - placeholder_fields - {*_GRIDS, ROWS}),
+        has_media=bool(given - placeholder_fields - {*GRIDS, ROWS}),
         grid=grid_of(data),
     )
 
 
 def grid_of(data: Mapping[str, Any]) -> tuple[int, ...]:
     """The item's patch grid (frames, rows, columns); empty where it has none."""
-    for name in _GRIDS:
+    for name in GRIDS:
         value = data.get(name)
         if value is not None:
             return tuple(int(each) for each in value.flatten().tolist())

@@ -96,12 +96,13 @@ class GenericEncoder(EncoderSide):
         names = self._examined.grid_names
         grids = {index: image.tensors[name] for index, name in enumerate(names) if name in image.tensors}
         layout = ItemLayout(image.tokens, image.types, grids, image.head, image.tail)
+        grid = image.tensors.get("image_grid_thw")
         tensors = {name: tensor for name, tensor in image.tensors.items() if name in self._names}
         pixels = max((tensor.numel() for tensor in tensors.values()), default=0)
         return PreparedItem(
             rows=sum(mask),
             length=len(image.tokens),
-            grid_thw=(),
+            grid_thw=() if grid is None else tuple(grid[0].tolist()),
             cost=max(1, pixels // (3 * self._patch**2)),
             tensors=tensors,
             runs=runs_of(mask),

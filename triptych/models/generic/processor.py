@@ -65,7 +65,10 @@ class GenericProcessor:
         self._type_names = type_names
         token = getattr(self._processor, "image_token", None)
         self._token = str(token or self._tokenizer.convert_ids_to_tokens(image_token_id))
-        self._merged_never = {*self._tokenizer.added_tokens_decoder, *self._tokenizer.all_special_ids}
+        # Added tokens of blanks merge: Gemma's tokenizer has one for each number of newlines.
+        added = self._tokenizer.added_tokens_decoder.items()
+        fixed = {index for index, token in added if token.special or token.content.strip()}
+        self._merged_never = {*fixed, *self._tokenizer.all_special_ids}
         self._sizes = self._check_alone(path)
         self._options = ProcessorOptions(self._processor)
 

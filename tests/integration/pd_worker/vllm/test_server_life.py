@@ -147,5 +147,5 @@ def test_a_model_length_above_the_servers_is_refused():
 
 @pytest.mark.parametrize("family", ["bart", "whisper"])
 def test_a_family_that_vllm_takes_no_embeddings_for_is_refused(family):
-    with pytest.raises(ConfigError, match="only --engine native computes"):
+    with pytest.raises(ConfigError, match="is not served through vLLM: use `triptych pd --engine native`"):
         load_front_model(front_config(family), 512)

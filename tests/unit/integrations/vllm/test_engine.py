@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from triptych.base.errors import ConfigError
+from triptych.base.vllm_classes import CLASSES
 from triptych.integrations.vllm.engine import adopt_logging, check_engine, row_width, shares_a_process
+
+QWEN, SMOL = "Qwen3VLForConditionalGeneration", "SmolVLMForConditionalGeneration"
 
 
 def config(**changed: Any) -> Config:
     parallel = {"nnodes": 1, "distributed_executor_backend": "uni", "world_size": 1}
-    model: dict[str, Any] = {"is_encoder_decoder": False}
+    model: dict[str, Any] = {"is_encoder_decoder": False, "hf_config": Config(architectures=[QWEN])}
     multimodal = {"mm_processor_cache_type": "lru"}
     for given in (parallel, model, multimodal):
         given.update({name: value for name, value in changed.items() if name in given})
@@ -45,7 +48,25 @@ def test_an_engine_that_could_not_be_fed_is_refused_with_the_remedy(changed, sai
 
 def test_an_engine_that_saves_what_untrusted_clients_name_is_refused_with_the_option():
     with pytest.raises(ConfigError, match="trusted_front_door"):
-        check_engine(config(), is_consumer=False, saves_untrusted=True)
+        check_engine(config(), is_consumer=False, is_producer=True)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_class_of_the_table_is_accepted_as_a_consumer(name):
+    check_engine(config(hf_config=Config(architectures=[name])), is_consumer=True)
+
+
+def test_a_class_that_is_not_in_the_table_is_refused_by_name_with_the_remedy():
+    other = config(hf_config=Config(architectures=["FuyuForCausalLM"]))
+    with pytest.raises(ConfigError, match=r"FuyuForCausalLM is not served through vLLM: use `triptych pd"):
+        check_engine(other, is_consumer=True)
+
+
+@pytest.mark.parametrize("is_consumer", [True, False])
+def test_a_producer_whose_plans_pd_workers_could_not_use_is_refused(is_consumer):
+    smol = config(hf_config=Config(architectures=[SMOL]))
+    with pytest.raises(ConfigError, match=f"saves of {SMOL} .* ec_role to ec_consumer"):
+        check_engine(smol, is_consumer=is_consumer, is_producer=True, trusts_clients=True)
 
 
 @pytest.mark.parametrize("changed", [{"nnodes": 2}, {"mm_processor_cache_type": "shm"}])

@@ -1,0 +1,88 @@
+"""Checkpoints of the zoo's classes as vLLM reads them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+from support.zoo.checkpoint import own_processor, write_checkpoint
+from support.zoo.models import RECIPES
+from support.zoo.processors import OwnProcessor
+from support.zoo.recipe import HIDDEN, Config, Recipe, Tensors
+from triptych.base.vllm_classes import CLASSES
+from triptych.models.registry import FAMILIES
+
+#: The classes of the table that have no family of their own.
+ADAPTED = tuple(sorted(CLASSES.keys() - {family.architecture for family in FAMILIES}))
+#: The smallest attention head that vLLM's kernel for CPUs has.
+_HEAD = 32
+#: vLLM normalises pictures itself, by what is in the file.
+_NORMALISED: Config = {
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
+    "do_rescale": True,
+    "do_normalize": True,
+}
+#: vLLM looks these up in Gemma 3's tokenizer.
+_NEWLINES = {290 + count: "\n" * count for count in range(1, 5)}
+#: Fields of a text config that hubs have, vLLM reads and transformers 5 no longer writes.
+_HUB_FIELDS: dict[str, Config] = {
+    "Qwen3VLMoeForConditionalGeneration": {"norm_topk_prob": True, "num_experts": 8},
+    "Glm4vMoeForConditionalGeneration": {"use_qk_norm": False},
+}
+#: Of these, hubs have the experts' tensors the other way round than transformers 5 writes them.
+_TRANSPOSED = ("Qwen3VLMoeForConditionalGeneration",)
+_NESTED_TOWERS = ("Gemma3ForConditionalGeneration",)
+
+
+def class_checkpoint(architecture: str, folder: Path) -> Path:
+    """A checkpoint that vLLM and our workers serve."""
+    recipe = RECIPES[architecture]
+    write_checkpoint(_with_wide_heads(recipe), folder, processor(recipe))
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"] |= _HUB_FIELDS.get(architecture, {})
+    (folder / "config.json").write_text(json.dumps(config))
+    file = folder / "model.safetensors"
+    save_file(_as_hubs(architecture, load_file(file)), file, {"format": "pt"})
+    return folder
+
+
+def _as_hubs(architecture: str, tensors: Tensors) -> Tensors:
+    """The tensors as hubs have them, where vLLM reads no other way."""
+    if architecture in _TRANSPOSED:
+        return {
+            name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor
+            for name, tensor in tensors.items()
+        }
+    if architecture in _NESTED_TOWERS:
+        nested = "vision_tower.vision_model."
+        return {name.replace("vision_tower.", nested): tensor for name, tensor in tensors.items()}
+    return tensors
+
+
+def processor(recipe: Recipe) -> OwnProcessor:
+    """The recipe's processor, with what vLLM asks its tokenizer for."""
+    own = own_processor(recipe)
+    assert own is not None
+    own = dataclasses.replace(own, settings={**_NORMALISED, **own.settings})
+    if recipe.architecture.startswith("Gemma3"):
+        own = dataclasses.replace(own, strings={**own.strings, **_NEWLINES})
+    return own
+
+
+def _with_wide_heads(recipe: Recipe) -> Recipe:
+    config = copy.deepcopy(dict(recipe.config))
+    text = config["text_config"]
+    rope = text.get("rope_parameters", {})
+    if "mrope_section" in rope:
+        rope["mrope_section"] = [count * _HEAD // text["head_dim"] for count in rope["mrope_section"]]
+    # Some of vLLM's models divide the width by the number of heads.
+    text |= {"head_dim": _HEAD, "num_attention_heads": HIDDEN // _HEAD, "num_key_value_heads": 1}
+    if recipe.architecture in _TRANSPOSED:
+        # Not half the width: which way round such a tensor is could not be told.
+        text["moe_intermediate_size"] = 48
+    return dataclasses.replace(recipe, config=config)
