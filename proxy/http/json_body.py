@@ -66,6 +66,9 @@ def check_values(raw: bytes) -> None:
         raise TooLarge(f"the request body holds more than {MAX_VALUES} values: send less", param="body")
 
 
+_MAX_TEXT = 400
+
+
 def convert_field(value: object, kind: type[T], path: str, *, strict: bool = True) -> T:
     """A part of a body as a Struct; `path` leads to it. Not `strict`: numbers and flags are texts."""
     try:
@@ -87,7 +90,8 @@ def invalid_field(error: msgspec.ValidationError, prefix: str, kind: object = ob
     if missing := _MISSING.search(text):
         path += f".{missing['name']}"
     path = path.lstrip(".") or "body"
-    return InvalidRequest(f"{path}: {text}", param=path)
+    # msgspec repeats a client's text that is none of an enum's values.
+    return InvalidRequest(f"{path}: {text[:_MAX_TEXT]}", param=path)
 
 
 def _allowed(kind: object, path: str) -> list[object]:
