@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from PIL import Image
 
 from support.data.pictures import picture
 from support.encoder_graphs.adapters import Adapter
@@ -59,6 +60,19 @@ def test_a_class_of_one_picture_size_has_encoder_graphs_with_the_rows_of_plain_c
     for budget, count in zip(sorted(captured.graphs), (1, 2, 3), strict=True):
         items = captured.items[:count]
         assert_rows(captured.at(budget, items), captured.eager(items))
+
+
+def test_a_picture_that_options_cut_into_several_is_encoded_in_a_graph_too() -> None:
+    encoder = ENCODER.load(checkpoint("Gemma3ForConditionalGeneration"), **_CPU)
+    options = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 8, "pan_and_scan_max_num_crops": 2}
+
+    def medium(number: int) -> Image.Image:
+        return picture(number, 96, 24)
+
+    captured = replays(Adapter("Gemma3", lambda **_: encoder, medium), 4, poisoned=True)
+    items = [encoder.preprocess(medium(0), options), captured.items[1]]
+    assert len(items[0].tensors["pixel_values"]) > 1
+    assert_rows(captured.at(max(captured.graphs), items), captured.eager(items))
 
 
 @pytest.mark.parametrize("name", ["LlavaNextForConditionalGeneration", "Qwen2VLForConditionalGeneration"])

@@ -164,8 +164,11 @@ class GenericEncoder(EncoderSide):
         return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
 
 
-class FixedSizeImages(FixedSizeEncoder, GenericEncoder):
-    """A class whose processor makes one tensor of one size of every picture: it has encoder graphs, too."""
+class FixedSizeImages(GenericEncoder, FixedSizeEncoder):
+    """A class whose processor makes one tensor of one size of every picture: it has encoder graphs, too.
+
+    A request's options may cut a picture into several of that size.
+    """
 
     input_name: ClassVar[str] = "pixel_values"
 
@@ -180,6 +183,12 @@ class FixedSizeImages(FixedSizeEncoder, GenericEncoder):
     @property
     def input_shape(self) -> tuple[int, ...]:
         return tuple(self._example.tensors[self.input_name].shape[1:])
+
+    def _inputs(self, items: Sequence[PreparedItem]) -> torch.Tensor:
+        inputs = torch.cat([item.tensors[self.input_name] for item in items])
+        if len(inputs) * self.rows_per_item != sum(item.rows for item in items):
+            raise ValueError(f"{len(inputs)} pictures of {self.rows_per_item} rows are not the items' rows")
+        return inputs
 
     def compute(self, inputs: torch.Tensor) -> torch.Tensor:
         columns = self.columns(self._getter(pixel_values=inputs, return_dict=True))
