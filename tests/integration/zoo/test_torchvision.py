@@ -19,11 +19,20 @@ TEST = f"{MATRIX}::test_a_picture_is_prepared_placed_and_answered_as_by_transfor
 
 
 def test_every_class_on_torchvision_is_answered_as_by_transformers() -> None:
+    tests = [f"{TEST}[{family}ForConditionalGeneration]" for family in ON_TORCHVISION]
+    _run(tests, len(tests))
+
+
+def test_lfm2_vl_is_served_by_real_processes() -> None:
+    _run(["tests/e2e/test_any_class_under_faults.py", "-k", "Lfm2Vl"], 4)
+
+
+def _run(words: list[str], count: int) -> None:
+    """Runs tests by that environment's interpreter, which all have to pass."""
     if not PYTHON.exists():
         raise FileNotFoundError(f"{PYTHON} is missing: use `make test-slow`, or tests/tools/torchvision.sh")
-    tests = [f"{TEST}[{family}ForConditionalGeneration]" for family in ON_TORCHVISION]
     done = subprocess.run(
-        [PYTHON, "-m", "pytest", *tests, "-n", "0", "-p", "no:cacheprovider", "-o", "addopts="],
+        [PYTHON, "-m", "pytest", *words, "-n", "0", "-p", "no:cacheprovider", "-o", "addopts="],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -31,4 +40,4 @@ def test_every_class_on_torchvision_is_answered_as_by_transformers() -> None:
         timeout=590,
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    assert f"{len(tests)} passed" in done.stdout
+    assert f"{count} passed" in done.stdout
