@@ -128,6 +128,12 @@ class QwenDecoder(DecoderOverride):
         if len(grid) != 3 or min(grid) < 1 or grid[1] % merge or grid[2] % merge:
             raise InvalidRequest(f"item {plan.mm_hash} has an impossible grid {tuple(grid)}", param="plan")
         rows = math.prod(grid) // merge**2
+        # Before anything of its size is made: a forged grid may be of any.
+        if not rows == plan.rows == plan.length:
+            raise InvalidRequest(
+                f"item {plan.mm_hash} has {plan.rows} rows, but its grid {tuple(grid)} takes {rows}",
+                param="plan",
+            )
         return ItemLayout((self.image_token_id,) * rows, ((1,),) * rows, {0: torch.tensor([grid])})
 
     def prompt_inputs(self, token_ids: Sequence[int], features: Sequence[MMFeature]) -> PromptInputs:
