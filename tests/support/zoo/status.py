@@ -31,7 +31,6 @@ REFUSED_RECIPES = {
     "Ovis2ForConditionalGeneration": Refusal(
         "visual_indicator_features", "by the package in examples/model_package"
     ),
-    "NemotronH_Omni_Reasoning_V3": Refusal("names no token embedding", "names no token embedding"),
     **dict.fromkeys(
         (name for name, recipe in ALL_RECIPES.items() if recipe.modality == "audio"), _SOUND
     ),

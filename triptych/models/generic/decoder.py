@@ -22,6 +22,7 @@ from triptych.models.generic.sides import (
     base_of,
     decoder_of,
     empty_model,
+    head_of,
     keep_decoder,
     load_side,
     path_of,
@@ -256,8 +257,7 @@ class GenericDecoder(DecoderSide):
             outer = with_module(self.module, "model", _Hidden(base))
             if not _adds_nothing(outer, self.geometry.hidden_size):
                 return _Outer(outer)
-        head: nn.Module = self.module.get_output_embeddings()
-        return head
+        return head_of(self.module)
 
 
 class _Hidden(nn.Module):

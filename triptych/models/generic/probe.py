@@ -33,9 +33,10 @@ _UNKNOWN = (
     "topk_indices",
 )
 #: Types of layers that keep keys and values, or states of a kind that `triptych.models.recurrent` has.
-_LAYER_TYPES = (
-    frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"}) | RECURRENT_LAYERS
-)
+_ATTENDING = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
+#: Types of layers of their own that keep nothing.
+_STATELESS = frozenset({"mlp", "moe"})
+_LAYER_TYPES = _ATTENDING | _STATELESS | RECURRENT_LAYERS
 _TOKENS = 2
 
 
@@ -61,8 +62,12 @@ def check_layer_types(name: str, config: Any) -> None:
 
 def recurrent_layers(config: Any) -> list[int]:
     """The layers that keep a state, by the config's `layer_types`."""
+    return _layers_of(config, RECURRENT_LAYERS)
+
+
+def _layers_of(config: Any, kinds: frozenset[str]) -> list[int]:
     types = getattr(config, "layer_types", None) or ()
-    return [layer for layer, kind in enumerate(types) if kind in RECURRENT_LAYERS]
+    return [layer for layer, kind in enumerate(types) if kind in kinds]
 
 
 def probe(
@@ -115,7 +120,8 @@ def probe(
         for module in restore:
             del module.forward
     layers = range(config.num_hidden_layers)
-    if not calls or {*calls, *recurrent} != set(layers):
+    stateless = _layers_of(config, _STATELESS)
+    if not calls or {*calls, *recurrent, *stateless} != set(layers):
         raise ConfigError(f"{name}: only layers {sorted(calls)} attend through the attention interface")
     return [calls.get(layer, _NO_ATTENTION) for layer in layers], states
 

@@ -64,7 +64,7 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
     if decoder is None or decoder is model or decoder is base_of(model):
         raise ConfigError(f"{type(model).__name__} has no decoder beside its encoder: it cannot be served")
     try:
-        embeddings = (model.get_input_embeddings(), model.get_output_embeddings())
+        embeddings = (model.get_input_embeddings(), head_of(model))
     except NotImplementedError:
         embeddings = (None, None)
     if None in embeddings:
@@ -73,7 +73,14 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
     return text_model
 
 
-def path_of(root: nn.Module, module: nn.Module) -> str:
+def head_of(model: PreTrainedModel) -> nn.Module | None:
+    """The module that gives logits; of Nemotron-H Omni that of the language model in it."""
+    inner: Any = model.get_decoder()
+    head: nn.Module | None = model.get_output_embeddings() or inner.get_output_embeddings()
+    return head
+
+
+def path_of(root: nn.Module, module: nn.Module | None) -> str:
     """The dotted name of `module` inside `root`."""
     names: list[str] = [name for name, part in root.named_modules() if part is module]
     return names[0]
@@ -92,7 +99,7 @@ def with_module(root: nn.Module, path: str, replacement: nn.Module) -> Any:
 
 def decoder_paths(model: PreTrainedModel) -> list[str]:
     """Dotted names of the text model, the token embedding and the head; all else is the encoder's."""
-    parts = (decoder_of(model), model.get_input_embeddings(), model.get_output_embeddings())
+    parts = (decoder_of(model), model.get_input_embeddings(), head_of(model))
     return [path_of(model, part) for part in parts]
 
 
