@@ -242,14 +242,14 @@ class HttpServer(uvicorn.Server):
         while self.server_state.connections and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def stop(self, task: asyncio.Task[None]) -> None:
-        """Stops listening, answers what is still sent for LINGER_SECONDS, and ends.
+    async def stop(self, task: asyncio.Task[None], linger: float = LINGER_SECONDS) -> None:
+        """Stops listening, answers what is still sent for `linger` seconds, and ends.
 
         Without that a request on its way would meet a reset, and no load balancer dares to repeat it.
         """
         for server in getattr(self, "servers", ()):
             server.close()
-        await asyncio.sleep(LINGER_SECONDS)
+        await asyncio.sleep(linger)
         self.should_exit = True
         await asyncio.gather(task, return_exceptions=True)
         if self._sweeping is not None:

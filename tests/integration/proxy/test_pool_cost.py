@@ -8,7 +8,7 @@ from support.fakes.proxy_fakes import FakeCluster
 from support.store_commands import commands
 from support.waiting import until
 from triptych.proxy import pool
-from triptych.proxy.pool import CHECKS_PER_SECOND, HEALTH_INTERVAL, health_interval
+from triptych.proxy.pool import CHECKS_PER_SECOND, health_interval
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -32,7 +32,7 @@ async def test_a_poll_of_the_registry_is_one_command(store, monkeypatch):
 @pytest.mark.parametrize("workers", [1, 2, 16, 17, 100, 1000])
 def test_a_proxy_makes_no_more_health_checks_a_second_for_more_workers(workers: int) -> None:
     interval = health_interval(workers)
-    assert interval >= HEALTH_INTERVAL
+    assert interval >= pool.HEALTH_INTERVAL
     assert workers / interval <= CHECKS_PER_SECOND
 
 

@@ -222,7 +222,7 @@ class FakeCluster:
             await within("the live data's end", self.live.stop())
         await within("the client's end", self.client.close())
         await within("the dispatcher's end", self.dispatcher.close())
-        await within("the HTTP server's end", self.http.stop(self.http_task))
+        await within("the HTTP server's end", self.http.stop(self.http_task, linger=0.0))
         self.listener.close()
         await within("the gRPC server's end", self.grpc_server.stop(None))
         for task in self._beside:

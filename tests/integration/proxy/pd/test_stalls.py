@@ -6,15 +6,24 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import pytest
+
 from support.fakes.fake_pd import FakePD
 from support.fakes.fake_workers import user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
+from triptych.proxy.pd import beats, router
 from triptych.store.embedding_store import EmbeddingStore
 
 TEXT = user("count")
-STALL = 2.0
-BEAT = 0.1
+STALL = 1.0
+BEAT = 0.05
+
+
+@pytest.fixture(autouse=True)
+def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (beats, router):
+        monkeypatch.setattr(module, "LOOK_SECONDS", 0.2)
 
 
 @contextlib.asynccontextmanager

@@ -6,17 +6,26 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import pytest
+
 from support.fakes.fake_encoder import FakeEncoder
 from support.fakes.fake_workers import picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until, within
 from triptych.base.config import ScalingConfig
 from triptych.base.scaling import ScalingDecision
+from triptych.proxy.scaling import autoscaler as autoscaler_module
 from triptych.proxy.scaling.autoscaler import Autoscaler, start_scaling
 from triptych.registry.scaling import ScalingBoard
 from triptych.store.embedding_store import EmbeddingStore
 
 RULES = ScalingConfig(max_encoders=3)
+
+
+@pytest.fixture(autouse=True)
+def short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autoscaler_module, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(autoscaler_module, "LEARN_SECONDS", 0.5)
 
 
 @contextlib.asynccontextmanager
