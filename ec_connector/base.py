@@ -320,6 +320,13 @@ class ECConnectorWorker(ECConnectorBase):
         reported as unsaved.
         """
 
+    def serve(self, output: EncoderOutput) -> bool | None:
+        """Makes an output readable from this process, before its save, and says whether it is finite.
+
+        None where it is not served, so that nothing is known; one that is not finite is not served either.
+        """
+        return None
+
     @abstractmethod
     def get_finished(self) -> ECConnectorOutput:
         """Drains what has finished; for the thread that starts loads. A missing key is no error."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -263,10 +264,21 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
         with self.beat.turn(self._pacer), torch.inference_mode():
             self._busy_since = time.monotonic()
             self._waited += self._busy_since - asked
-            rows = self._to_host(self._encoder.encode(prepared))
+            outputs = self._encoder.encode(prepared)
+            rows = self._to_host(outputs, checks=[partial(self._serve, item) for item in items])
         if len(rows) != len(items):
             raise InternalError(f"the tower gave {len(rows)} outputs for {len(items)} items")
         return [_checked(item, *row) for item, row in zip(items, rows, strict=True)]
+
+    def _serve(self, item: TowerItem, data: torch.Tensor) -> bool | None:
+        """Whether the output is finite, by the pass that copies it for PD workers; None without one."""
+        plan = item.plan
+        try:
+            if item.needed() and tuple(data.shape) == (plan.rows, plan.width):
+                return self._connector.serve(EncoderOutput(plan, data))
+        except Exception:
+            logger.warning("an output is not served before its save", exc_info=True, extra=item.log_extra)
+        return None
 
     def _free_after_failure(self) -> None:
         if self._encoder.device.type == "cuda":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Protocol
 
@@ -16,6 +16,9 @@ from triptych.ec_connector.connectors.host_buffers import PinnedMemory, ReusedMe
 _STAGING_BYTES = 32 << 20
 #: Bytes of memory of earlier outputs that wait for reuse.
 _KEPT_BYTES = 128 << 20
+
+#: Whether an output is finite, from who reads it in any case; None: it has not been read.
+Check = Callable[[torch.Tensor], bool | None]
 
 
 class StagingBuffer(Protocol):
@@ -61,11 +64,15 @@ class HostCopier:
             self._buffers = _CudaBuffer(one, self._stream), _CudaBuffer(other, self._stream)
 
     def __call__(
-        self, outputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] = ()
+        self,
+        outputs: Sequence[torch.Tensor],
+        targets: Sequence[torch.Tensor] = (),
+        checks: Sequence[Check] = (),
     ) -> list[tuple[torch.Tensor, bool]]:
         """Each output on the host, and whether it has no NaN or infinity.
 
-        They are copied into `targets`, contiguous host memory, if there are any.
+        They are copied into `targets`, contiguous host memory, if there are any. What is in host memory
+        already is checked by `checks`, where they say anything.
         """
         placed = list(zip_longest(outputs, targets))
         copies: Iterator[tuple[torch.Tensor, bool]] = iter(())
@@ -77,17 +84,23 @@ class HostCopier:
                 copies = iter(copied([output for output, _ in on_device], self._buffers, hosts))
             for output, _ in on_device:
                 output.record_stream(self._stream)
-        return [next(copies) if output.is_cuda else _on_host(output, target) for output, target in placed]
+        return [
+            next(copies) if output.is_cuda else _on_host(output, target, check)
+            for (output, target), check in zip_longest(placed, checks)
+        ]
 
     def _empty(self, output: torch.Tensor) -> torch.Tensor:
         memory = self._memory.empty(output.numel() * output.element_size(), kept=_KEPT_BYTES)
         return memory.view(output.dtype).view(output.shape)
 
 
-def _on_host(output: torch.Tensor, target: torch.Tensor | None) -> tuple[torch.Tensor, bool]:
+def _on_host(
+    output: torch.Tensor, target: torch.Tensor | None, check: Check | None
+) -> tuple[torch.Tensor, bool]:
     """An output that is in host memory already: copied only where it has a target or is not contiguous."""
     data = output.detach().contiguous() if target is None else target.copy_(output)
-    return data, all(map(math.isfinite, _bounds(data).tolist()))
+    finite = None if check is None else check(data)
+    return data, all(map(math.isfinite, _bounds(data).tolist())) if finite is None else finite
 
 
 def copied(

@@ -68,7 +68,8 @@ def measure(url: str, repeats: int, before: Path | None) -> list[Transfers]:
     with ExitStack() as stack:
         sides = [stack.enter_context(_side(url, checkout)) for checkout in checkouts]
         for number in range(repeats + 1):
-            for transfers, process in zip(measured, sides, strict=True):
+            pairs = list(zip(measured, sides, strict=True))
+            for transfers, process in pairs[:: (-1) ** number]:  # who begins alternates, too
                 turn = _turn(process, number)
                 if not number:  # connections are made, and memory is touched
                     continue

@@ -27,16 +27,15 @@ from triptych.ec_connector.base import DirectTransfer, ECConnectorOutput, ECTran
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 
-#: Rows of 16384 in bf16: a 1080p picture and one of 448 pixels.
-SIZES = {"1080p, 66.8 MB": 2040, "448 px, 6.4 MB": 196}
+#: Rows and their width in bf16: a 1080p picture and one of 448 pixels of Qwen3-VL 8B, one of a small model.
+SIZES = {"1080p, 66.8 MB": (2040, 16384), "448 px, 6.4 MB": (196, 16384), "448 px, 0.4 MB": (196, 1024)}
 PATHS = ("store", "peer", "shm")
-_WIDTH = 16384
 _PATIENCE = 60.0
 
 
-def plan_of(name: str, rows: int) -> ItemPlan:
+def plan_of(name: str, rows: int, width: int) -> ItemPlan:
     mm_hash = hashlib.sha256(name.encode()).hexdigest()
-    return ItemPlan(mm_hash, "benchmark", "image", rows, _WIDTH, "bfloat16", rows)
+    return ItemPlan(mm_hash, "benchmark", "image", rows, width, "bfloat16", rows)
 
 
 class Engine:
@@ -91,6 +90,10 @@ class Side:
         output = EncoderOutput(plan, torch.randn(plan.rows, plan.width).to(torch.bfloat16))
         engine = self._engines[path != "store"]
         cpu, began = self._cpu(), time.monotonic()
+        # As in the encoder's engine: the pass that serves it checks it, where there is one.
+        serve = getattr(engine.worker, "serve", lambda _: None)
+        if serve(output) is None and not output.data.aminmax().max.isfinite():
+            raise RuntimeError("the output is not finite")
         engine.worker.save_caches({plan.mm_hash: output}, plan.mm_hash)
         out = engine.until(lambda out: out.saved if path == "store" else out.offered)
         source = None
@@ -127,8 +130,8 @@ def _serve(url: str) -> None:
     try:
         for line in sys.stdin:
             turn = [
-                side.transfer(plan_of(f"{os.getpid()} {line} {size} {path}", rows), path)
-                for size, rows in SIZES.items()
+                side.transfer(plan_of(f"{os.getpid()} {line} {size} {path}", *shape), path)
+                for size, shape in SIZES.items()
                 for path in PATHS
             ]
             sys.stdout.write(json.dumps(turn) + "\n")

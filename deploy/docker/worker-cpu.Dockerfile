@@ -17,8 +17,12 @@ RUN pip/bin/pip --python /opt/triptych/bin/python install --no-cache-dir --no-co
 RUN python3 requirements.py worker otel > requirements.txt \
   && pip/bin/pip --python /opt/triptych/bin/python install --no-cache-dir --no-compile -c constraints.txt -r requirements.txt \
   && /opt/triptych/bin/python -m compileall -q -f -j 0 --invalidation-mode unchecked-hash -x py312_intrinsics /opt/triptych/lib
+# The C++ compiler stays here, too: what goes into the image is the kernels' library.
+RUN command -v g++ \
+  || { apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*; }
 COPY . .
 RUN pip/bin/pip --python /opt/triptych/bin/python install --no-cache-dir --no-compile --no-deps . \
+  && ls /opt/triptych/lib/python3*/site-packages/triptych/kernels/*.so \
   && /opt/triptych/bin/python -m compileall -q -f -j 0 --invalidation-mode unchecked-hash /opt/triptych/lib/python3*/site-packages/triptych \
   && cp deploy/docker/healthcheck.py /opt/triptych/ \
   && echo 'triptych:x:65532:65532:triptych:/tmp:/usr/sbin/nologin' >> /etc/passwd \

@@ -7,11 +7,13 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 
 import torch
 
 from triptych.base.errors import TriptychError
 from triptych.base.log import log_fields, short
+from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import (
     ECConnectorMetadata,
     ECConnectorOutput,
@@ -24,7 +26,7 @@ from triptych.ec_connector.connectors.device_copy import DeviceCopier
 from triptych.ec_connector.connectors.host_buffers import bytes_of
 from triptych.ec_connector.connectors.output_server import OutputServer
 from triptych.ec_connector.connectors.scheduler_role import TableScheduler
-from triptych.ec_connector.connectors.served_outputs import ServedOutputs
+from triptych.ec_connector.connectors.served_outputs import NotFiniteError, ServedOutputs
 from triptych.ec_connector.connectors.store_client import StoreClient
 from triptych.ec_connector.connectors.store_loads import StoreLoads
 from triptych.ec_connector.metadata import Reports, TransferMetadata
@@ -76,28 +78,46 @@ class StoreSaves:
             self._saves[mm_hash] = saving
         saving.add_done_callback(lambda done: self._forget(mm_hash, done))
 
-    def _offer(self, entry: EncoderOutput, body: memoryview) -> bytes:
+    def serve(self, output: EncoderOutput) -> bool | None:
+        """As the connector's: in the engine's thread."""
+        plan = output.plan
+        if self._served is None or self._served.get(plan) is not None:
+            return None
+        try:
+            head = codec.PendingHead(plan, ttl=self._config.ttl, producer=self._producer(plan.mm_hash))
+            return True if self._served.offer(plan, head, bytes_of(output.data)) is not None else None
+        except NotFiniteError:
+            return False
+
+    def _producer(self, mm_hash: str) -> bytes:
+        return b"" if self._config.producers is None else self._config.producers.raw(mm_hash)
+
+    def _offer(self, plan: ItemPlan, body: memoryview) -> bytes:
         """The head of the value, after the output was offered to PD workers: they need not wait for the save.
 
-        Where that fails, they have it once it is saved. The head's checksum is the one pass over the bytes
-        for both. InvalidRequest when the plan cannot be stored.
+        Where that fails, they have it once it is saved. InvalidRequest when the plan cannot be stored.
         """
-        producers, served, mm_hash = self._config.producers, self._served, entry.plan.mm_hash
-        producer = b"" if producers is None else producers.raw(mm_hash)
-        head = codec.encode_head(entry.plan, body, ttl=self._config.ttl, producer=producer)
+        served, output = self._served, None
+        ttl, producer = self._config.ttl, self._producer(plan.mm_hash)
         try:
-            if served is not None and (source := served.offer(entry.plan, head, body)) is not None:
-                self._reports.offered(mm_hash, source)
+            if served is not None and (output := served.get(plan)) is None:
+                output = served.offer(plan, codec.PendingHead(plan, ttl=ttl, producer=producer), body)
         except Exception as error:
-            logger.warning("%s is not served: %s", short(mm_hash), error, extra=log_fields(mm_hash=mm_hash))
-        return head
+            extra = log_fields(mm_hash=plan.mm_hash)
+            logger.warning("%s is not served: %r", short(plan.mm_hash), error, extra=extra)
+        if output is None:
+            return codec.encode_head(plan, body, ttl=ttl, producer=producer)
+        self._reports.offered(plan.mm_hash, output.source)
+        return output.head
 
     async def _save(self, entry: EncoderOutput, host: torch.Tensor, damaged_digest: str) -> None:
         mm_hash, config, direct = entry.plan.mm_hash, self._config, self._config.direct
         try:
             body = bytes_of(host)
-            inline = len(body) <= _INLINE_BYTES
-            head = self._offer(entry, body) if inline else await asyncio.to_thread(self._offer, entry, body)
+            served = self._served is not None and self._served.get(entry.plan) is not None
+            inline = served or len(body) <= _INLINE_BYTES
+            offer = partial(self._offer, entry.plan, body)
+            head = offer() if inline else await asyncio.to_thread(offer)
             if self._served is not None and (read := self._served.first_read(mm_hash)) is not None:
                 # The save would compete with the reader that waits for its first token.
                 await asyncio.wait([asyncio.wrap_future(read)], timeout=_FIRST_READ)
@@ -185,6 +205,9 @@ class RedisConnectorWorker(ECConnectorWorker):
             self._saves.begin(encoder_cache, mm_hash, damaged_digest)
         else:
             self._reports.not_saved_by_a_consumer(mm_hash)
+
+    def serve(self, output: EncoderOutput) -> bool | None:
+        return self._saves.serve(output) if self.config.is_producer else None
 
     def get_finished(self) -> ECConnectorOutput:
         self._loads.put_arrived(self._encoder_cache)

@@ -16,11 +16,17 @@ import numpy as np
 
 from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.connectors.segments import SegmentPool, SharedSegment
+from triptych.kernels.copy import copy_checked
+from triptych.store.codec import PendingHead
 
 logger = logging.getLogger(__name__)
 
 #: Seconds after which an output that nobody has read, and that is not in the store, may be evicted.
 KEPT_SECONDS = 60.0
+
+
+class NotFiniteError(Exception):
+    """An output has NaN or infinity."""
 
 
 @dataclass(eq=False, slots=True)
@@ -30,6 +36,7 @@ class ServedOutput:
     plan: ItemPlan
     source: EmbeddingSource
     segment: SharedSegment
+    head: bytes
     nbytes: int
     since: float
     #: Connections that read it now.
@@ -71,29 +78,35 @@ class ServedOutputs:
     def __len__(self) -> int:
         return len(self._by_hash)
 
-    def offer(self, plan: ItemPlan, head: bytes, body: memoryview) -> EmbeddingSource | None:
-        """Where the embedding can be read from now on; None when there is no room. Copies, in any thread."""
+    def get(self, plan: ItemPlan) -> ServedOutput | None:
+        """The output that is served by this plan."""
         with self._lock:
             known = self._by_hash.get(plan.mm_hash)
-            if known is not None and known.plan == plan:
-                return known.source
-        nbytes = len(head) + len(body)
+            return known if known is not None and known.plan == plan else None
+
+    def offer(self, plan: ItemPlan, head: PendingHead, body: memoryview) -> ServedOutput | None:
+        """The output, readable from now on; None when there is no room. NotFiniteError, in any thread.
+
+        One pass over `body` copies it, completes the head and checks the numbers.
+        """
+        nbytes = head.nbytes + len(body)
         with self._lock:
             segment = self._acquire(nbytes)
         if segment is None:
             return None
-        segment.memory[: len(head)] = head
-        # numpy copies without the interpreter's lock.
-        target = np.frombuffer(segment.memory, dtype=np.uint8, count=len(body), offset=len(head))
-        np.copyto(target, np.frombuffer(body, dtype=np.uint8))
-        del target  # a view would keep the segment from being closed
+        try:
+            raw = _filled(segment, plan, head, body)
+        except BaseException:
+            with self._lock:
+                self._pool.release(segment)
+            raise
         source = EmbeddingSource(secrets.token_hex(16), self._socket, self._address)
-        output = ServedOutput(plan, source, segment, nbytes, time.monotonic())
+        output = ServedOutput(plan, source, segment, raw, nbytes, time.monotonic())
         with self._lock:
             if (before := self._by_hash.get(plan.mm_hash)) is not None:
                 self._evict(before)
             self._by_hash[plan.mm_hash] = self._by_name[source.name] = output
-        return source
+        return output
 
     def first_read(self, mm_hash: str) -> Future[None] | None:
         """Done once a reader has had the embedding; None where it is not served."""
@@ -154,3 +167,12 @@ class ServedOutputs:
     def _free(self, output: ServedOutput) -> None:
         if output.evicted and not output.readers:
             self._pool.release(output.segment)
+
+
+def _filled(segment: SharedSegment, plan: ItemPlan, head: PendingHead, body: memoryview) -> bytes:
+    """The head, after it and the body were copied into the segment."""
+    target = np.frombuffer(segment.memory, dtype=np.uint8, count=len(body), offset=head.nbytes)
+    if not copy_checked(np.frombuffer(body, dtype=np.uint8), target, plan.dtype, head.update):
+        raise NotFiniteError
+    raw = segment.memory[: head.nbytes] = head.finish()
+    return raw

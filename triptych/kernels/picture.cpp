@@ -3,17 +3,10 @@
 // Pillow resizes in two passes over weights of 22 fractional bits, each rounded to 8 bits. The order of the passes and
 // the arithmetic of the weights are part of the result: compile with -ffp-contract=off.
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#include <immintrin.h>
-#define X86_VARIANTS 1
-#endif
-
-#define EXPORT extern "C" __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
+#include "export.h"
 
 namespace {
 

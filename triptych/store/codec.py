@@ -106,35 +106,59 @@ class Damage:
     reason: str
 
 
+class PendingHead:
+    """A head without its checksum: `update` is called with the whole body, in pieces, before `finish`.
+
+    The write id is random unless it is given. `producer` is a trace context of PRODUCER_BYTES, left out where
+    the header is too long for it. InvalidRequest when the plan cannot be stored.
+    """
+
+    def __init__(self, plan: ItemPlan, *, ttl: float, producer: bytes = b"", write_id: str = "") -> None:
+        header, padding = _header_and_padding(_pack_header(plan), producer)
+        self.nbytes = _PREFIX.size + len(header) + len(padding)
+        if self.nbytes > HEAD_BYTES:
+            raise InvalidRequest(
+                f"the item's metadata takes {len(header)} bytes and must fit {HEAD_BYTES}: "
+                "its embedding positions are cut into too many runs",
+                param="runs",
+            )
+        signed = _PREFIX.pack(
+            MAGIC,
+            LAYOUT_VERSION,
+            len(header),
+            max(1, int(ttl)),
+            part_count(plan.nbytes),
+            bytes.fromhex(write_id) or os.urandom(8),
+            b"",
+            b"",
+        )[:_SIGNED]
+        self._signed = signed + xxhash.xxh3_64_digest(signed + header)
+        self._rest = header + padding
+        self._state = xxhash.xxh3_128(self._signed)
+        self._state.update(self._rest)
+        self._left = plan.nbytes
+
+    def update(self, piece: Buffer) -> None:
+        """The next bytes of the body."""
+        self._state.update(piece)
+        self._left -= len(piece)
+
+    def finish(self) -> bytes:
+        """Prefix, header and padding, which go before the body; InvalidRequest for another size."""
+        if self._left:
+            raise InvalidRequest(
+                f"the body has not the plan's bytes: {self._left} are missing", param="nbytes"
+            )
+        return self._signed + bytes(self._state.digest()) + self._rest
+
+
 def encode_head(
     plan: ItemPlan, body: Buffer, *, ttl: float, producer: bytes = b"", write_id: str = ""
 ) -> bytes:
-    """Prefix, header and padding that go before `body`. InvalidRequest when the plan cannot be stored.
-
-    The write id is random unless it is given. `producer` is a trace context of PRODUCER_BYTES, left out where
-    the header is too long for it.
-    """
-    if len(body) != plan.nbytes:
-        raise InvalidRequest(f"body has {len(body)} bytes, the plan says {plan.nbytes}", param="nbytes")
-    header, padding = _header_and_padding(_pack_header(plan), producer)
-    if _PREFIX.size + len(header) + len(padding) > HEAD_BYTES:
-        raise InvalidRequest(
-            f"the item's metadata takes {len(header)} bytes and must fit {HEAD_BYTES}: "
-            "its embedding positions are cut into too many runs",
-            param="runs",
-        )
-    signed = _PREFIX.pack(
-        MAGIC,
-        LAYOUT_VERSION,
-        len(header),
-        max(1, int(ttl)),
-        part_count(plan.nbytes),
-        bytes.fromhex(write_id) or os.urandom(8),
-        b"",
-        b"",
-    )[:_SIGNED]
-    signed += xxhash.xxh3_64_digest(signed + header)
-    return signed + _digest((signed, header, padding, body)) + header + padding
+    """The head that goes before `body`, as `PendingHead` makes it; InvalidRequest as it."""
+    head = PendingHead(plan, ttl=ttl, producer=producer, write_id=write_id)
+    head.update(body)
+    return head.finish()
 
 
 def write_id_of(head: bytes) -> str:

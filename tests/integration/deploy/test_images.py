@@ -64,6 +64,12 @@ def test_the_proxy_s_image_is_small_and_has_no_model_code(images, record_propert
     assert not packages & {"torch", "transformers", "numpy", "PIL", "ray", "pip", "setuptools"}
 
 
+def test_the_workers_image_has_the_kernels_and_no_compiler(images):
+    root = images.mounted(WORKER)
+    assert list((root / SITE / "triptych/kernels").glob("triptych_kernels-*.so"))
+    assert not (root / "usr/bin/g++").exists()
+
+
 def test_nothing_of_the_building_machine_is_left(images, image):
     root = images.mounted(image)
     for place in ("build", "root/.cache", "etc/pip.conf"):

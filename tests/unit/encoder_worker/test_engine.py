@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -18,6 +19,7 @@ from support.fakes.fake_connector import RecordingWorker, SlowWorker, fake_trans
 from triptych.base.cpu.step_pacer import StepPacer
 from triptych.base.errors import InternalError, InvalidRequest
 from triptych.base.types import ItemPlan
+from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.connectors.memory_store import OutputCache
 from triptych.encoder_worker.engine import (
     BatchDone,
@@ -384,3 +386,34 @@ def test_an_item_that_is_refused_is_logged_with_its_trace(b: Bench, caplog: pyte
     b.take(2)
     [record] = [record for record in caplog.records if "NaN" in record.message]
     assert (record.trace_id, record.mm_hash) == ("f" * 32, "bad")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("finite", [True, False, None])
+def test_the_pass_that_serves_an_output_says_whether_it_is_finite(
+    b: Bench, monkeypatch: pytest.MonkeyPatch, finite: bool | None
+) -> None:
+    served = list[str]()
+
+    def serve(output: EncoderOutput) -> bool | None:
+        served.append(output.plan.mm_hash)
+        return finite
+
+    monkeypatch.setattr(b.saver, "serve", serve)
+    b.encode([item("a"), item("nobody waits", needed=False), item("infinite", value=math.inf)])
+    encoded = {event.mm_hash: event for event in b.take(6 if finite else 4) if isinstance(event, Encoded)}
+    assert served == ["a", "infinite"]
+    refused = {key for key, event in encoded.items() if isinstance(event.error, InvalidRequest)}
+    assert refused == {True: set(), False: {"a", "infinite"}, None: {"infinite"}}[finite]
+
+
+def test_an_output_that_cannot_be_served_is_checked_and_saved(
+    b: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(output: EncoderOutput) -> bool | None:
+        raise OSError("no memory file")
+
+    monkeypatch.setattr(b.saver, "serve", broken)
+    b.encode([item("a"), item("infinite", value=math.inf)])
+    events = b.take(4)
+    assert [event.mm_hash for event in events if isinstance(event, Saved)] == ["a"]
+    assert [type(e.error) for e in events if isinstance(e, Encoded)] == [type(None), InvalidRequest]

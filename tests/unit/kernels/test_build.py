@@ -22,7 +22,15 @@ HARNESS = """
 extern "C" int triptych_picture_levels(const uint8_t *, int, int, int, int, int, int, int, int, int,
                                        uint8_t *);
 extern "C" int triptych_look_up(const uint8_t *, size_t, size_t, size_t, size_t, int, const void *, void *);
+extern "C" int triptych_copy_finite(const uint8_t *, uint8_t *, size_t, int, uint32_t, int);
 int main() {
+  for (size_t bytes = 0; bytes < 400; bytes += 4)
+    for (int size = 2; size < 5; size += 2)
+      for (int stream = 0; stream < 2; stream++) {
+        uint8_t *from = (uint8_t *)calloc(bytes, 1), *to = (uint8_t *)malloc(bytes);
+        if (triptych_copy_finite(from, to, bytes, size, size == 2 ? 0x7f80 : 0x7f800000, stream)) return 3;
+        free(from); free(to);
+      }
   int sizes[][4] = {{1, 1, 1, 1}, {1, 1, 64, 48}, {97, 61, 97, 61}, {97, 61, 64, 61}, {97, 61, 97, 96},
                     {97, 61, 160, 128}, {420, 1400, 384, 288}, {1, 150, 32, 64},
                     {150, 1, 64, 32}, {640, 480, 1, 1}};

@@ -148,24 +148,35 @@ def test_a_save_begins_once_the_first_reader_is_done(store_url: str, monkeypatch
     assert read_before == [True]
 
 
-def test_the_checksum_of_a_served_output_is_computed_once(
-    store_url: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("before_the_save", [False, True])
+def test_the_bytes_of_a_served_output_are_passed_over_once(
+    store_url: str, monkeypatch: pytest.MonkeyPatch, before_the_save: bool
 ) -> None:
-    made, encode_head = list[bytes](), codec.encode_head
+    made, update = list[int](), codec.PendingHead.update
 
-    def counted(*values: Any, **options: Any) -> bytes:
-        made.append(encode_head(*values, **options))
-        return made[-1]
+    def counted(head: codec.PendingHead, piece: Any) -> None:
+        made.append(len(piece))
+        update(head, piece)
 
-    monkeypatch.setattr(codec, "encode_head", counted)
+    monkeypatch.setattr(codec.PendingHead, "update", counted)
     item = entry(make_plan("once", rows=7))
     with opened(store_url) as pair:
+        if before_the_save:
+            assert pair.encoder.serve(item) is True and pair.encoder.serve(item) is None
+            assert made == [item.plan.nbytes]
         pair.encoder.save_caches({item.plan.mm_hash: item}, item.plan.mm_hash)
         source = wait_for(pair.encoder, lambda out: out.saved).offered[item.plan.mm_hash]
-        with pair.server.outputs.reading(source.name) as output:
-            assert output is not None
-            assert [bytes(output.view[: -item.plan.nbytes])] == made
+        assert made == [item.plan.nbytes]
+        assert pair.fetch(item.plan, source).paths == {item.plan.mm_hash: "shm"}
         assert pair.fetch(item.plan, None).paths == {item.plan.mm_hash: "store"}
+
+
+def test_what_is_not_finite_is_neither_served_nor_known_as_served(store_url: str) -> None:
+    item = entry(make_plan("not finite", rows=7))
+    item.data[6, -1] = torch.nan
+    with opened(store_url) as pair:
+        assert pair.encoder.serve(item) is False
+        assert pair.server.outputs.get(item.plan) is None
 
 
 def test_the_save_goes_on_and_others_load_from_the_store(store_url: str) -> None:

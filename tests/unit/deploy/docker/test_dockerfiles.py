@@ -54,13 +54,28 @@ def test_the_ports_are_those_that_the_services_listen_on(dockerfile):
 
 
 def test_every_package_is_pinned_and_no_cache_is_left(dockerfile):
-    installs = re.findall(r"install .*?(?=&&|$)", " \n".join(dockerfile.stages[0].all("RUN")), re.MULTILINE)
+    installs = re.findall(
+        r"(?<!apt-get )install .*?(?=&&|$)", " \n".join(dockerfile.stages[0].all("RUN")), re.MULTILINE
+    )
     assert len(installs) == (3 if dockerfile.name in WORKERS else 2)
     for install in installs:
         assert "-c constraints.txt" in install or "--no-deps ." in install
         assert "--no-cache-dir" in install
         assert "--no-compile" in install  # its bytecode would be stale in an image
     assert "==" not in dockerfile.text  # versions stand in constraints.txt alone
+
+
+@pytest.mark.parametrize("name", WORKERS)
+def test_the_compiler_makes_the_kernels_and_stays_out_of_the_image(name):
+    build, final = read(name).stages
+    compiler, package = (rest for rest in build.all("RUN") if "g++" in rest or "--no-deps ." in rest)
+    assert "install -y --no-install-recommends g++ " in compiler
+    assert "&& ls /opt/triptych/lib/python3*/site-packages/triptych/kernels/*.so" in package
+    assert not [rest for rest in final.all("RUN") if "g++" in rest]
+    assert set(final.all("COPY")) == {
+        "--from=build /etc/passwd /etc/group /etc/",
+        "--from=build /opt/triptych /opt/triptych",
+    }
 
 
 def test_the_pinned_torch_is_one_that_the_workers_take():

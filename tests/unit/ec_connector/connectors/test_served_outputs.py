@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from support.data.items import make_plan
 from triptych.base.types import EmbeddingSource, ItemPlan
-from triptych.ec_connector.connectors.served_outputs import ServedOutputs
+from triptych.ec_connector.connectors.served_outputs import NotFiniteError, ServedOutputs
+from triptych.store.codec import PendingHead, encode_head, write_id_of
 
 SIZE = 64 << 10
 
@@ -17,9 +19,28 @@ def served(limit: int = 1 << 20) -> ServedOutputs:
 
 def offered(outputs: ServedOutputs, name: str) -> tuple[ItemPlan, EmbeddingSource]:
     plan = make_plan(name, rows=100, width=16)
-    source = outputs.offer(plan, b"a head", memoryview(bytes(plan.nbytes)))
-    assert source is not None
-    return plan, source
+    output = outputs.offer(plan, PendingHead(plan, ttl=60), memoryview(bytes(plan.nbytes)))
+    assert output is not None
+    return plan, output.source
+
+
+def test_the_one_pass_makes_the_value_that_the_store_gets() -> None:
+    outputs, plan = served(), make_plan("one", rows=100, width=16)
+    body = memoryview(torch.randn(plan.rows, plan.width).view(torch.uint8).numpy().tobytes())
+    output = outputs.offer(plan, PendingHead(plan, ttl=60), body)
+    assert output is not None and outputs.get(plan) is output
+    assert output.head == encode_head(plan, body, ttl=60, write_id=write_id_of(output.head))
+    with outputs.reading(output.source.name):
+        assert bytes(output.view) == output.head + bytes(body)
+
+
+def test_what_is_not_finite_is_not_served_and_gives_its_memory_back() -> None:
+    outputs, plan = served(SIZE), make_plan("one", rows=100, width=16)
+    body = torch.full((plan.rows, plan.width), torch.inf).view(torch.uint8).numpy().data.cast("B")
+    with pytest.raises(NotFiniteError):
+        outputs.offer(plan, PendingHead(plan, ttl=60), body)
+    assert outputs.get(plan) is None
+    offered(outputs, "two")
 
 
 def read(outputs: ServedOutputs, source: EmbeddingSource) -> bool:
