@@ -1,4 +1,4 @@
-"""Asks a cluster about a picture: python examples/ask.py picture.png "What is in the image?" [url]"""
+"""Asks a cluster about a picture: python examples/ask.py PICTURE QUESTION [URL]"""
 
 from __future__ import annotations
 
@@ -13,4 +13,6 @@ def main(picture: str, question: str, url: str = "http://127.0.0.1:8000") -> str
 
 
 if __name__ == "__main__":
+    if len(sys.argv) not in (3, 4):
+        sys.exit("usage: python examples/ask.py PICTURE QUESTION [URL]")
     sys.stdout.write(main(*sys.argv[1:]) + "\n")

@@ -15,5 +15,7 @@ async def main(question: str, *pictures: str, url: str = "http://127.0.0.1:8000"
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit("usage: python examples/many_at_once.py QUESTION PICTURE…")
     for answer in asyncio.run(main(*sys.argv[1:])):
         sys.stdout.write(answer + "\n")

@@ -1,4 +1,4 @@
-"""The same with the openai package: python examples/openai_package.py picture.png QUESTION [url]"""
+"""The same with the openai package: python examples/openai_package.py PICTURE QUESTION [URL]"""
 
 from __future__ import annotations
 
@@ -26,4 +26,6 @@ def main(picture: str, question: str, url: str = "http://127.0.0.1:8000") -> str
 
 
 if __name__ == "__main__":
+    if len(sys.argv) not in (3, 4):
+        sys.exit("usage: python examples/openai_package.py PICTURE QUESTION [URL]")
     sys.stdout.write(main(*sys.argv[1:]) + "\n")

@@ -1,4 +1,4 @@
-"""Shows an answer as it comes: python examples/stream.py picture.png "What is in the image?" [url]"""
+"""Shows an answer as it comes: python examples/stream.py PICTURE QUESTION [URL]"""
 
 from __future__ import annotations
 
@@ -19,4 +19,6 @@ def main(picture: str, question: str, url: str = "http://127.0.0.1:8000") -> str
 
 
 if __name__ == "__main__":
+    if len(sys.argv) not in (3, 4):
+        sys.exit("usage: python examples/stream.py PICTURE QUESTION [URL]")
     main(*sys.argv[1:])

@@ -40,6 +40,7 @@ from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.encoders.encoder_client import open_stream
 from triptych.proxy.grpc.admission import GrpcAdmission, server_options
 from triptych.proxy.grpc.connections import GrpcConnections
+from triptych.proxy.grpc.reflection import add_reflection
 from triptych.proxy.grpc.server import ProxyServicer
 from triptych.proxy.http.connections import ConnectionLimits, raise_file_limit
 from triptych.proxy.http.delivery import DeliveryMiddleware
@@ -236,6 +237,7 @@ class ProxyProcess:
         )
         server = self.grpc = make_server(interceptors=[admission], options=server_options(self.quotas))
         proxy_pb2_grpc.add_ProxyServiceServicer_to_server(servicer, server)
+        add_reflection(server)
         self.health = Health(server)
         await self.health.serving()
         address = f"{config.host}:{config.grpc_port}"

@@ -205,13 +205,13 @@ async def _first_model(target: Target) -> str:
     try:
         async with make_session(target) as session, asyncio.timeout(_PATIENCE), session.get(url) as response:
             if response.status != 200:
-                raise ConfigError(f"--target {target.url}: /v1/models answers {response.status}")
+                raise ConfigError(f"--url {target.url}: /v1/models answers {response.status}")
             listed = await response.json(content_type=None)
             return str(listed["data"][0]["id"])
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise ConfigError(f"--target {target.url} does not answer: {error}") from error
+        raise ConfigError(f"--url {target.url} does not answer: {error}") from error
     except (ValueError, LookupError, TypeError) as error:
-        raise ConfigError(f"--target {target.url}: no model in /v1/models; name it with --model") from error
+        raise ConfigError(f"--url {target.url}: no model in /v1/models; name it with --model") from error
 
 
 def calibrate(target: Target) -> float:
@@ -231,6 +231,6 @@ async def _prompt_tokens(target: Target, planned: list[PlannedRequest]) -> list[
                 body = bodies.body(index)
             record = await client.send(index, 0.0, request, body, warm_up=True)
             if not record.ok:
-                raise ConfigError(f"--target {target.url} does not do what is measured: {record.error}")
+                raise ConfigError(f"--url {target.url} does not do what is measured: {record.error}")
             counts.append(record.prompt_tokens)
     return counts

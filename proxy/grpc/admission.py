@@ -1,7 +1,8 @@
 """What a gRPC call passes before its message is read: its key, the key's limits, and a quota of memory.
 
 gRPC reads the message of a call with one request before the handler runs. So every method is served as one
-with a stream of requests, which is the same on the wire, and its one message is read here.
+with a stream of requests, which is the same on the wire, and its one message is read here. Server reflection
+alone takes several.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any, NoReturn
 
@@ -22,6 +23,7 @@ from triptych.base.tracing.context import context_of
 from triptych.base.tracing.server_span import CURRENT_SPAN, ServerSpan
 from triptych.base.tracing.tracer import Tracer
 from triptych.proxy.auth.middleware import Authenticator
+from triptych.proxy.grpc import reflection
 from triptych.proxy.grpc.connections import GrpcConnections
 from triptych.proxy.http.refusals import CURRENT_ARRIVAL, Arrival, Refusals
 from triptych.proxy.quotas.table import QuotaTable
@@ -181,8 +183,8 @@ class GrpcAdmission(aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith(HEALTH_SERVICE):
             return handler
-        if handler.request_streaming:
-            raise TypeError("this server has no calls with streamed requests")
+        if handler.request_streaming and handler_call_details.method != reflection.METHOD:
+            raise TypeError("this server has no calls with streamed requests but reflection")
         given = dict(handler_call_details.invocation_metadata).get("authorization", "")
         key = given if isinstance(given, bytes) else given.encode()
         return self._admitted(handler, key, handler_call_details.method)
@@ -214,7 +216,23 @@ class GrpcAdmission(aio.ServerInterceptor):
                 self._refused(method, error)
                 await _abort(context, error)
 
+        async def dialogue(messages: AsyncIterator[bytes], context: Context) -> None:
+            CURRENT_ARRIVAL.set(Arrival(method))
+            try:
+                async with (
+                    self._let_in(authorization, context, counts=False) as (holder, _),
+                    aclosing(self._short_messages(context, handler, holder)) as requests,
+                    aclosing(handler.stream_stream(requests, context)) as replies,
+                ):
+                    async for reply in replies:
+                        await _write(context, reply)
+            except RequestError as error:
+                self._refused(method, error)
+                await _abort(context, error)
+
         # The messages come as they are: they are parsed when they are counted.
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(dialogue, None, handler.response_serializer)
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
         return grpc.stream_unary_rpc_method_handler(one, None, handler.response_serializer)
@@ -229,6 +247,15 @@ class GrpcAdmission(aio.ServerInterceptor):
         self, authorization: bytes, context: Context, handler: Any, *, counts: bool
     ) -> AsyncIterator[Any]:
         """The call's parsed message, counted until the call ends; RequestError when it is not let in."""
+        async with self._let_in(authorization, context, counts=counts) as (holder, stack):
+            # Nothing here keeps the message: the handler has it alone.
+            yield await self._receive(context, handler, holder, stack)
+
+    @asynccontextmanager
+    async def _let_in(
+        self, authorization: bytes, context: Context, *, counts: bool
+    ) -> AsyncIterator[tuple[str, AsyncExitStack]]:
+        """Whose call it is, and what ends with it; RequestError for a wrong key or above a limit."""
         principal = None if self._authenticator is None else self._authenticator.principal(authorization)
         if self._connections is not None:
             self._connections.called(context.peer())
@@ -237,8 +264,24 @@ class GrpcAdmission(aio.ServerInterceptor):
             stack.enter_context(self._quotas["grpc-calls"].hold(holder, 1))
             if counts and principal is not None and self._authenticator is not None:
                 await stack.enter_async_context(self._authenticator.admit(principal))
-            # Nothing here keeps the message: the handler has it alone.
-            yield await self._receive(context, handler, holder, stack)
+            yield holder, stack
+
+    async def _short_messages(self, context: Context, handler: Any, holder: str) -> AsyncGenerator[Any]:
+        """The messages of a call with several, each counted while it arrives, until its client is silent."""
+        bodies, messages = self._quotas["bodies"], self._quotas["messages"]
+        while True:
+            with await messages.wait(holder, 1), await bodies.wait(holder, bodies.spec.largest):
+                try:
+                    async with asyncio.timeout(reflection.IDLE_SECONDS):
+                        raw = await context.read()
+                except TimeoutError:
+                    return
+                if not isinstance(raw, bytes):
+                    return
+                if len(raw) > reflection.MAX_BYTES:
+                    raise TooLarge(f"the message is longer than {reflection.MAX_BYTES} bytes: send less")
+                request = _parsed(handler, raw)
+            yield request
 
     async def _receive(self, context: Context, handler: Any, holder: str, stack: AsyncExitStack) -> Any:
         """The call's message, parsed; `stack` holds its bytes.

@@ -67,6 +67,14 @@ def check_values(raw: bytes) -> None:
 
 
 _MAX_TEXT = 400
+#: Parts of messages that other servers take.
+_AUDIO = "audio is not a part of a chat here (POST /v1/audio/transcriptions takes files of it)"
+_FILES = "files are not read here (images are)"
+_UNSERVED_PARTS = {
+    "video_url": "videos are not served here",
+    **dict.fromkeys(("input_audio", "audio_url", "audio"), _AUDIO),
+    **dict.fromkeys(("file", "input_file"), _FILES),
+}
 
 
 def convert_field(value: object, kind: type[T], path: str, *, strict: bool = True) -> T:
@@ -86,7 +94,8 @@ def invalid_field(error: msgspec.ValidationError, prefix: str, kind: object = ob
         text = text[: at.start()]
         path += at["path"]
     if text.startswith("Invalid ") and (allowed := _allowed(kind, at["path"] if at else "")):
-        text += f": send {' or '.join(map(str, allowed))}"
+        quoted = text.partition("'")[2].rpartition("'")[0]
+        text = f"{_UNSERVED_PARTS.get(quoted, text)}: send {' or '.join(map(str, allowed))}"
     if missing := _MISSING.search(text):
         path += f".{missing['name']}"
     path = path.lstrip(".") or "body"

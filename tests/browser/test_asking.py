@@ -165,3 +165,12 @@ def test_where_keys_are_in_use_the_page_asks_for_one_and_works_with_it(tmp_path:
         other.goto(guarded.url)
         expect(other.get_by_role("dialog")).to_contain_text("no API key was given")
         other.close()
+
+
+def test_an_example_of_the_description_names_a_served_model_and_streams(cluster: Cluster, page: Page):
+    page.goto(f"{cluster.url}/docs")
+    example = page.locator('#v1-chat-completions .example[data-name="stream"]')
+    expect(example.locator("textarea")).to_have_value(re.compile('"model": "demo"'))
+    example.get_by_role("button", name="Run").click()
+    expect(example.locator(".output")).to_contain_text("data: [DONE]")
+    expect(page.locator("#v1-audio-transcriptions pre").first).to_contain_text("-F model=demo")

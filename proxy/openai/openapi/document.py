@@ -43,6 +43,8 @@ _ASK = [
     }
 ]
 _SRT = {"file": "@speech.wav", "language": "en", "response_format": "srt"}
+#: The model of an example, in whose place the page has one that is served.
+MODEL = "MODEL"
 Examples = dict[str, dict[str, Any]]
 
 
@@ -81,6 +83,12 @@ OPERATIONS = (
         examples={
             "text": {"messages": _HELLO, "max_tokens": 16},
             "picture": {"messages": _LOOK, "max_tokens": 16, "temperature": 0},
+            "stream": {
+                "messages": _HELLO,
+                "max_tokens": 16,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            },
         },
         events=True,
     ),
@@ -221,7 +229,7 @@ def _operation(op: Operation) -> dict[str, Any]:
     body: dict[str, Any] = {}
     kind = "multipart/form-data" if op.is_form else "application/json"
     named = (op.examples or {}) | (op.encoder_decoder or {})
-    examples = {name: {"value": value} for name, value in named.items()}
+    examples = {name: {"value": {"model": MODEL, **value}} for name, value in named.items()}
     if op.body is not None:
         content = {kind: {"schema": _reference(op.body), "examples": examples}}
         body["requestBody"] = {"required": True, "content": content}

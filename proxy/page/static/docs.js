@@ -130,6 +130,11 @@ document.querySelector(".contents").append(...Object.keys(api.paths).map((path) 
 for (const [path, methods] of Object.entries(api.paths)) {
   for (const [method, each] of Object.entries(methods)) document.querySelector("main").append(operation(api, path, method, each));
 }
+call("v1/models").then((reply) => reply.json()).then(({ data: [first] }) => {
+  if (!first) return;
+  for (const field of document.querySelectorAll(".example textarea")) field.value = field.value.replace('"MODEL"', () => JSON.stringify(first.id));
+  for (const command of document.querySelectorAll("pre.code:not(.output)")) setText(command, command.textContent.replace("=MODEL", () => `=${first.id}`));
+}, () => {});
 // The sections came after the address was read.
 if (location.hash) document.getElementById(decodeURIComponent(location.hash.slice(1)))?.scrollIntoView();
 const theme = document.getElementById("theme-button");

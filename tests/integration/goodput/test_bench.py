@@ -35,7 +35,7 @@ async def test_a_sweep_a_comparison_and_two_targets_in_turns(tmp_path):
     try:
         one, two = tmp_path / "one", tmp_path / "two"
         await bench(
-            *("goodput", "--target", url, "--rate", "20", "--plots", "none", "--output", str(one), *SMALL)
+            *("goodput", "--url", url, "--rate", "20", "--plots", "none", "--output", str(one), *SMALL)
         )
         result = await bench(
             *("ab", "--a", url, "--b", f"{slow_url}/v1", "--rate", "20", "--repeats", "1"),
@@ -59,7 +59,7 @@ async def test_a_search_tells_the_rate_and_its_evidence(tmp_path):
     runner, url = await start(Behaviour(ttft=0.001, tpot=0.001))
     try:
         result = await bench(
-            *("goodput", "--target", url, "--search", "--search-windows", "1", "--rate", "20"),
+            *("goodput", "--url", url, "--search", "--search-windows", "1", "--rate", "20"),
             *("--highest", "20", "--plots", "none", "--slo", "ttft:30000", "--output", str(tmp_path / "s")),
             *SMALL,
         )
@@ -74,7 +74,7 @@ async def test_a_server_that_refuses_what_is_measured_is_told(tmp_path):
     runner, url = await start(Behaviour(fail_every=1))
     try:
         with pytest.raises(ConfigError, match="HTTP 503"):
-            await bench("goodput", "--target", url, *SMALL)
+            await bench("goodput", "--url", url, *SMALL)
     finally:
         await runner.cleanup()
 

@@ -33,6 +33,7 @@ from triptych.proxy.auth.middleware import Authenticator, AuthMiddleware
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.grpc.admission import GrpcAdmission, server_options
 from triptych.proxy.grpc.connections import GrpcConnections
+from triptych.proxy.grpc.reflection import add_reflection
 from triptych.proxy.grpc.server import ProxyServicer
 from triptych.proxy.http.connections import ConnectionLimits
 from triptych.proxy.http.delivery import DeliveryMiddleware
@@ -207,6 +208,7 @@ class FakeCluster:
         self.grpc_server = make_server(interceptors=[admission], options=server_options(self.quotas))
         servicer = ProxyServicer(self.dispatcher, self.pool, max_images=8, timeout=timeout)
         proxy_pb2_grpc.add_ProxyServiceServicer_to_server(servicer, self.grpc_server)
+        add_reflection(self.grpc_server)
         self.grpc_port = listen(self.grpc_server, "127.0.0.1:0", front_door, mutual=False)
         await self.grpc_server.start()
 

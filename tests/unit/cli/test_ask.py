@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,38 @@ def test_what_is_asked_can_be_chosen(monkeypatch: pytest.MonkeyPatch):
     picture, text = messages[1]["content"]
     assert (picture["image_url"]["url"], text["text"]) == ("https://a.example/b.png", "why?")
     assert fields == {"model": "m", "temperature": 0.5, "max_tokens": 9}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "first_bytes", "remedy"),
+    [
+        ("http", b"\0\0\x06\x04\0\0\0\0\0\0\x05\0\0@\0", "the gRPC port"),
+        ("https", b"HTTP/1.1 400 Bad Request\r\n\r\n", "write http://"),
+        ("http", b"", "https://"),
+    ],
+    ids=["gRPC", "no TLS", "TLS"],
+)
+def test_a_port_of_another_kind_is_one_sentence_with_what_it_may_be(
+    scheme: str, first_bytes: bytes, remedy: str
+) -> None:
+    def serve(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection = listener.accept()[0]
+                connection.recv(1 << 16)
+                connection.sendall(first_bytes)
+                connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
+        result = CliRunner().invoke(app, ["ask", "why?", "--url", url])
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+    assert result.exit_code == 1
+    assert url in result.output and remedy in result.output
+    assert result.output.count("\n") == 1
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "not a url", ""])

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from triptych.apps.cli.app import app
 from triptych.base.errors import ConfigError
 
-SERVER = ("--target", "http://127.0.0.1:9")
+SERVER = ("--url", "http://127.0.0.1:9")
 
 
 def bench(*words: str):
@@ -20,14 +20,14 @@ def bench(*words: str):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "--target"),
+        ((), "--url"),
         ((*SERVER, "--launch", "1E1PD"), "--launch"),
         (("--launch", "E1PD"), "--launch"),
         (("--launch", "0E1PD"), "--launch"),
         (("--launch", "0colocated"), "--launch"),
         (("--launch", "1E1PD", "--rate", "-1"), "--rate"),
         (("--launch", "1E1PD", "--trace", "t", "--rate", "1"), "--trace"),
-        (("--target", "127.0.0.1:9"), "http://"),
+        (("--url", "127.0.0.1:9"), "http://"),
         ((*SERVER, "--workload", "nothing"), "--workload"),
         ((*SERVER, "--slo", "itl:1"), "--slo"),
         ((*SERVER, "--rate", "0"), "--rate"),

@@ -46,6 +46,16 @@ class Endpoint:
                 f"the certificate of {self.url} is not trusted ({error}): name its CA by ca_file (--ca-file)",
                 param="ca_file",
             )
+        if "WRONG_VERSION_NUMBER" in str(error):
+            return InvalidRequest(f"{self.url} takes no TLS: write http:// in place of https://", param="url")
+        if isinstance(error, httpx2.RemoteProtocolError):
+            if str(error).startswith("illegal"):
+                return InvalidRequest(
+                    f"{self.url} does not speak HTTP ({error}): perhaps it is the gRPC port", param="url"
+                )
+            return Unavailable(
+                f"{self.url} closes connections: perhaps it takes https://, or only gRPC ({error})"
+            )
         return Unavailable(f"no server answers at {self.url} ({error or type(error).__name__})")
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 
 from triptych.apps.launch.cluster_state import run_folder
@@ -15,8 +17,9 @@ from triptych.apps.launch.plan.cores import share_cores
 from triptych.apps.launch.plan.devices import Share
 from triptych.apps.launch.plan.memory import check_memory, place_on_gpus
 from triptych.apps.launch.secrets import forget_variables, store_url, without_store_files
-from triptych.apps.launch.supervisor import Supervisor, check_port
+from triptych.apps.launch.supervisor import Supervisor, check_port, port_error
 from triptych.base.config import (
+    ProxyConfig,
     ServeConfig,
     WorkerRange,
     check_front_door,
@@ -30,12 +33,17 @@ from triptych.base.rpc.tls.certificates import proxy_certificates
 from triptych.base.tracing.start import check_tracing
 from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 
+logger = logging.getLogger("launch")
 
-def serve_cluster(config: ServeConfig) -> None:
-    """Runs the cluster until Ctrl-C or SIGTERM and exits with its code."""
+#: Pairs of ports that are tried where nobody has named one.
+_PORT_TRIES = 16
+
+
+def serve_cluster(config: ServeConfig, fixed: Collection[str]) -> None:
+    """Runs the cluster until Ctrl-C or SIGTERM and exits with its code. `fixed` ports are not changed."""
     setup_logging("serve", config.proxy.log_level, config.proxy.log_format)
     forget_variables()
-    config, shares = share_machine(_checked(config))
+    config, shares = share_machine(_checked(config, fixed))
     with run_folder(config.run_dir) as run_dir:
         plan = plan_cluster(config, run_dir, shares)
         code = asyncio.run(Supervisor(plan, lambda: _say(greeting(config))).run())
@@ -43,7 +51,7 @@ def serve_cluster(config: ServeConfig) -> None:
         sys.exit(code)
 
 
-def _checked(config: ServeConfig) -> ServeConfig:
+def _checked(config: ServeConfig, fixed: Collection[str]) -> ServeConfig:
     """The config with its secrets, its model's folder and name; ConfigError for what cannot be served."""
     check_scaled(config)
     store = store_url(config.store, config.proxy)
@@ -53,8 +61,7 @@ def _checked(config: ServeConfig) -> ServeConfig:
     check_tracing(proxy)
     path = resolve_model(resolve_demo(config.demo, config.model))
     check_supported(path, wanted_by_flags(config.pd))
-    check_port(proxy.host, proxy.port, "--port")
-    check_port(proxy.host, proxy.grpc_port, "--grpc-port")
+    proxy = with_free_ports(proxy, fixed)
     name = config.pd.served_model_name or model_name(path)
     return replace(
         config,
@@ -65,6 +72,27 @@ def _checked(config: ServeConfig) -> ServeConfig:
         pd=replace(config.pd, served_model_name=name),
         proxy=without_store_files(proxy),
     )
+
+
+def with_free_ports(proxy: ProxyConfig, fixed: Collection[str]) -> ProxyConfig:
+    """The config with the next free ports of its host, in steps of a pair; ConfigError for one in `fixed`.
+
+    Another cluster of this machine may have the usual ones.
+    """
+    for step in range(0, _PORT_TRIES * 2, 2):
+        port = proxy.port + step * ("port" not in fixed)
+        grpc_port = proxy.grpc_port + step * ("grpc_port" not in fixed)
+        if port == grpc_port != 0 or port_error(proxy.host, port) or port_error(proxy.host, grpc_port):
+            continue
+        if step:
+            logger.warning(
+                "port %d or %d is taken, perhaps by another cluster: this one takes %d, and %d for gRPC",
+                *(proxy.port, proxy.grpc_port, port, grpc_port),
+            )
+        return replace(proxy, port=port, grpc_port=grpc_port)
+    check_port(proxy.host, proxy.port, "--port")
+    check_port(proxy.host, proxy.grpc_port, "--grpc-port")
+    return proxy
 
 
 def with_token(config: ServeConfig) -> ServeConfig:

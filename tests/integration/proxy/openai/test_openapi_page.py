@@ -41,7 +41,7 @@ async def test_every_example_is_answered_in_the_promised_shape(store: EmbeddingS
                 reply = await http.request(operation.method, path, json=body)
                 assert reply.status_code == 200, (operation.path, reply.text)
                 _check(document, operation.path, operation.method, reply)
-                if operation.events:
+                if operation.events and not (body or {}).get("stream"):
                     reply = await http.post(operation.path, json={**(body or {}), "stream": True})
                     assert reply.status_code == 200
                     _check(document, operation.path, operation.method, reply)

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from triptych.base.errors import TooLarge
+from triptych.base.errors import InvalidRequest, TooLarge
 from triptych.proxy.http import json_body
-from triptych.proxy.http.json_body import check_values
+from triptych.proxy.http.json_body import check_values, convert_field
+from triptych.proxy.openai.chat.request import MessageBody
 
 
 @pytest.mark.parametrize(
@@ -26,3 +27,18 @@ def test_json_is_held_to_its_values(monkeypatch: pytest.MonkeyPatch, body: objec
 
 def test_the_largest_body_that_is_served_passes() -> None:
     check_values(json.dumps({"tokens": list(range(1 << 18))}).encode())
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("input_audio", "audio is not a part of a chat here (POST /v1/audio/transcriptions"),
+        ("file", "files are not read here"),
+        ("x", "Invalid value 'x'"),
+    ],
+)
+def test_a_part_that_is_not_served_is_named_with_those_that_are(kind: str, named: str) -> None:
+    with pytest.raises(InvalidRequest, match="send text or .*image_url") as caught:
+        convert_field({"role": "user", "content": [{"type": kind}]}, MessageBody, "messages[0]")
+    assert caught.value.param == "messages[0].content[0].type"
+    assert named in caught.value.message

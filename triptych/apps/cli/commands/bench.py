@@ -44,12 +44,12 @@ def goodput(options: GoodputOptions) -> None:
     from triptych.goodput.launch import launched, parse_shape
     from triptych.goodput.report.machine import load_average
 
-    if bool(options.target) == bool(options.launch):
-        raise ConfigError("give a server by --target, like http://127.0.0.1:8000, or a shape by --launch")
+    if bool(options.url) == bool(options.launch):
+        raise ConfigError("give a server by --url, like http://127.0.0.1:8000, or a shape by --launch")
     load_before = load_average()
-    if options.target:
-        pages = options.metrics or (f"{options.target.rstrip('/')}/metrics",)
-        _measure(options, options.target, pages, load_before)
+    if options.url:
+        pages = options.metrics or (f"{options.url.rstrip('/')}/metrics",)
+        _measure(options, options.url, pages, load_before)
         return
     shape = parse_shape(options.launch)
     # Flags that cannot work are an error before a cluster is started.

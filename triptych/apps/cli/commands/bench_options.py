@@ -179,7 +179,7 @@ class MeasureOptions(CommandOptions):
 class GoodputOptions(MeasureOptions):
     """The options of `triptych bench goodput`."""
 
-    target: str = flag("", "URL of a running server, without /v1")
+    url: str = flag("", "a running server, like http://127.0.0.1:8000")
     launch: str = flag("", "start a cluster of this shape first: 1E1PD, 2E2PD …")
     launch_model: str = flag("", "its checkpoint folder; the demo model by default")
     launch_flags: str = flag("", "further flags of its `triptych serve`, in one string")

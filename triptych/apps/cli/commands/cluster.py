@@ -6,6 +6,7 @@ import logging
 import sys
 
 import click
+from click.core import ParameterSource
 
 from triptych.apps.cli.options import MODEL_HELP, configured, model_argument
 from triptych.base.config import ClusterConfig, DoctorConfig, ServeConfig
@@ -25,7 +26,9 @@ def serve(config: ServeConfig) -> None:
     check_no_ray(config.ray)
     from triptych.apps.launch.serve import serve_cluster
 
-    serve_cluster(config)
+    source = click.get_current_context().get_parameter_source
+    given = [name for name in ("port", "grpc_port") if source(name) is not ParameterSource.DEFAULT]
+    serve_cluster(config, frozenset(given))
 
 
 @click.command(
