@@ -1,4 +1,4 @@
-"""A proxy in a test looks at its registry, workers and certificates several times as often as a deployed one."""
+"""A proxy in a test looks at registry, workers and certificates several times as often as a deployed one."""
 
 from __future__ import annotations
 
