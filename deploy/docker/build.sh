@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds Triptych's images with docker, podman or buildah. usage: build.sh [proxy | worker-cpu | worker-cuda ...]
+# Builds Triptych's images with docker, podman or buildah. usage: build.sh [proxy | worker-cpu | worker-cuda | worker-vllm ...]
 # Without names: proxy and worker-cpu. Settings, by environment:
 #   IMAGE_BUILDER     docker, podman or buildah; the first one that works by default
 #   IMAGE_PREFIX      what stands before "proxy" in the names: triptych-, as the Helm chart has it
@@ -65,7 +65,7 @@ revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 base=${IMAGE_BASE:-docker.io/library/python:3.11-slim}
 for target in ${*:-proxy worker-cpu}; do
   file=deploy/docker/$target.Dockerfile
-  [ -f "$file" ] || fail "there is no image \"$target\": choose of proxy, worker-cpu, worker-cuda"
+  [ -f "$file" ] || fail "there is no image \"$target\": choose of proxy, worker-cpu, worker-cuda, worker-vllm"
   name=${IMAGE_PREFIX-triptych-}$target:${IMAGE_TAG:-$version}
   echo "images: $name by $builder, from $base"
   set -- --build-arg "BASE=$base" --build-arg "VERSION=$version" --build-arg "REVISION=$revision"

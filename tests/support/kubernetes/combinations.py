@@ -22,7 +22,8 @@ GIVEN = {
 }
 _DOWNLOAD = {"id": "a/b", "revision": "v1", "tokenSecret": {"name": "hub"}}
 _SCALED = {"name": "a", "autoscale": {"min": 1, "max": 4}}
-_ENGINE = {"engine": "vllm", "vllm": {"image": "registry.example/vllm:1", "hostMemory": "2Gi"}}
+_SERVER = {"image": "registry.example/vllm:1", "hostMemory": "2Gi"}
+_ENGINE = {"engine": "vllm", "vllm": _SERVER}
 #: PD workers in front of vLLM, and encoders that save what it reads.
 VLLM: Values = {"pd": _ENGINE, "encoder": {"args": ["--dtype", "bfloat16"]}}
 _ISSUER = {"issuerRef": {"name": "ca"}}
@@ -55,6 +56,7 @@ CHOICES: Mapping[str, list[Values]] = {
         _model("download", download=_DOWNLOAD),
         _model("download", download=_DOWNLOAD, pvc={"accessModes": ["ReadWriteMany"], "storageClass": "nfs"}),
         _model("download", download=_DOWNLOAD, pvc={"existingClaim": "c"}),
+        _model("container", container={"image": "registry.example/aws:2", "args": ["s3", "sync"]}),
     ],
     "model.path": [{}, {"model": {"path": "x"}}],
     "model.revision": [{}, {"model": {"revision": "v7"}}],
@@ -105,7 +107,7 @@ CHOICES: Mapping[str, list[Values]] = {
     "encoder.preStopSeconds": [{}, {"encoder": {"preStopSeconds": 20}}],
     "pd.device": [{}, {"pd": {"device": "cuda"}}],
     "pd.tensorParallel": [{}, {"pd": {"tensorParallel": 2}}],
-    "pd.engine": [{}, VLLM],
+    "pd.engine": [{}, VLLM, VLLM | {"pd": _ENGINE | {"vllm": _SERVER | {"cacheClaim": "compiled"}}}],
     "pd.resources": [
         {},
         {"pd": {"resources": {"requests": {"cpu": 16, "memory": "64Gi"}, "limits": {"memory": "64Gi"}}}},
@@ -149,6 +151,8 @@ CHOICES: Mapping[str, list[Values]] = {
         {"gatewayApi": {"enabled": True, "parentRefs": [{"name": "g"}], "requestTimeout": "31m"}},
         {"gatewayApi": {"enabled": True, "parentRefs": [{"name": "g"}], "requestTimeout": "0s"}},
     ],
+    "ingress": [{}, {"ingress": {"enabled": True, "hosts": ["m.example"], "tlsSecret": "certificates"}}],
+    "inferencePool": [{}, {"inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}}}],
     "pdb": _switch("pdb"),
     "topologySpread": _switch("topologySpread"),
     "podSecurity": [{}, {"podSecurity": {"runAsUser": None, "storeUser": None}}],

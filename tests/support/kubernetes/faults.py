@@ -79,7 +79,7 @@ def _resources(manifests: Sequence[Manifest], _: Given) -> Iterator[str]:
 def _threads(manifests: Sequence[Manifest], _: Given) -> Iterator[str]:
     reference = {"resource": "requests.cpu", "divisor": "1"}
     for where, _workload, container in _each_container(manifests):
-        if container["command"] == ["triptych"] and not any(
+        if container.get("command") == ["triptych"] and not any(
             one["name"] == "TRIPTYCH_CPU_REQUEST" and one["valueFrom"] == {"resourceFieldRef": reference}
             for one in container["env"]
         ):

@@ -21,7 +21,7 @@ def validate(manifest: Manifest, version: str) -> None:
     `version` is Kubernetes', like "1.30".
     """
     group, _, number = manifest["apiVersion"].rpartition("/")
-    if "." in group and not group.endswith(".k8s.io") or group.startswith("gateway."):
+    if "." in group and not group.endswith(".k8s.io") or group.startswith(("gateway.", "inference.")):
         _custom().validate(manifest)
         return
     short = "-".join(one for one in (group.partition(".")[0], number) if one)

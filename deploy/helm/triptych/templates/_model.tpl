@@ -29,10 +29,10 @@
 {{- end -}}
 {{- end }}
 
-{{/* "yes" where every pod downloads the model to a disk of its own: no other mode than ReadWriteMany is several nodes'. */}}
+{{/* "yes" where every pod fills a disk of its own: no other mode than ReadWriteMany is several nodes'. */}}
 {{- define "triptych.modelPerPod" -}}
 {{- $model := .root.Values.model -}}
-{{- if and (eq $model.source "download") (not $model.pvc.existingClaim) (not (has "ReadWriteMany" $model.pvc.accessModes)) }}yes{{ end -}}
+{{- if eq $model.source "container" }}yes{{ else if and (eq $model.source "download") (not $model.pvc.existingClaim) (not (has "ReadWriteMany" $model.pvc.accessModes)) }}yes{{ end -}}
 {{- end }}
 
 {{/* The spec of a claim that the chart makes. */}}
@@ -110,9 +110,38 @@ resources:
     - {name: tmp, mountPath: /tmp}
 {{- end }}
 
+{{/* A container of the user's that fills the pod's own disk. */}}
+{{- define "triptych.fillContainer" -}}
+{{- $own := .root.Values.model.container -}}
+{{- if not $own.image }}{{ fail "model.source is container and model.container.image is empty: give an image that fills /model, like one with aws or gcloud" }}{{ end -}}
+- name: fill
+  image: {{ $own.image }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  {{- with $own.command }}
+  command:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  args:
+    {{- toYaml $own.args | nindent 4 }}
+  env:
+    - {name: HOME, value: /tmp}
+    {{- with concat .root.Values.extraEnv $own.env }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  resources:
+    {{- include "triptych.resources" (dict "where" "model.container" "resources" $own.resources) | nindent 4 }}
+  securityContext:
+    {{- include "triptych.containerSecurity" .root | nindent 4 }}
+  volumeMounts:
+    - {name: model, mountPath: /model}
+    - {name: tmp, mountPath: /tmp}
+{{- end }}
+
 {{/* Workers download the model, or wait for the Job's download: it writes the file when everything is there. */}}
 {{- define "triptych.modelInit" -}}
-{{- if include "triptych.modelPerPod" . }}
+{{- if eq .root.Values.model.source "container" }}
+{{ include "triptych.fillContainer" . }}
+{{- else if include "triptych.modelPerPod" . }}
 {{ include "triptych.downloadContainer" (dict "root" .root "image" (include "triptych.workerImage" .)) }}
 {{- else if eq .root.Values.model.source "download" }}
 - name: wait-for-model

@@ -109,7 +109,12 @@
     # Libraries ask for the name of the user, which the image does not have.
     - {name: USER, value: triptych}
     - {name: HOME, value: /tmp}
-    - {name: XDG_CACHE_HOME, value: /tmp/cache}
+    # What is compiled: vLLM's, inductor's, Triton's and FlashInfer's caches.
+    - {name: XDG_CACHE_HOME, value: /cache}
+    - {name: VLLM_CACHE_ROOT, value: /cache/vllm}
+    - {name: TORCHINDUCTOR_CACHE_DIR, value: /cache/inductor}
+    - {name: TRITON_CACHE_DIR, value: /cache/triton}
+    - {name: FLASHINFER_WORKSPACE_BASE, value: /cache}
     - {name: HF_HUB_OFFLINE, value: "1"}
     - {name: VLLM_NO_USAGE_STATS, value: "1"}
     {{- with .root.Values.extraEnv }}
@@ -136,6 +141,7 @@
   volumeMounts:
     - {name: model, mountPath: /model, readOnly: true}
     - {name: tmp, mountPath: /tmp}
+    - {name: vllm-cache, mountPath: /cache}
     - {name: shm, mountPath: /dev/shm}
     {{- range include "triptych.secretMounts" . | fromYamlArray }}
     {{- if and (ne .name "internal-token") (ne .name "store-password") }}
@@ -151,9 +157,15 @@
 from urllib.request import urlopen; urlopen("http://127.0.0.1:8000/health", timeout=8)
 {{- end }}
 
-{{/* The volume with the password of vLLM's user. */}}
-{{- define "triptych.vllmVolume" -}}
-{{- with include "triptych.storeSecret" . -}}
+{{/* The volumes of vLLM's own: what it has compiled, and the password of its user. */}}
+{{- define "triptych.vllmVolumes" -}}
+- name: vllm-cache
+  {{- with .spec.vllm.cacheClaim }}
+  persistentVolumeClaim: {claimName: {{ . }}}
+  {{- else }}
+  emptyDir: {sizeLimit: {{ .spec.vllm.cacheSize }}}
+  {{- end }}
+{{ with include "triptych.storeSecret" . -}}
 - name: store-password-vllm
   secret:
     secretName: {{ . }}

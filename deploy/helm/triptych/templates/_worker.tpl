@@ -25,6 +25,8 @@ spec:
     metadata:
       labels:
         {{- include "triptych.podLabels" . | nindent 8 }}
+        {{- /* The roles that llm-d's tools and schedulers select by. */}}
+        llm-d.ai/role: {{ index (dict "encoder" "encode" "pd" "prefill-decode" "colocated" "encode-prefill-decode") .component }}
         {{- with $p.podLabels }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -106,7 +108,7 @@ spec:
         {{- include "triptych.secretVolumes" . | nindent 8 }}
         {{- include "triptych.modelVolume" . | nindent 8 }}
         {{- if $vllm }}
-        {{- include "triptych.vllmVolume" . | nindent 8 }}
+        {{- include "triptych.vllmVolumes" . | nindent 8 }}
         {{- end }}
         - name: tmp
           emptyDir: {sizeLimit: {{ $p.scratchSize }}}

@@ -112,3 +112,16 @@ def test_the_context_has_every_package_and_nothing_secret():
     assert not {".git", ".venv", "tests", "deploy", "benchmarks", "docs"} & set(allowed)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {"README.md", "setup.py", *project["license-files"]} <= set(allowed)
+
+
+def test_the_image_of_vllm_gets_what_the_tests_give_the_connector_and_leaves_vllms_packages_alone() -> None:
+    dockerfile = read("worker-vllm")
+    (given,) = re.findall(
+        r"--target \S+ -c \S+ \\\n\s+(.+)$", (ROOT / "tests/tools/vllm.sh").read_text(), re.M
+    )
+    first, second = (one for one in dockerfile.final.all("RUN"))
+    # async-timeout is for a Python below that of vLLM's image.
+    assert set(given.split()) - {"async-timeout"} == set(first.partition("constraints.txt ")[2].split())
+    assert "--no-deps" in first
+    assert "--no-deps ." in second
+    assert dockerfile.final.all("USER") == ["65532:65532"]

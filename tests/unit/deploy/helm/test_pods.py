@@ -121,7 +121,7 @@ def test_where_gpus_are_taken_a_pod_goes_before_the_next_one_comes(name: str) ->
     for manifest in of_kind(case(name), "Deployment"):
         update = manifest["spec"]["strategy"]["rollingUpdate"]
         limits = [one["resources"].get("limits", {}) for one in containers(manifest)]
-        gpus = any("nvidia.com/gpu" in one for one in limits)
+        gpus = any(name.startswith("nvidia.com/") for one in limits for name in one)
         words = main_container(manifest)["args"]
         # The device of a worker in front of vLLM is the server's.
         assert "--engine" in words or gpus is any(word.startswith("cuda") for word in words)

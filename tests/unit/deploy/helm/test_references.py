@@ -116,6 +116,24 @@ def test_a_route_has_every_path_that_clients_use() -> None:
     assert {path for path in paths if not routed(path)} == {"/health", "/ready", "/metrics"}
 
 
+def test_an_ingress_has_the_routes_paths_for_each_host_or_for_all() -> None:
+    (route,) = of_kind(case("mixed-cpu-gpu"), "HTTPRoute")
+    paths = [one["path"]["value"] for one in route["spec"]["rules"][0]["matches"]]
+    for hosts in ([], ["a.example", "b.example"]):
+        (ingress,) = of_kind(render({"ingress": {"enabled": True, "hosts": hosts}}), "Ingress")
+        assert [rule.get("host") for rule in ingress["spec"]["rules"]] == (hosts or [None])
+        for rule in ingress["spec"]["rules"]:
+            assert [one["path"] for one in rule["http"]["paths"]] == paths
+
+
+def test_an_inference_pool_selects_the_proxies_alone() -> None:
+    manifests = render({"inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}}})
+    (pool,) = of_kind(manifests, "InferencePool")
+    chosen = [one for one in workloads(manifests) if selects(pool["spec"]["selector"], peer(one).labels)]
+    assert [component(one) for one in chosen] == ["proxy"]
+    assert {"number": peer(chosen[0]).ports["http"]} in pool["spec"]["targetPorts"]
+
+
 def test_workers_wait_for_the_model_that_the_job_downloads() -> None:
     manifests = case("cpu-cluster")
     (job,) = of_kind(manifests, "Job")

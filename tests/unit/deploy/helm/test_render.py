@@ -40,6 +40,8 @@ EVERYTHING = {
     "autoscaling": {"engine": "keda"},
     "tls": {"enabled": True, "certManager": {"issuerRef": {"name": "ca", "kind": "Issuer"}}},
     "gatewayApi": {"enabled": True, "parentRefs": [{"name": "public"}]},
+    "ingress": {"enabled": True, "className": "nginx", "hosts": ["m.example"], "tlsSecret": "public"},
+    "inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}},
     "serviceMonitor": {"enabled": True},
     "prometheusRules": {"enabled": True},
     "dashboards": {"enabled": True},

@@ -95,6 +95,8 @@ ROUTE = {"enabled": True, "parentRefs": [{"name": "g"}]}
 @pytest.mark.parametrize(
     ("values", "words"),
     [
+        ({"model": {"source": "container", "name": "m"}}, "give an image that fills /model"),
+        ({"inferencePool": {"enabled": True}}, "name the Service of your endpoint picker"),
         ({"encoderPools": []}, "nothing could encode a picture; name a pool"),
         ({"pdPools": []}, "nothing could decode; name a pool"),
         ({"pdPools": [{"name": "a"}, {"name": "a"}]}, 'names the pool "a" twice'),

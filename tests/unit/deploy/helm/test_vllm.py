@@ -15,7 +15,7 @@ from support.kubernetes.chart import Manifest, example, render
 from support.kubernetes.manifests import called, component, containers, main_container, pod, workloads
 from triptych.integrations.vllm.options import parse_options
 
-EXAMPLE = example("vllm")
+EXAMPLE = example("qwen3-vl-8b-l4-encoders")
 EXTERNAL = {"url": "rediss://me@redis.example:6380/0", "caSecret": "ca", "clientSecret": "client"}
 NAMESPACE = "a1" * 32
 
@@ -157,3 +157,17 @@ def test_the_servers_user_is_one_of_the_store_and_reads_no_other_password() -> N
 def test_what_a_server_cannot_work_with_ends_the_installation_with_the_remedy(more, words):
     with pytest.raises(HelmError, match=words):
         render(merged(EXAMPLE, **more))
+
+
+@pytest.mark.parametrize("claim", ["", "compiled"])
+def test_what_vllm_compiles_goes_to_a_claim_or_to_a_volume_of_a_size(claim: str) -> None:
+    server = EXAMPLE["pd"]["vllm"] | {"cacheClaim": claim, "cacheSize": "9Gi"}
+    manifest = worker(pd={"vllm": server})
+    (volume,) = [one for one in pod(manifest)["volumes"] if one["name"] == "vllm-cache"]
+    assert volume.get("persistentVolumeClaim") == ({"claimName": claim} if claim else None)
+    assert volume.get("emptyDir") == (None if claim else {"sizeLimit": "9Gi"})
+    container = named(manifest, "vllm")
+    assert {"name": "vllm-cache", "mountPath": "/cache"} in container["volumeMounts"]
+    variables = {one["name"]: one.get("value", "") for one in container["env"]}
+    caches = [name for name, value in variables.items() if value.startswith("/cache")]
+    assert {"VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"} <= set(caches)
