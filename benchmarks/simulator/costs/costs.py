@@ -212,7 +212,7 @@ def _decode(path: Path, kind: type[T], wanted: str, flag: str) -> T:
         raise ConfigError(f"{flag} {path} holds no {wanted} ({error})") from None
 
 
-# Devices that were not measured here: a roofline of Qwen3-VL, and what is published. Every stage is FLOPs /
+# Devices that were not measured here: a roofline of the model, and what is published. Every stage is FLOPs /
 # (peak x share reached) + bytes / (bandwidth x share reached), in bfloat16; both are added where a real chip
 # overlaps them in part, so that steps are rather too long than too short. docs/planner.md has the sources.
 _BF16 = 2
@@ -271,7 +271,11 @@ CHIPS = {
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Layers and widths of a Qwen3-VL, as its config.json has them."""
+    """Layers and widths of an image-text model, as its config.json has them.
+
+    Of a mixture of experts `intermediate` is what a token uses, `stored_intermediate` all of it; 0: no more.
+    `recurrent_layers` keep no keys and values.
+    """
 
     layers: int
     hidden: int
@@ -286,20 +290,32 @@ class Geometry:
     patch: int
     merge: int
     deepstack: int
+    stored_intermediate: int = 0
+    recurrent_layers: int = 0
 
     @property
     def text_parameters(self) -> int:
-        """Of all layers: query, output, key and value projections, and the gated MLP."""
+        """Used for a token, of all layers: query, output, key and value projections, and the gated MLP."""
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+    @property
+    def stored_parameters(self) -> int:
+        """Of the decoder with its head: its weights, which a step of a full batch reads."""
+        idle = max(0, self.stored_intermediate - self.intermediate)
+        return self.text_parameters + self.layers * 3 * self.hidden * idle + self.head_parameters
 
     @property
     def head_parameters(self) -> int:
         return self.hidden * self.vocab
 
     @property
+    def attention_layers(self) -> int:
+        return self.layers - self.recurrent_layers
+
+    @property
     def kv_token_bytes(self) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_dim * _BF16
+        return 2 * self.attention_layers * self.kv_heads * self.head_dim * _BF16
 
     @property
     def row_bytes(self) -> int:
@@ -349,11 +365,11 @@ QWEN3_VL_4B_SHAPE = ModelShape(
 )
 
 
-def published(name: str, geometry: Geometry = QWEN3_VL_4B) -> CostModel:
+def published(name: str, geometry: Geometry = QWEN3_VL_4B, model: str = "Qwen3-VL") -> CostModel:
     """Costs of Triptych with this device of CHIPS under every worker."""
     chip = CHIPS[name]
     return CostModel(
-        name=f"Qwen3-VL on {chip.name}",
+        name=f"{model} on {chip.name}",
         source="roofline and published figures, see benchmarks/simulator/costs/costs.py; not measured",
         encoder=encoder_costs(chip, geometry),
         pd=pd_costs(chip, geometry),
@@ -369,9 +385,9 @@ def pd_costs(chip: Chip, geometry: Geometry) -> PDCosts:
     matmul, bandwidth = chip.flops * chip.matmul, chip.bandwidth * MEMORY
     parameters = geometry.text_parameters + geometry.head_parameters
     # Scores and weighted values: two multiply-adds per head dimension, head, layer and token looked back on.
-    attention = 4 * geometry.heads * geometry.head_dim * geometry.layers
+    attention = 4 * geometry.heads * geometry.head_dim * geometry.attention_layers
     return PDCosts(
-        step=STEP_OVERHEAD + parameters * _BF16 / bandwidth,
+        step=STEP_OVERHEAD + geometry.stored_parameters * _BF16 / bandwidth,
         prefill_token=2 * geometry.text_parameters / matmul,
         decode_seq=SEQUENCE_OVERHEAD + 2 * parameters / matmul,
         context_token=geometry.kv_token_bytes / bandwidth,

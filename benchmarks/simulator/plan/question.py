@@ -13,8 +13,6 @@ from triptych.goodput.measure.slo import Slo
 from triptych.simulator.cluster.shape import ClusterShape, Limits, on_devices
 from triptych.simulator.costs.costs import (
     CHIPS,
-    QWEN3_VL_4B,
-    QWEN3_VL_4B_SHAPE,
     Chip,
     CostModel,
     ModelShape,
@@ -22,6 +20,7 @@ from triptych.simulator.costs.costs import (
     read_costs,
     read_shape,
 )
+from triptych.simulator.costs.model_config import QWEN3_VL, PlannedModel
 
 #: Short for the only kind of it that we have figures of.
 SHORT_NAMES = {"a100": "a100-80g"}
@@ -32,7 +31,7 @@ MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 256, 2048
 ENCODER_CACHE, STORE_MEMORY = 4 * GIB, 64 * GIB
 #: Overload is to be seen as latency, not as refusals.
 _PROXY = ProxyConfig(max_queue=1_000_000)
-MOST_DEVICES, MOST_RANKS = 64, 8
+MAX_DEVICES, MAX_RANKS = 64, 8
 #: Of a PD worker's costs, those of its steps.
 _STEP_COSTS = ("step", "prefill_token", "decode_seq", "context_token", "prefill_context")
 
@@ -116,15 +115,21 @@ def parse_prices(text: str, names: tuple[str, ...]) -> dict[str, float]:
 
 
 def read_device(
-    name: str, hour: float | None = None, flag: str = "--gpu", ranks: int = 1, speed: float = 1.0
+    name: str,
+    hour: float | None = None,
+    flag: str = "--gpu",
+    ranks: int = 1,
+    speed: float = 1.0,
+    served: PlannedModel = QWEN3_VL,
 ) -> PlannedDevice:
     """A device by its name, or a file of `triptych profile`. `hour`: dollars for one, where it is known.
 
-    `flag` gave the name. PD workers have so many `ranks`, whose steps are `speed` times as fast as one's.
+    `flag` gave the name. A named device serves `served`, a profile its own model. A PD worker has `ranks`
+    devices, whose steps are `speed` times as fast as those of one.
     ConfigError for what is neither, and for ranks that cannot be.
     """
-    if not 1 <= ranks <= MOST_RANKS:
-        raise ConfigError(f"--pd-ranks {ranks} must be between 1 and {MOST_RANKS}")
+    if not 1 <= ranks <= MAX_RANKS:
+        raise ConfigError(f"--pd-ranks {ranks} must be between 1 and {MAX_RANKS}")
     if not (1 <= speed <= ranks):
         raise ConfigError(
             f"--pd-rank-speed {speed:g} must be between 1 and --pd-ranks {ranks}: measure how many times as "
@@ -134,9 +139,17 @@ def read_device(
         raise ConfigError(f"--price {hour:g} must be dollars per hour and device, 0 or above")
     path = Path(name)
     if (known := SHORT_NAMES.get(name.lower(), name.lower())) in CHIPS:
-        costs, model, limits = published(known), QWEN3_VL_4B_SHAPE, _on(CHIPS[known], ranks)
-        title = CHIPS[known].name
+        costs = published(known, served.geometry, served.name)
+        model, limits, title = served.shape, _on(CHIPS[known], ranks, served), CHIPS[known].name
+        if served is not QWEN3_VL:
+            title += f" with {served.name}"
+        if model.fixed_rows:
+            costs = replace(
+                costs, source=f"{costs.source}; every picture is one tile of {model.fixed_rows} rows"
+            )
     elif path.is_file():
+        if served is not QWEN3_VL:
+            raise ConfigError(f"--model goes with named devices; {flag} {name} has the model of its profile")
         costs, model, limits = read_costs(path, flag), read_shape(path, flag), Limits(proxy=_PROXY)
         title = costs.name
     else:
@@ -149,11 +162,17 @@ def read_device(
     return PlannedDevice(title, costs, model, limits, hour, ranks)
 
 
-def _on(chip: Chip, ranks: int) -> Limits:
+def _on(chip: Chip, ranks: int, served: PlannedModel) -> Limits:
     """Keys and values take what is left of the memory: ranks divide the weights, embeddings are in each."""
-    weights = 2 * (QWEN3_VL_4B.text_parameters + QWEN3_VL_4B.head_parameters)
+    weights = 2 * served.geometry.stored_parameters
+    kv_memory = ranks * (round(chip.memory * MEMORY_SHARE) - ENCODER_CACHE) - weights
+    if kv_memory <= 0:
+        raise ConfigError(
+            f"{served.name} has {weights / 1e9:.0f} GB of decoder weights, too much for {ranks} x "
+            f"{chip.name} of {chip.memory / 1e9:.0f} GB: raise --pd-ranks, or plan with larger devices"
+        )
     pd = PDConfig(
-        kv_memory=ranks * (round(chip.memory * MEMORY_SHARE) - ENCODER_CACHE) - weights,
+        kv_memory=kv_memory,
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
         encoder_cache_memory=ENCODER_CACHE,
@@ -170,10 +189,10 @@ def check_question(question: Question) -> None:
     least = 1 + question.device.ranks
     if question.budget:
         _check_budget(question)
-    elif not least <= question.devices <= MOST_DEVICES:
+    elif not least <= question.devices <= MAX_DEVICES:
         raise ConfigError(
             f"--devices {question.devices} must be between {least}, a worker for each pool, and "
-            f"{MOST_DEVICES}; use --scale for more"
+            f"{MAX_DEVICES}; use --scale for more"
         )
     if question.repeats < 1:
         raise ConfigError(f"--repeats {question.repeats} must be at least 1")
@@ -202,5 +221,5 @@ def _check_budget(question: Question) -> None:
     if 0 in (question.device.hour, question.encoders_on.hour):
         raise ConfigError("--budget needs prices above 0: any number of free devices fits")
     most = budget / min(question.device.hour or 1.0, question.encoders_on.hour or 1.0)
-    if most > MOST_DEVICES:
-        raise ConfigError(f"--budget {budget:g} buys up to {most:.0f} devices, at most {MOST_DEVICES}")
+    if most > MAX_DEVICES:
+        raise ConfigError(f"--budget {budget:g} buys up to {most:.0f} devices, at most {MAX_DEVICES}")

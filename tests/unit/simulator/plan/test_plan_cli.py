@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from support.data.checkpoints import build_checkpoint
 from support.simulated import COSTS, MODEL
 from triptych.apps.cli.app import app
 from triptych.base.errors import ConfigError
@@ -78,6 +79,7 @@ def test_a_plan_is_shown_written_and_drawn(profile: Path, tmp_path: Path) -> Non
         (("--gpu", "a100", "--store-bandwidth", "-1"), "--store-bandwidth"),
         (("--gpu", "a100", "--image-reuse", "1"), "--image-reuse"),
         (("--gpu", "a100", "--plot", "plan.gif"), "--plot"),
+        (("--gpu", "a100", "--model", "/nowhere"), "--model"),
         (("--gpu", "a100", "--json", "/nowhere/at/all/plan.json"), "--json"),
     ],
 )
@@ -91,3 +93,22 @@ def test_a_profile_with_a_negative_cost_is_refused(profile: Path) -> None:
     found = json.loads(profile.read_text())
     profile.write_text(json.dumps(found | {"rpc": -1.0}))
     assert "--gpu" in str(plan("--gpu", profile).exception)
+
+
+def test_a_model_goes_with_named_devices_alone_and_must_fit_one(profile: Path, tmp_path: Path) -> None:
+    path = build_checkpoint("llava")
+    assert "--model goes with named devices" in str(plan("--gpu", profile, "--model", path).exception)
+    config = json.loads((path / "config.json").read_text())
+    config["text_config"] |= {"hidden_size": 8192, "num_hidden_layers": 200, "intermediate_size": 65536}
+    large = tmp_path / "config.json"
+    large.write_text(json.dumps(config))
+    told = str(plan("--gpu", "l4", "--model", large).exception)
+    assert "llava has " in told and "too much for 1 x L4 of 24 GB: raise --pd-ranks" in told
+
+
+def test_a_plan_names_the_model_it_is_for_and_its_only_size_of_a_picture(tmp_path: Path) -> None:
+    document = tmp_path / "plan.json"
+    result = plan(*QUICK, "--gpu", "l4", "--model", build_checkpoint("llava"), "--json", document)
+    assert result.exit_code == 0, result.output
+    told = json.loads(document.read_text())["device"]
+    assert told["name"] == "L4 with llava" and "every picture is one tile of " in told["source"]

@@ -26,6 +26,11 @@ class PlanOptions(CommandOptions):
     """The options of `triptych plan`."""
 
     load: WorkloadOptions = part(WorkloadOptions)
+    model: str = flag(
+        "",
+        "checkpoint folder or config.json, whose sizes a named device is planned with",
+        shown="Qwen3-VL-4B",
+    )
     gpu: str = flag("", "a100, h100, h200, l4, l40s, b60, cpu, or a file of `triptych profile`")
     pd_gpu: str = flag("", "device of PD workers and replicas, where --gpu is not every worker's")
     encoder_gpu: str = flag("", "device of encoders; the PD workers'")
@@ -80,6 +85,7 @@ def plan(options: PlanOptions) -> None:
 
 
 def _question(options: PlanOptions) -> Question:
+    from triptych.simulator.costs.model_config import QWEN3_VL, read_model
     from triptych.simulator.plan.question import Question, parse_prices, read_device
 
     pd, encoder = options.pd_gpu or options.gpu, options.encoder_gpu or options.gpu
@@ -89,6 +95,7 @@ def _question(options: PlanOptions) -> Question:
         raise ConfigError("--gpu is every worker's device: leave it out beside --encoder-gpu and --pd-gpu")
     names = tuple(dict.fromkeys(name.lower() for name in (pd, encoder or pd)))
     prices = parse_prices(options.price, names)
+    served = read_model(Path(options.model)) if options.model else QWEN3_VL
     unequal = len(names) > 1
     encoder_flag = "--encoder-gpu" if options.encoder_gpu else "--gpu"
     return Question(
@@ -101,11 +108,14 @@ def _question(options: PlanOptions) -> Question:
             "--pd-gpu" if options.pd_gpu else "--gpu",
             options.pd_ranks,
             options.pd_rank_speed,
+            served,
         ),
         devices=options.devices,
         seed=options.seed,
         repeats=1 if options.quick else options.repeats,
-        encoder_device=read_device(encoder, prices.get(names[-1]), encoder_flag) if unequal else None,
+        encoder_device=(
+            read_device(encoder, prices.get(names[-1]), encoder_flag, served=served) if unequal else None
+        ),
         budget=_at_least_0("--budget", options.budget),
     )
 
