@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triptych.base.types import FinishReason
+from triptych.proxy.call.call_text import CallArguments
 from triptych.proxy.call.chat import Delta, Done, Started
 from triptych.proxy.call.reasoning import ReasoningSplitter
 from triptych.proxy.call.tool_parsers import Piece, ToolParser, make_parser
@@ -14,12 +16,19 @@ from triptych.proxy.call.tools import NO_TOOLS, CallForm, ToolUse
 
 @dataclass(frozen=True, slots=True)
 class ShownCall:
-    """A call as clients see it: its place among the choice's calls, and an id to answer to."""
+    """A call begins: its place among the choice's calls, and an id to answer to."""
 
     index: int
     id: str
     name: str
-    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShownArguments:
+    """The next piece of the arguments of the call at `index`, the last one."""
+
+    index: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +38,17 @@ class ShownReasoning:
     text: str
 
 
-Shown = str | ShownCall | ShownReasoning
+Shown = str | ShownCall | ShownArguments | ShownReasoning
+
+
+def whole_calls(shown: Sequence[Shown]) -> list[tuple[ShownCall, str]]:
+    """The calls with all of their arguments."""
+    calls = [piece for piece in shown if isinstance(piece, ShownCall)]
+    parts: dict[int, list[str]] = {call.index: [] for call in calls}
+    for piece in shown:
+        if isinstance(piece, ShownArguments):
+            parts[piece.index].append(piece.text)
+    return [(call, "".join(parts[call.index])) for call in calls]
 
 
 class ChoiceReader:
@@ -99,7 +118,9 @@ class ChoiceReader:
         for piece in pieces:
             if isinstance(piece, str):
                 shown.append(piece)
-                continue
-            shown.append(ShownCall(self._calls, f"call_{uuid.uuid4().hex[:24]}", piece.name, piece.arguments))
-            self._calls += 1
+            elif isinstance(piece, CallArguments):
+                shown.append(ShownArguments(self._calls - 1, piece.text))
+            else:
+                shown.append(ShownCall(self._calls, f"call_{uuid.uuid4().hex[:24]}", piece.name))
+                self._calls += 1
         return shown

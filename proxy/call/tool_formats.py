@@ -1,184 +1,284 @@
 """The forms in which model families write tool calls, by vLLM's names of their parsers.
 
-A reader turns the text of one call, or of all that an output ends with, into calls; None: it is none.
+A reader reads one call, or all that follow each other, and reports it piece by piece: JSON arguments as they
+come, arguments in another form one by one.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from triptych.base.request.limits import MAX_DEPTH
+from triptych.proxy.call.call_text import MAX_NAME, CallText, EndOfText, MalformedCall, Reading
+
 #: The parameters' JSON schema of every function.
 Schemas = Mapping[str, Mapping[str, Any]]
+Reader = Callable[[CallText, Schemas], Reading[None]]
 _MAX_PYTHON = 1 << 16
-_NAME = re.compile(r"[\w.-]{1,64}")
-_FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)(?:</function>)?\s*", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
-_GEMMA_CALL = re.compile(r"\s*call:([\w.-]+)(\{.*\})\s*", re.DOTALL)
-#: A string between Gemma's quotes, or in JSON; a key; anything else.
-_GEMMA_TOKEN = re.compile(r'<\|"\|>(.*?)<\|"\|>|("(?:[^"\\]|\\.)*")|([A-Za-z_]\w*)(?=\s*:)|(.)', re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class CallText:
-    """One call; `arguments` is a JSON object, as the model wrote it where it writes JSON."""
-
-    name: str
-    arguments: str
-
-
-Reader = Callable[[str, Schemas], Sequence[CallText] | None]
+_QUOTE = '<|"|>'
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """Calls begin with one of `opens` and end with `close`; without `close`, with the output.
-
-    `quoted`: `close` does not count inside of JSON strings. `first`: calls only stand at the output's begin.
-    """
+    """Calls begin with one of `opens`; `first`: only at the output's begin, and the reader reads it, too."""
 
     opens: tuple[str, ...]
     read: Reader
-    close: str = ""
-    quoted: bool = False
     first: bool = False
 
 
-class _JsonCall(msgspec.Struct):
-    name: str
-    arguments: msgspec.Raw = msgspec.Raw(b"{}")
-    parameters: msgspec.Raw = msgspec.Raw(b"")
-
-
-def read_json(text: str, schemas: Schemas | None = None) -> list[CallText] | None:
-    """{"name": …, "arguments": {…}}, or a list of such; Llama writes `parameters`."""
-    try:
-        calls = msgspec.json.decode(text, type=list[_JsonCall] | _JsonCall)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
-        return None
-    found = []
-    for call in calls if isinstance(calls, list) else [calls]:
-        arguments = bytes(call.parameters or call.arguments).decode().strip()
-        if not call.name or not arguments.startswith("{"):
-            return None
-        found.append(CallText(call.name, arguments))
-    return found or None
-
-
-def _read_one(text: str, schemas: Schemas) -> list[CallText] | None:
-    return None if text.lstrip().startswith("[") else read_json(text)
-
-
-def _read_coder(text: str, schemas: Schemas) -> list[CallText] | None:
-    """<function=NAME> with one <parameter=KEY> per argument."""
-    if not (match := _FUNCTION.fullmatch(text)):
-        return None
-    return _by_schema(match[1], _PARAMETER.findall(match[2]), schemas)
-
-
-def _read_glm(text: str, schemas: Schemas) -> list[CallText] | None:
-    """The name, then pairs of <arg_key> and <arg_value>."""
-    name = text.partition("<arg_key>")[0].strip()
-    return _by_schema(name, _ARGUMENT.findall(text), schemas)
-
-
-def _by_schema(name: str, pairs: Sequence[tuple[str, str]], schemas: Schemas) -> list[CallText] | None:
-    """A call whose arguments are plain text: strings where the function's schema says so, else JSON."""
-    if not _NAME.fullmatch(name):
-        return None
-    properties = schemas.get(name, {}).get("properties")
-    known = properties if isinstance(properties, Mapping) else {}
-    arguments: dict[str, Any] = {}
-    for key, text in pairs:
-        schema = known.get(key.strip())
-        is_text = isinstance(schema, Mapping) and schema.get("type") == "string"
-        arguments[key.strip()] = text if is_text else _json_or_text(text)
-    return [CallText(name, json.dumps(arguments, ensure_ascii=False))]
-
-
-def _json_or_text(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
-        return text
-
-
-def _read_gemma(text: str, schemas: Schemas) -> list[CallText] | None:
-    """call:NAME{key:value}: JSON, but for keys without quotes and strings between quotes of its own."""
-    if not (match := _GEMMA_CALL.fullmatch(text)):
-        return None
-    parts = []
-    for own, quoted, key, other in _GEMMA_TOKEN.findall(match[2]):
-        parts.append(quoted or (json.dumps(key) if key else other or json.dumps(own, ensure_ascii=False)))
-    arguments = "".join(parts)
-    return read_json(f'{{"name": {json.dumps(match[1])}, "arguments": {arguments}}}')
-
-
-def _read_mistral(text: str, schemas: Schemas) -> list[CallText] | None:
-    """[TOOL_CALLS] and a JSON list; or before every call: its name, perhaps [ARGS], and its arguments."""
-    found: list[CallText] = []
-    for part in text.split("[TOOL_CALLS]")[1:]:
-        name, brace, arguments = part.partition("{")
-        if part.lstrip().startswith("["):
-            calls = read_json(part)
+def _read_call(text: CallText, schemas: Schemas) -> Reading[None]:
+    """{"name": …, "arguments": {…}}; Llama writes `parameters`. What is there twice counts once."""
+    yield from text.take("{")
+    name, held, begun = "", "", False
+    closed = yield from text.skip("}")
+    while not closed:
+        yield from text.blanks()
+        key = json.loads((yield from text.string()))
+        yield from text.take(":")
+        yield from text.blanks()
+        if key == "name" and not name:
+            name = json.loads((yield from text.string()))
+            if held:
+                text.begin(name)
+                text.put(held)
+                begun = True
+        elif key in ("arguments", "parameters") and not (held or begun):
+            if (yield from text.peek()) != "{":
+                raise MalformedCall
+            if name:
+                text.begin(name)
+                begun = True
+                yield from text.pass_arguments()
+            else:
+                held = yield from text.captured(text.value())
         else:
-            name = name.partition("[")[0].strip()
-            calls = read_json(f'{{"name": {json.dumps(name)}, "arguments": {brace}{arguments}}}')
-        if calls is None:
-            return None
-        found += calls
-    return found or None
+            yield from text.value()
+        closed = yield from text.skip("}")
+        if not closed:
+            yield from text.take(",")
+    if not begun:
+        text.begin(name)
+        text.put("{}")
+    text.used = text.at
 
 
-def _read_llama(text: str, schemas: Schemas) -> list[CallText] | None:
-    """JSON objects, with semicolons between them."""
-    decoder, found = json.JSONDecoder(), list[CallText]()
-    text = text.strip().removeprefix("<|python_tag|>").strip()
-    while text:
-        try:
-            _, end = decoder.raw_decode(text)
-        except (ValueError, RecursionError):
-            return None
-        if (calls := read_json(text[:end])) is None:
-            return None
-        found += calls
-        text = text[end:].lstrip("; \n")
-    return found or None
-
-
-def _read_pythonic(text: str, schemas: Schemas) -> list[CallText] | None:
-    """[f(a=1), g(b="x")]: a Python list of calls with literal arguments."""
-    if len(text) > _MAX_PYTHON:
-        return None
+def _read_hermes(text: CallText, schemas: Schemas) -> Reading[None]:
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
-        calls = tree.elts if isinstance(tree, ast.List) else []
-        found = [_python_call(call) for call in calls]
+        yield from _read_call(text, schemas)
+    except EndOfText:
+        raise
+    except MalformedCall:
+        # Often there is a brace too few before the closing tag.
+        text.stop()
+        if not text.calls:
+            raise
+    yield from text.skip("</tool_call>")
+
+
+def _read_list(text: CallText, schemas: Schemas) -> Reading[None]:
+    """[{"name": …}, …], or one such object."""
+    if not (yield from text.skip("[")):
+        yield from _read_call(text, schemas)
+        return
+    while True:
+        yield from _read_call(text, schemas)
+        if (yield from text.skip("]")):
+            return
+        yield from text.take(",")
+
+
+def _read_llama(text: CallText, schemas: Schemas) -> Reading[None]:
+    """JSON objects, with semicolons between them."""
+    yield from text.skip("<|python_tag|>")
+    more = True
+    while more:
+        yield from _read_call(text, schemas)
+        while (yield from text.skip(";")):
+            pass
+        more = (yield from text.peek()) == "{"
+
+
+def _read_mistral(text: CallText, schemas: Schemas) -> Reading[None]:
+    """A JSON list of calls; or a name, perhaps [CALL_ID]…[ARGS] or [ARGS], and the arguments."""
+    yield from text.blanks()
+    if (yield from text.peek()) == "[":
+        yield from _read_list(text, schemas)
+        return
+    head, _ = yield from text.until("{", limit=2 * MAX_NAME)
+    text.at -= 1
+    text.begin(head.partition("[")[0].strip())
+    yield from text.pass_arguments()
+
+
+def _read_coder(text: CallText, schemas: Schemas) -> Reading[None]:
+    """<function=NAME> with one <parameter=KEY> per argument."""
+    yield from text.take("<function=")
+    name, _ = yield from text.until(">", limit=MAX_NAME)
+    text.begin(name)
+    tag = "<parameter="
+    while tag == "<parameter=":
+        _, tag = yield from text.until("<parameter=", "</function>", "</tool_call>", or_end=True)
+        if tag == "<parameter=":
+            key, _ = yield from text.until(">", limit=MAX_NAME)
+            value, _ = yield from text.until("</parameter>")
+            text.argument(key, _typed(schemas, name, key, value.removeprefix("\n").removesuffix("\n")))
+    text.finish()
+    if tag == "</function>":
+        yield from text.skip("</tool_call>")
+
+
+def _read_glm(text: CallText, schemas: Schemas) -> Reading[None]:
+    """The name, then pairs of <arg_key> and <arg_value>."""
+    name, tag = yield from text.until("<arg_key>", "</tool_call>", limit=MAX_NAME)
+    text.begin(name := name.strip())
+    while tag == "<arg_key>":
+        key, _ = yield from text.until("</arg_key>", limit=MAX_NAME)
+        yield from text.take("<arg_value>")
+        value, _ = yield from text.until("</arg_value>")
+        text.argument(key.strip(), _typed(schemas, name, key.strip(), value))
+        _, tag = yield from text.until("<arg_key>", "</tool_call>", or_end=True)
+    text.finish()
+
+
+def _typed(schemas: Schemas, name: str, key: str, value: str) -> str:
+    """The JSON of an argument in plain text: a string where the schema says so, else as it reads."""
+    properties = schemas.get(name, {}).get("properties")
+    schema = properties.get(key) if isinstance(properties, Mapping) else None
+    if not (isinstance(schema, Mapping) and schema.get("type") == "string"):
+        try:
+            return json.dumps(msgspec.json.decode(value), ensure_ascii=False)
+        except (msgspec.MsgspecError, RecursionError, UnicodeError):
+            pass
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _read_gemma(text: CallText, schemas: Schemas) -> Reading[None]:
+    """call:NAME{key:value}: JSON, but for keys without quotes and strings between quotes of its own."""
+    yield from text.take("call:")
+    name, _ = yield from text.until("{", limit=MAX_NAME)
+    text.begin(name)
+    closed = yield from text.skip("}")
+    while not closed:
+        key = yield from _gemma_key(text)
+        text.argument(key, (yield from _gemma_value(text)))
+        closed = yield from text.skip("}")
+        if not closed:
+            yield from text.take(",")
+    text.finish()
+    yield from text.skip("<tool_call|>")
+
+
+def _gemma_key(text: CallText) -> Reading[str]:
+    key, _ = yield from text.until(":", limit=2 * MAX_NAME)
+    return key.strip().removeprefix(_QUOTE).removesuffix(_QUOTE).strip('"')
+
+
+def _gemma_value(text: CallText, depth: int = 0) -> Reading[str]:
+    """A value as JSON."""
+    if depth > MAX_DEPTH:
+        raise MalformedCall
+    if (yield from text.skip(_QUOTE)):
+        string, _ = yield from text.until(_QUOTE)
+        return json.dumps(string, ensure_ascii=False)
+    first = yield from text.peek()
+    if first == '"':
+        return (yield from text.string())
+    if first not in "{[":
+        return (yield from text.scalar())
+    text.at += 1
+    close, items = ("}" if first == "{" else "]"), list[str]()
+    closed = yield from text.skip(close)
+    while not closed:
+        key = f"{json.dumps((yield from _gemma_key(text)))}: " if first == "{" else ""
+        items.append(key + (yield from _gemma_value(text, depth + 1)))
+        closed = yield from text.skip(close)
+        if not closed:
+            yield from text.take(",")
+    return f"{first}{', '.join(items)}{close}"
+
+
+def _read_pythonic(text: CallText, schemas: Schemas) -> Reading[None]:
+    """[f(a=1), g(b="x")]: a Python list of calls with literal arguments."""
+    yield from text.take("[")
+    closed = False
+    while not closed:
+        name, _ = yield from text.until("(", limit=MAX_NAME)
+        begun = False
+        while not (yield from text.skip(")")):
+            if begun:
+                yield from text.take(",")
+                if (yield from text.skip(")")):
+                    break
+            key, _ = yield from text.until("=", limit=MAX_NAME)
+            if not key.strip().isidentifier():
+                raise MalformedCall
+            value = _python_literal((yield from text.captured(_python_value(text))))
+            if not begun:
+                text.begin(name.strip())
+                begun = True
+            text.argument(key.strip(), value)
+        if not begun:
+            text.begin(name.strip())
+        text.finish()
+        closed = yield from text.skip("]")
+        if not closed:
+            yield from text.take(",")
+            closed = yield from text.skip("]")
+
+
+def _python_value(text: CallText) -> Reading[None]:
+    """Passes over a value, up to the comma or the parenthesis behind it."""
+    start, depth = text.at - text.used, 0
+    while text.at - text.used - start <= _MAX_PYTHON:
+        char = yield from text.peek()
+        if depth == 0 and char in ",)":
+            return
+        if char in "'\"":
+            yield from _python_string(text, char)
+            continue
+        depth += (char in "([{") - (char in ")]}")
+        if depth < 0:
+            break
+        text.at += 1
+    raise MalformedCall
+
+
+def _python_string(text: CallText, quote: str) -> Reading[None]:
+    if (yield from text.starts(quote * 3)):
+        quote *= 3
+    text.at += len(quote)
+    while not (yield from text.starts(quote)):
+        if (yield from text.peek()) == "\\":
+            text.at += 1
+            yield from text.peek()
+        text.at += 1
+    text.at += len(quote)
+
+
+def _python_literal(text: str) -> str:
+    """The JSON of a literal."""
+    try:
+        literal = json.dumps(ast.literal_eval(text.strip()), ensure_ascii=False, allow_nan=False)
+        literal.encode()  # a half of a surrogate pair is no text
+        return literal
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        return None
-    return found or None
+        raise MalformedCall from None
 
 
-def _python_call(call: ast.expr) -> CallText:
-    """ValueError for what is no call of a name with literal arguments."""
-    if not isinstance(call, ast.Call) or call.args:
-        raise ValueError("no call by keywords")
-    arguments = {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in call.keywords}
-    return CallText(ast.unparse(call.func), json.dumps(arguments, ensure_ascii=False, allow_nan=False))
-
-
+#: A forced call: the whole output is one call, or a list of calls, as JSON.
+FORCED = ToolFormat(("{", "["), _read_list, first=True)
 FORMATS = {
-    "hermes": ToolFormat(("<tool_call>",), _read_one, "</tool_call>", quoted=True),
-    "qwen3_coder": ToolFormat(("<tool_call>",), _read_coder, "</tool_call>"),
-    "glm45": ToolFormat(("<tool_call>",), _read_glm, "</tool_call>"),
-    "gemma4": ToolFormat(("<|tool_call>",), _read_gemma, "<tool_call|>"),
+    "hermes": ToolFormat(("<tool_call>",), _read_hermes),
+    "qwen3_coder": ToolFormat(("<tool_call>",), _read_coder),
+    "glm45": ToolFormat(("<tool_call>",), _read_glm),
+    "gemma4": ToolFormat(("<|tool_call>",), _read_gemma),
     "mistral": ToolFormat(("[TOOL_CALLS]",), _read_mistral),
     "llama3_json": ToolFormat(("<|python_tag|>", "{"), _read_llama, first=True),
     "pythonic": ToolFormat(("[",), _read_pythonic, first=True),

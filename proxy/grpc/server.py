@@ -13,7 +13,7 @@ from grpc import aio
 from triptych.base.errors import InternalError, InvalidRequest, RequestError
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.protos.convert import logprobs_to_proto
-from triptych.proxy.call.answer import ChoiceReader, Shown, ShownReasoning
+from triptych.proxy.call.answer import ChoiceReader, Shown, ShownReasoning, whole_calls
 from triptych.proxy.call.chat import ChatCall, Done, EncoderPrompt, Output, RawPrompt, Started, Transcription
 from triptych.proxy.call.tools import ToolUse
 from triptych.proxy.call.validation import check_salt, check_token_count, in_range
@@ -165,11 +165,12 @@ class ProxyServicer(proxy_pb2_grpc.ProxyServiceServicer):
 
 
 class _Events:
-    """ChatEvents of one call; the prompts' ids go with the first one."""
+    """ChatEvents of one call; the prompts' ids go with the first one, and tool calls where they are whole."""
 
     def __init__(self, with_ids: bool, tools: ToolUse, choices: int) -> None:
         self._with_ids = with_ids
         self._answers = [ChoiceReader(tools) for _ in range(choices)]
+        self._open_calls: list[list[Shown]] = [[] for _ in range(choices)]
         self._started: Started | None = None
 
     def of(self, output: Output) -> proxy_pb2.ChatEvent | None:
@@ -186,24 +187,28 @@ class _Events:
         answer = self._answers[output.choice]
         if isinstance(output, Done):
             shown, reason = answer.end(output)
-            _show(event, shown)
+            self._show(event, shown, last=True)
             event.finish.CopyFrom(_finish(output, reason))
             return event
-        _show(event, answer.read(output))
+        self._show(event, answer.read(output))
         event.logprobs.extend(logprobs_to_proto(position) for position in output.logprobs)
         if self._with_ids:
             event.token_ids.extend(output.token_ids)
         return event
 
-
-def _show(event: proxy_pb2.ChatEvent, shown: Sequence[Shown]) -> None:
-    for piece in shown:
-        if isinstance(piece, str):
-            event.text += piece
-        elif isinstance(piece, ShownReasoning):
-            event.reasoning += piece.text
-        else:
-            event.tool_calls.add(index=piece.index, id=piece.id, name=piece.name, arguments=piece.arguments)
+    def _show(self, event: proxy_pb2.ChatEvent, shown: Sequence[Shown], *, last: bool = False) -> None:
+        open_calls = self._open_calls[event.choice]
+        for piece in shown:
+            if isinstance(piece, ShownReasoning):
+                event.reasoning += piece.text
+            elif isinstance(piece, str):
+                event.text += piece
+            else:
+                open_calls.append(piece)
+        if open_calls and (last or (shown and isinstance(shown[-1], str))):
+            for call, arguments in whole_calls(open_calls):
+                event.tool_calls.add(index=call.index, id=call.id, name=call.name, arguments=arguments)
+            open_calls.clear()
 
 
 def _finish(done: Done, reason: str) -> proxy_pb2.ChatFinish:

@@ -8,7 +8,14 @@ from collections.abc import AsyncIterable, Sequence
 from contextlib import aclosing
 
 from triptych.base.types import PositionLogprobs, TokenLogprob, Usage
-from triptych.proxy.call.answer import ChoiceReader, Shown, ShownCall, ShownReasoning
+from triptych.proxy.call.answer import (
+    ChoiceReader,
+    Shown,
+    ShownArguments,
+    ShownCall,
+    ShownReasoning,
+    whole_calls,
+)
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started, Timings
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
@@ -196,9 +203,11 @@ class ChatStream:
             return self._chunk(index, {"content": piece})
         if isinstance(piece, ShownReasoning):
             return self._chunk(index, _reasoning_body(piece.text))
-        begun = {"index": piece.index, **_call_body(piece, "")}
-        arguments = {"index": piece.index, "function": {"arguments": piece.arguments}}
-        return self._chunk(index, {"tool_calls": [begun]}) + self._chunk(index, {"tool_calls": [arguments]})
+        if isinstance(piece, ShownArguments):
+            return self._chunk(
+                index, {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
+            )
+        return self._chunk(index, {"tool_calls": [{"index": piece.index, **_call_body(piece, "")}]})
 
     def _last(self, index: int, done: Done) -> bytes:
         shown, reason = self._choices[index].reader.end(done)
@@ -267,7 +276,7 @@ async def whole_reply(
 
 
 def _whole_choice(index: int, state: ChoiceState, options: ChatReplyOptions) -> Json:
-    calls = [_call_body(piece, piece.arguments) for piece in state.shown if isinstance(piece, ShownCall)]
+    calls = [_call_body(call, arguments) for call, arguments in whole_calls(state.shown)]
     text = "".join(piece for piece in state.shown if isinstance(piece, str))
     reasoning = "".join(piece.text for piece in state.shown if isinstance(piece, ShownReasoning))
     content = None if (calls or reasoning) and not text else text

@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 from triptych.base.errors import RequestError
 from triptych.base.types import FinishReason, PositionLogprobs, Usage
-from triptych.proxy.call.answer import ChoiceReader, Shown, ShownCall, ShownReasoning
+from triptych.proxy.call.answer import ChoiceReader, Shown, ShownArguments, ShownCall, ShownReasoning
 from triptych.proxy.call.chat import Delta, Done, Output, Started
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
@@ -33,6 +33,7 @@ class ResponseBook:
         self._request_id = request_id
         self._message: Json | None = None
         self._reasoning: Json | None = None
+        self._call: Json | None = None
         self._texts: list[str] = []
         self._waiting: list[PositionLogprobs] = []
         self._logprobs: list[Json] = []
@@ -76,10 +77,18 @@ class ResponseBook:
                 yield from self._reason(piece.text)
                 continue
             yield from self._close_reasoning("completed")
+            if isinstance(piece, ShownArguments):
+                assert self._call is not None
+                self._texts.append(piece.text)
+                yield self._event(
+                    "response.function_call_arguments.delta", **self._call_place(), delta=piece.text
+                )
+                continue
+            yield from self._close_call("completed")
             if isinstance(piece, str):
                 yield from self._text(piece)
             else:
-                yield from self._call(piece)
+                yield from self._open_call(piece)
 
     def _reason(self, text: str) -> Iterator[Json]:
         if self._reasoning is None:
@@ -154,10 +163,10 @@ class ResponseBook:
         yield self._event("response.output_item.done", output_index=place["output_index"], item=self._message)
         self._message, self._texts, self._waiting, self._logprobs = None, [], [], []
 
-    def _call(self, call: ShownCall) -> Iterator[Json]:
+    def _open_call(self, call: ShownCall) -> Iterator[Json]:
         yield from self._close_message("completed")
         number = len(self._output)
-        item: Json = {
+        self._call = {
             "id": f"fc_{self._request_id}_{number}",
             "type": "function_call",
             "call_id": call.id,
@@ -165,15 +174,22 @@ class ResponseBook:
             "arguments": "",
             "status": "in_progress",
         }
-        place = {"item_id": item["id"], "output_index": number}
-        yield self._event("response.output_item.added", output_index=number, item=dict(item))
-        yield self._event("response.function_call_arguments.delta", **place, delta=call.arguments)
-        item |= {"arguments": call.arguments, "status": "completed"}
-        yield self._event(
-            "response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments
-        )
-        self._output.append(item)
-        yield self._event("response.output_item.done", output_index=number, item=item)
+        yield self._event("response.output_item.added", output_index=number, item=self._call)
+        self._output.append(self._call)
+
+    def _call_place(self) -> Json:
+        assert self._call is not None
+        return {"item_id": self._call["id"], "output_index": len(self._output) - 1}
+
+    def _close_call(self, status: str) -> Iterator[Json]:
+        if self._call is None:
+            return
+        item, place, text = self._call, self._call_place(), "".join(self._texts)
+        item |= {"arguments": text, "status": status}
+        yield self._event("response.function_call_arguments.done", **place, name=item["name"], arguments=text)
+        yield self._event("response.output_item.done", output_index=place["output_index"], item=item)
+        # The log-probabilities are those of the message's text.
+        self._call, self._texts, self._waiting = None, [], []
 
     def _end(self, done: Done) -> Iterator[Json]:
         yield from self._begin()
@@ -182,6 +198,7 @@ class ResponseBook:
         whole = done.reason is not FinishReason.LENGTH
         status = "completed" if whole else "incomplete"
         yield from self._close_reasoning(status)
+        yield from self._close_call(status)
         if not self._output:
             yield from self._open_message()
         yield from self._close_message(status)

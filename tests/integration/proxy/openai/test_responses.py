@@ -83,14 +83,22 @@ async def test_calls_become_items_between_the_texts(store: EmbeddingStore) -> No
         assert called.call_id.startswith("call_")
         events = await _events(cluster, input="x", tools=[TOOL], max_output_tokens=200)
         kinds = [event.type for event in events]
-        assert kinds[-5:] == [
-            "response.output_item.added",
-            "response.function_call_arguments.delta",
+        deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+        assert deltas == ["{", '"', "a", '"', ":", " ", "1}"], "every piece of the text that is certain"
+        first = kinds.index("response.function_call_arguments.delta")
+        assert kinds[first - 1] == "response.output_item.added"
+        assert kinds[first + len(deltas) :] == [
             "response.function_call_arguments.done",
             "response.output_item.done",
             "response.completed",
         ]
-        assert events[-1].response.output[1].name == "f"
+        assert {event.item_id for event in events[first : first + len(deltas) + 1]} == {
+            events[-1].response.output[1].id
+        }
+        assert (events[-1].response.output[1].name, events[-1].response.output[1].arguments) == (
+            "f",
+            '{"a": 1}',
+        )
 
 
 async def test_a_broken_picture_is_named_by_the_clients_field(store: EmbeddingStore) -> None:

@@ -128,14 +128,15 @@ async def test_tools_go_to_the_template_and_calls_come_back(store: EmbeddingStor
 
 async def test_streamed_calls_have_openais_deltas(store: EmbeddingStore) -> None:
     async with FakeCluster(store) as cluster:
-        cluster.pd_workers[0].script = [*CALL, "\n", *CALL[2:]]
+        cut = [*CALL[:4], ' "arguments": {"at": "s', 'ky"}}', CALL[5]]
+        cluster.pd_workers[0].script = [*cut, "\n", *cut[2:]]
         chunks = await streamed(cluster, HELLO, tools=TOOLS, max_tokens=99)
         choices = [chunk.choices[0] for chunk in chunks]
         assert "".join(choice.delta.content or "" for choice in choices) == "Let me see."
         deltas = [delta for choice in choices for delta in choice.delta.tool_calls or ()]
-        assert [delta.index for delta in deltas] == [0, 0, 1, 1]
-        assert [delta.function.name for delta in deltas] == ["look", None, "look", None]
-        assert [delta.function.arguments for delta in deltas] == ["", '{"at": "sky"}'] * 2
+        assert [delta.index for delta in deltas] == [0, 0, 0, 1, 1, 1]
+        assert [delta.function.name for delta in deltas] == ["look", None, None] * 2
+        assert [delta.function.arguments for delta in deltas] == ["", '{"at": "s', 'ky"}'] * 2
         assert len({delta.id for delta in deltas if delta.id}) == 2
         assert choices[-1].finish_reason == "tool_calls"
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.proxy.call.tool_formats import FORMATS, CallText
+from support.tool_calls import joined
+from triptych.proxy.call.tool_formats import FORMATS
 from triptych.proxy.call.tool_parsers import Piece, make_parser
 from triptych.proxy.call.tools import CallForm
 
@@ -81,25 +82,28 @@ CASES = [
 ]
 
 
+#: What cuts, nests and breaks calls.
+BITS = [*'<[{ \nx"\\}]),:1', "\\u00e9", "true", "<tool_call>", '{"name": "f", "arguments": {"a":']
+
+
 def parsed(name: str, *texts: str, parallel: bool = True) -> list[object]:
     """What comes of the pieces: neighbouring content joined, calls as a name and arguments."""
+    return joined(pieces_of(name, *texts, parallel=parallel))
+
+
+def pieces_of(name: str, *texts: str, parallel: bool = True) -> list[Piece]:
     parser = make_parser(CallForm.TAGGED, parallel=parallel, tool_format=name, schemas=SCHEMAS)
-    pieces: list[Piece] = [*(piece for text in texts for piece in parser.feed(text)), *parser.finish()]
-    joined: list[object] = []
-    for piece in pieces:
-        if isinstance(piece, CallText):
-            joined.append((piece.name, json.loads(piece.arguments)))
-        elif joined and isinstance(joined[-1], str):
-            joined[-1] += piece
-        else:
-            joined.append(piece)
-    return joined
+    return [*(piece for text in texts for piece in parser.feed(text)), *parser.finish()]
+
+
+def loaded(parts: list[object]) -> list[object]:
+    return [(part[0], json.loads(part[1])) if isinstance(part, tuple) else part for part in parts]
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), CASES)
 def test_calls_and_content_come_in_order(name, text, expected):
-    assert parsed(name, text) == expected
-    assert parsed(name, *text) == expected, "letter by letter"
+    assert loaded(parsed(name, text)) == expected
+    assert parsed(name, *text) == parsed(name, text), "letter by letter"
 
 
 def test_every_format_has_its_cases():
@@ -109,9 +113,7 @@ def test_every_format_has_its_cases():
 @pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=80)
 @given(
-    st.lists(
-        st.sampled_from([*(text for _, text, _ in CASES), "<", "[", "{", " ", "\n", "x", '"', "\\", "}"])
-    ),
+    st.lists(st.sampled_from([*(text for _, text, _ in CASES), *BITS])),
     st.data(),
 )
 def test_no_output_fails_and_the_cuts_change_nothing(name, texts, data):
@@ -127,3 +129,136 @@ def test_one_call_is_the_limit_where_calls_are_not_parallel(name):
         if format_name == name and len([call for call in expected if isinstance(call, tuple)]) > 1:
             calls = [call for call in parsed(name, text, parallel=False) if isinstance(call, tuple)]
             assert len(calls) == 1
+
+
+HEAD = '{"name": "look", "arguments": '
+#: Format, pieces of an output, and what comes of each; at last, what its end brings.
+STEPS = [
+    (
+        "hermes",
+        [
+            ("<tool_call>" + HEAD, []),
+            ('{"at": "s', ["look", '{"at": "s']),
+            ("k\\", ["k"]),
+            ('ny", "times": 1', ['\\ny", "times": ']),
+            ("2}}", ["12}"]),
+            ("</tool_call>", []),
+        ],
+    ),
+    (
+        "llama3_json",
+        [
+            ('{"parameters": {"at": 1}, ', []),
+            ('"name": "look"}', ["look", '{"at": 1}']),
+            ('; {"name": "now"', []),
+            ("}", ["now", "{}"]),
+        ],
+    ),
+    ("mistral", [("[TOOL_CALLS]look", []), ('[ARGS]{"at"', ["look", '{"at"']), (": 1}", [": 1}"])]),
+    (
+        "qwen3_coder",
+        [
+            ("<tool_call>\n<function=look", []),
+            (">\n<parameter=at>\n1", ["look"]),
+            ("2\n</parameter>\n<parameter=times>\n3\n", ['{"at": "12"']),
+            ("</parameter>\n</function>", [', "times": 3}']),
+        ],
+    ),
+    (
+        "glm45",
+        [
+            ("<tool_call>look\n<arg_key>at</arg_key>", ["look"]),
+            ("<arg_value>12</arg_value>", ['{"at": "12"']),
+            ("</tool_call>", ["}"]),
+        ],
+    ),
+    (
+        "gemma4",
+        [
+            ("<|tool_call>call:look{at:[1", ["look"]),
+            ("],times:3", ['{"at": [1]']),
+            ("}", [', "times": 3}']),
+        ],
+    ),
+    (
+        "pythonic",
+        [
+            ("[look(at='a', ", ["look", '{"at": "a"']),
+            ("times=3", []),
+            (")", [', "times": 3}']),
+            ("]", []),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "steps"), STEPS)
+def test_arguments_come_as_soon_as_they_are_certain(name, steps):
+    parser = make_parser(CallForm.TAGGED, parallel=True, tool_format=name, schemas=SCHEMAS)
+    for text, expected in steps:
+        assert [getattr(piece, "name", None) or piece.text for piece in parser.feed(text)] == expected, text
+    assert parser.finish() == []
+
+
+#: Calls that end too early, or go on as none, and what of them has been read by then.
+BROKEN = [
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": [1', [("f", '{"a": [1')]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call> x', [("f", '{"a": 1}'), "x"]),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": no}}</tool_call>',
+        [("f", '{"a": '), "no}}</tool_call>"],
+    ),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "b\nc"}}', [("f", '{"a": "b\\nc"}')]),
+    ("qwen3_coder", "<tool_call><function=f><parameter=a>1</parameter><parameter=b>2", [("f", '{"a": 1')]),
+    ("qwen3_coder", "<tool_call><function=f><parameter=a>1</parameter>", [("f", '{"a": 1}')]),
+    ("glm45", "<tool_call>f", ["<tool_call>f"]),
+    (
+        "glm45",
+        "<tool_call>f<arg_key>a</arg_key>1</tool_call>",
+        [("f", ""), "a</arg_key>1</tool_call>"],
+    ),
+    ("gemma4", "<|tool_call>call:f{a:1,b:no}", [("f", '{"a": 1'), ",b:no}"]),
+    ("mistral", '[TOOL_CALLS][{"name": "f"}, {"x": 1}]', [("f", "{}"), ', {"x": 1}]']),
+    ("pythonic", "[f(a=1, b=g())]", [("f", '{"a": 1'), ", b=g())]"]),
+    ("pythonic", "[f(a='x", ["[f(a='x"]),
+    ("pythonic", "[f(a='\\ud83d')]", ["[f(a='\\ud83d')]"]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\\u00', [("f", '{"a": "\\u00')]),
+    ("hermes", '<tool_call>{"name": "f\\u00', ['<tool_call>{"name": "f\\u00']),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\\u00x"}}', [("f", '{"a": "'), '\\u00x"}}']),
+    ("gemma4", '<|tool_call>call:f{a:"\\u00', [("f", "")]),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), BROKEN)
+def test_a_call_that_breaks_off_keeps_what_was_read_of_it(name, text, expected):
+    assert parsed(name, text) == expected == parsed(name, *text)
+
+
+def test_deep_arguments_end_a_call_and_not_the_parser():
+    text = '<tool_call>{"name": "f", "arguments": {"a": ' + "[" * 100_000
+    (call, rest) = parsed("hermes", text)
+    assert call[0] == "f" and rest.startswith("[") and len(call[1] + rest) == 100_000 + len('{"a": ')
+
+
+LONG = "line\n" * 20_000
+#: One call each, and what stands between several.
+LONG_CALLS = {
+    "hermes": ('<tool_call>{"name": "f", "arguments": {"a": "VALUE"}}</tool_call>', ""),
+    "qwen3_coder": ("<tool_call><function=f><parameter=a>VALUE.</parameter></function></tool_call>", ""),
+    "glm45": ("<tool_call>f<arg_key>a</arg_key><arg_value>VALUE</arg_value></tool_call>", ""),
+    "gemma4": ('<|tool_call>call:f{a:<|"|>VALUE<|"|>}<tool_call|>', ""),
+    "mistral": ('[TOOL_CALLS]f[ARGS]{"a": "VALUE"}', ""),
+    "llama3_json": ('{"name": "f", "parameters": {"a": "VALUE"}}', ";"),
+}
+
+
+@pytest.mark.parametrize("name", LONG_CALLS)
+def test_a_call_of_100_000_characters_and_1000_calls_are_read_in_pieces(name):
+    call, between = LONG_CALLS[name]
+    long_call = call.replace("VALUE", LONG)
+    pieces = [long_call[at : at + 7] for at in range(0, len(long_call), 7)]
+    [(_, arguments)] = parsed(name, *pieces)
+    assert json.loads(arguments)["a"].removesuffix(".") == LONG
+    several = between.join([call.replace("VALUE", "x")] * 1000)
+    assert [part[0] for part in parsed(name, several)] == ["f"] * 1000
