@@ -122,6 +122,7 @@ _BY_CODE: dict[str, type[RequestError]] = {
         ContextTooLong,
         RequestTimeout,
         NotFound,
+        MethodNotAllowed,
         Overloaded,
         RateLimited,
         Unavailable,
