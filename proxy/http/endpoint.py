@@ -15,7 +15,7 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.base.config import format_size
-from triptych.base.errors import InternalError, InvalidRequest, NotFound, RequestError, TooLarge
+from triptych.base.errors import InternalError, InvalidRequest, MethodNotAllowed, RequestError, TooLarge
 from triptych.base.log import log_fields
 from triptych.base.request.limits import unknown_field
 from triptych.base.tracing.server_span import CURRENT_SPAN
@@ -114,7 +114,7 @@ class PostEndpoint(ABC, Generic[P]):
         request_id = _request_id(headers.get(b"x-request-id", b""))
         reply = HttpReply(send, request_id)
         if scope["method"] != "POST":
-            await reply.error(NotFound("use POST"), 405)
+            await reply.error(MethodNotAllowed("use POST"))
             return
         try:
             await self._serve(await self._request(headers, receive, reply), receive, reply)

@@ -68,7 +68,7 @@ def check_values(raw: bytes) -> None:
 
 _MAX_TEXT = 400
 #: Parts of messages that other servers take.
-_AUDIO = "audio is not a part of a chat here (POST /v1/audio/transcriptions takes files of it)"
+_AUDIO = "sound is not a part of messages here (models of speech take it at POST /v1/audio/transcriptions)"
 _FILES = "files are not read here (images are)"
 _UNSERVED_PARTS = {
     "video_url": "videos are not served here",

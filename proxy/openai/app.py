@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from triptych.base.config import MIB
-from triptych.base.errors import NotFound, RequestError
+from triptych.base.errors import MethodNotAllowed, NotFound, RequestError
 from triptych.base.tracing import attributes as names
 from triptych.base.tracing.context import context_of
 from triptych.base.tracing.server_span import CURRENT_SPAN, ServerSpan
@@ -184,11 +184,13 @@ async def _http_error(served: Sequence[str], request: Request, error: Exception)
     assert isinstance(error, HTTPException)
     path, headers = request.url.path[:200], error.headers or {}
     message = f"{request.method} {path} is not served here"
-    if error.status_code == 405 and "Allow" in headers:
-        message += f": use {headers['Allow']}"
+    if error.status_code == 405:
+        refusal: RequestError = MethodNotAllowed(f"{message}: use {headers.get('Allow', 'another method')}")
     elif near := _nearest(path, served):
-        message += f"; did you mean {near}?"
-    return JSONResponse(error_body(NotFound(message)), status_code=error.status_code, headers=headers)
+        refusal = NotFound(f"{message}; did you mean {near}?")
+    else:
+        refusal = NotFound(f"{message}: /openapi.json lists what is")
+    return JSONResponse(error_body(refusal), status_code=error.status_code, headers=headers)
 
 
 def _nearest(path: str, served: Sequence[str]) -> str | None:

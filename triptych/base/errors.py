@@ -82,6 +82,11 @@ class NotFound(InvalidRequest):
     grpc_status = "NOT_FOUND"
 
 
+class MethodNotAllowed(InvalidRequest):
+    status = 405
+    code = "method_not_allowed"
+
+
 class Overloaded(RequestError):
     status = 429
     code = "overloaded"
@@ -117,6 +122,7 @@ _BY_CODE: dict[str, type[RequestError]] = {
         ContextTooLong,
         RequestTimeout,
         NotFound,
+        MethodNotAllowed,
         Overloaded,
         RateLimited,
         Unavailable,

@@ -19,6 +19,11 @@ from triptych.goodput.report.comparison import Ratio
 from triptych.goodput.report.machine import Machine
 from triptych.goodput.report.result import failure_counts
 
+_EXPLANATION = """\
+(a) requests per second that met every objective of the SLO    (b) their share of the requests sent
+(c) whether the P99 of every objective is met, and TTFT does not grow; --search seeks the highest such rate
+"""
+
 
 def _ms(seconds: float) -> str:
     return "–" if not math.isfinite(seconds) else f"{seconds * 1000:,.1f}"
@@ -70,6 +75,7 @@ class Display:
             counts.add_row(*_counts(window))
             latencies.add_row(*_latencies(window))
         self.table(counts)
+        self.say(_EXPLANATION)
         self.table(latencies)
         for window in windows:
             if window.verdict.why:

@@ -179,7 +179,13 @@ async def test_unknown_paths_and_methods_are_answered_in_openais_shape(store: Em
         missing = await client.get(f"http://127.0.0.1:{cluster.port}/v1/nothing")
         wrong = await client.get(f"http://127.0.0.1:{cluster.port}/v1/chat/completions")
         assert (missing.status_code, wrong.status_code) == (404, 405)
-        assert missing.json()["error"]["message"] == "GET /v1/nothing is not served here"
+        assert missing.json()["error"]["message"] == (
+            "GET /v1/nothing is not served here: /openapi.json lists what is"
+        )
+        assert (missing.json()["error"]["code"], wrong.json()["error"]["code"]) == (
+            "not_found",
+            "method_not_allowed",
+        )
         assert wrong.json()["error"]["message"].endswith("is not served here: use POST")
         for path in ("/chat/completions", "/v1/chat/completion", "/api/v1/chat/completions/"):
             near = await client.post(f"http://127.0.0.1:{cluster.port}{path}")

@@ -19,7 +19,14 @@ from triptych.goodput.measure.window import MeasuredWindow, QueueSample, RunSett
 from triptych.goodput.report.comparison import compare_results, compare_searches, ratio
 from triptych.goodput.report.display import Display
 from triptych.goodput.report.machine import Machine
-from triptych.goodput.report.plots import knee_of, save_plots
+from triptych.goodput.report.plots import (
+    knee_of,
+    latency_against_rate,
+    latency_over_time,
+    place_stages,
+    plt,
+    save_plots,
+)
 from triptych.goodput.report.result import document, read_result, write_json
 
 SLO = parse_slo(["ttft:200 tpot:50"])
@@ -136,12 +143,71 @@ def test_a_comparison_is_better_worse_or_undecided():
 def test_every_plot_of_a_sweep_is_drawn(tmp_path):
     found = run(window(2.0), window(4.0), window(8.0, ttft=0.3), name="one")
     paths = save_plots([found], tmp_path / "p", "png")
-    assert [path.name for path in paths] == [
-        f"p-{name}.png" for name in ("latency", "goodput", "cdf", "waterfall", "queues")
-    ]
+    assert [path.name for path in paths] == PLOT_NAMES
     for path in paths:
         with Image.open(path) as image:
             assert image.convert("L").getextrema()[0] < 128
+
+
+PLOT_NAMES = [f"p-{name}.png" for name in ("latency", "goodput", "cdf", "waterfall", "queues")]
+
+
+@pytest.mark.parametrize("failures", [0, 40])
+def test_every_plot_of_one_rate_is_drawn(tmp_path, failures):
+    paths = save_plots([run(window(4.0, failures=failures))], tmp_path / "p", "png")
+    assert [path.name for path in paths] == [
+        name for name in PLOT_NAMES if not failures or "fall" not in name
+    ]
+
+
+@pytest.mark.parametrize("draw", [latency_against_rate, latency_over_time])
+def test_axes_end_with_the_data_and_the_slo_is_a_line_or_a_note(draw):
+    found = run(window(2.0, ttft=0.15))
+    figure = draw([found])
+    ttft, tpot = figure.axes
+    # TTFT is up to 154 ms of 200, TPOT is 10 ms of 50.
+    assert [text.get_text() for text in ttft.get_legend().get_texts()][-1] == "SLO 200 ms"
+    assert [text.get_text() for text in tpot.get_legend().get_texts()][-1] == "SLO 50 ms: beyond this axis"
+    assert ttft.get_ylim()[1] > 200 and tpot.get_ylim()[1] < 20
+    plt.close(figure)
+
+
+@pytest.mark.parametrize(
+    ("queue", "encode", "total", "rows"),
+    [
+        # Encode and save are in the queue's time; the proxy has the rest.
+        (50, 20, 200, [("proxy, network", 18), ("encode", 20), ("save", 2), ("load, wait for a step", 28)]),
+        # The encoder began before the PD worker had the request.
+        (10, 40, 200, [("proxy, network", 26), ("encode", 40), ("save", 2)]),
+        # Of text.
+        (50, 0, 200, [("proxy, network", 18), ("save", 2), ("load, wait for a step", 48)]),
+        # Lengths of a busy server that exceed what the client saw.
+        (50, 20, 140, [("encode", 8), ("save", 2)]),
+    ],
+)
+def test_rows_of_a_waterfall_follow_one_another_and_add_up(queue, encode, total, rows):
+    stages = {
+        "fetch": 2,
+        "queue": queue,
+        "encode": encode,
+        "save": 2,
+        "load": 4,
+        "prefill": 30,
+        "decode": 100,
+    }
+    placed = place_stages(stages, total)
+    fetch = [("fetch", 2)] if total > 140 else []
+    assert [(name, length) for name, _, length in placed] == [*fetch, *rows, ("prefill", 30), ("decode", 100)]
+    ends = [begin + length for _, begin, length in placed]
+    assert [begin for _, begin, _ in placed] == [0, *ends[:-1]] and ends[-1] == total
+
+
+def test_the_three_goodputs_are_explained_under_their_table():
+    text = text_of(lambda display: display.windows([window(4.0)]))
+    assert (
+        text.index("P99 in SLO (c)") < text.index("(a) requests per second that met") < text.index("TTFT ┃")
+    )
+    assert "(b) their share of the requests sent" in text and "--search" in text
 
 
 def test_the_knee_is_the_searched_rate_or_the_last_sustained_one():

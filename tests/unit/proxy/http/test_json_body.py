@@ -32,7 +32,8 @@ def test_the_largest_body_that_is_served_passes() -> None:
 @pytest.mark.parametrize(
     ("kind", "named"),
     [
-        ("input_audio", "audio is not a part of a chat here (POST /v1/audio/transcriptions"),
+        ("input_audio", "sound is not a part of messages here (models of speech take it at POST /v1/audio/"),
+        ("audio_url", "sound is not a part of messages here"),
         ("file", "files are not read here"),
         ("x", "Invalid value 'x'"),
     ],
