@@ -32,8 +32,8 @@ from triptych.encoder_worker.jobs.streams import JobStreams
 from triptych.encoder_worker.jobs.table import EncodeJobs, JobBounds, JobMetrics
 from triptych.encoder_worker.loading import parameter_bytes
 from triptych.encoder_worker.media.audio import AudioLimits
-from triptych.encoder_worker.media.video import VideoLimits
 from triptych.encoder_worker.media.preparer import MediaBudget, Preparer
+from triptych.encoder_worker.media.video import VideoLimits
 from triptych.encoder_worker.ranks.tower import DataParallelTower, RankMetrics, load_ranks
 from triptych.encoder_worker.scheduler import EncoderScheduler
 from triptych.encoder_worker.server import EncoderServicer

@@ -21,9 +21,9 @@ from triptych.base.types import Options
 from triptych.encoder_worker.loading import activation_bytes, load
 from triptych.encoder_worker.ranks.shared_items import share
 from triptych.models.base import EncoderSide, Media, PreparedItem
-from triptych.models.video.clip import Clip
 from triptych.models.defaults import resolve_device
 from triptych.models.identity import ModelIdentity
+from triptych.models.video.clip import Clip
 
 
 def divide(costs: Sequence[int], ranks: int) -> list[list[int]]:

@@ -93,8 +93,12 @@ class PromptBuilder:
             raise InvalidRequest(
                 f"messages hold {len(slots)} images, but {len(plans)} items came", param="messages"
             )
-        if any((slot == "video") != (plan.modality == "video") for slot, plan in zip(slots, plans, strict=True)):
-            raise InvalidRequest("messages hold images and videos in another order than items", param="messages")
+        if any(
+            (slot == "video") != (plan.modality == "video") for slot, plan in zip(slots, plans, strict=True)
+        ):
+            raise InvalidRequest(
+                "messages hold images and videos in another order than items", param="messages"
+            )
         return self._expand(self._encode(parsed, options, plans), plans)
 
     def build_text(self, text: str) -> Prompt:

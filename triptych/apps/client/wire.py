@@ -43,6 +43,7 @@ _MAGIC = (
     (b"GIF8", "image/gif"),
     (b"BM", "image/bmp"),
 )
+_VIDEOS = ((b"ftyp", 4, "video/mp4"), (b"\x1a\x45\xdf\xa3", 0, "video/webm"), (b"GIF8", 0, "image/gif"))
 
 
 def conversation(messages: Messages, files: Files) -> list[JsonObject]:
@@ -62,6 +63,18 @@ def conversation(messages: Messages, files: Files) -> list[JsonObject]:
             param="files",
         )
     return list(messages)
+
+
+def video_part(file: str) -> JsonObject:
+    """The video of a path or URL as a content part. OSError when it cannot be read."""
+    if file.lower().startswith(_URL_SCHEMES):
+        return {"type": "video_url", "video_url": {"url": file}}
+    data = Path(file).read_bytes()
+    for magic, at, kind in _VIDEOS:
+        if data[at : at + len(magic)] == magic:
+            url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
+            return {"type": "video_url", "video_url": {"url": url}}
+    raise InvalidRequest(f"{file}: not a video of a known format (MP4, MOV, WebM, GIF)")
 
 
 def _listed(files: Files) -> Iterable[File]:

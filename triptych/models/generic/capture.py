@@ -295,9 +295,7 @@ class PromptCapture:
             self._shell.__dict__.update(self._fresh)
         raise ConfigError(f"{self.name} never calls its decoder: it cannot be served")
 
-    def _features(
-        self, rows: Sequence[int], start: int, container: tuple[Container, Container]
-    ) -> _Features:
+    def _features(self, rows: Sequence[int], start: int, container: tuple[Container, Container]) -> _Features:
         marks = _marks(start, sum(rows), _WIDTH, self._device)
         parts = [part.clone() for part in marks.split(list(rows))]
         join, join_level = container

@@ -153,7 +153,9 @@ class GenericEncoder(EncoderSide):
 
     def _encoded(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
         if PIXELS_OF_VIDEOS in items[0].tensors:
-            moved = {name: self._moved(x) for name, x in items[0].tensors.items() if name in self._video_names}
+            moved = {
+                name: self._moved(x) for name, x in items[0].tensors.items() if name in self._video_names
+            }
             return [self._joined(self.columns(self._video_getter(**moved, return_dict=True)))]
         columns = self.columns(self._getter(**self.inputs(items), return_dict=True))
         if len(items) == 1:

@@ -37,7 +37,12 @@ class ItemLayout:
         for index, grid in sorted(self.grids.items()):
             floats = grid.is_floating_point()
             values = grid.float().view(torch.int32) & _BITS if floats else grid
-            counts += [index, grid.dim() + _FLOATS * floats, *grid.shape, *map(int, values.flatten().tolist())]
+            counts += [
+                index,
+                grid.dim() + _FLOATS * floats,
+                *grid.shape,
+                *map(int, values.flatten().tolist()),
+            ]
         counts.append(len(self.types[0]) if self.types else 0)
         for (token, types), run in groupby(zip(self.tokens, self.types, strict=True)):
             counts += [token, *types, sum(1 for _ in run)]

@@ -155,9 +155,7 @@ class GenericProcessor:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
-            return dict(
-                self._processor(text=[text], return_tensors="pt", add_special_tokens=False, **given)
-            )
+            return dict(self._processor(text=[text], return_tensors="pt", add_special_tokens=False, **given))
 
     def _check_alone(self, path: Path) -> dict[str, tuple[int, ...]]:
         """The sizes that pictures of any form get; ConfigError where a prompt's are not expanded alone."""

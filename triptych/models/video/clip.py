@@ -60,7 +60,9 @@ def check_sampling(processor: Any, options: Options) -> None:
         raise InvalidRequest("give fps or num_frames, not both", param="mm_processor_kwargs.fps")
 
 
-def sampled_indices(processor: Any, metadata: Any, defaults: Mapping[str, Any], options: Options) -> list[int]:
+def sampled_indices(
+    processor: Any, metadata: Any, defaults: Mapping[str, Any], options: Options
+) -> list[int]:
     """The frames that the processor samples of a clip, as its own call would choose them."""
     own = {name: getattr(processor, name, None) for name in processor.valid_kwargs.__annotations__}
     settings = {**own, **{name: value for name, value in defaults.items() if name in own}}

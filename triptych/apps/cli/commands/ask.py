@@ -39,6 +39,7 @@ class AskOptions(ServerOptions):
 
     question: str = ""
     image: tuple[str, ...] = flag((), "picture file or URL; may be given several times", kind=str)
+    video: tuple[str, ...] = flag((), "video file or URL; may be given several times", kind=str)
     model: str = flag("", "a name that the cluster serves, where it serves several")
     system: str = flag("", "a system message before the question")
     temperature: float = flag(0.0, "0 takes the likeliest token")
@@ -63,11 +64,15 @@ class TranscribeOptions(ServerOptions):
 @configured(AskOptions)
 def ask(options: AskOptions) -> None:
     """Sends QUESTION (- for standard input) to a running cluster and prints the answer as it streams in."""
-    from triptych.apps.client.wire import conversation
+    from triptych.apps.client.wire import conversation, video_part
 
     question = sys.stdin.read() if options.question == "-" else options.question
     with _connected(options, timeout=300.0) as client:
         messages = [*conversation(question, options.image)]
+        if options.video:
+            content = messages[0]["content"]
+            texts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+            messages[0]["content"] = [*map(video_part, options.video), *texts]
         if options.system:
             messages.insert(0, {"role": "system", "content": options.system})
         fields: ChatFields = {"temperature": options.temperature, "max_tokens": options.max_tokens}
