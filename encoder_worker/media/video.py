@@ -29,7 +29,7 @@ _MAX_LINE = 4096
 
 @dataclass(frozen=True, slots=True)
 class VideoLimits:
-    """Limits of one file: its length, a frame's pixels, those of all sampled frames, and the time to decode."""
+    """Limits of one file: its length, pixels of a frame and of all sampled ones, frames, time to decode."""
 
     seconds: float = 600.0
     frame_pixels: int = 40_000_000
@@ -105,7 +105,7 @@ class MediaClip:
             raise self._refused({}) from None
         for frame in frames:
             mark = self._stdout.read(1)
-            view = memoryview(frame.reshape(-1))
+            view = frame.reshape(-1).data
             # Anything but a frame is the line that says why there is none.
             if mark != b"F" or self._stdout.readinto(view) != len(view):  # type: ignore[attr-defined]
                 raise self._refused(_parsed(mark + self._stdout.readline(_MAX_LINE)))

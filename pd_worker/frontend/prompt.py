@@ -93,12 +93,8 @@ class PromptBuilder:
             raise InvalidRequest(
                 f"messages hold {len(slots)} images, but {len(plans)} items came", param="messages"
             )
-        if any(
-            (slot == "video") != (plan.modality == "video") for slot, plan in zip(slots, plans, strict=True)
-        ):
-            raise InvalidRequest(
-                "messages hold images and videos in another order than items", param="messages"
-            )
+        if [slot == "video" for slot in slots] != [plan.modality == "video" for plan in plans]:
+            raise InvalidRequest("messages and items have images and videos in two orders", param="messages")
         return self._expand(self._encode(parsed, options, plans), plans)
 
     def build_text(self, text: str) -> Prompt:
@@ -218,8 +214,8 @@ class PromptBuilder:
             written = token_ids.count(token) if token is not None else 0
             if written != expected:
                 raise InvalidRequest(
-                    f"the model's chat template wrote {written} {modality} tokens for {expected} {modality}s in "
-                    "messages",
+                    f"the model's chat template wrote {written} {modality} tokens for {expected} {modality}s "
+                    "in messages",
                     param="messages",
                 )
 

@@ -93,7 +93,7 @@ ROLES: dict[str, Role] = {
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message of a conversation with its pictures and videos; `name` and what follows is for chat templates."""
+    """One message of a conversation with its items; `name` and what follows is for chat templates."""
 
     role: Role
     content: str | tuple[TextPart | ImagePart | VideoPart, ...]

@@ -182,8 +182,9 @@ class MediaFetcher:
         self._connections.close()
 
     async def fetch(self, source: WebUrl, param: str, kind: MediaKind = IMAGES) -> SpooledMedia:
-        """The image or video, with the caller as its holder. InvalidRequest or TooLarge (naming `param`), Overloaded;
-        Unavailable where the name servers do not answer.
+        """The image or video, with the caller as its holder.
+
+        InvalidRequest or TooLarge (naming `param`), Overloaded; Unavailable where no name server answers.
 
         The timeout does not include the wait for other fetches to end.
         """

@@ -297,10 +297,8 @@ def _part(path: str, part: PartBody) -> TextPart | ImagePart | VideoPart:
             return TextPart(part.refusal)
         case ImageBody():
             return _image(part.image, f"{path}.image")
-        case VideoUrlBody(video_url=str(url)):
-            return _video(url, f"{path}.video_url")
-        case VideoUrlBody(video_url=VideoUrl(url)):
-            return _video(url, f"{path}.video_url.url")
+        case VideoUrlBody():
+            return _video(part.video_url, f"{path}.video_url")
     if isinstance(part.image_url, str):
         return _image(part.image_url, f"{path}.image_url")
     return _image(part.image_url.url, f"{path}.image_url.url")
@@ -310,5 +308,6 @@ def _image(url: str, param: str) -> ImagePart:
     return ImagePart(parse_image_url(url, param), param)
 
 
-def _video(url: str, param: str) -> VideoPart:
+def _video(video: VideoUrl | str, param: str) -> VideoPart:
+    url, param = (video, param) if isinstance(video, str) else (video.url, f"{param}.url")
     return VideoPart(parse_media_url(url, param, VIDEOS), param)

@@ -46,17 +46,19 @@ _MAGIC = (
 _VIDEOS = ((b"ftyp", 4, "video/mp4"), (b"\x1a\x45\xdf\xa3", 0, "video/webm"), (b"GIF8", 0, "image/gif"))
 
 
-def conversation(messages: Messages, files: Files) -> list[JsonObject]:
+def conversation(messages: Messages, files: Files, videos: Sequence[str] = ()) -> list[JsonObject]:
     """The messages to send: a question becomes one user message with the files in front of its text.
+
+    `videos` are paths and URLs.
 
     InvalidRequest when a file is no picture, or when files come beside a list of messages; OSError when a
     file cannot be read.
     """
-    pictures = [image_part(file) for file in _listed(files)]
+    parts = [*map(image_part, _listed(files)), *map(video_part, videos)]
     if isinstance(messages, str):
-        content = [*pictures, {"type": "text", "text": messages}] if pictures else messages
+        content = [*parts, {"type": "text", "text": messages}] if parts else messages
         return [{"role": "user", "content": content}]
-    if pictures:
+    if parts:
         raise InvalidRequest(
             "files can only be given with a question; in a list of messages an image is a part of a "
             "message's content",

@@ -244,7 +244,7 @@ class PromptCapture:
         """Captures a prompt: `types` [type_names, T], `rows` of each item, grids of all items by name.
 
         `videos` are the rows of each item that the class's getter of videos gives; their indices follow those
-        of all other rows. With `generated` the tokens are the model's own: none of them is a part of a picture.
+        of all other rows. With `generated` the tokens are the model's own: none is a part of a picture.
         """
         ids = torch.tensor([list(token_ids)], device=self._device)
         inputs: dict[str, Any] = {"attention_mask": torch.ones_like(ids), **(grids or {})}
@@ -262,7 +262,8 @@ class PromptCapture:
         self, inputs: dict[str, Any], ids: torch.Tensor, rows: Sequence[int], videos: Sequence[int]
     ) -> CapturedPrompt:
         """Tries in which form the class takes videos; raises what the last form raises."""
-        for self.video_container in (self.container, *CONTAINERS):
+        for container in (self.container, *CONTAINERS):
+            self.video_container = container
             try:
                 prompt = self._captured(dict(inputs), ids, rows, videos)
                 if int((prompt.rows >= 0).sum()) == sum(rows) + sum(videos):

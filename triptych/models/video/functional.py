@@ -1,6 +1,6 @@
 """The functions of torchvision that transformers' video processors call, on torch alone.
 
-Each gives the bits of `torchvision.transforms.v2.functional` on a CPU; `tests/integration/video` compares them.
+Each gives the bits of `torchvision.transforms.v2.functional` on a CPU; `tests/integration/zoo` compares.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _LOCK = threading.Lock()
 
 
 def load_video_processor(path: Path) -> Any:
-    """The checkpoint's video processor; None for a model without one. ConfigError where it cannot be loaded."""
+    """The checkpoint's video processor, None where it has none; ConfigError for one that fails to load."""
     name = _class_name(path)
     if name is None:
         return None
@@ -70,7 +70,7 @@ def _module_of(name: str) -> Any:
     with _LOCK, _stand_ins():
         loaded: Any = importlib.import_module(module)
     for each in (loaded, *map(importlib.import_module, _SHARED)):
-        each.tvF = functional  # type: ignore[attr-defined]
+        each.tvF = functional
     backends: Any = sys.modules[_SHARED[0]]
     modes = {
         Image.Resampling.NEAREST: functional.InterpolationMode.NEAREST_EXACT,

@@ -64,15 +64,11 @@ class TranscribeOptions(ServerOptions):
 @configured(AskOptions)
 def ask(options: AskOptions) -> None:
     """Sends QUESTION (- for standard input) to a running cluster and prints the answer as it streams in."""
-    from triptych.apps.client.wire import conversation, video_part
+    from triptych.apps.client.wire import conversation
 
     question = sys.stdin.read() if options.question == "-" else options.question
     with _connected(options, timeout=300.0) as client:
-        messages = [*conversation(question, options.image)]
-        if options.video:
-            content = messages[0]["content"]
-            texts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-            messages[0]["content"] = [*map(video_part, options.video), *texts]
+        messages = [*conversation(question, options.image, options.video)]
         if options.system:
             messages.insert(0, {"role": "system", "content": options.system})
         fields: ChatFields = {"temperature": options.temperature, "max_tokens": options.max_tokens}
