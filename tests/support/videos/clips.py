@@ -40,14 +40,15 @@ def make_clip(
     rate: int = 8,
     times: Sequence[int] | None = None,
     sound: bool = False,
+    options: dict[str, str] | None = None,
     draw: Callable[[int, int, int], np.ndarray] = moving,
     **settings: Any,
 ) -> bytes:
     """A file of moving waves; `times` are the frames' times in units of 1 / rate, for a variable rate."""
     data = io.BytesIO()
-    options = {"x265-params": "log-level=none"} if codec == "libx265" else {}
-    with av.open(data, "w", format=container) as file:
-        stream: Any = file.add_stream(codec, rate=rate, options=options)
+    quiet = {"x265-params": "log-level=none"} if codec == "libx265" else {}
+    with av.open(data, "w", format=container, options=options) as file:
+        stream: Any = file.add_stream(codec, rate=rate, options=quiet)
         stream.width, stream.height, stream.pix_fmt = *size, pixels
         stream.codec_context.time_base = Fraction(1, rate)
         for name, value in settings.items():
@@ -88,9 +89,9 @@ def sound_only() -> bytes:
 
 
 def without_frames() -> bytes:
-    """A Matroska file whose track has no packet."""
-    whole = make_clip("matroska", "libx264")
-    return whole[: whole.index(b"\x1f\x43\xb6\x75")]
+    """An MP4 whose track has no packet: a fragmented one without its fragments."""
+    whole = make_clip(options={"movflags": "empty_moov+frag_keyframe"})
+    return whole[: whole.index(b"moof") - 4]
 
 
 def huge_header() -> bytes:
