@@ -27,7 +27,8 @@ def processor_of(path: Path, named: dict[str, str]) -> Any:
     }
     cls = getattr(transformers, named["processor"])
     settings, _ = cls.get_processor_dict(path)
-    relaxed = type(cls.__name__, (cls,), {"check_argument_for_proper_class": lambda *_: object})
+    members = {"check_argument_for_proper_class": lambda *_: object, "__module__": cls.__module__}
+    relaxed: Any = type(cls.__name__, (cls,), members)
     return relaxed.from_args_and_dict([parts[name] for name in cls.get_attributes()], settings)
 
 
@@ -65,11 +66,15 @@ def answer(case: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, lis
 
 def main(file: Path) -> None:
     torch.set_num_threads(1)
-    answers = []
+    answers: list[dict[str, Any]] = []
     for number, case in enumerate(json.loads(file.read_text())):
-        tensors, tokens = answer(case)
+        try:
+            tensors, tokens = answer(case)
+        except Exception as error:  # of any kind: code of the class
+            answers.append({"prompt": [], "output": [], "error": f"{type(error).__name__} {error}"})
+            continue
         save_file(tensors, file.with_name(f"{number}.safetensors"))
-        answers.append(tokens)
+        answers.append({**tokens, "error": ""})
     file.with_name("answers.json").write_text(json.dumps(answers))
 
 

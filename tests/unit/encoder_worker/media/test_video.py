@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import logging
 
 import av
@@ -129,7 +128,8 @@ def test_each_limit_is_named() -> None:
     assert "2 seconds allowed" in refusal(data, VideoLimits(seconds=2))
     assert "10 frames allowed" in refusal(data, VideoLimits(frames=10))
     assert "1000 pixels in a frame allowed" in refusal(data, VideoLimits(frame_pixels=1000))
-    assert "2 frames of 64x48 are more than the 6000 pixels" in refusal(data, VideoLimits(sampled_pixels=6000))
+    few = VideoLimits(sampled_pixels=6000)
+    assert "2 frames of 64x48 are more than the 6000 pixels" in refusal(data, few)
 
 
 def test_a_hundred_thousand_frames_of_one_pixel_are_too_many_before_they_are_decoded() -> None:
@@ -162,4 +162,4 @@ def test_without_pyav_a_video_is_refused_with_the_remedy(monkeypatch: pytest.Mon
 def test_refusals_never_repeat_the_decoders_words(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         message = refusal(make_clip()[:60])
-    assert not any(word in message for word in itertools.chain(("Errno", "avcodec", "0x"),))
+    assert not any(word in message for word in ("Errno", "avcodec", "0x"))
