@@ -26,7 +26,7 @@ TOKENS = 16
 
 @dataclass(frozen=True)
 class VideoCase:
-    """One chat about one clip. `sampling` are arguments of the processor's own `sample_frames`.
+    """One chat about one clip. `sampling` are arguments of the processor's call.
 
     `options` are the request's for the same frames; the names are those of transformers' classes.
     """

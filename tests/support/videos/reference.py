@@ -29,7 +29,7 @@ def processor_of(path: Path, named: dict[str, str]) -> Any:
     settings, _ = cls.get_processor_dict(path)
     members = {"check_argument_for_proper_class": lambda *_: object, "__module__": cls.__module__}
     relaxed: Any = type(cls.__name__, (cls,), members)
-    return relaxed.from_args_and_dict([parts[name] for name in cls.get_attributes()], settings)
+    return relaxed.from_args_and_dict([parts.get(name) for name in cls.get_attributes()], settings)
 
 
 @torch.no_grad()
@@ -37,11 +37,10 @@ def answer(case: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, lis
     """The processor's tensors of a chat with one video, the prompt and the greedy output."""
     path = Path(case["model"])
     processor = processor_of(path, case)
-    sampling = case["sampling"]
     video, metadata = load_video(
         case["video"],
         backend="pyav",
-        sample_indices_fn=lambda metadata, **_: processor.video_processor.sample_frames(metadata, **sampling),
+        sample_indices_fn=lambda metadata, **_: range(metadata.total_num_frames),
     )
     text = processor.tokenizer.apply_chat_template(
         case["messages"], tokenize=False, add_generation_prompt=True
@@ -50,12 +49,13 @@ def answer(case: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, lis
         text=[text],
         videos=[video],
         video_metadata=[metadata],
-        do_sample_frames=False,
+        do_sample_frames=True,
+        **case["sampling"],
         return_metadata=True,
         return_tensors="pt",
         add_special_tokens=False,
     )
-    inputs.pop("video_metadata")
+    inputs.pop("video_metadata", None)
     prompt = inputs["input_ids"][0].tolist()
     model = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32).eval()
     model.generation_config = GenerationConfig(pad_token_id=model.generation_config.pad_token_id or 0)
