@@ -66,15 +66,11 @@ CLASSES = (
     VideoClass("Qwen2VL", *_QWEN),
     VideoClass("Qwen3VLMoe", "Qwen3VLVideoProcessor", _GRID),
     VideoClass("Qwen3_5Moe", "Qwen3VLVideoProcessor", _GRID),
-    VideoClass("Glm4v", "Glm4vVideoProcessor", _GRID),
-    VideoClass("Glm46V", "Glm46VVideoProcessor", _GRID),
     VideoClass("SmolVLM", "SmolVLMVideoProcessor",
-               {"size": {"longest_edge": 16}, "max_image_size": {"longest_edge": 16}}, _FOUR, _FOUR),
+               {"size": {"longest_edge": 16}, "max_image_size": {"longest_edge": 16}, **_RATED, **_FOUR}),
     VideoClass("VideoLlama3", "VideoLlama3VideoProcessor",
                {"patch_size": 4, "merge_size": 2, "temporal_patch_size": 1, "size": _GRID["size"]}, _RATED),
     VideoClass("LlavaNextVideo", "LlavaNextVideoVideoProcessor",
                {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}}, _FOUR, _FOUR),
-    VideoClass("Gemma4", "Gemma4VideoProcessor",
-               {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70}),
 )
 # fmt: on

@@ -69,9 +69,11 @@ def sampled_indices(
     for name in ("input_data_format", "do_convert_rgb", "do_sample_frames", "device", "video_metadata"):
         settings.pop(name, None)
     given = {name: options[name] for name in SAMPLING if name in options}
-    if "fps" in given or "num_frames" in given:
+    own_fps, own_count = settings.get("fps"), settings.get("num_frames")
+    # Processors take one of the two, unless they have both.
+    if ("fps" in given or "num_frames" in given) and (own_fps is None or own_count is None):
         settings |= {"fps": None, "num_frames": None}
-    elif settings.get("fps") is None and settings.get("num_frames") is None:
+    elif own_fps is None and own_count is None:
         rated = getattr(processor, "max_frames", None) is not None
         given |= {"fps": DEFAULT_FPS} if rated else {"num_frames": DEFAULT_FRAMES}
     if given.get("num_frames") is not None:
