@@ -21,13 +21,12 @@ import numpy as np
 CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "libdav1d", "mpeg4", "mjpeg", "gif"})
 #: Address space of this process.
 _MEMORY = 3 << 30
-_DAMAGED = "the file is truncated or damaged and cannot be decoded"
 
 
 class Refused(Exception):
-    """What is wrong with the file, for its sender; `large` where it is above a limit."""
+    """What is wrong with the file, for its sender: nothing where it is damaged; `large` above a limit."""
 
-    def __init__(self, message: str, *, large: bool = False) -> None:
+    def __init__(self, message: str = "", *, large: bool = False) -> None:
         super().__init__(message)
         self.large = large
 
@@ -72,7 +71,7 @@ class Reader:
             self._check("seconds", frames / rate)
             first = next(container_frames(self._opened()), None)
         if first is None:
-            raise Refused(_DAMAGED)
+            raise Refused
         self._turns = (int(first.rotation) // 90) % 4
         size = (first.height, first.width) if self._turns % 2 else (first.width, first.height)
         return {"frames": frames, "fps": rate, "width": size[0], "height": size[1]}
@@ -93,7 +92,7 @@ class Reader:
                 yield np.ascontiguousarray(picture)
                 target = next(remaining, None)
         if target is not None:
-            raise Refused(_DAMAGED)
+            raise Refused
 
     def _opened(self) -> Any:
         self._file.seek(0)
@@ -145,7 +144,7 @@ def main(descriptor: int, limits: dict[str, float]) -> None:
         answer: dict[str, object] = {"error": str(error), "large": error.large}
         out.write(json.dumps(answer).encode() + b"\n")
     except (av.FFmpegError, MemoryError, ValueError, OverflowError) as error:
-        answer = {"error": _DAMAGED, "cause": type(error).__name__}
+        answer = {"error": "", "cause": type(error).__name__}
         out.write(json.dumps(answer).encode() + b"\n")
     out.flush()
 

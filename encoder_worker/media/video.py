@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 _PROGRAM = Path(__file__).with_name("clip_decoder.py")
 #: Longest line that the process prints.
 _MAX_LINE = 4096
+_DAMAGED = "the file is truncated or damaged; convert it to MP4 again, or send another"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +128,8 @@ class MediaClip:
             seconds = f"{self._limits.decode_seconds:g}"
             message = f"video: it was not decoded within {seconds} s; send a shorter or smaller one"
             return TooLarge(message, param="video")
-        # A process that ends without a word has met a limit of its memory, or a fault of a decoder.
-        message = line.get("error") or "the file is truncated or damaged and cannot be decoded"
+        # A process that ends without an answer has met its memory limit, or a fault of a decoder.
+        message = line.get("error") or _DAMAGED
         logger.info("a video could not be decoded (%s)", line.get("cause") or message)
         return (TooLarge if line.get("large") else InvalidRequest)(f"video: {message}", param="video")
 

@@ -100,3 +100,31 @@ def huge_header() -> bytes:
     at = clip.index(b"mdat") - 4
     box = struct.pack(">I4sQ", 1, b"mdat", 10 << 30)
     return clip[:at] + box + clip[at + 8 :]
+
+
+def endless() -> bytes:
+    """A GIF of one pixel with more than 100,000 frames: the blocks of its frames, repeated."""
+    gif = make_clip("gif", "gif", "rgb8", size=(1, 1), frames=3)
+    at = gif.index(b"\x21\xf9")
+    return gif[:at] + gif[at:-1] * 34_000 + gif[-1:]
+
+
+def changing_size() -> bytes:
+    """A WebM whose stream goes on with pictures of another size."""
+    data = io.BytesIO()
+    with av.open(data, "w", format="webm") as file:
+        stream: Any = file.add_stream("libvpx", rate=8)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.codec_context.time_base = Fraction(1, 8)
+        clock = 0
+        for size in ((64, 48), (96, 64)):
+            other: Any = av.CodecContext.create("libvpx", "w")
+            other.width, other.height, other.pix_fmt, other.time_base = *size, "yuv420p", Fraction(1, 8)
+            frames = [av.VideoFrame.from_ndarray(moving(n, *size), format="rgb24") for n in range(8)]
+            for frame in frames:
+                frame.pts, frame.time_base = clock, Fraction(1, 8)
+                clock += 1
+            for packet in [p for frame in frames for p in other.encode(frame)] + other.encode():
+                packet.stream = stream
+                file.mux(packet)
+    return data.getvalue()

@@ -11,6 +11,8 @@ import pytest
 
 from support.videos.clips import (
     KINDS,
+    changing_size,
+    endless,
     huge_header,
     make_clip,
     sound_only,
@@ -133,11 +135,12 @@ def test_each_limit_is_named() -> None:
 
 
 def test_a_hundred_thousand_frames_of_one_pixel_are_too_many_before_they_are_decoded() -> None:
-    gif = make_clip("gif", "gif", "rgb8", size=(1, 1), frames=3)
-    # The frames' blocks, from the first one's extension to the trailer, as often as it takes.
-    at = gif.index(b"\x21\xf9")
-    many = gif[:at] + gif[at:-1] * 34_000 + gif[-1:]
+    many = endless()
     assert "more than the 1000 frames" in refusal(many, VideoLimits(frames=1000))
+
+
+def test_a_stream_that_changes_its_size_is_refused() -> None:
+    assert "frames change their size" in refusal(changing_size(), indices=(0, 12))
 
 
 def test_decoding_is_killed_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
