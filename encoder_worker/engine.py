@@ -347,6 +347,6 @@ def _checked(item: TowerItem, data: torch.Tensor, finite: bool) -> EncoderOutput
 
 
 def _patches(item: TowerItem) -> int:
-    """Size that the tower's time grows with: patches of a picture, rows of anything else."""
+    """Size that the tower's time grows with: patches of a picture or video, rows of anything else."""
     plan = item.plan
-    return max(math.prod(plan.grid_thw) if plan.grid_thw and plan.modality == "image" else plan.rows, 1)
+    return max(math.prod(plan.grid_thw) if plan.grid_thw and plan.modality != "audio" else plan.rows, 1)

@@ -38,12 +38,17 @@ class ItemFormat:
     width: int
     dtype: str
 
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """Those of the jobs that this worker takes: who encodes pictures is asked about videos, too."""
+        return ("image", "video") if self.modality == "image" else (self.modality,)
+
     def plan(self, mm_hash: str, prepared: PreparedItem) -> ItemPlan:
         """The plan of a preprocessed item."""
         return ItemPlan(
             mm_hash=mm_hash,
             namespace=self.namespace,
-            modality=self.modality,
+            modality="video" if prepared.video else self.modality,
             rows=prepared.rows,
             width=self.width,
             dtype=self.dtype,

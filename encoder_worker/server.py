@@ -45,8 +45,9 @@ def parse_job(job: encoder_pb2.EncodeJob, format: ItemFormat) -> JobSpec:
     """The job, checked against what this worker encodes; InvalidRequest naming the field."""
     if job.namespace != format.namespace:
         raise InvalidRequest("namespace: not the one that this worker encodes for", param="namespace")
-    if job.modality != format.modality:
-        raise InvalidRequest(f"modality: this worker encodes {format.modality!r} only", param="modality")
+    if job.modality not in format.modalities:
+        known = " and ".join(map(repr, format.modalities))
+        raise InvalidRequest(f"modality: this worker encodes {known} only", param="modality")
     if job.media_bytes < 1:
         raise InvalidRequest("media_bytes: the item has no media", param="media_bytes")
     if job.media_bytes > MAX_MEDIA_BYTES:

@@ -33,6 +33,7 @@ from triptych.encoder_worker.jobs.table import EncodeJobs, JobBounds, JobMetrics
 from triptych.encoder_worker.loading import parameter_bytes
 from triptych.encoder_worker.media.audio import AudioLimits
 from triptych.encoder_worker.media.preparer import MediaBudget, Preparer
+from triptych.encoder_worker.media.video import VideoLimits
 from triptych.encoder_worker.ranks.tower import DataParallelTower, RankMetrics, load_ranks
 from triptych.encoder_worker.scheduler import EncoderScheduler
 from triptych.encoder_worker.server import EncoderServicer
@@ -208,6 +209,7 @@ def _preparer(config: EncoderConfig, encoder: EncoderSide) -> Preparer:
         encoder,
         max_pixels=config.max_image_pixels,
         audio=AudioLimits(config.max_audio_seconds),
+        video=VideoLimits(config.max_video_seconds, config.max_image_pixels, config.max_video_pixels),
         threads=media_threads(config.decode_threads),
     )
 

@@ -1,4 +1,4 @@
-"""Splits a request: messages with item slots for the PD worker, one item with bytes per picture."""
+"""Splits a request: messages with item slots for the PD worker, one item with bytes per picture or video."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import msgspec
 from triptych.base.hashing import framed_digest, mm_hash
 from triptych.proxy.call.chat import ChatCall, ChatMessage, EncoderPrompt, RawPrompt
 from triptych.proxy.call.validation import check_text
-from triptych.proxy.media.source import AudioPart, ImagePart, ItemMedia, MediaSource
+from triptych.proxy.media.source import AudioPart, ImagePart, ItemMedia, MediaSource, VideoPart
 from triptych.proxy.media.spool import MediaHold
 
 MODALITY = "image"
+#: Options that mean the videos of a request, not the pictures beside them.
+VIDEO_OPTIONS = frozenset({"fps", "num_frames", "min_frames", "max_frames"})
 T = TypeVar("T")
 #: Bytes of a raw prompt that go into one digest, and how many digests there are at most.
 _PIECE = 1024
@@ -61,10 +63,8 @@ async def split(call: ChatCall, namespace: str, loader: MediaSource) -> SplitReq
     # Before they are joined: many bodies of too much text at once would otherwise be in memory twice.
     check_text(sum(map(len, encoded)) + len(encoded) + 1, "messages")
     messages = _array(encoded)
-    images = [(image, index) for index, message in enumerate(call.messages) for image in message.images()]
-    items = await gather_or_cancel(
-        [make_item(call, namespace, image, loader, index) for image, index in images]
-    )
+    parts = [(part, index) for index, message in enumerate(call.messages) for part in message.items()]
+    items = await gather_or_cancel([make_item(call, namespace, part, loader, index) for part, index in parts])
     return SplitRequest(messages, tuple(items), _message_chain(call, encoded, items))
 
 
@@ -93,12 +93,16 @@ async def load_encoder_prompt(encoder: EncoderPrompt, hold: MediaHold, loader: M
 
 
 async def make_item(
-    call: ChatCall, namespace: str, image: ImagePart, loader: MediaSource, message: int
+    call: ChatCall, namespace: str, part: ImagePart | VideoPart, loader: MediaSource, message: int
 ) -> SplitItem:
-    """The item of a picture in the message with this index."""
-    media = await loader.load(image, call.media)
-    options = call.processor_options
-    return await hashed_item(call, namespace, media, image.param, options, MODALITY, message)
+    """The item of a picture or video in the message with this index."""
+    media = await loader.load(part, call.media)
+    modality, options = MODALITY, call.processor_options
+    if isinstance(part, VideoPart):
+        modality = "video"
+    elif any(isinstance(other, VideoPart) for other in call.items()):
+        options = {name: value for name, value in options.items() if name not in VIDEO_OPTIONS}
+    return await hashed_item(call, namespace, media, part.param, options, modality, message)
 
 
 async def hashed_item(
@@ -125,7 +129,7 @@ async def hashed_item(
 
 
 def pd_messages(messages: Sequence[ChatMessage]) -> bytes:
-    """The messages as Submit's JSON: text as it is, an empty slot for every picture."""
+    """The messages as Submit's JSON: text as it is, an empty slot for every item."""
     return _array([_without_media(message) for message in messages])
 
 
@@ -144,7 +148,7 @@ def _message_chain(call: ChatCall, encoded: Sequence[bytes], items: Sequence[Spl
     keys = iter(items)
     for message, content in zip(call.messages, encoded, strict=True):
         fields = [("last", last.encode()), ("message", content)]
-        fields += [("item", next(keys).mm_hash.encode()) for _ in message.images()]
+        fields += [("item", next(keys).mm_hash.encode()) for _ in message.items()]
         last = framed_digest(fields)
         chain.append(last)
     return tuple(chain)

@@ -18,6 +18,7 @@ from triptych.encoder_worker.graphs.manager import EncoderCudaGraphManager, Grap
 from triptych.encoder_worker.graphs.packing import GraphLimits, parse_budgets, token_budgets
 from triptych.models.base import EncoderSide, Media, PreparedItem
 from triptych.models.encoder_graph import EncoderCudaGraphConfig, SupportsEncoderCudaGraph
+from triptych.models.video.clip import Clip
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,9 @@ class GraphEncoder(EncoderSide):
 
     def preprocess(self, media: Media, options: Options) -> PreparedItem:
         return self._encoder.preprocess(media, options)
+
+    def preprocess_video(self, clip: Clip, options: Options) -> PreparedItem:
+        return self._encoder.preprocess_video(clip, options)
 
     def sample(self) -> Media:
         return self._encoder.sample()

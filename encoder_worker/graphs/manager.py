@@ -14,7 +14,7 @@ from triptych.base.config import format_size
 from triptych.base.machine.graphs import CapturedGraph, GraphBackend
 from triptych.base.progress.progress import each
 from triptych.encoder_worker.graphs.packing import GraphLimits, ItemSize, pack
-from triptych.models.base import PreparedItem
+from triptych.models.base import PIXELS_OF_VIDEOS, PreparedItem
 from triptych.models.encoder_graph import EncoderCudaGraphConfig, SupportsEncoderCudaGraph
 
 
@@ -167,7 +167,7 @@ class EncoderCudaGraphManager:
 
     def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
         """One [rows, width] tensor per item, in their order, each with storage of its own."""
-        sizes = [ItemSize(item.rows, self._tower.encoder_cudagraph_item_frames(item)) for item in items]
+        sizes = [ItemSize(item.rows, self._frames(item)) for item in items]
         packing = pack(sizes, self.limits)
         outputs: dict[int, torch.Tensor] = {}
         with torch.inference_mode():
@@ -179,6 +179,12 @@ class EncoderCudaGraphManager:
                 outputs.update(zip(packing.eager, rows, strict=True))
                 self.counts.miss(len(packing.eager))
         return [outputs[index] for index in range(len(items))]
+
+    def _frames(self, item: PreparedItem) -> int:
+        """Of a picture or frames as pictures; videos of a getter of their own fit no graph."""
+        if PIXELS_OF_VIDEOS in item.tensors:
+            return self.limits.max_frames_per_batch + 1
+        return self._tower.encoder_cudagraph_item_frames(item)
 
     def _capture_budget_graph(self, budget: int) -> BudgetGraphMetadata:
         tower, limits = self._tower, self.limits

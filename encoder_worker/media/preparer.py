@@ -17,6 +17,7 @@ from triptych.base.errors import InvalidRequest
 from triptych.encoder_worker.job_spec import JobSpec
 from triptych.encoder_worker.media.audio import AudioLimits, MediaAudio
 from triptych.encoder_worker.media.formats import decode_image
+from triptych.encoder_worker.media.video import MediaClip, VideoLimits
 from triptych.models.base import EncoderSide, PreparedItem
 
 #: Media up to this size are hashed in the event loop: a thread switch would take longer.
@@ -29,6 +30,7 @@ class VerifiedMedia:
 
     data: bytes
     options: Mapping[str, object]
+    modality: str = ""
 
 
 class Preparer:
@@ -41,10 +43,12 @@ class Preparer:
         max_pixels: int,
         threads: int,
         audio: AudioLimits | None = None,
+        video: VideoLimits | None = None,
     ) -> None:
         self._encoder = encoder
         self._max_pixels = max_pixels
         self._audio = audio or AudioLimits()
+        self._video = video or VideoLimits(frame_pixels=max_pixels)
         # The count of now: the tower's own may grow for a batch, and threads that begin then would take it.
         self._pool = ThreadPoolExecutor(
             threads,
@@ -64,6 +68,9 @@ class Preparer:
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._prepare, media)
 
     def _prepare(self, media: VerifiedMedia) -> PreparedItem:
+        if media.modality == "video":
+            with MediaClip(media.data, self._video) as clip:
+                return self._encoder.preprocess_video(clip, media.options)
         return self._encoder.preprocess(self._decoded(media.data), media.options)
 
     def _decoded(self, data: bytes) -> MediaAudio | bytes | Image.Image:
@@ -94,7 +101,7 @@ def _verify(spec: JobSpec, frames: Sequence[bytes]) -> VerifiedMedia:
             "send the same bytes that were hashed",
             param="mm_hash",
         )
-    return VerifiedMedia(data, spec.processor_options)
+    return VerifiedMedia(data, spec.processor_options, spec.modality)
 
 
 class MediaBudget:

@@ -23,6 +23,7 @@ from triptych.encoder_worker.ranks.shared_items import share
 from triptych.models.base import EncoderSide, Media, PreparedItem
 from triptych.models.defaults import resolve_device
 from triptych.models.identity import ModelIdentity
+from triptych.models.video.clip import Clip
 
 
 def divide(costs: Sequence[int], ranks: int) -> list[list[int]]:
@@ -142,6 +143,9 @@ class DataParallelTower(EncoderSide):
 
     def preprocess(self, media: Media, options: Options) -> PreparedItem:
         return self.inner.preprocess(media, options)
+
+    def preprocess_video(self, clip: Clip, options: Options) -> PreparedItem:
+        return self.inner.preprocess_video(clip, options)
 
     def sample(self) -> Media:
         return self.inner.sample()

@@ -20,7 +20,7 @@ import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from triptych.base.errors import ConfigError, InvalidRequest
-from triptych.base.request.chat import ItemSlot, Message, MessageToolCall, TextPart
+from triptych.base.request.chat import Message, MessageToolCall, Slot, TextPart
 from triptych.base.request.limits import MAX_DEPTH, MAX_TOOLS
 
 T = TypeVar("T")
@@ -116,14 +116,16 @@ def _protect_json(value: object, protect: Callable[[str], str], param: str, dept
 
 
 def _content(
-    content: str | Sequence[TextPart | ItemSlot] | None, protect: Callable[[str], str]
+    content: str | Sequence[TextPart | Slot] | None, protect: Callable[[str], str]
 ) -> str | list[dict[str, str]]:
     if content is None:
         return ""
     if isinstance(content, str):
         return protect(content)
     return [
-        {"type": "text", "text": protect(part.text)} if isinstance(part, TextPart) else {"type": "image"}
+        {"type": "text", "text": protect(part.text)}
+        if isinstance(part, TextPart)
+        else {"type": part.modality}
         for part in content
     ]
 

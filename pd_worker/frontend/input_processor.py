@@ -207,8 +207,9 @@ class InputProcessor:
         cross, width = self._decoder.cross, self._decoder.row_width
         distinct: dict[str, ItemPlan] = {}
         for plan in plans:
-            if plan.modality != self._decoder.modality:
-                raise InvalidRequest(f"an item's modality must be {self._decoder.modality}", param="items")
+            if plan.modality not in self._decoder.modalities:
+                known = " or ".join(self._decoder.modalities)
+                raise InvalidRequest(f"an item's modality must be {known}", param="items")
             if (plan.length == 0) is (cross is None):
                 raise InvalidRequest("an item has a placeholder, unless it is an encoder's", param="items")
             if plan.width != width:

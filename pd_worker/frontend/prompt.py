@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -53,6 +54,7 @@ class PromptBuilder:
         max_model_len: int,
         *,
         image_token_id: int | None = None,
+        video_token_id: int | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
         reasoning: Reasoning | None = None,
         tool_format: str = "",
@@ -60,6 +62,7 @@ class PromptBuilder:
     ) -> None:
         """`image_token_id` is what the template writes for an image, the decoder's by default.
 
+        `video_token_id` is what it writes for a video; None where it takes none.
         `decode` gives the text of ids; it is needed where items have text around them.
         """
         #: What marks the model's reasoning; None where it does not reason.
@@ -68,6 +71,7 @@ class PromptBuilder:
         self.tool_format = tool_format
         self.kept = kept
         self._image = decoder.image_token_id if image_token_id is None else image_token_id
+        self._video = video_token_id
         self._decode = decode
         self._template = template
         self._tokenizer = tokenizer
@@ -84,11 +88,13 @@ class PromptBuilder:
     ) -> Prompt:
         """The prompt of Submit's JSON messages; InvalidRequest names what is wrong."""
         parsed = parse_messages(messages)
-        slots = sum(message.slots for message in parsed)
-        if slots != len(plans):
+        slots = [modality for message in parsed for modality in message.slots]
+        if len(slots) != len(plans):
             raise InvalidRequest(
-                f"messages hold {slots} images, but {len(plans)} items came", param="messages"
+                f"messages hold {len(slots)} images, but {len(plans)} items came", param="messages"
             )
+        if [slot == "video" for slot in slots] != [plan.modality == "video" for plan in plans]:
+            raise InvalidRequest("messages and items have images and videos in two orders", param="messages")
         return self._expand(self._encode(parsed, options, plans), plans)
 
     def build_text(self, text: str) -> Prompt:
@@ -104,7 +110,7 @@ class PromptBuilder:
         vocab_size = self._decoder.geometry.vocab_size
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
             raise InvalidRequest(f"prompt holds token ids beyond {vocab_size - 1}", param="prompt")
-        if {self._image, *self._decoder.row_token_ids}.intersection(token_ids):
+        if {self._image, self._video, *self._decoder.row_token_ids}.intersection(token_ids):
             raise InvalidRequest("prompt holds image tokens: images come in messages", param="prompt")
         return self._raw(tuple(token_ids))
 
@@ -112,7 +118,7 @@ class PromptBuilder:
         """Token ids of a chat's prompt, each item still one token."""
         parsed = parse_messages(messages)
         token_ids = self._encode(parsed, options)
-        self._check_slots(token_ids, sum(message.slots for message in parsed))
+        self._check_slots(token_ids, [modality for message in parsed for modality in message.slots])
         return token_ids
 
     def resume(
@@ -140,10 +146,10 @@ class PromptBuilder:
         return Prompt(token_ids, tuple(features))
 
     def _check_images(self, token_ids: tuple[int, ...], features: Sequence[MMFeature]) -> None:
-        image = self._image
-        placed = sum(token_ids[f.placement.offset : f.placement.end].count(image) for f in features)
-        if image is not None and token_ids.count(image) != placed:
-            raise InvalidRequest("prompt_token_ids hold image tokens outside placements", param="resume")
+        for token in {self._image, self._video, *self._decoder.row_token_ids} - {None}:
+            placed = sum(token_ids[f.placement.offset : f.placement.end].count(token) for f in features)
+            if token_ids.count(token) != placed:
+                raise InvalidRequest("prompt_token_ids hold image tokens outside placements", param="resume")
 
     def _raw(self, token_ids: tuple[int, ...]) -> Prompt:
         if not token_ids:
@@ -186,13 +192,12 @@ class PromptBuilder:
         around = [self._decoder.text_around(plan) for plan in plans]
         if not any(head or tail for head, tail in around):
             return text
-        image = self._decode([self._image])
-        first, *others = text.split(image)
-        if len(others) != len(plans):
+        tokens = {self._decode([token]) for token in (self._image, self._video) if token is not None}
+        parts = re.split(f"({'|'.join(map(re.escape, tokens))})", text)
+        if len(parts) != 2 * len(plans) + 1:
             return text
-        parts = [first]
-        for (head, tail), after in zip(around, others, strict=True):
-            parts += [self._decode(head), image, self._decode(tail), after]
+        for at, (head, tail) in enumerate(around):
+            parts[2 * at + 1] = f"{self._decode(head)}{parts[2 * at + 1]}{self._decode(tail)}"
         return "".join(parts)
 
     def _check_length(self, text: str, param: str) -> None:
@@ -203,26 +208,30 @@ class PromptBuilder:
                 param=param,
             )
 
-    def _check_slots(self, token_ids: Sequence[int], slots: int) -> None:
-        image = self._image
-        written = token_ids.count(image) if image is not None else 0
-        if written != slots:
-            raise InvalidRequest(
-                f"the model's chat template wrote {written} image tokens for {slots} images in messages",
-                param="messages",
-            )
+    def _check_slots(self, token_ids: Sequence[int], slots: Sequence[str]) -> None:
+        for token, modality in ((self._image, "image"), (self._video, "video")):
+            expected = slots.count(modality) if self._image != self._video else len(slots)
+            written = token_ids.count(token) if token is not None else 0
+            if written != expected:
+                raise InvalidRequest(
+                    f"the model's chat template wrote {written} {modality} tokens for {expected} {modality}s "
+                    "in messages",
+                    param="messages",
+                )
 
     def _expand(self, token_ids: Sequence[int], plans: Sequence[ItemPlan]) -> Prompt:
-        self._check_slots(token_ids, len(plans))
-        image = self._image
+        self._check_slots(token_ids, ["video" if plan.modality == "video" else "image" for plan in plans])
+        written = {self._image, self._video} - {None}
         remaining = iter(plans)
         expanded: list[int] = []
         features: list[MMFeature] = []
         for token in token_ids:
-            if token != image:
+            if token not in written:
                 expanded.append(token)
                 continue
             plan = next(remaining)
+            if (token == self._video) != (plan.modality == "video") and self._video != self._image:
+                raise InvalidRequest("the model's chat template changes the items' order", param="messages")
             placeholder = self._decoder.placeholder(plan)
             features.append(MMFeature(plan, Placement(len(expanded), len(placeholder), plan.runs)))
             expanded.extend(placeholder)
@@ -282,7 +291,8 @@ def open_checkpoint(
     image = decoder.image_token_id
     if decoder.row_token_ids and image is not None:
         image = _written_token(template, backend, image)
-    specials = {*decoder.row_token_ids, *(() if image is None else (image,))}
+    video = _written_video(template, backend) if decoder.row_token_ids else None
+    specials = {*decoder.row_token_ids, *(token for token in (image, video) if token is not None)}
     guarded = GuardedTokenizer(
         backend, bos_token=variables.get("bos_token", ""), specials=tuple(sorted(specials))
     )
@@ -297,6 +307,7 @@ def open_checkpoint(
         decoder,
         max_model_len,
         image_token_id=image,
+        video_token_id=video,
         decode=decode,
         reasoning=reasoning,
         tool_format=tool_format,
@@ -310,15 +321,9 @@ def _written_token(template: ChatTemplate, tokenizer: Tokenizer, image_token_id:
 
     ConfigError where there is none, or more than one.
     """
-    text: TemplateMessage = {"role": "user", "content": [{"type": "text", "text": "a"}]}
-    image: TemplateMessage = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a"}]}
     if not template.takes_parts:
         return image_token_id
-    with_image, without = (
-        Counter(tokenizer.encode(template.render([message]), add_special_tokens=False).ids)
-        for message in (image, text)
-    )
-    added = with_image - without
+    added = _added_tokens(template, tokenizer, "image")
     if added[image_token_id] == 1:
         return image_token_id
     special = tokenizer.get_added_tokens_decoder()
@@ -329,3 +334,27 @@ def _written_token(template: ChatTemplate, tokenizer: Tokenizer, image_token_id:
             "give MODEL=/folder with the template of this model"
         )
     return singles[0]
+
+
+def _written_video(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
+    """The only token that the template writes for a video and for nothing else; None where it takes none."""
+    if not template.takes_parts:
+        return None
+    try:
+        videos, images = (_added_tokens(template, tokenizer, kind) for kind in ("video", "image"))
+    except InvalidRequest:
+        return None
+    special = tokenizer.get_added_tokens_decoder()
+    singles = [token for token, count in (videos - images).items() if count == 1 and token in special]
+    return singles[0] if len(singles) == 1 else None
+
+
+def _added_tokens(template: ChatTemplate, tokenizer: Tokenizer, modality: str) -> Counter[int]:
+    """The tokens that an item of the modality adds to a message, with their counts."""
+    text: TemplateMessage = {"role": "user", "content": [{"type": "text", "text": "a"}]}
+    item: TemplateMessage = {"role": "user", "content": [{"type": modality}, {"type": "text", "text": "a"}]}
+    with_item, without = (
+        Counter(tokenizer.encode(template.render([message]), add_special_tokens=False).ids)
+        for message in (item, text)
+    )
+    return with_item - without

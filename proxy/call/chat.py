@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 import msgspec
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request.chat import ItemSlot, Message, MessageToolCall, Role, TemplateOptions, TextPart
+from triptych.base.request.chat import (
+    ItemSlot,
+    Message,
+    MessageToolCall,
+    Role,
+    Slot,
+    TemplateOptions,
+    TextPart,
+    VideoSlot,
+)
 from triptych.base.types import (
     FinishReason,
     PositionLogprobs,
@@ -17,7 +26,7 @@ from triptych.base.types import (
     TimestampTokens,
     Usage,
 )
-from triptych.proxy.media.source import AudioPart, ImagePart
+from triptych.proxy.media.source import AudioPart, ImagePart, VideoPart
 from triptych.proxy.media.spool import MediaHold
 
 #: Form of a text item whose media are token ids, little-endian uint32.
@@ -84,10 +93,10 @@ ROLES: dict[str, Role] = {
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message of a conversation with its pictures; `name` and what follows is for chat templates."""
+    """One message of a conversation with its items; `name` and what follows is for chat templates."""
 
     role: Role
-    content: str | tuple[TextPart | ImagePart, ...]
+    content: str | tuple[TextPart | ImagePart | VideoPart, ...]
     name: str | None = None
     tool_calls: tuple[MessageToolCall, ...] = ()
     tool_call_id: str | None = None
@@ -106,20 +115,24 @@ class ChatMessage:
             return reasoning + len(self.content)
         return reasoning + sum(len(part.text) for part in self.content if isinstance(part, TextPart))
 
-    def images(self) -> list[ImagePart]:
+    def items(self) -> list[ImagePart | VideoPart]:
         if isinstance(self.content, str):
             return []
-        return [part for part in self.content if isinstance(part, ImagePart)]
+        return [part for part in self.content if not isinstance(part, TextPart)]
 
     def without_media(self) -> Message:
-        """The message as a PD worker gets it: an empty slot for every picture."""
-        content: str | list[TextPart | ItemSlot]
+        """The message as a PD worker gets it: an empty slot for every item."""
+        content: str | list[TextPart | ItemSlot | VideoSlot]
         if isinstance(self.content, str):
             content = self.content
         else:
-            content = [part if isinstance(part, TextPart) else ItemSlot() for part in self.content]
+            content = [part if isinstance(part, TextPart) else _slot(part) for part in self.content]
         calls = list(self.tool_calls) or None
         return Message(self.role, content, self.name, calls, self.tool_call_id, self.reasoning)
+
+
+def _slot(part: ImagePart | VideoPart) -> Slot:
+    return VideoSlot() if isinstance(part, VideoPart) else ItemSlot()
 
 
 #: A prompt that no chat template touches: text, or token ids.
@@ -173,7 +186,7 @@ class ChatCall:
     @property
     def has_items(self) -> bool:
         """Whether something of the request goes to an encoder worker."""
-        return self.encoder is not None or bool(self.images())
+        return self.encoder is not None or bool(self.items())
 
     @property
     def prompt_unmodified(self) -> bool:
@@ -193,8 +206,8 @@ class ChatCall:
         """Characters of all messages."""
         return sum(message.text_length for message in self.messages)
 
-    def images(self) -> list[ImagePart]:
-        return [image for message in self.messages for image in message.images()]
+    def items(self) -> list[ImagePart | VideoPart]:
+        return [item for message in self.messages for item in message.items()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,8 +93,8 @@ class EncoderLoads:
 
 
 def tower_patches(plan: ItemPlan) -> int:
-    """Size that a tower's time grows with: patches of a picture, rows of anything else."""
-    return math.prod(plan.grid_thw) if plan.grid_thw and plan.modality == "image" else plan.rows
+    """Size that a tower's time grows with: patches of a picture or video, rows of anything else."""
+    return math.prod(plan.grid_thw) if plan.grid_thw and plan.modality != "audio" else plan.rows
 
 
 #: Seconds over which arrivals are averaged.

@@ -66,7 +66,7 @@ def call_of(
     )
     check_parts(call.parts)
     check_text(call.text_length, "messages")
-    check_image_count(len(call.images()), max_images)
+    check_image_count(len(call.items()), max_images)
     return call, tools
 
 

@@ -19,13 +19,13 @@ from triptych.base.errors import RETRY_AFTER, InvalidRequest, TooLarge, Unavaila
 from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.http.refusals import PeriodicLog
 from triptych.proxy.media.connection import AddressRefused, MediaConnections, NameUnanswered
-from triptych.proxy.media.source import IMAGE_TYPES, MAGIC_BYTES, WebUrl, image_format, parse_web_url
+from triptych.proxy.media.source import IMAGES, MAGIC_BYTES, MediaKind, WebUrl, parse_web_url
 from triptych.proxy.media.spool import MediaSpool, SpooledMedia
 from triptych.proxy.quotas.quota import HOLDER, Quota
 
 _CHUNK = 256 << 10
 #: Accepted content types of responses; the first bytes decide, but HTML pages are refused unread.
-_TYPES = IMAGE_TYPES | {
+_TYPES = {
     "",
     "application/octet-stream",
     "binary/octet-stream",
@@ -56,21 +56,24 @@ class MediaTooLarge(FetchFailed):
         super().__init__("too_large", f"sent more than {format_size(limit)}")
 
 
-def check_head(response: aiohttp.ClientResponse, max_bytes: int) -> None:
-    """FetchFailed for a response that is not an acceptable image by its head."""
+def check_head(response: aiohttp.ClientResponse, max_bytes: int, media: MediaKind = IMAGES) -> None:
+    """FetchFailed for a response that is not an acceptable file of this kind by its head."""
     status = response.status
     if status != 200:
         retryable = status >= 500 or status in _RETRYABLE
         raise FetchFailed("status", f"answered with status {status}", retryable=retryable)
     kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    if kind not in _TYPES:
-        raise FetchFailed("type", "sent a content type that is no picture's")
+    if kind not in _TYPES | media.types:
+        owner = "picture" if media is IMAGES else media.noun
+        raise FetchFailed("type", f"sent a content type that is no {owner}'s")
     if (response.content_length or 0) > max_bytes:
         raise MediaTooLarge(max_bytes)
 
 
-async def keep_body(response: aiohttp.ClientResponse, spool: MediaSpool, max_bytes: int) -> SpooledMedia:
-    """The decoded body in the spool. FetchFailed when it is too large, empty or not an image."""
+async def keep_body(
+    response: aiohttp.ClientResponse, spool: MediaSpool, max_bytes: int, media: MediaKind = IMAGES
+) -> SpooledMedia:
+    """The decoded body in the spool. FetchFailed when it is too large, empty or of another kind."""
     writer = spool.writer()
     try:
         head = b""
@@ -80,18 +83,18 @@ async def keep_body(response: aiohttp.ClientResponse, spool: MediaSpool, max_byt
             if len(head) < MAGIC_BYTES:
                 head += piece[:MAGIC_BYTES]
                 if len(head) >= MAGIC_BYTES:
-                    _check_format(head)
+                    _check_format(head, media)
             await writer.write(piece)
-        _check_format(head)
+        _check_format(head, media)
         return await writer.finish()
     except BaseException:
         writer.abandon()
         raise
 
 
-def _check_format(head: bytes) -> None:
-    if image_format(head) is None:
-        raise FetchFailed("type", "sent no PNG, JPEG, WebP, GIF or BMP file")
+def _check_format(head: bytes, media: MediaKind) -> None:
+    if media.format_of(head) is None:
+        raise FetchFailed("type", f"sent no {media.formats} file")
 
 
 async def _decoded(response: aiohttp.ClientResponse, max_bytes: int) -> AsyncIterator[bytes]:
@@ -178,9 +181,10 @@ class MediaFetcher:
     def close(self) -> None:
         self._connections.close()
 
-    async def fetch(self, source: WebUrl, param: str) -> SpooledMedia:
-        """The image, with the caller as its holder. InvalidRequest or TooLarge (naming `param`), Overloaded;
-        Unavailable where the name servers do not answer.
+    async def fetch(self, source: WebUrl, param: str, kind: MediaKind = IMAGES) -> SpooledMedia:
+        """The image or video, with the caller as its holder.
+
+        InvalidRequest or TooLarge (naming `param`), Overloaded; Unavailable where no name server answers.
 
         The timeout does not include the wait for other fetches to end.
         """
@@ -189,22 +193,22 @@ class MediaFetcher:
             result, cause = "given_up", str(source.url.raw_host)
             try:
                 async with asyncio.timeout(self._limits.timeout):
-                    media = await self._with_retries(source.url)
+                    media = await self._with_retries(source.url, kind)
                 result = "ok"
                 self._metrics.media_fetched_bytes.inc(media.nbytes)
                 return media
             except TimeoutError:
                 result = "timeout"
                 words = f"did not send it within {self._limits.timeout:g} s"
-                raise InvalidRequest(f"{param}: the image's server {words}", param=param) from None
+                raise InvalidRequest(f"{param}: the {kind.noun}'s server {words}", param=param) from None
             except NameUnanswered:
                 result = "unanswered"
-                message = f"{param}: no name server answers for the image's server; try again later"
+                message = f"{param}: no name server answers for the {kind.noun}'s server; try again later"
                 raise Unavailable(message, param=param, retry_after=RETRY_AFTER) from None
             except FetchFailed as error:
                 result, cause = error.result, error.cause or cause
-                kind = TooLarge if isinstance(error, MediaTooLarge) else InvalidRequest
-                raise kind(f"{param}: the image's server {error.words}", param=param) from None
+                refusal = TooLarge if isinstance(error, MediaTooLarge) else InvalidRequest
+                raise refusal(f"{param}: the {kind.noun}'s server {error.words}", param=param) from None
             finally:
                 self._metrics.media_fetch_seconds.observe(time.monotonic() - started)
                 self._metrics.media_fetches.labels(result).inc()
@@ -213,34 +217,34 @@ class MediaFetcher:
                     level = logging.WARNING if result == "refused" else logging.INFO
                     self._log.add(f"media by URL {result}", cause, level)
 
-    async def _with_retries(self, url: URL) -> SpooledMedia:
+    async def _with_retries(self, url: URL, kind: MediaKind) -> SpooledMedia:
         backoff = FIRST_BACKOFF
         for _ in range(MAX_TRIES - 1):
             try:
-                return await self._follow(url)
+                return await self._follow(url, kind)
             except FetchFailed as error:
                 if not error.retryable:
                     raise
             await asyncio.sleep(backoff * random.uniform(0.5, 1.5))
             backoff *= 3
-        return await self._follow(url)
+        return await self._follow(url, kind)
 
-    async def _follow(self, url: URL) -> SpooledMedia:
+    async def _follow(self, url: URL, kind: MediaKind) -> SpooledMedia:
         """Follows redirects to the image; every hop is checked like the first URL."""
         for _ in range(MAX_REDIRECTS + 1):
-            found = await self._hop(url)
+            found = await self._hop(url, kind)
             if isinstance(found, SpooledMedia):
                 return found
             url = found
         raise FetchFailed("redirects", f"redirects more than {MAX_REDIRECTS} times")
 
-    async def _hop(self, url: URL) -> SpooledMedia | URL:
+    async def _hop(self, url: URL, kind: MediaKind) -> SpooledMedia | URL:
         try:
             async with self._connections.get(url) as response:
                 if response.status in _REDIRECTS:
                     return _redirected(url, response.headers.get("Location", ""))
-                check_head(response, self._limits.max_bytes)
-                return await keep_body(response, self._spool, self._limits.max_bytes)
+                check_head(response, self._limits.max_bytes, kind)
+                return await keep_body(response, self._spool, self._limits.max_bytes, kind)
         except AddressRefused as error:
             raise FetchFailed("refused", REFUSED, cause=f"{url.raw_host}: {error}") from None
         except aiohttp.ClientSSLError:

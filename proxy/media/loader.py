@@ -15,7 +15,17 @@ from triptych.base.errors import ConfigError, InvalidRequest, TooLarge
 from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.media.connection import MediaConnections, parse_rules
 from triptych.proxy.media.fetcher import FetchLimits, MediaFetcher
-from triptych.proxy.media.source import MAGIC_BYTES, AudioPart, FileUrl, ImagePart, WebUrl, image_format
+from triptych.proxy.media.source import (
+    IMAGES,
+    MAGIC_BYTES,
+    VIDEOS,
+    AudioPart,
+    FileUrl,
+    ImagePart,
+    MediaKind,
+    VideoPart,
+    WebUrl,
+)
 from triptych.proxy.media.spool import MediaHold, MediaSpool, SpooledMedia
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 
@@ -79,6 +89,7 @@ def _read(descriptor: int, limit: int) -> bytes:
     return b"".join(pieces)
 
 
+_NAMES = {ImagePart: "the picture", VideoPart: "the video", AudioPart: "the audio file"}
 #: Largest item that encoder workers accept.
 LARGEST_MEDIA = 64 << 20
 
@@ -109,45 +120,46 @@ class MediaLoader:
             self._fetcher.close()
         self.spool.close()
 
-    async def load(self, part: ImagePart | AudioPart, hold: MediaHold) -> SpooledMedia:
+    async def load(self, part: ImagePart | VideoPart | AudioPart, hold: MediaHold) -> SpooledMedia:
         """The part's bytes, which `hold` keeps. InvalidRequest or TooLarge names the part's field."""
         source = part.source
         # Two parts may name one URL; inline content is each part's own.
-        key = source if isinstance(source, WebUrl | FileUrl) else id(part)
+        key = (type(part), source) if isinstance(source, WebUrl | FileUrl) else id(part)
         return await hold.get(key, partial(self._load, part, hold))
 
     async def keep_text(self, text: object, encoded: Callable[[], bytes], hold: MediaHold) -> SpooledMedia:
         """The bytes of a text item, made by `encoded` once per request and `text`."""
         return await hold.get(id(text), lambda: self.spool.keep(encoded()))
 
-    async def _load(self, part: ImagePart | AudioPart, hold: MediaHold) -> SpooledMedia:
+    async def _load(self, part: ImagePart | VideoPart | AudioPart, hold: MediaHold) -> SpooledMedia:
+        kind = VIDEOS if isinstance(part, VideoPart) else IMAGES
         async with hold.load_slots:
             match part.source:
                 case WebUrl() as url:
-                    return await self._fetch(url, part.param)
+                    return await self._fetch(url, part.param, kind)
                 case FileUrl(path):
-                    return await self._read(path, part.param)
+                    return await self._read(path, part.param, kind)
                 case content:
                     return await self._decode(content, part, hold)
 
-    async def _fetch(self, source: WebUrl, param: str) -> SpooledMedia:
+    async def _fetch(self, source: WebUrl, param: str, kind: MediaKind) -> SpooledMedia:
         if self._fetcher is None:
             raise InvalidRequest(
-                f"{param}: this server does not fetch URLs; send the image as a data: URL", param=param
+                f"{param}: this server does not fetch URLs; send the {kind.noun} as a data: URL", param=param
             )
-        return await self._fetcher.fetch(source, param)
+        return await self._fetcher.fetch(source, param, kind)
 
-    async def _read(self, path: str, param: str) -> SpooledMedia:
+    async def _read(self, path: str, param: str, kind: MediaKind) -> SpooledMedia:
         data = await self.spool.in_thread(lambda: self._folder.read(path, param))
-        if image_format(data[:MAGIC_BYTES]) is None:
-            raise InvalidRequest(f"{param}: no PNG, JPEG, WebP, GIF or BMP file", param=param)
+        if kind.format_of(data[:MAGIC_BYTES]) is None:
+            raise InvalidRequest(f"{param}: no {kind.formats} file", param=param)
         return await self.spool.keep(data)
 
     async def _decode(
-        self, content: str | bytes, part: ImagePart | AudioPart, hold: MediaHold
+        self, content: str | bytes, part: ImagePart | VideoPart | AudioPart, hold: MediaHold
     ) -> SpooledMedia:
         """Decodes inline `content`, whose own bytes count too, since the request keeps them."""
-        what = f"{part.param}: {'the picture' if isinstance(part, ImagePart) else 'the audio file'}"
+        what = f"{part.param}: {_NAMES[type(part)]}"
         hold.count(self.spool, len(content))
         if isinstance(content, str):
             text = content

@@ -19,6 +19,7 @@ from triptych.proxy.media.spool import MediaHold
 MAX_URL = 8192
 #: Accepted media types of data: URLs and responses; the file's first bytes are checked in any case.
 IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif", "image/bmp"})
+VIDEO_TYPES = frozenset({"video/mp4", "video/webm", "video/quicktime", "image/gif"})
 _DATA_HEAD = 256
 #: Characters that are not allowed in URLs: parsers treat them differently.
 _UNSAFE = re.compile(r"[\x00-\x20\x7f\\\ud800-\udfff]")
@@ -26,7 +27,7 @@ _UNSAFE = re.compile(r"[\x00-\x20\x7f\\\ud800-\udfff]")
 _NUMBER = re.compile(r"(0x[0-9a-f]*|[0-9]+)", re.IGNORECASE)
 _HOST = re.compile(r"[a-z0-9_.-]{1,254}")
 
-#: Bytes that `image_format` looks at.
+#: Bytes that `image_format` and `video_format` look at.
 MAGIC_BYTES = 32
 _MAGIC = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpeg"), (b"GIF87a", "gif"), (b"GIF89a", "gif"))
 
@@ -58,6 +59,24 @@ class ImagePart:
 
 
 @dataclass(frozen=True, slots=True)
+class VideoPart:
+    """A video of a message, as `ImagePart`."""
+
+    source: str | WebUrl | FileUrl
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class MediaKind:
+    """What a part's bytes may be: media types of data: URLs and responses, and a look at the first bytes."""
+
+    noun: str
+    formats: str
+    types: frozenset[str]
+    format_of: Callable[[bytes], str | None]
+
+
+@dataclass(frozen=True, slots=True)
 class AudioPart:
     """An audio file of a message: base64 text or bytes. `param` is the path of its field in the request."""
 
@@ -67,9 +86,14 @@ class AudioPart:
 
 def parse_image_url(url: str, param: str) -> str | WebUrl | FileUrl:
     """The base64 text of a data: URL, or the parsed URL. InvalidRequest names `param`."""
+    return parse_media_url(url, param, IMAGES)
+
+
+def parse_media_url(url: str, param: str, kind: MediaKind) -> str | WebUrl | FileUrl:
+    """The same for media of this kind."""
     scheme = url[:16].split(":", 1)[0].strip().lower()
     if scheme == "data":
-        return _data_content(url, param)
+        return _data_content(url, param, kind)
     if scheme in ("http", "https"):
         return WebUrl(url, parse_web_url(url, param))
     if scheme == "file":
@@ -77,13 +101,14 @@ def parse_image_url(url: str, param: str) -> str | WebUrl | FileUrl:
     raise InvalidRequest(f"{param} must be a data:, http:, https: or file: URL", param=param)
 
 
-def _data_content(url: str, param: str) -> str:
+def _data_content(url: str, param: str, kind: MediaKind) -> str:
     head, comma, _ = url[:_DATA_HEAD].partition(",")
     words = head[len("data:") :].strip().lower().split(";")
     if not comma or words[-1] != "base64":
-        raise InvalidRequest(f"{param} must read data:image/png;base64,…", param=param)
-    if words[0] not in IMAGE_TYPES:
-        known = ", ".join(sorted(IMAGE_TYPES))
+        example = "image/png" if kind is IMAGES else "video/mp4"
+        raise InvalidRequest(f"{param} must read data:{example};base64,…", param=param)
+    if words[0] not in kind.types:
+        known = ", ".join(sorted(kind.types))
         raise InvalidRequest(f"{param}: the media type must be one of {known}", param=param)
     return url[len(head) + 1 :]
 
@@ -149,6 +174,18 @@ def image_format(head: bytes) -> str | None:
     return None
 
 
+def video_format(head: bytes) -> str | None:
+    """ "mp4", "webm" or "gif"; None for everything else."""
+    if head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
+        return "mp4"
+    if head.startswith(b"\x1a\x45\xdf\xa3"):
+        return "webm"
+    return "gif" if image_format(head) == "gif" else None
+
+
+IMAGES = MediaKind("image", "PNG, JPEG, WebP, GIF or BMP", IMAGE_TYPES, image_format)
+VIDEOS = MediaKind("video", "MP4, MOV, WebM or GIF", VIDEO_TYPES, video_format)
+
 T = TypeVar("T")
 
 
@@ -177,7 +214,7 @@ class MediaSource(Protocol):
     @property
     def held_bytes(self) -> int: ...
 
-    async def load(self, part: ImagePart | AudioPart, hold: MediaHold) -> ItemMedia:
+    async def load(self, part: ImagePart | VideoPart | AudioPart, hold: MediaHold) -> ItemMedia:
         """The part's bytes, which `hold` keeps. InvalidRequest or TooLarge names the part's field."""
 
     async def keep_text(self, text: object, encoded: Callable[[], bytes], hold: MediaHold) -> ItemMedia:

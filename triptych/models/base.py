@@ -16,17 +16,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 from PIL import Image
 
-from triptych.base.errors import ConfigError
+from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.types import ItemPlan, JsonObject, MMFeature, Options
 from triptych.models.fused.merged import merge
 from triptych.models.fused.norms import fuse_norms
 from triptych.models.images import ImageProcessor
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.models.recurrent import StateShape
+from triptych.models.video.clip import Clip
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+#: Pixels that a class takes by a getter of its own for videos; others take frames as pictures.
+PIXELS_OF_VIDEOS = "pixel_values_videos"
 #: Media as a family's `preprocess` takes them: an RGB picture, an `AudioFile`, or the bytes of a text.
 Media = Any
 
@@ -45,6 +48,7 @@ class PreparedItem:
     tensors: dict[str, torch.Tensor]
     runs: tuple[tuple[int, int], ...] | None = None
     layout: tuple[int, ...] = ()
+    video: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -94,6 +98,13 @@ class EncoderSide(ABC):
         as they came ("text"). `options` are the request's mm_processor_kwargs. InvalidRequest, naming the
         option, for what the processor does not know or the media cannot be.
         """
+
+    def preprocess_video(self, clip: Clip, options: Options) -> PreparedItem:
+        """The video as the checkpoint's own processor samples and prepares it.
+
+        InvalidRequest, naming what is wrong, as `preprocess`; and for any video where the model takes none.
+        """
+        raise InvalidRequest("video: this model takes no videos: send pictures", param="video")
 
     def sample(self) -> Media:
         """A small input of `preprocess`, to warm the tower up."""
@@ -315,6 +326,11 @@ class DecoderSide(ABC):
     def cross_of(cls, config: PreTrainedConfig) -> CrossGeometry | None:
         """The sizes of cross-attention, undivided; None for a decoder-only model."""
         return None
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """Those that an item of a prompt may have."""
+        return (self.modality,)
 
     @property
     def row_width(self) -> int:

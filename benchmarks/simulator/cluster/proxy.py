@@ -21,7 +21,7 @@ from triptych.base.types import ItemPlan, SamplingParams
 from triptych.goodput.load.job import RequestRecord
 from triptych.proxy.call.chat import ChatCall, ChatMessage, Delta, Done, Timings
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.media.source import AudioPart, ImagePart
+from triptych.proxy.media.source import AudioPart, ImagePart, VideoPart
 from triptych.proxy.media.spool import MediaHold
 from triptych.proxy.workers import KnownWorkers
 from triptych.simulator.cluster.context import SimulatedStore, SimulationContext
@@ -62,7 +62,7 @@ class SimulatedMediaSource:
     full = False
     held_bytes = 0
 
-    async def load(self, part: ImagePart | AudioPart, hold: MediaHold) -> SimulatedMedia:
+    async def load(self, part: ImagePart | VideoPart | AudioPart, hold: MediaHold) -> SimulatedMedia:
         assert isinstance(part.source, bytes)
         return SimulatedMedia(part.source, len(part.source))
 

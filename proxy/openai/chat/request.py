@@ -24,7 +24,7 @@ from triptych.proxy.call.validation import (
     template_options,
 )
 from triptych.proxy.http.json_body import decode_body
-from triptych.proxy.media.source import ImagePart, parse_image_url
+from triptych.proxy.media.source import VIDEOS, ImagePart, VideoPart, parse_image_url, parse_media_url
 from triptych.proxy.openai.fields.sampling import (
     ChatTools,
     ChoiceCount,
@@ -82,7 +82,21 @@ class ImageBody(msgspec.Struct, tag="image"):
     uuid: str | None = None
 
 
-PartBody = TextBody | RefusalBody | ImageUrlBody | ImageBody
+class VideoUrl(msgspec.Struct):
+    """An http(s), data: or file: URL."""
+
+    url: str
+
+
+class VideoUrlBody(msgspec.Struct, tag="video_url"):
+    """A video. `uuid` as of a picture."""
+
+    video_url: VideoUrl | str
+    uuid: str | None = None
+
+
+PartBody = TextBody | RefusalBody | ImageUrlBody | ImageBody | VideoUrlBody
+Content = str | tuple[TextPart | ImagePart | VideoPart, ...]
 
 
 class MessageBody(msgspec.Struct):
@@ -212,7 +226,7 @@ def call_of(
     )
     check_parts(call.parts)
     check_text(call.text_length, "messages")
-    check_image_count(len(call.images()), max_images)
+    check_image_count(len(call.items()), max_images)
     options = ChatReplyOptions(
         stream=bool(body.stream),
         include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
@@ -246,7 +260,7 @@ def _message(index: int, body: MessageBody) -> ChatMessage:
     return ChatMessage(role, content, body.name or None, calls, body.tool_call_id or None, reasoning)
 
 
-def _content(body: MessageBody, path: str, default: str | None) -> str | tuple[TextPart | ImagePart, ...]:
+def _content(body: MessageBody, path: str, default: str | None) -> Content:
     """A message's content; an assistant's may be left out where there is a `default` in its place."""
     content = body.content
     if content in (None, []) and body.role == "assistant" and default is not None:
@@ -275,7 +289,7 @@ def _tool_calls(body: MessageBody, path: str) -> tuple[MessageToolCall, ...]:
     return tuple(calls)
 
 
-def _part(path: str, part: PartBody) -> TextPart | ImagePart:
+def _part(path: str, part: PartBody) -> TextPart | ImagePart | VideoPart:
     match part:
         case TextBody():
             return TextPart(part.text)
@@ -283,6 +297,8 @@ def _part(path: str, part: PartBody) -> TextPart | ImagePart:
             return TextPart(part.refusal)
         case ImageBody():
             return _image(part.image, f"{path}.image")
+        case VideoUrlBody():
+            return _video(part.video_url, f"{path}.video_url")
     if isinstance(part.image_url, str):
         return _image(part.image_url, f"{path}.image_url")
     return _image(part.image_url.url, f"{path}.image_url.url")
@@ -290,3 +306,8 @@ def _part(path: str, part: PartBody) -> TextPart | ImagePart:
 
 def _image(url: str, param: str) -> ImagePart:
     return ImagePart(parse_image_url(url, param), param)
+
+
+def _video(video: VideoUrl | str, param: str) -> VideoPart:
+    url, param = (video, param) if isinstance(video, str) else (video.url, f"{param}.url")
+    return VideoPart(parse_media_url(url, param, VIDEOS), param)

@@ -40,6 +40,8 @@ from triptych.proxy.openai.chat.request import (
     ReasoningEffort,
     RefusalBody,
     TextBody,
+    VideoUrl,
+    VideoUrlBody,
     call_of,
 )
 from triptych.proxy.openai.fields.sampling import (
@@ -58,7 +60,7 @@ from triptych.proxy.openai.fields.sampling import (
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
 #: Names of chat fields and what they are called here, in the order in which they are looked for.
 _NAMES = (
-    (re.compile(r"\.image_url\.url\b"), ".image_url"),
+    (re.compile(r"\.(image_url|video_url)\.url\b"), r".\1"),
     (re.compile(r"\bresponse_format\.json_schema\b"), "text.format"),
     (re.compile(r"\bresponse_format\b"), "text.format"),
     (re.compile(r"\b(tools\[\d+\])\.function\b"), r"\1"),
@@ -109,7 +111,13 @@ class InputImage(msgspec.Struct, tag="input_image"):
     file_id: object = None
 
 
-InputPart = InputText | EarlierText | TextBody | RefusalBody | InputImage
+class InputVideo(msgspec.Struct, tag="input_video"):
+    """A video by its URL."""
+
+    video_url: str
+
+
+InputPart = InputText | EarlierText | TextBody | RefusalBody | InputImage | InputVideo
 InputContent = str | Annotated[list[InputPart], Meta(min_length=1)]
 
 
@@ -206,6 +214,8 @@ def _content(content: InputContent, place: str, *, flat: bool) -> str | list[Par
 
 def _part(part: InputPart, place: str) -> PartBody:
     match part:
+        case InputVideo(video_url=url):
+            return VideoUrlBody(VideoUrl(url))
         case InputImage(image_url=str(url), file_id=None):
             return ImageUrlBody(ImageUrl(url, part.detail))
         case InputImage():

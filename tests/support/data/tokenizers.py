@@ -37,6 +37,7 @@ _QWEN_TEMPLATE = """\
 {%- if content is string %}{{- content }}
 {%- else %}{%- for part in content %}
 {%- if part.type == 'image' or 'image_url' in part %}{{- '<|vision_start|><|image_pad|><|vision_end|>' }}
+{%- elif part.type == 'video' or 'video' in part %}{{- '<|vision_start|><|video_pad|><|vision_end|>' }}
 {%- elif 'text' in part %}{{- part.text }}{%- endif %}{%- endfor %}{%- endif %}
 {%- endmacro %}
 {%- if tools %}

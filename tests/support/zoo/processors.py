@@ -55,6 +55,7 @@ _TEMPLATE = (
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
     "{% for part in message['content'] %}"
     "{% if part['type'] == 'image' %}{{ 'PICTURE' }}"
+    "{% elif part['type'] == 'video' %}{{ 'CLIP' }}"
     "{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}"
     "{% endfor %}{% endif %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
@@ -75,6 +76,12 @@ class OwnProcessor:
     picture: str = "<image>"
     strings: Mapping[int, str] = field(default_factory=dict)
 
+    @property
+    def clip(self) -> str:
+        """What the chat template writes for a video: the same as for a picture, with the other token."""
+        strings = {**_STRINGS, **self.strings}
+        return self.picture.replace(strings[IMAGE], strings[VIDEO])
+
 
 def make_tokenizer(own: OwnProcessor) -> PreTrainedTokenizerFast:
     """Bytes as tokens, and special tokens at the end."""
@@ -92,7 +99,7 @@ def make_tokenizer(own: OwnProcessor) -> PreTrainedTokenizerFast:
         tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>",
         model_max_length=2048,
         extra_special_tokens={name: strings[n] for n, names in _ATTRIBUTES.items() for name in names},
-        chat_template=_TEMPLATE.replace("PICTURE", own.picture),
+        chat_template=_TEMPLATE.replace("PICTURE", own.picture).replace("CLIP", own.clip),
     )  # fmt: skip
 
 

@@ -43,25 +43,40 @@ _MAGIC = (
     (b"GIF8", "image/gif"),
     (b"BM", "image/bmp"),
 )
+_VIDEOS = ((b"ftyp", 4, "video/mp4"), (b"\x1a\x45\xdf\xa3", 0, "video/webm"), (b"GIF8", 0, "image/gif"))
 
 
-def conversation(messages: Messages, files: Files) -> list[JsonObject]:
+def conversation(messages: Messages, files: Files, videos: Sequence[str] = ()) -> list[JsonObject]:
     """The messages to send: a question becomes one user message with the files in front of its text.
+
+    `videos` are paths and URLs.
 
     InvalidRequest when a file is no picture, or when files come beside a list of messages; OSError when a
     file cannot be read.
     """
-    pictures = [image_part(file) for file in _listed(files)]
+    parts = [*map(image_part, _listed(files)), *map(video_part, videos)]
     if isinstance(messages, str):
-        content = [*pictures, {"type": "text", "text": messages}] if pictures else messages
+        content = [*parts, {"type": "text", "text": messages}] if parts else messages
         return [{"role": "user", "content": content}]
-    if pictures:
+    if parts:
         raise InvalidRequest(
             "files can only be given with a question; in a list of messages an image is a part of a "
             "message's content",
             param="files",
         )
     return list(messages)
+
+
+def video_part(file: str) -> JsonObject:
+    """The video of a path or URL as a content part. OSError when it cannot be read."""
+    if file.lower().startswith(_URL_SCHEMES):
+        return {"type": "video_url", "video_url": {"url": file}}
+    data = Path(file).read_bytes()
+    for magic, at, kind in _VIDEOS:
+        if data[at : at + len(magic)] == magic:
+            url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
+            return {"type": "video_url", "video_url": {"url": url}}
+    raise InvalidRequest(f"{file}: not a video of a known format (MP4, MOV, WebM, GIF)")
 
 
 def _listed(files: Files) -> Iterable[File]:

@@ -83,6 +83,10 @@ class EncoderConfig(WorkerConfig):
     max_audio_seconds: float = flag(
         1800.0, "longest audio file; each second takes 0.5 MiB during preprocessing"
     )
+    max_video_seconds: float = flag(600.0, "longest video")
+    max_video_pixels: int = flag(
+        256_000_000, "pixels of all frames that are sampled of a video, before resizing; each takes 3 bytes"
+    )
     encoder_batch_patches: int = flag(
         0, "patches per rank in one encoder batch, summed over its items; 0: 512 on a CPU, else 16384"
     )

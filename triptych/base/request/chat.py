@@ -19,6 +19,22 @@ class TextPart(msgspec.Struct, frozen=True, tag="text"):
 class ItemSlot(msgspec.Struct, frozen=True, tag="image"):
     """The place of a multimodal item among a message's parts."""
 
+    @property
+    def modality(self) -> str:
+        """What chat templates call the item."""
+        return "image"
+
+
+class VideoSlot(msgspec.Struct, frozen=True, tag="video"):
+    """The place of a video."""
+
+    @property
+    def modality(self) -> str:
+        return "video"
+
+
+Slot = ItemSlot | VideoSlot
+
 
 class FunctionCall(msgspec.Struct, frozen=True):
     """A function's name and arguments: a JSON object in a string, as OpenAI has it, or that object."""
@@ -49,7 +65,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """One message of a conversation; items are slots in it, filled in order."""
 
     role: Role
-    content: str | list[TextPart | ItemSlot] | None = None
+    content: str | list[TextPart | ItemSlot | VideoSlot] | None = None
     name: str | None = None
     tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None
@@ -57,9 +73,9 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     reasoning_content: str | None = None
 
     @property
-    def slots(self) -> int:
-        """Items that the message takes."""
-        return sum(isinstance(part, ItemSlot) for part in self.content or () if not isinstance(part, str))
+    def slots(self) -> list[str]:
+        """The modalities of the items that the message takes."""
+        return [part.modality for part in self.content or () if isinstance(part, Slot)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,8 @@ class QwenDecoder(DecoderOverride):
         return int(self.config.vision_config.spatial_merge_size)
 
     def layout_of(self, plan: ItemPlan) -> ItemLayout:
+        if plan.layout:
+            return super().layout_of(plan)  # of a video
         grid, merge = plan.grid_thw, self.merge_size
         if len(grid) != 3 or min(grid) < 1 or grid[1] % merge or grid[2] % merge:
             raise InvalidRequest(f"item {plan.mm_hash} has an impossible grid {tuple(grid)}", param="plan")
@@ -137,6 +139,8 @@ class QwenDecoder(DecoderOverride):
         return ItemLayout((self.image_token_id,) * rows, ((1,),) * rows, {0: torch.tensor([grid])})
 
     def prompt_inputs(self, token_ids: Sequence[int], features: Sequence[MMFeature]) -> PromptInputs:
+        if any(feature.plan.layout for feature in features):
+            return super().prompt_inputs(token_ids, features)
         return PromptInputs(*mrope_positions(len(token_ids), features, self.merge_size))
 
 

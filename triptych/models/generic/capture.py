@@ -154,7 +154,8 @@ class PromptCapture:
     @classmethod
     def row_tokens(cls, config: Any) -> frozenset[int]:
         """Tokens of an item's placeholder that get a row each."""
-        return frozenset({int(config.image_token_id)})
+        names = ("image_token_id", "video_token_id")
+        return frozenset(int(value) for name in names if (value := getattr(config, name, None)) is not None)
 
     def __init__(
         self,
@@ -191,11 +192,13 @@ class PromptCapture:
                 f"{self.name} takes {', '.join(unknown)}, which is not known: it cannot be served"
             )
         self.grid_names = _grid_names(base, names)
-        getter = inspect.signature(getattr(base, f"get_{modality}_features")).parameters
-        self._media = [name for name in getter if name in names and name.startswith(_MEDIA)]
+        self._media = _media_names(base, modality, names)
+        self._videos = _media_names(base, "video", names)
         self._names = frozenset(names)
         self._lock = threading.Lock()
         self.container = CONTAINERS[0]
+        #: As `container`, of videos; None until the first one.
+        self.video_container: tuple[Container, Container] | None = None
 
     def learn(
         self, token_ids: Sequence[int], types: torch.Tensor, rows: int, grids: Mapping[str, torch.Tensor]
@@ -235,11 +238,13 @@ class PromptCapture:
         rows: Sequence[int] = (),
         grids: Mapping[str, torch.Tensor] | None = None,
         *,
+        videos: Sequence[int] = (),
         generated: bool = False,
     ) -> CapturedPrompt:
         """Captures a prompt: `types` [type_names, T], `rows` of each item, grids of all items by name.
 
-        With `generated` the tokens are the model's own: none of them is a part of a picture.
+        `videos` are the rows of each item that the class's getter of videos gives; their indices follow those
+        of all other rows. With `generated` the tokens are the model's own: none is a part of a picture.
         """
         ids = torch.tensor([list(token_ids)], device=self._device)
         inputs: dict[str, Any] = {"attention_mask": torch.ones_like(ids), **(grids or {})}
@@ -249,25 +254,52 @@ class PromptCapture:
             given = torch.isin(ids, torch.tensor([] if generated else tokens, device=self._device))
             inputs[name] = given.long()
         with self._lock, torch.no_grad():
+            if not videos or self.video_container is not None:
+                return self._captured(inputs, ids, rows, videos)
+            return self._learned(inputs, ids, rows, videos)
+
+    def _learned(
+        self, inputs: dict[str, Any], ids: torch.Tensor, rows: Sequence[int], videos: Sequence[int]
+    ) -> CapturedPrompt:
+        """Tries in which form the class takes videos; raises what the last form raises."""
+        for container in (self.container, *CONTAINERS):
+            self.video_container = container
             try:
-                if rows:
-                    inputs |= dict.fromkeys(self._media, torch.zeros(1, device=self._device))
-                    features = self._features(rows)
-                    getter = f"get_{self.modality}_features"
-                    setattr(self._shell, getter, lambda *_, **__: features)
-                self._shell(input_ids=ids, **inputs)
-            except _Captured as captured:
-                return self._prompt(captured.seen, len(token_ids))  # type: ignore[attr-defined]
-            finally:
-                # Among them what a forward notes for the next one, such as `rope_deltas`.
-                self._shell.__dict__.clear()
-                self._shell.__dict__.update(self._fresh)
+                prompt = self._captured(dict(inputs), ids, rows, videos)
+                if int((prompt.rows >= 0).sum()) == sum(rows) + sum(videos):
+                    return prompt
+                failure: Exception = ValueError("it does not put the rows over the placeholders")
+            except Exception as error:  # of any kind: code of the class
+                failure = error
+        self.video_container = None
+        raise failure
+
+    def _captured(
+        self, inputs: dict[str, Any], ids: torch.Tensor, rows: Sequence[int], videos: Sequence[int]
+    ) -> CapturedPrompt:
+        groups = (
+            (self.modality, rows, self._media, 0, self.container),
+            ("video", videos, self._videos, sum(rows), self.video_container),
+        )
+        try:
+            for modality, counts, names, start, container in groups:
+                if counts and container is not None:
+                    inputs |= dict.fromkeys(names, torch.zeros(1, device=self._device))
+                    features = self._features(counts, start, container)
+                    setattr(self._shell, f"get_{modality}_features", lambda *_, f=features, **__: f)
+            self._shell(input_ids=ids, **inputs)
+        except _Captured as captured:
+            return self._prompt(captured.seen, ids.shape[1])  # type: ignore[attr-defined]
+        finally:
+            # Among them what a forward notes for the next one, such as `rope_deltas`.
+            self._shell.__dict__.clear()
+            self._shell.__dict__.update(self._fresh)
         raise ConfigError(f"{self.name} never calls its decoder: it cannot be served")
 
-    def _features(self, rows: Sequence[int]) -> _Features:
-        marks = _marks(sum(rows), _WIDTH, self._device)
+    def _features(self, rows: Sequence[int], start: int, container: tuple[Container, Container]) -> _Features:
+        marks = _marks(start, sum(rows), _WIDTH, self._device)
         parts = [part.clone() for part in marks.split(list(rows))]
-        join, join_level = self.container
+        join, join_level = container
         levels = [join_level([part.clone() for part in parts]) for _ in range(self.levels)]
         return _Features(
             self.name,
@@ -322,12 +354,19 @@ def captured_config(config: PreTrainedConfig) -> PreTrainedConfig:
     return own
 
 
-def _marks(count: int, width: int, device: torch.device) -> torch.Tensor:
-    """Rows [count, width] that can be told apart: row i has -1 - i in its first column."""
+def _marks(start: int, count: int, width: int, device: torch.device) -> torch.Tensor:
+    """Rows [count, width] that can be told apart: row i has -1 - start - i in its first column."""
     rows = torch.zeros(count, width, device=device)
-    rows[:, 0] = -1.0 - torch.arange(count, device=device)
+    rows[:, 0] = -1.0 - start - torch.arange(count, device=device)
     rows[:, 1] = 1.0
     return rows
+
+
+def _media_names(base: nn.Module, modality: str, names: Mapping[str, object]) -> list[str]:
+    """The arguments of the base that hold a getter's media."""
+    getter = getattr(base, f"get_{modality}_features", None)
+    parameters = inspect.signature(getter).parameters if getter is not None else ()
+    return [name for name in parameters if name in names and name.startswith(_MEDIA)]
 
 
 def _grid_names(base: nn.Module, names: Mapping[str, object]) -> tuple[str, ...]:

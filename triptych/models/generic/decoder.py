@@ -69,6 +69,10 @@ class GenericDecoder(DecoderSide):
         self.row_token_ids = self.capture_class.row_tokens(module.config)
         self._cache = cache_keyword(self._decoder.forward) if self.geometry.states else ""
 
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        return ("image", "video")
+
     @classmethod
     def load(
         cls,
@@ -171,21 +175,24 @@ class GenericDecoder(DecoderSide):
         types = torch.zeros(len(self.capture.type_names), len(token_ids), dtype=torch.int64)
         grids: dict[str, list[torch.Tensor]] = {}
         expected = torch.full((len(token_ids),), -1)
-        row = 0
-        for feature in features:
-            layout, place = self.layout_of(feature.plan), feature.placement
+        layouts = [self.layout_of(feature.plan) for feature in features]
+        apart = [self._is_video(layout) for layout in layouts]
+        rows = [feature.plan.rows for feature, video in zip(features, apart, strict=True) if not video]
+        videos = [feature.plan.rows for feature, video in zip(features, apart, strict=True) if video]
+        row = {False: 0, True: sum(rows)}
+        for feature, layout, video in zip(features, layouts, apart, strict=True):
+            place = feature.placement
             if types.shape[0]:
                 types[:, place.offset : place.end] = torch.tensor(layout.types).T
             for index, grid in layout.grids.items():
                 grids.setdefault(self.capture.grid_names[index], []).append(grid)
             for first, length in place.runs or ((0, place.length),):
                 at = place.offset + first
-                expected[at : at + length] = torch.arange(row, row + length)
-                row += length
-        rows = [feature.plan.rows for feature in features]
+                expected[at : at + length] = torch.arange(row[video], row[video] + length)
+                row[video] += length
         together = {name: torch.cat(parts) for name, parts in grids.items()}
         try:
-            prompt = self.capture.run(token_ids, types, rows, together)
+            prompt = self.capture.run(token_ids, types, rows, together, videos=videos)
         except ConfigError:
             raise
         except Exception as error:  # of any kind: code of the class, which checks its prompt
@@ -196,6 +203,11 @@ class GenericDecoder(DecoderSide):
         if not torch.equal(prompt.rows, expected):
             raise InvalidRequest("the model puts the items' rows elsewhere than planned", param="messages")
         return prompt
+
+    def _is_video(self, layout: ItemLayout) -> bool:
+        """Whether the class has a token for rows of videos, and the item has them there."""
+        token = getattr(self.config, "video_token_id", None)
+        return token is not None and token != self.image_token_id and token in layout.tokens
 
     def generated_inputs(self, token_ids: Sequence[int]) -> Mapping[str, torch.Tensor]:
         if not self.takes_inputs:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -17,14 +18,16 @@ from transformers import PreTrainedModel
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.machine.device_memory import host_empty
 from triptych.base.types import JsonObject, Options, runs_of
-from triptych.models.base import EncoderSide, Media, PreparedItem
+from triptych.base.vllm_classes import GRIDS
+from triptych.models.base import PIXELS_OF_VIDEOS, EncoderSide, Media, PreparedItem
 from triptych.models.checkpoint.config import load_config
 from triptych.models.families.fixed_size import FixedSizeEncoder
 from triptych.models.generic.capture import PromptCapture
 from triptych.models.generic.examine import Examined, examine
 from triptych.models.generic.layout import ItemLayout
-from triptych.models.generic.processor import GenericProcessor, processor_settings
+from triptych.models.generic.processor import GenericProcessor, ProcessedItem, processor_settings
 from triptych.models.generic.sides import base_of, keep_encoder, load_side
+from triptych.models.video.clip import Clip
 
 #: Width and height of pictures: small, wide, tall, large.
 _FORMS = ((64, 64), (300, 90), (60, 200), (900, 700))
@@ -57,8 +60,11 @@ class GenericEncoder(EncoderSide):
         self.dtype = dtype
         self.levels = levels
         self.width = hidden_size * (1 + levels)
-        self._getter: Any = base_of(module).get_image_features
+        base = base_of(module)
+        self._getter: Any = base.get_image_features
         self._names = inspect.signature(self._getter).parameters
+        self._video_getter: Any = getattr(base, "get_video_features", None)
+        self._video_names = inspect.signature(self._video_getter or self._getter).parameters
 
     @classmethod
     def load(
@@ -91,17 +97,26 @@ class GenericEncoder(EncoderSide):
         """Nothing: what may be fused depends on the class."""
 
     def preprocess(self, media: Media, options: Options) -> PreparedItem:
-        image = self._processor(media, options)
-        mask = [token in self.row_token_ids for token in image.tokens]
-        names = self._examined.grid_names
-        grids = {index: image.tensors[name] for index, name in enumerate(names) if name in image.tensors}
-        layout = ItemLayout(image.tokens, image.types, grids, image.head, image.tail)
-        grid = image.tensors.get("image_grid_thw")
-        tensors = {name: tensor for name, tensor in image.tensors.items() if name in self._names}
+        return self._prepared(self._processor(media, options), self._names)
+
+    def preprocess_video(self, clip: Clip, options: Options) -> PreparedItem:
+        item = self._processor.video(clip, options)
+        is_apart = PIXELS_OF_VIDEOS in item.tensors
+        prepared = self._prepared(item, self._video_names if is_apart else self._names)
+        return replace(prepared, video=True)
+
+    def _prepared(self, item: ProcessedItem, names: Collection[str]) -> PreparedItem:
+        """`names` are what the getter of the item's features takes."""
+        mask = [token in self.row_token_ids for token in item.tokens]
+        known = self._examined.grid_names
+        grids = {index: item.tensors[name] for index, name in enumerate(known) if name in item.tensors}
+        layout = ItemLayout(item.tokens, item.types, grids, item.head, item.tail)
+        grid = next((item.tensors[name] for name in GRIDS if name in item.tensors), None)
+        tensors = {name: tensor for name, tensor in item.tensors.items() if name in names}
         pixels = max((tensor.numel() for tensor in tensors.values()), default=0)
         return PreparedItem(
             rows=sum(mask),
-            length=len(image.tokens),
+            length=len(item.tokens),
             grid_thw=() if grid is None else tuple(grid[0].tolist()),
             cost=max(1, pixels // (3 * self._patch**2)),
             tensors=tensors,
@@ -113,11 +128,16 @@ class GenericEncoder(EncoderSide):
     def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
         if type(self).encode_item is not GenericEncoder.encode_item:
             return [self.encode_item(item) for item in items]
-        return [rows for _, batch in groupby(items, self._batch_key) for rows in self._encoded(list(batch))]
+        key = self._key
+        return [rows for _, batch in groupby(items, key) for rows in self._encoded(list(batch))]
 
     def encode_item(self, item: PreparedItem) -> torch.Tensor:
         """An item's rows, one for each row token of its placeholder; an adapter may have its own."""
         return self._encoded([item])[0]
+
+    def _key(self, item: PreparedItem) -> object:
+        """Videos of a getter of their own are encoded one by one."""
+        return id(item) if PIXELS_OF_VIDEOS in item.tensors else self._batch_key(item)
 
     def _batch_key(self, item: PreparedItem) -> object:
         """Items of equal keys, one behind the other, are encoded by one call of the getter.
@@ -132,6 +152,11 @@ class GenericEncoder(EncoderSide):
         return tuple((name, x.dtype, x.shape[1:]) for name, x in sorted(given.items()))
 
     def _encoded(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+        if PIXELS_OF_VIDEOS in items[0].tensors:
+            moved = {
+                name: self._moved(x) for name, x in items[0].tensors.items() if name in self._video_names
+            }
+            return [self._joined(self.columns(self._video_getter(**moved, return_dict=True)))]
         columns = self.columns(self._getter(**self.inputs(items), return_dict=True))
         if len(items) == 1:
             return [self._joined(columns)]

@@ -11,6 +11,10 @@ import torch
 
 from triptych.base.errors import InvalidRequest
 
+#: Added to the number of dimensions of a grid of float32, whose values are their bits.
+_FLOATS = 16
+_BITS = 0xFFFFFFFF
+
 
 @dataclass(frozen=True)
 class ItemLayout:
@@ -31,7 +35,14 @@ class ItemLayout:
         """As counts: head, tail, grids, the number of types, and runs of equal tokens and types."""
         counts = [len(self.head), *self.head, len(self.tail), *self.tail, len(self.grids)]
         for index, grid in sorted(self.grids.items()):
-            counts += [index, grid.dim(), *grid.shape, *map(int, grid.flatten().tolist())]
+            floats = grid.is_floating_point()
+            values = grid.float().view(torch.int32) & _BITS if floats else grid
+            counts += [
+                index,
+                grid.dim() + _FLOATS * floats,
+                *grid.shape,
+                *map(int, values.flatten().tolist()),
+            ]
         counts.append(len(self.types[0]) if self.types else 0)
         for (token, types), run in groupby(zip(self.tokens, self.types, strict=True)):
             counts += [token, *types, sum(1 for _ in run)]
@@ -51,10 +62,13 @@ class ItemLayout:
         grids = {}
         for _ in range(next(counts)):
             index = next(counts)
-            shape = [next(counts) for _ in range(min(next(counts), 8))]
+            floats, dims = divmod(next(counts), _FLOATS)
+            shape = [next(counts) for _ in range(min(dims, 8))]
             if math.prod(shape) > max_tokens:
                 raise ValueError("a grid too large")
-            grids[index] = torch.tensor([next(counts) for _ in range(math.prod(shape))]).view(shape)
+            values = torch.tensor([next(counts) for _ in range(math.prod(shape))], dtype=torch.int64)
+            grid = values.to(torch.int32).view(torch.float32) if floats else values
+            grids[index] = grid.view(shape)
         width = next(counts)
         tokens: list[int] = []
         types: list[tuple[int, ...]] = []

@@ -21,12 +21,13 @@ _PIXELS = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
 
 
 class ProcessorOptions:
-    """One processor's flags, numbers and sizes. A request may lower a number, but not raise it."""
+    """The flags, numbers and sizes of a processor of pictures or videos.
 
-    def __init__(self, processor: Any) -> None:
-        images = processor.image_processor
-        own = {name: getattr(images, name, None) for name in images.valid_kwargs.__annotations__}
-        defaults = getattr(processor, "images_kwargs", {})
+    `defaults` are the settings that it is called with. A request may lower a number, but not raise it.
+    """
+
+    def __init__(self, processor: Any, defaults: Options) -> None:
+        own = {name: getattr(processor, name, None) for name in processor.valid_kwargs.__annotations__}
         own |= {name: value for name, value in defaults.items() if name in own}
         size = dict(own.get("size") or {})
         own |= {name: size.get(edge) for name, edge in _PIXELS.items() if name in own}

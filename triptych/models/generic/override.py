@@ -7,6 +7,7 @@ and encoder graphs are faster. Everything else is the adapter's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -21,12 +22,14 @@ from triptych.models.fused.decoder_layer import FusedDecoderLayer, rotary
 from triptych.models.fused.layers import fuse_layers
 from triptych.models.generic.decoder import GenericDecoder, in_batch_order
 from triptych.models.generic.encoder import GenericEncoder
-from triptych.models.generic.examine import deepstack_levels
+from triptych.models.generic.examine import Examined, deepstack_levels, examine
+from triptych.models.generic.processor import GenericProcessor
 from triptych.models.generic.sides import class_of, keep_decoder, keep_encoder
 from triptych.models.images import ImageProcessor
 from triptych.models.parallel.plan import HEAD, WHOLE, ShardPlan, rules_of_transformers
 from triptych.models.parallel.sharding import load_share
 from triptych.models.parallel.tensor_parallel import TensorParallel
+from triptych.models.video.loading import video_settings
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
 
 #: Where transformers' classes have their text model.
@@ -56,6 +59,17 @@ class EncoderOverride(GenericEncoder):
     plain_linears: ClassVar[bool] = True
     keys: ClassVar[KeyMap]
     images: ImageProcessor
+    _path: Path
+
+    @cached_property
+    def _examined(self) -> Examined:  # type: ignore[override]
+        """Of the class, for videos."""
+        return examine(load_config(self._path))
+
+    @cached_property
+    def _processor(self) -> GenericProcessor:  # type: ignore[override]
+        """The checkpoint's whole processor, for videos."""
+        return GenericProcessor(self._path, self.config.image_token_id, self._examined.type_names)
 
     @classmethod
     def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False) -> Self:
@@ -69,6 +83,7 @@ class EncoderOverride(GenericEncoder):
         levels = deepstack_levels(config)
         side = cls(module, config.text_config.hidden_size, levels, device=device, dtype=dtype)
         side.images = images
+        side._path = path
         side.prepare()
         return side
 
@@ -77,7 +92,8 @@ class EncoderOverride(GenericEncoder):
 
     @classmethod
     def processor_config(cls, path: Path) -> JsonObject:
-        return ImageProcessor(path).config
+        videos = video_settings(path)
+        return {**ImageProcessor(path).config, **({"video": videos} if videos else {})}
 
     def fuse(self) -> None:
         EncoderSide.fuse(self)

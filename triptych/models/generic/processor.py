@@ -1,8 +1,9 @@
-"""The checkpoint's own processor, on PIL: a picture's tensors, and the tokens that stand for it."""
+"""The checkpoint's own processor, on PIL: an item's tensors, and the tokens that stand for it."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from PIL import Image
 from transformers import ProcessorMixin
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 from transformers.utils import is_torchvision_available
+from transformers.video_utils import VideoMetadata
 
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.types import JsonObject, Options
@@ -22,11 +24,15 @@ from triptych.models.checkpoint.folder import read_config, read_json
 from triptych.models.generic.options import ProcessorOptions
 from triptych.models.images import SETTINGS_FILES, load_image_processor, processor_identity
 from triptych.models.level_steps import on_levels
+from triptych.models.video.clip import SAMPLING, Clip, check_sampling, sampled_indices
+from triptych.models.video.loading import load_video_processor, video_settings
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessedImage:
-    """One picture as the processor prepares it.
+class ProcessedItem:
+    """One picture or video as the processor prepares it.
 
     `tokens` begin and end with tokens that no text merges with; `head` and `tail` are ordinary tokens before
     and after them, which are text of the prompt. `types` has each token's types.
@@ -42,6 +48,8 @@ class ProcessedImage:
 def processor_settings(path: Path) -> JsonObject:
     """All settings that decide a picture's tensors, for the namespace; ConfigError where there are none."""
     settings = {name: value for name in SETTINGS_FILES if (value := read_json(path / name)) is not None}
+    if settings and (videos := video_settings(path)):
+        settings["video"] = videos
     if not settings:
         raise ConfigError(f"MODEL={path} has no processor: give MODEL=/folder with preprocessor_config.json")
     identity = processor_identity(settings)
@@ -65,14 +73,22 @@ class GenericProcessor:
         self._type_names = type_names
         token = getattr(self._processor, "image_token", None)
         self._token = str(token or self._tokenizer.convert_ids_to_tokens(image_token_id))
+        self._video_token = getattr(self._processor, "video_token", None)
         # Added tokens of blanks merge: Gemma's tokenizer has one for each number of newlines.
         added = self._tokenizer.added_tokens_decoder.items()
         fixed = {index for index, token in added if token.special or token.content.strip()}
         self._merged_never = {*fixed, *self._tokenizer.all_special_ids}
         self._sizes = self._check_alone(path)
-        self._options = ProcessorOptions(self._processor)
+        self._options = ProcessorOptions(self._processor.image_processor, self._defaults("images"))
+        self._videos = getattr(self._processor, "video_processor", None)
+        if self._videos is not None:
+            self._video_options = ProcessorOptions(self._videos, self._defaults("videos"))
 
-    def __call__(self, image: Image.Image, options: Options) -> ProcessedImage:
+    def _defaults(self, kind: str) -> Options:
+        """The settings that the processor gives its part for this kind."""
+        return getattr(self._processor, f"{kind}_kwargs", {})
+
+    def __call__(self, image: Image.Image, options: Options) -> ProcessedItem:
         """InvalidRequest for a picture or options that the processor or the tower refuses."""
         self._options.check(options)
         try:
@@ -86,6 +102,37 @@ class GenericProcessor:
                 f"the options give pictures of another size than this model takes ({sizes})",
                 param="mm_processor_kwargs",
             )
+        return self._item(inputs)
+
+    def video(self, clip: Clip, options: Options) -> ProcessedItem:
+        """InvalidRequest for a video or options that the processor or the tower refuses."""
+        if self._videos is None or not isinstance(self._video_token, str):
+            raise InvalidRequest("video: this model takes no videos: send pictures", param="video")
+        check_sampling(self._videos, options)
+        shaping = {name: value for name, value in options.items() if name not in SAMPLING}
+        self._video_options.check(shaping)
+        info = clip.info
+        metadata = VideoMetadata(
+            info.frames, info.fps, info.width, info.height, info.frames / info.fps, video_backend="pyav"
+        )
+        try:
+            indices = sampled_indices(self._videos, metadata, self._defaults("videos"), options)
+            metadata.frames_indices = indices
+            given = {"video_metadata": [metadata], "do_sample_frames": False, "return_metadata": True}
+            inputs = self._call(
+                self._video_token,
+                videos=[clip.frames(indices)],
+                videos_kwargs={**shaping, **given, "input_data_format": "channels_last"},
+            )
+        except InvalidRequest:
+            raise
+        except (ValueError, TypeError, ZeroDivisionError, OverflowError, RuntimeError) as error:
+            param = "mm_processor_kwargs" if options else "video"
+            raise InvalidRequest(f"the video cannot be processed: {error}", param=param) from error
+        inputs.pop("video_metadata", None)
+        return self._item(inputs)
+
+    def _item(self, inputs: dict[str, Any]) -> ProcessedItem:
         ids = inputs.pop("input_ids")[0].tolist()
         inputs.pop("attention_mask", None)
         zeros = torch.zeros(len(ids), dtype=torch.int64)
@@ -93,7 +140,7 @@ class GenericProcessor:
         fixed = [index for index, token in enumerate(ids) if token in self._merged_never]
         first, last = (fixed[0], fixed[-1] + 1) if fixed else (0, len(ids))
         kinds = torch.stack(types, dim=1).tolist() if types else [[]] * len(ids)
-        return ProcessedImage(
+        return ProcessedItem(
             tuple(ids[:first]),
             tuple(ids[first:last]),
             tuple(ids[last:]),
@@ -102,15 +149,13 @@ class GenericProcessor:
         )
 
     def _run(self, text: str, images: list[Image.Image], options: Options | None = None) -> dict[str, Any]:
-        given = {"images_kwargs": dict(options)} if options else {}
+        return self._call(text, images=images, **({"images_kwargs": dict(options)} if options else {}))
+
+    def _call(self, text: str, **given: Any) -> dict[str, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
-            return dict(
-                self._processor(
-                    text=[text], images=images, return_tensors="pt", add_special_tokens=False, **given
-                )
-            )
+            return dict(self._processor(text=[text], return_tensors="pt", add_special_tokens=False, **given))
 
     def _check_alone(self, path: Path) -> dict[str, tuple[int, ...]]:
         """The sizes that pictures of any form get; ConfigError where a prompt's are not expanded alone."""
@@ -150,8 +195,9 @@ def _load(path: Path) -> Any:
     parts: dict[str, Callable[[], Any]] = {
         "image_processor": lambda: on_levels(load_image_processor(path)),
         "tokenizer": lambda: transformers.AutoTokenizer.from_pretrained(path, local_files_only=True),
+        "video_processor": lambda: _video_processor(path),
     }
-    # Without torchvision there is no video processor, and a processor of pictures works without one.
+    # A processor of pictures works without one of videos.
     relaxed = type(
         cls.__name__, (cls,), {"check_argument_for_proper_class": _check, "__module__": cls.__module__}
     )
@@ -164,6 +210,15 @@ def _load(path: Path) -> Any:
     except Exception as error:  # of any kind: code of the class
         reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
         raise ConfigError(f"MODEL={path}: its processor {cls.__name__} cannot be loaded: {reason}") from error
+
+
+def _video_processor(path: Path) -> Any:
+    """The checkpoint's, None where it has none: the model then takes pictures only."""
+    try:
+        return load_video_processor(path)
+    except ConfigError as error:
+        logger.warning("videos are refused: %s", error)
+        return None
 
 
 def _class_of(path: Path) -> Any:

@@ -115,7 +115,7 @@ def test_a_text_far_beyond_the_model_is_refused_before_it_is_tokenised():
         b'[{"role": "user"}]',
         b'[{"role": "root", "content": "x"}]',
         b'[{"role": "user", "content": 5}]',
-        b'[{"role": "user", "content": [{"type": "video"}]}]',
+        b'[{"role": "user", "content": [{"type": "film"}]}]',
         b'[{"role": "user", "content": [{"type": "text"}]}]',
         b'[{"role": "user", "content": [{"text": "x"}]}]',
         b'[{"role": "user", "content": [null]}]',

@@ -30,11 +30,11 @@ def test_a_malformed_request_is_a_400_that_names_its_field(body: Any, param: str
 
 def test_web_and_file_urls_are_kept_for_the_loader() -> None:
     call, _ = parse(with_url("https://example.com/a.png?x=1#y"))
-    source = call.images()[0].source
+    source = call.items()[0].source
     assert isinstance(source, WebUrl)
     assert str(source.url) == "https://example.com/a.png?x=1"
     call, _ = parse(with_url("file:///tmp/a%20b.png"))
-    assert call.images()[0].source == FileUrl("/tmp/a b.png")
+    assert call.items()[0].source == FileUrl("/tmp/a b.png")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,157 @@
+"""The program that decodes one video, in a process of its own that its parent may kill at any time.
+
+Reads the file from a descriptor, prints its index as a line of JSON, reads the indices of the frames that are
+asked for as another one, and writes these, upright in RGB, as raw bytes. It is run by its path, isolated: it
+imports PyAV and nothing of this project.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import av
+import numpy as np
+
+#: Codecs that untrusted bytes may reach, of the hundreds that FFmpeg has.
+CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "libdav1d", "mpeg4", "mjpeg", "gif"})
+#: Address space of this process.
+_MEMORY = 3 << 30
+
+
+class Refused(Exception):
+    """What is wrong with the file, for its sender: nothing where it is damaged; `large` above a limit."""
+
+    def __init__(self, message: str = "", *, large: bool = False) -> None:
+        super().__init__(message)
+        self.large = large
+
+
+def clip_format(head: bytes) -> str | None:
+    """FFmpeg's name of the container that the first bytes are of; None for all others."""
+    if head[4:8] == b"ftyp" or head[4:8] in (b"moov", b"mdat", b"wide", b"free", b"skip"):
+        return "mov"
+    if head[:4] == b"\x1a\x45\xdf\xa3":
+        return "matroska"
+    return "gif" if head[:6] in (b"GIF87a", b"GIF89a") else None
+
+
+class Reader:
+    """One video of `file`, within `limits` by name: seconds, frames and pixels of a frame."""
+
+    def __init__(self, file: BinaryIO, limits: dict[str, float]) -> None:
+        self._limits = limits
+        name = clip_format(file.read(16))
+        if name is None:
+            raise Refused("not an MP4, MOV, WebM or GIF file; send one of these formats")
+        self._file, self._name = file, name
+        self._turns = 0
+
+    def index(self) -> dict[str, float]:
+        """Counts the frames without decoding them: headers say anything."""
+        frames, seconds = 0, 0.0
+        with self._opened() as container:
+            stream = self._stream(container)
+            rate = float(stream.average_rate or stream.guessed_rate or 0)
+            base = float(stream.time_base or 0)
+            for packet in container.demux(stream):
+                if packet.size == 0 or packet.is_discard:
+                    continue
+                frames += 1
+                self._check("frames", frames)
+                seconds = max(seconds, ((packet.pts or 0) + (packet.duration or 0)) * base)
+                self._check("seconds", seconds)
+            if not frames:
+                raise Refused("the file has no frames; send one with a picture in it")
+            rate = rate or (frames / seconds if seconds else 1.0)
+            self._check("seconds", frames / rate)
+            first = next(container_frames(self._opened()), None)
+        if first is None:
+            raise Refused
+        self._turns = (int(first.rotation) // 90) % 4
+        size = (first.height, first.width) if self._turns % 2 else (first.width, first.height)
+        return {"frames": frames, "fps": rate, "width": size[0], "height": size[1]}
+
+    def frames(self, indices: list[int], size: tuple[int, int]) -> Iterator[np.ndarray]:
+        """Those of these ascending indices; a file that ends before the last one is refused."""
+        remaining = iter(indices)
+        target = next(remaining, None)
+        for index, frame in enumerate(container_frames(self._opened())):
+            if target is None:
+                return
+            if index < target:
+                continue
+            picture = np.rot90(frame.to_ndarray(format="rgb24"), self._turns)
+            if picture.shape[:2] != (size[1], size[0]):
+                raise Refused("its frames change their size; convert it to one size")
+            while target == index:
+                yield np.ascontiguousarray(picture)
+                target = next(remaining, None)
+        if target is not None:
+            raise Refused
+
+    def _opened(self) -> Any:
+        self._file.seek(0)
+        # Named, so that no playlist is read as one; errors are never passed over.
+        return av.open(self._file, format=self._name, metadata_errors="ignore")
+
+    def _stream(self, container: Any) -> Any:
+        if not container.streams.video:
+            raise Refused("the file has no video; send one with a picture in it")
+        stream = container.streams.video[0]
+        context = stream.codec_context
+        if context is None or context.codec.name not in CODECS:
+            raise Refused("its codec is not supported: convert it to H.264, HEVC, VP8, VP9 or AV1")
+        if context.width < 1 or context.height < 1:
+            raise Refused("it has no pixels; send one with width and height above 0")
+        self._check("pixels", context.width * context.height)
+        return stream
+
+    def _check(self, name: str, value: float) -> None:
+        if value > (limit := self._limits[name]):
+            what = "pixels in a frame" if name == "pixels" else name
+            raise Refused(f"it has more than the {limit:g} {what} allowed; send a smaller one", large=True)
+
+
+def container_frames(container: Any) -> Iterator[Any]:
+    """The decoded frames in their order; closes the container."""
+    with container:
+        stream = container.streams.video[0]
+        # The parent has its threads for other items.
+        stream.codec_context.thread_count = 1
+        yield from container.decode(stream)
+
+
+def main(descriptor: int, limits: dict[str, float]) -> None:
+    """One conversation with the parent; the last line of a refused file has `error`."""
+    out = sys.stdout.buffer
+    try:
+        with os.fdopen(descriptor, "rb") as file:
+            reader = Reader(file, limits)
+            index = reader.index()
+            out.write(json.dumps(index).encode() + b"\n")
+            out.flush()
+            indices = json.loads(sys.stdin.readline() or "[]")
+            for picture in reader.frames(indices, (int(index["width"]), int(index["height"]))):
+                out.write(b"F")
+                out.write(picture.data)
+            out.write(b"\n")
+    except Refused as error:
+        answer: dict[str, object] = {"error": str(error), "large": error.large}
+        out.write(json.dumps(answer).encode() + b"\n")
+    except (av.FFmpegError, MemoryError, ValueError, OverflowError) as error:
+        answer = {"error": "", "cause": type(error).__name__}
+        out.write(json.dumps(answer).encode() + b"\n")
+    out.flush()
+
+
+if __name__ == "__main__":
+    av.logging.set_level(None)
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    main(int(sys.argv[1]), json.loads(sys.argv[2]))

@@ -1,0 +1,1 @@
+"""Videos: the checkpoint's own video processor, without torchvision."""
