@@ -57,6 +57,8 @@ def server_words(config: PDConfig, port: int, store_file: str, total_memory: int
     }
     words = ["serve", config.model, "--host", "127.0.0.1", "--port", str(port), "--dtype", config.dtype]
     words += ["--enable-scale-out", "--enable-mm-embeds", "--enable-prompt-tokens-details"]
+    # This worker asks for its health twice a second.
+    words += ["--disable-uvicorn-access-log"]
     words += ["--max-num-seqs", str(config.max_num_seqs), "--ec-transfer-config", json.dumps(transfer)]
     if config.max_model_len:
         words += ["--max-model-len", str(config.max_model_len)]
