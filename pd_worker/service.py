@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
 
 from triptych.base.config import PDConfig
 from triptych.base.cpu.step_pacer import StepPacer, step_pacer
 from triptych.base.cpu.threads import in_short_lived_thread
 from triptych.base.metrics import PDMetrics
 from triptych.base.tracing.start import worker_tracer
+from triptych.base.vllm_classes import class_of
 from triptych.base.worker_process import ProcessWatch
 from triptych.models.layers import before_each_layer
+from triptych.models.registry import family_of
 from triptych.pd_worker.native import LoadedModel, NativeWorker, load_model
 from triptych.pd_worker.ranks.share import decoder_threads_of_rank, share_of_rank
+from triptych.pd_worker.vllm.choice import choose_engine, vllm_program
 from triptych.pd_worker.vllm.connection import check_engine, connected
+from triptych.pd_worker.vllm.own_server import own_server, with_dtype
 from triptych.pd_worker.vllm.worker import VLLMWorker, load_front_model
 from triptych.pd_worker.worker import PDWorker
 from triptych.protos import pd_pb2_grpc
@@ -28,10 +34,18 @@ logger = logging.getLogger(__name__)
 
 async def run(config: PDConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
-    serve = _serve_native
-    if config.engine == "vllm":
+    architecture = family_of(Path(config.model)).architecture
+    program = "" if config.engine == "native" else vllm_program()
+    choice = choose_engine(config, architecture, program)
+    logger.info("engine: %s (%s)", choice.engine, choice.reason)
+    serve: Callable[[PDConfig, WorkerProcess], Awaitable[None]] = _serve_vllm
+    if choice.engine == "native":
+        serve = _serve_native
+    elif choice.own:
+        class_of(architecture)
+        config, serve = with_dtype(config), partial(_serve_own, program)
+    else:
         check_engine(config)
-        serve = _serve_vllm
     async with worker_process(config) as process:
         await serve(config, process)
 
@@ -54,6 +68,11 @@ async def _serve_native(config: PDConfig, process: WorkerProcess) -> None:
             await _serve(worker, server, watch, process)
         finally:
             pacer.close()
+
+
+async def _serve_own(program: str, config: PDConfig, process: WorkerProcess) -> None:
+    async with own_server(config, program, process.stop) as served:
+        await _serve_vllm(served, process)
 
 
 async def _serve_vllm(config: PDConfig, process: WorkerProcess) -> None:

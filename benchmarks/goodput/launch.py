@@ -20,9 +20,9 @@ from pathlib import Path
 
 import aiohttp
 
-from triptych.apps.launch.parent import supervised
 from triptych.base.config import WorkerCounts
 from triptych.base.errors import ConfigError
+from triptych.base.parent import supervised
 from triptych.goodput.load.client import LoadClient, make_session
 from triptych.goodput.load.job import LoadJob, Target
 from triptych.goodput.load.payload import Bodies, words_per_token

@@ -17,38 +17,42 @@ from triptych.base.errors import ConfigError
 from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import EngineInfo, VLLMClient
 
-#: Flags of the native engine, and what is to be given to vLLM instead.
+#: Flags of the native engine alone, and what is to be given to vLLM instead.
 _NATIVE = {
     "quantization": "the weights are vLLM's",
-    "device_memory": "give vLLM's --gpu-memory-utilization",
     "attention_backend": "give vLLM's --attention-backend",
     "decode_graphs": "give vLLM's --enforce-eager or nothing",
     "preemption": "vLLM computes again",
-    "tensor_parallel": "give vLLM's --tensor-parallel-size",
-    "kv_memory": "give vLLM's --kv-cache-memory-bytes",
     "max_num_batched_tokens": "give vLLM's --max-num-batched-tokens",
     "block_size": "give vLLM's --block-size",
+}
+#: Flags that a vLLM of the worker's own is started with; one at --engine-url has its own.
+_SERVERS = {
+    "device_memory": "give vLLM's --gpu-memory-utilization",
+    "tensor_parallel": "give vLLM's --tensor-parallel-size",
+    "kv_memory": "give vLLM's --kv-cache-memory-bytes",
     "prefix_caching": "give vLLM's --no-enable-prefix-caching",
 }
 
 
 def check_engine(config: PDConfig) -> None:
-    """ConfigError, naming flag and remedy, for what --engine vllm cannot work with."""
-    if not config.engine_url:
-        raise ConfigError(
-            "--engine vllm needs --engine-url: start `vllm serve` and give its address, like http://10.0.0.7:8000"
-        )
+    """ConfigError, naming flag and remedy, for what a server at --engine-url cannot work with."""
     _check_url(config.engine_url)
     if config.dtype == "auto":
         raise ConfigError(
             "--engine vllm needs --dtype: the one that vLLM computes in, such as bfloat16, which "
             "encoders and other PD workers of the model are given, too"
         )
-    for name, remedy in _NATIVE.items():
+    for name, remedy in {**_NATIVE, **_SERVERS}.items():
         if _given(config, name):
             raise ConfigError(
                 f"{_option(name)} is for --engine native: {remedy}, and leave {_option(name)} out here"
             )
+
+
+def native_flag(config: PDConfig) -> str:
+    """A flag that is given and that only the native engine has; "" where there is none."""
+    return next((_option(name) for name in _NATIVE if _given(config, name)), "")
 
 
 def _given(config: PDConfig, name: str) -> bool:

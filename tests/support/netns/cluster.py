@@ -22,7 +22,7 @@ from support.data.traffic import WORDS, picture
 from support.netns.network import Network
 from support.processes.cluster import PATIENCE, data_url, scrape, wait_for
 from triptych.apps.launch.embedded_store import find_server_binary
-from triptych.apps.launch.parent import supervised
+from triptych.base.parent import supervised
 
 PROXIES = ("proxy-0", "proxy-1")
 ENCODERS = ("encoder-0", "encoder-1")

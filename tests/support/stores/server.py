@@ -12,7 +12,7 @@ import redis
 
 from support.processes.cluster import free_port, wait_for
 from triptych.apps.launch.embedded_store import find_server_binary
-from triptych.apps.launch.parent import supervised
+from triptych.base.parent import supervised
 
 _SECONDS = 20.0
 #: The name and password of the administrator in ACL files of tests.

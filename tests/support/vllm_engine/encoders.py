@@ -14,8 +14,8 @@ from PIL import Image
 
 from support.engine.encoder_bench import Job, png
 from support.processes.cluster import wait_for
-from triptych.apps.launch.parent import supervised
 from triptych.base.hashing import mm_hash
+from triptych.base.parent import supervised
 from triptych.base.rpc.channels import make_channel
 from triptych.protos import encoder_pb2_grpc
 from triptych.registry.registry import Registry

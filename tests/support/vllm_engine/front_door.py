@@ -20,7 +20,7 @@ from support.fakes.fake_workers import TOKEN
 from support.processes.cluster import PATIENCE, scrape, wait_for
 from support.stores.server import StoreServer
 from support.vllm_engine.server import VllmServer
-from triptych.apps.launch.parent import supervised
+from triptych.base.parent import supervised
 from triptych.base.types import WorkerInfo
 from triptych.registry.registry import Registry
 from triptych.store.control import StoreUnavailable

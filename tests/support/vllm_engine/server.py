@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from support.processes.cluster import free_port, scrape, wait_for
-from triptych.apps.launch.parent import supervised
+from triptych.base.parent import supervised
 
 ROOT = Path(__file__).parents[3]
 #: Where `make test-vllm` installs vLLM.

@@ -7,10 +7,10 @@ import os
 import sys
 
 from triptych.apps.cli.app import app
-from triptych.apps.launch.parent import end_on_sigterm
 from triptych.apps.launch.secrets import receive_secrets
 from triptych.base.errors import ConfigError
 from triptych.base.log import logs_json
+from triptych.base.parent import end_on_sigterm
 from triptych.base.progress.screen import CLEAR, can_draw
 
 #: Exit code of a command that cannot work as configured.

@@ -68,6 +68,7 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
     from triptych.models.checkpoint.support import check_supported, wanted_by_flags
     from triptych.models.parallel.plan import check_divides
     from triptych.models.registry import family_of, resolve_device, resolve_dtype
+    from triptych.pd_worker.vllm.choice import INSTALL, choose_engine, vllm_program
 
     check_supported(path, wanted_by_flags(pd))
     device = resolve_device(pd.device)
@@ -80,6 +81,9 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
     kind = "of" if cross is None else "an encoder-decoder model of"
     yield ok("family", f"{family.name}, {kind} {family.encoder.modality}")
     yield ok("dtype", f"{str(dtype).removeprefix('torch.')} on {device}, quantization {pd.quantization}")
+    choice = choose_engine(pd, family.architecture, vllm_program())
+    shown = f"{choice.engine}: {choice.reason}"
+    yield note("engine", shown, INSTALL) if INSTALL in choice.reason else ok("engine", shown)
     counts = _parameters(path, family)
     for side, count in counts.items():
         yield ok(side, f"{count / 1e6:.1f} M parameters, {format_size(count * dtype.itemsize)}")

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from triptych.apps.launch.fork.client import ForkedProcess, ForkServer
-from triptych.apps.launch.parent import PARENT_VARIABLE
 from triptych.apps.launch.secrets import VARIABLE, hand_down
+from triptych.base.parent import PARENT_VARIABLE
 
 logger = logging.getLogger("launch")
 

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 
-from triptych.apps.launch.parent import supervised
 from triptych.base.errors import ConfigError, TriptychError
+from triptych.base.parent import supervised
 
 logger = logging.getLogger("launch")
 

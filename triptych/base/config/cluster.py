@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from triptych.base.config.flags import Config, flag, flags_of, part
 from triptych.base.config.memory import MIB
 from triptych.base.config.proxy import ProxyConfig
-from triptych.base.config.worker import ENGINE_FLAGS, SHARING_FLAGS, EncoderConfig, PDConfig
+from triptych.base.config.worker import SHARING_FLAGS, EncoderConfig, PDConfig
 from triptych.base.errors import ConfigError
 
 #: Workers of one pool on one machine, at most.
@@ -118,7 +118,7 @@ _GIVEN = (
         "drain_timeout",
         *SHARING_FLAGS,
     ),
-    *ENGINE_FLAGS,
+    *("engine_url", "engine_key_file"),
 )
 
 #: Flags of the proxy that --encoders and --pd-workers give.

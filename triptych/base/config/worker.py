@@ -148,12 +148,13 @@ class PDConfig(WorkerConfig):
     """The flags of a PD worker."""
 
     engine: str = flag(
-        "native",
-        "inference engine: native, Triptych's own; vllm, the vLLM server at --engine-url; both load "
-        "embeddings through an EC connector",
-        choices=("native", "vllm"),
+        "auto",
+        "inference engine: native, Triptych's own; vllm, the vLLM server at --engine-url, else one that the "
+        "worker starts for itself; auto, vllm for decoder-only models on CUDA where vLLM is installed, "
+        "else native; both load embeddings through an EC connector",
+        choices=("auto", "native", "vllm"),
     )
-    engine_url: str = flag("", "URL of the vLLM server, with --engine vllm, like http://10.0.0.7:8000")
+    engine_url: str = flag("", "URL of a vLLM server, like http://10.0.0.7:8000; default: one is started")
     engine_key_file: str = flag("", "file with the API key of that vLLM server (its --api-key)")
     reasoning_parser: str = flag(
         "auto",
@@ -245,7 +246,7 @@ class PDConfig(WorkerConfig):
         return self.state_memory or STATE_MEMORY
 
 
-#: Of PD workers alone: a cluster on one machine and replicas compute themselves.
+#: Of PD workers alone: replicas compute themselves.
 ENGINE_FLAGS = ("engine", "engine_url", "engine_key_file")
 #: How encoders and PD workers share cores, by flag; a replica's sides take turns instead.
 SHARING_FLAGS = ("core_page", "core_slot", "spare_cores", "step_interval", "keep_core")

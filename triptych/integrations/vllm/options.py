@@ -22,13 +22,14 @@ _DAY = 86400.0
 class ConnectorOptions:
     """The options of one vLLM instance.
 
-    `store` is the store's address, `namespace` the encoders' namespace (a list while a rolling upgrade has
-    two; embeddings are saved under the first). A request waits `wait_seconds` for an embedding, and
-    `media_wait_seconds` where it carries the media and vLLM can encode it instead. `host_memory_bytes` bounds
-    host copies of a consumer, and saves under way of a producer. `host_folder` is where host copies are that
-    worker processes read. `row_width` is the number of elements in a row; 0: by the model's configuration.
-    `ends_with_parent`: the engine's process ends with the one that started it, even one that was killed.
-    `trusted_front_door`: only clients that may choose any mm_hash reach this instance's API.
+    `store` is the store's address, which `store_file` may hold instead, `namespace` the encoders' namespace
+    (a list while a rolling upgrade has two; embeddings are saved under the first). A request waits
+    `wait_seconds` for an embedding, and `media_wait_seconds` where it carries the media and vLLM can encode
+    it instead. `host_memory_bytes` bounds host copies of a consumer, and saves under way of a producer.
+    `host_folder` is where host copies are that worker processes read. `row_width` is the number of elements
+    in a row; 0: by the model's configuration. `ends_with_parent`: the engine's process ends with the one
+    that started it, even one that was killed. `trusted_front_door`: only clients that may choose any
+    mm_hash reach this instance's API.
     """
 
     store: str = field(repr=False)
@@ -45,7 +46,7 @@ class ConnectorOptions:
 
 _TLS_FILES = ("ca_file", "cert_file", "key_file")
 _NAMES = (
-    *("store", "namespace", "store_password_file"),
+    *("store", "store_file", "namespace", "store_password_file"),
     *(f"store_{name}" for name in _TLS_FILES),
     *(each.name for each in fields(ConnectorOptions) if each.name not in ("store", "namespaces")),
 )
@@ -72,6 +73,8 @@ def parse_options(extra: Mapping[str, object]) -> ConnectorOptions:
 
 def _store(extra: Mapping[str, object]) -> str:
     url = _text(extra, "store", "")
+    if address := _text(extra, "store_file", ""):
+        url = _text_of("store_file", "the store's address", address)
     if not url:
         raise ConfigError(f"{_WHERE} has no store: give the store's address, such as redis://host:6379/0")
     try:
@@ -80,21 +83,21 @@ def _store(extra: Mapping[str, object]) -> str:
             url, StoreTls(**{name: _text(extra, f"store_{name}", "") for name in _TLS_FILES})
         )
         if file := _text(extra, "store_password_file", ""):
-            url = with_password(url, _password_in(file))
+            url = with_password(url, _text_of("store_password_file", "the store's password", file))
     except ConfigError as error:
         # These name the flags of `triptych`, of which the options have the names.
         raise ConfigError(f"{_WHERE}: {error}") from None
     return url
 
 
-def _password_in(file: str) -> str:
+def _text_of(name: str, what: str, file: str) -> str:
     try:
-        password = Path(file).read_text(encoding="utf-8").strip("\r\n")
+        text = Path(file).read_text(encoding="utf-8").strip("\r\n")
     except (OSError, UnicodeDecodeError):
-        raise ConfigError(f"store_password_file {file} cannot be read") from None
-    if not password:
-        raise ConfigError(f"store_password_file {file} is empty: write the store's password into it")
-    return password
+        raise ConfigError(f"{name} {file} cannot be read") from None
+    if not text:
+        raise ConfigError(f"{name} {file} is empty: write {what} into it")
+    return text
 
 
 def _namespaces(given: object) -> tuple[str, ...]:

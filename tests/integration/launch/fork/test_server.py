@@ -14,14 +14,14 @@ import pytest
 
 from triptych.apps.launch.children import Child
 from triptych.apps.launch.fork.client import ForkedProcess, ForkServer
-from triptych.apps.launch.parent import PARENT_VARIABLE
+from triptych.base.parent import PARENT_VARIABLE
 
 PATIENCE = 60.0
 #: A fork server without torch; its workers do what their first word says.
 _SERVER = """
 import json, os, socket, sys, time
 from pathlib import Path
-from triptych.apps.launch.parent import die_with_parent
+from triptych.base.parent import die_with_parent
 from triptych.apps.launch.fork.server import become, serve_requests
 
 die_with_parent()

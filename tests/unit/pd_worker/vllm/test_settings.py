@@ -21,7 +21,6 @@ def test_an_address_with_host_and_port_is_taken(url):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"engine_url": ""}, "needs --engine-url: start `vllm serve` and give its address"),
         ({"device_memory": 2}, "--gpu-memory-utilization"),
         ({"kv_memory": 1 << 20}, "--kv-cache-memory-bytes"),
         ({"engine_url": "10.0.0.7:8000"}, "give http://host:port"),

@@ -87,10 +87,10 @@ def colocated(config: ColocatedConfig) -> None:
 
 def _start(service: str, config: ServiceConfig) -> None:
     """Prepares the process: secrets, logging, temporary files, cores and threads."""
-    from triptych.apps.launch.parent import die_with_parent
     from triptych.base.cpu.affinity import pin
     from triptych.base.cpu.threads import thread_environment
     from triptych.base.machine.resources import check_temporary_folder
+    from triptych.base.parent import die_with_parent
 
     forget_variables()
     die_with_parent()

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from triptych.apps.launch.fork.server import ForkReply, ForkRequest
-from triptych.apps.launch.parent import PARENT_VARIABLE, adopt_orphans
+from triptych.base.parent import PARENT_VARIABLE, adopt_orphans
 
 logger = logging.getLogger("launch")
 

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from triptych.apps.launch.parent import PARENT_VARIABLE, die_with_parent
 from triptych.base.cpu.threads import thread_environment
 from triptych.base.errors import ConfigError
 from triptych.base.log import setup_logging
+from triptych.base.parent import PARENT_VARIABLE, die_with_parent
 
 #: What workers import besides the model's code, without gRPC.
 _ALSO = ("transformers.models.auto.tokenization_auto", "triptych.models.identity", "triptych.apps.cli")

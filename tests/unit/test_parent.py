@@ -10,7 +10,7 @@ import sys
 FIRST_PROCESS = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-from triptych.apps.launch.parent import end_on_sigterm
+from triptych.base.parent import end_on_sigterm
 end_on_sigterm({process})
 print("ready", flush=True)
 time.sleep({seconds})

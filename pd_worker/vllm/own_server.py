@@ -1,0 +1,183 @@
+"""A vLLM server that a PD worker starts for itself, on loopback, and starts again when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from triptych.base.config import PDConfig
+from triptych.base.errors import ConfigError
+from triptych.base.parent import supervised
+from triptych.models.identity import model_identity
+from triptych.models.registry import resolve_dtype
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that SIGTERM has, and the pauses between starts.
+END_SECONDS = 30.0
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+#: Our worker looks into the store before it calls vLLM: what is missing then comes from no one.
+_WAIT_SECONDS = 2
+_LOOK_SECONDS = 1.0
+
+
+def with_dtype(config: PDConfig) -> PDConfig:
+    """The same with --dtype auto resolved: encoders, this worker and vLLM name one."""
+    dtype = resolve_dtype(Path(config.model), torch.device(config.device), config.dtype)
+    return replace(config, dtype=str(dtype).removeprefix("torch."))
+
+
+def server_words(config: PDConfig, port: int, store_file: str, total_memory: int) -> list[str]:
+    """The words after `vllm`. `store_file` has the store's address; `total_memory` is the GPU's, in bytes."""
+    namespace = model_identity(
+        Path(config.model), dtype=config.dtype, revision=config.model_revision, quantization="none"
+    ).namespace
+    options = {
+        "store_file": store_file,
+        "namespace": namespace,
+        "wait_seconds": _WAIT_SECONDS,
+        "ends_with_parent": True,
+    }
+    transfer = {
+        "ec_connector": "TriptychECConnector",
+        "ec_connector_module_path": "triptych.integrations.vllm",
+        "ec_role": "ec_consumer",
+        "ec_connector_extra_config": options,
+    }
+    words = ["serve", config.model, "--host", "127.0.0.1", "--port", str(port), "--dtype", config.dtype]
+    words += ["--enable-scale-out", "--enable-mm-embeds", "--enable-prompt-tokens-details"]
+    # This worker asks for its health twice a second.
+    words += ["--disable-uvicorn-access-log"]
+    words += ["--max-num-seqs", str(config.max_num_seqs), "--ec-transfer-config", json.dumps(transfer)]
+    if config.max_model_len:
+        words += ["--max-model-len", str(config.max_model_len)]
+    if config.tensor_parallel > 1:
+        words += ["--tensor-parallel-size", str(config.tensor_parallel)]
+    if config.device_memory and total_memory:
+        words += ["--gpu-memory-utilization", f"{min(0.95, config.device_memory / total_memory):.3f}"]
+    if config.kv_memory:
+        words += ["--kv-cache-memory-bytes", str(config.kv_memory)]
+    if not config.prefix_caching:
+        words += ["--no-enable-prefix-caching"]
+    return words
+
+
+@asynccontextmanager
+async def own_server(config: PDConfig, program: str, stop: asyncio.Event) -> AsyncIterator[PDConfig]:
+    """Runs the server while the context lasts; the worker's flags with its address.
+
+    A server that ends before its first answer sets `stop`, and the context ends with a ConfigError.
+    """
+    with tempfile.TemporaryDirectory(prefix="triptych-vllm-") as folder:
+        store_file = Path(folder) / "store"
+        # No password on a command line, which every user of the machine may read.
+        store_file.touch(mode=0o600)
+        store_file.write_text(config.store, encoding="utf-8")
+        port = _free_port()
+        words = server_words(config, port, str(store_file), _total_memory(config.device))
+        server = OwnServer([program, *words], config.device, port)
+        running = asyncio.create_task(server.run(stop), name="vLLM server")
+        try:
+            yield replace(config, engine_url=f"http://127.0.0.1:{port}")
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+        if server.failed:
+            raise ConfigError(
+                f"vLLM {server.failed} before it served; its own lines are above: {program} serve"
+            )
+
+
+class OwnServer:
+    """The process, started again when it ends after it has served."""
+
+    def __init__(self, command: Sequence[str], device: str, port: int) -> None:
+        self._command = list(command)
+        self._device = device
+        self._port = port
+        #: Whether it has ever listened.
+        self.served = False
+        #: How it ended before it served; empty otherwise.
+        self.failed = ""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Keeps it running until cancelled; sets `stop` when it ends before it has ever served."""
+        pause = FIRST_PAUSE
+        while True:
+            process = await self._start()
+            try:
+                code = await self._ended(process)
+            finally:
+                await _end(process)
+            if not self.served:
+                self.failed = f"ended with {code}"
+                stop.set()
+                return
+            logger.critical("vLLM has ended with %d: it is started again in %g s", code, pause)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        command, environment = supervised(self._command)
+        _, _, index = self._device.partition(":")
+        if index:
+            visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+            environment["CUDA_VISIBLE_DEVICES"] = visible[int(index)] if visible else index
+        logger.info("starting vLLM: %s", " ".join(self._command[:3]))
+        # A session of its own: Ctrl-C in the terminal reaches this worker, which drains before it ends vLLM.
+        return await asyncio.create_subprocess_exec(
+            *command, env=environment, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+        )
+
+    async def _ended(self, process: asyncio.subprocess.Process) -> int:
+        """The exit code, once it has one. Meanwhile looks whether it listens."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(process.wait(), _LOOK_SECONDS)
+            self.served = self.served or await _listens(self._port)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """SIGTERM, then SIGKILL to what has not ended in END_SECONDS."""
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), END_SECONDS)
+    except TimeoutError:
+        logger.warning("vLLM has not ended in %g s: it is killed", END_SECONDS)
+        process.kill()
+        await process.wait()
+
+
+async def _listens(port: int) -> bool:
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port), _LOOK_SECONDS)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _total_memory(device: str) -> int:
+    if not device.startswith("cuda"):
+        return 0
+    return int(torch.cuda.get_device_properties(torch.device(device)).total_memory)
