@@ -107,7 +107,7 @@ CHOICES: Mapping[str, list[Values]] = {
     "encoder.preStopSeconds": [{}, {"encoder": {"preStopSeconds": 20}}],
     "pd.device": [{}, {"pd": {"device": "cuda"}}],
     "pd.tensorParallel": [{}, {"pd": {"tensorParallel": 2}}],
-    "pd.engine": [{}, VLLM, VLLM | {"pd": _ENGINE | {"vllm": _SERVER | {"cacheClaim": "compiled"}}}],
+    "pd.engine": [{}, VLLM, {**VLLM, "pd": _ENGINE | {"vllm": _SERVER | {"cacheClaim": "compiled"}}}],
     "pd.resources": [
         {},
         {"pd": {"resources": {"requests": {"cpu": 16, "memory": "64Gi"}, "limits": {"memory": "64Gi"}}}},

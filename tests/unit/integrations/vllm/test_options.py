@@ -67,7 +67,10 @@ def test_the_stores_password_comes_from_a_file_and_is_never_shown(tmp_path):
         ({"ttl_seconds": True}, "ttl_seconds must be a number"),
         ({"store_password_file": "/nowhere"}, "store_password_file /nowhere cannot be read"),
         ({"store_ca_file": "/nowhere"}, "ca_file|--store-ca-file"),
-        ({"shared_storage_path": "/tmp"}, "no option 'shared_storage_path': use store, store_file, namespace"),
+        (
+            {"shared_storage_path": "/tmp"},
+            "no option 'shared_storage_path': use store, store_file, namespace",
+        ),
     ],
 )
 def test_a_bad_option_is_an_error_that_names_it(given, said):
