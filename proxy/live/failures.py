@@ -49,6 +49,7 @@ _BY_STATUS = {
 }
 _REFUSED = {
     401: "give these clients a valid API key",
+    503: "see which workers and whether the store are up",
     404: "compare the model and the path that clients name with GET /v1/models and /docs",
 }
 _REASON = "see what their clients send; the answers name the field and the remedy"
