@@ -16,7 +16,7 @@ from triptych.demo import examples
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STREAMS = 50
-TOKENS = 150
+TOKENS = 400
 #: Counts frames, long tasks and snapshots that were drawn.
 COUNTING = """
 () => {
