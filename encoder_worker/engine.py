@@ -197,7 +197,8 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
             if isinstance(order, _SaveOrder):
                 self._start_save(order.output, order.damaged_digest)
             elif order is not None:
-                done = self._run_batch(order.items)
+                with self.beat.busy:
+                    done = self._run_batch(order.items)
                 self._pacer.rest()
                 order.done.set_result(done)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from triptych.base.config import MIB, EncoderConfig
 from triptych.base.cpu.step_pacer import StepPacer, step_pacer
 from triptych.base.cpu.threads import media_threads, threads_of_rank, tower_threads, use_threads
-from triptych.base.engine_beat import EngineBeat
+from triptych.base.engine_beat import BusyClock, EngineBeat
 from triptych.base.machine.resources import threads_of_one_worker, worker_kind
 from triptych.base.metrics import EncoderMetrics
 from triptych.base.tracing.start import worker_tracer
@@ -110,6 +110,7 @@ class EncoderWorker:
         self._preparer = _preparer(config, encoder)
         self._engine = EncoderEngine(encoder, transfer, outputs, pacer, thread_per_batch=thread_per_batch)
         self._leases = _lease_keeper(store, identity, self._engine, lease_term)
+        metrics.busy.set_function(self.beat.busy.share)
         metrics.leases_held.set_function(lambda: self._leases.held)
         count_graphs(encoder, metrics, identity.model_name)
         self._format = format = _item_format(identity, encoder)
@@ -145,6 +146,10 @@ class EncoderWorker:
     def beat(self) -> EngineBeat:
         """The engine's beat, for the watchdog."""
         return self._engine.beat
+
+    @property
+    def busy_clocks(self) -> tuple[BusyClock]:
+        return (self.beat.busy,)
 
     def info(self, metrics_port: int) -> WorkerInfo:
         """The worker's registration."""

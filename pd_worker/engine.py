@@ -175,7 +175,8 @@ class Engine:
                 self._pacer.rest()
             commands = self._drain_inbox(sleep=not busy)
             try:
-                busy = self._step(commands)
+                with self.beat.busy:
+                    busy = self._step(commands)
             except Exception as error:
                 check_device(error, self._device)
                 logger.exception("the engine failed; all its requests end")

@@ -170,6 +170,7 @@ class NativeWorker(PDWorker):
             pacer=pacer,
             ranks=model.ranks,
         )
+        metrics.busy.set_function(engine.beat.busy.share)
         producers = None if tracer is None else transfer.producers
         self.connect(
             engine,

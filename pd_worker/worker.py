@@ -16,7 +16,7 @@ from prometheus_client import Counter, Gauge
 from tokenizers import Tokenizer
 
 from triptych.base.config import PDConfig
-from triptych.base.engine_beat import EngineBeat
+from triptych.base.engine_beat import BusyClock, EngineBeat
 from triptych.base.errors import Unavailable
 from triptych.base.metrics import PDMetrics
 from triptych.base.types import WorkerInfo
@@ -149,6 +149,7 @@ class PDWorker:
     servicer: PDServicer
     _engine: PDEngine
     _upkeep: StreamUpkeep
+    busy_clocks: tuple[BusyClock]
     #: The paths of embeddings besides the store; None without.
     direct: DirectTransfer | None = None
 
@@ -172,6 +173,7 @@ class PDWorker:
     ) -> None:
         """Puts the service before `engine`; proxies get its `beat` and `load`."""
         self._engine = engine
+        self.busy_clocks = (beat.busy,)
         model = self._model
         self._upkeep = StreamUpkeep(self.streams, beat, load)
         input_processor = InputProcessor(

@@ -21,6 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from triptych.base.config import is_on_this_machine
 from triptych.base.errors import TriptychError
 from triptych.base.log import log_fields
+from triptych.base.machine.worker_load import LOAD_HEADER, WorkerLoad, decode_load
 from triptych.base.rpc.channels import STORE_SERVICE
 from triptych.base.rpc.connection import WorkerConnection
 from triptych.base.rpc.internal_token import InternalToken
@@ -53,6 +54,9 @@ def leaves_readiness(silent: float, proxies: int, *, others_reach: bool) -> bool
     """Whether a proxy sends its clients to others: the store has been `silent` to it for these seconds, and
     not to its workers. The only one of `proxies`, as the registry last said, never does."""
     return silent >= LEAVE_SECONDS and proxies > 1 and others_reach
+
+
+_Answer = tuple[bool, bool, WorkerLoad | None]
 
 
 class RegistryView(Protocol):
@@ -286,9 +290,10 @@ class WorkerPool(KnownWorkers):
         watch.doubt.clear()
         # The channel to the process before may still be pausing between two tries to connect.
         restarted, watch.restarted = watch.restarted, False
-        (alive, serving), (reported, reaches) = await self._answers(watch, restarted=restarted)
+        (alive, serving, load), (reported, reaches, _) = await self._answers(watch, restarted=restarted)
         if worker.info.incarnation != incarnation:
             return  # another process has answered; `doubt` is set for the one that is registered now
+        worker.load = load
         reaches = reaches if reported else worker.reaches_store
         was = (worker.alive, worker.serving, worker.reaches_store, worker.silent)
         if (alive, serving, reaches, False) != was:
@@ -299,12 +304,11 @@ class WorkerPool(KnownWorkers):
                 self.report_loss(worker)
             self.report_change()
 
-    async def _answers(self, watch: _Watch, *, restarted: bool) -> tuple[tuple[bool, bool], ...]:
+    async def _answers(self, watch: _Watch, *, restarted: bool) -> tuple[_Answer, _Answer]:
         """What it says of itself, and of the store. Meanwhile it may become silent."""
         channel = watch.connection.channel
         process = self._ask(channel, watch.worker.info.incarnation, wait_for_ready=restarted)
-        checks = process, self._ask(channel, STORE_SERVICE)
-        asked = asyncio.gather(*checks)
+        asked = asyncio.gather(process, self._ask(channel, STORE_SERVICE))
         try:
             for _ in range(2):  # a busy process looks late, and reads the answer only after that
                 await asyncio.wait([asked], timeout=SILENCE_SECONDS / 2)
@@ -323,22 +327,22 @@ class WorkerPool(KnownWorkers):
             async with asyncio.timeout(health_interval(len(self.workers)) if well else HEALTH_INTERVAL):
                 await watch.doubt.wait()
 
-    async def _ask(
-        self, channel: aio.Channel, service: str, *, wait_for_ready: bool = False
-    ) -> tuple[bool, bool]:
-        """Whether the worker answers, and whether the service does.
+    async def _ask(self, channel: aio.Channel, service: str, *, wait_for_ready: bool = False) -> _Answer:
+        """Whether the worker answers, whether the service does, and the load that goes with the answer.
 
         One that does not know the registered incarnation is another process; it need not know of a store.
         """
         stub = health_pb2_grpc.HealthStub(channel)
         request = health_pb2.HealthCheckRequest(service=service)
         try:
-            reply = await stub.Check(request, timeout=self._health_timeout, wait_for_ready=wait_for_ready)
+            call = stub.Check(request, timeout=self._health_timeout, wait_for_ready=wait_for_ready)
+            reply, trailing = await call, await call.trailing_metadata()
         except aio.AioRpcError as error:
             unknown = error.code() is grpc.StatusCode.NOT_FOUND and service == STORE_SERVICE
             answers = unknown or error.code() is grpc.StatusCode.UNIMPLEMENTED
-            return (answers, answers)
-        return (True, reply.status == _SERVING)
+            return (answers, answers, None)
+        load = (trailing or {}).get(LOAD_HEADER)
+        return (True, reply.status == _SERVING, decode_load(load) if isinstance(load, bytes) else None)
 
 
 def _log(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from triptych.base.errors import RETRY_AFTER, InvalidRequest, NotFound, Unavailable
+from triptych.base.machine.worker_load import WorkerLoad
 from triptych.base.types import WorkerInfo
 from triptych.proxy.call.validation import ModelKind
 from triptych.registry.matching import DIRECT, Mismatch, PDModels, described
@@ -36,6 +37,8 @@ class Worker:
     mismatch: Mismatch | None = None
     #: False for one that gets no jobs because of that.
     matched: bool = True
+    #: Its report with its last answer; None from one of an earlier release.
+    load: WorkerLoad | None = None
 
 
 @dataclass(slots=True)

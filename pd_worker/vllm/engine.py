@@ -176,8 +176,8 @@ class VLLMEngine:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def show_metrics(self) -> None:
-        """Updates gauges and latencies; called regularly."""
+    def show_metrics(self) -> int:
+        """Updates gauges and latencies; called regularly. Returns the requests that vLLM computes."""
         running = sum(run.streaming for run in self._runs.values())
         self._metrics.show(
             running=running,
@@ -186,6 +186,7 @@ class VLLMEngine:
             up=self._health.up,
             latencies=self._outputs.drain_latencies(),
         )
+        return running
 
     async def _after_step(self, tasks: Sequence[asyncio.Task[None]], callback: Callable[[], None]) -> None:
         ending = [task for task in tasks if task.cancelling()]

@@ -77,6 +77,7 @@ class VLLMWorker(PDWorker):
             on_lost=lambda: self.servicer.lose_engine(uuid.uuid4().hex),
         )
         self._beat = EngineBeat("vLLM engine")
+        metrics.busy.set_function(self._beat.busy.share)
         self.connect(
             self.engine,
             EngineFormats(GrammarCompiler(model.tokenizer, model.defaults.eos_token_ids)),
@@ -106,5 +107,6 @@ class VLLMWorker(PDWorker):
 
     def _load(self) -> pd_pb2.PDLoad:
         self._beat.tick()
-        self.engine.show_metrics()
+        # vLLM makes steps as long as it has a request.
+        self._beat.busy.mark(self.engine.show_metrics() > 0)
         return load_report(self._metrics, self._config.embedding_memory)

@@ -3,50 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
-
-import msgspec
 
 from triptych.base.errors import RequestError
 from triptych.proxy.events import JobReady
 from triptych.proxy.live.failures import FailureLog
-from triptych.proxy.live.objects import RequestRow, draw_row, short_address
-from triptych.proxy.live.statistics import EncoderTallies, GoodputWindow
+from triptych.proxy.live.objects import (
+    FinishedRequests,
+    FinishedRow,
+    RequestRow,
+    draw_row,
+    short_address,
+)
+from triptych.proxy.live.records import CallRecord, CallRecords
+from triptych.proxy.live.statistics import EncoderTallies, GoodputWindow, Transfers
 from triptych.proxy.requests.lifecycle import Lifecycle, Phase
-from triptych.proxy.requests.request import Choices, InFlightRequest
+from triptych.proxy.requests.request import Choices
 from triptych.proxy.requests.views import RequestTimeline
 
-#: Calls that have ended whose records are kept.
-MAX_RECORDS = 256
 #: Calls in flight that a snapshot shows.
 MAX_ROWS = 64
 #: A client's 4xx, and a client that has left, say nothing of the cluster.
 _SERVER_ERROR = 500
 _OK = 200
-
-
-class CallRecord(msgspec.Struct, frozen=True):
-    """What the waterfall of a call is made from, in flight and afterwards; nothing of the call's content.
-
-    `row` names it to everybody, and is empty until a snapshot has shown it; `label` names it to its tenant
-    alone. `started` and `ended` are moments of the proxy's clock, `started_at` is the time of day; without
-    `ended` and `status` it is in flight.
-    """
-
-    row: str
-    label: str
-    tenant: str
-    model: str
-    started_at: float
-    started: float
-    timeline: RequestTimeline
-    choices: int
-    prompt_tokens: int
-    completion_tokens: int
-    ended: float | None = None
-    status: int | None = None
 
 
 class CallLog:
@@ -62,37 +42,41 @@ class CallLog:
         goodput: GoodputWindow,
         failures: FailureLog,
         model_name: Callable[[str], str] = lambda name: name,
+        worker_name: Callable[[str], str] = short_address,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.goodput = goodput
         self.failures = failures
         self._model_name = model_name
+        self._worker_name = worker_name
         self._clock = clock
         self._wall = wall
         #: By order of arrival.
         self._open: dict[int, tuple[Choices, RequestTimeline]] = {}
-        #: Of those by tenant, and label or row: the newest of equal labels.
+        #: Open and kept ones by tenant, and label or row: the newest of equal labels.
         self._names: dict[tuple[str, str], int] = {}
-        #: Names of the calls that a snapshot has shown.
+        #: Names of the calls that somebody has seen a row of.
         self._rows: dict[int, str] = {}
-        self._ended: OrderedDict[int, CallRecord] = OrderedDict()
+        self._ended = CallRecords()
+        self.transfers = Transfers()
         self.tallies = EncoderTallies()
 
     def opened(self, choices: Choices) -> RequestTimeline:
-        first, timeline = choices.first, RequestTimeline()
+        first, timeline = choices.first, RequestTimeline(self.transfers.add)
         self._open[first.order] = choices, timeline
         self._names[first.call.tenant, first.call.label] = first.order
         return timeline
 
     def encoded(self, end: JobReady) -> None:
         self.tallies.add(end)
+        if not end.already_stored:
+            self.transfers.add("encoded", end.plan.nbytes)
 
     def closed(self, choices: Choices, failure: RequestError | None) -> None:
         order, now = choices.first.order, self._clock()
-        self._ended[order] = self._record(order, *self._open.pop(order), now)
-        if len(self._ended) > MAX_RECORDS:
-            self._forget(*self._ended.popitem(last=False))
+        for old, record in self._ended.add(order, self._record(*self._open.pop(order), now)):
+            self._forget(old, record)
         if choices.status == _OK and not choices.first.call.internal:
             ttft = (now if choices.first_token is None else choices.first_token) - choices.started
             longest = max(len(request.lifecycle.output_token_ids) for request in choices.requests)
@@ -103,8 +87,7 @@ class CallLog:
                 self.failures.add_request(self._wall(), failure)
 
     def _forget(self, order: int, record: CallRecord) -> None:
-        self._rows.pop(order, None)
-        for name in (record.label, record.row):
+        for name in (record.label, self._rows.pop(order, "")):
             if self._names.get((record.tenant, name)) == order:
                 del self._names[record.tenant, name]
 
@@ -114,7 +97,7 @@ class CallLog:
         if order is None:
             return None
         known = self._open.get(order)
-        return self._ended.get(order) if known is None else self._record(order, *known)
+        return self._ended.get(order) if known is None else self._record(*known)
 
     def find_any(self, name: str) -> CallRecord | None:
         """The newest call of that label or row, whoever's it is: for operators."""
@@ -128,12 +111,49 @@ class CallLog:
         own = (known for known in newest if not tenant or known[0].first.call.tenant == tenant)
         return [self._row(*known, now) for known in islice(own, MAX_ROWS)]
 
-    def _record(
-        self, order: int, choices: Choices, timeline: RequestTimeline, ended: float | None = None
-    ) -> CallRecord:
+    def finished(
+        self,
+        tenant: str = "",
+        *,
+        order: str = "newest",
+        failed: bool = False,
+        model: str = "",
+        limit: int = 32,
+    ) -> FinishedRequests:
+        """Kept calls that have ended, `order` newest or slowest first: the tenant's, or of all where it is
+        empty."""
+        own = [
+            (number, record)
+            for number, record in self._ended.all()
+            if (not tenant or record.tenant == tenant) and not record.internal
+        ]
+        models = sorted({record.model for _, record in own})
+        chosen = [
+            (number, record)
+            for number, record in own
+            if (record.failed or not failed) and (not model or record.model == model)
+        ]
+        slowest = order == "slowest"
+        chosen.sort(key=lambda each: each[1].seconds if slowest else each[1].ended or 0.0, reverse=True)
+        return FinishedRequests([self._finished_row(*each) for each in chosen[:limit]], models)
+
+    def _finished_row(self, number: int, record: CallRecord) -> FinishedRow:
+        ttft = None if record.first_token is None else round(record.first_token - record.started, 6)
+        return FinishedRow(
+            id=self._row_name(number, record.tenant),
+            model=record.model,
+            ended=round(record.started_at + record.seconds, 3),
+            seconds=round(record.seconds, 6),
+            ttft=ttft,
+            status=record.status or 0,
+            items=record.timeline.items,
+            tokens=record.completion_tokens,
+            pd_worker=self._worker_name(record.pd_address),
+        )
+
+    def _record(self, choices: Choices, timeline: RequestTimeline, ended: float | None = None) -> CallRecord:
         call = choices.first.call
         return CallRecord(
-            row=self._rows.get(order, ""),
             label=call.label,
             tenant=call.tenant,
             model=self._model_name(call.model),
@@ -143,29 +163,31 @@ class CallLog:
             choices=len(choices.requests),
             prompt_tokens=choices.prompt_tokens,
             completion_tokens=choices.completion_tokens,
+            first_token=choices.first_token,
             ended=ended,
             status=None if ended is None else choices.status,
+            internal=call.internal,
         )
 
-    def _row_name(self, first: InFlightRequest) -> str:
-        """A name that a snapshot may show, drawn when one first does."""
-        row = self._rows.get(first.order)
+    def _row_name(self, order: int, tenant: str) -> str:
+        """A name that a row may show, drawn when one first does."""
+        row = self._rows.get(order)
         if row is None:
-            row = self._rows[first.order] = draw_row()
-            self._names[first.call.tenant, row] = first.order
+            row = self._rows[order] = draw_row()
+            self._names[tenant, row] = order
         return row
 
     def _row(self, choices: Choices, timeline: RequestTimeline, now: float) -> RequestRow:
         first, machine = choices.first, choices.first.lifecycle
         return RequestRow(
-            id=self._row_name(first),
+            id=self._row_name(first.order, first.call.tenant),
             model=self._model_name(first.call.model),
             age=round(now - choices.started, 3),
             stage=stage_of(machine, timeline),
             items=timeline.items,
             items_ready=machine.items_ready,
             tokens=choices.completion_tokens,
-            pd_worker=short_address(first.pd_address),
+            pd_worker=self._worker_name(first.pd_address),
             attempt=machine.attempt,
         )
 

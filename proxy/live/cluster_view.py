@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from pathlib import Path
+from typing import Any
 
 from triptych import __version__
+from triptych.base.machine.worker_load import WorkerLoad, resident_bytes
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.scaling import ScalingDecision
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.live.calls import CallLog
 from triptych.proxy.live.failures import FailureLog, Key, WorkerFailures, WorkerState, worker_state
+from triptych.proxy.live.names import WorkerNames
 from triptych.proxy.live.objects import (
     ClusterHistory,
     ClusterRates,
@@ -26,7 +27,6 @@ from triptych.proxy.live.objects import (
     ProxyState,
     RequestRow,
     StoreState,
-    short_address,
 )
 from triptych.proxy.live.statistics import (
     MAX_SECONDS,
@@ -63,6 +63,7 @@ class ClusterSources:
     metrics: ProxyMetrics
     calls: CallLog
     refusals: FailureLog
+    names: WorkerNames
     proxy_id: str
     max_queue: int
     decision: Callable[[str], ScalingDecision | None] = lambda pool: None
@@ -86,17 +87,19 @@ class ClusterView:
         self._tokens = 0.0
         self._window = CountWindow()
         self._history = HistoryRing()
-        self._worker_failures = WorkerFailures(sources.pool, sources.calls.failures, wall)
+        self._worker_failures = WorkerFailures(sources.pool, sources.calls.failures, wall, sources.names)
 
     def poll(self) -> None:
         """One poll, every second: its cost grows with the workers alone."""
         sources, now = self._sources, self._clock()
+        sources.names.poll()
         states, reports = self._states(), self._reports(now)
         self._tokens += sum(r.tokens_per_second for r in reports.values()) * (now - self._looked)
         self._looked = now
-        goodput = sources.calls.goodput
-        counts = read_counts(sources.metrics, now, self._tokens, goodput.met, goodput.measured)
-        self._window.add(counts)
+        goodput, transfers = sources.calls.goodput, sources.calls.transfers
+        self._window.add(
+            read_counts(sources.metrics, now, self._tokens, goodput.met, goodput.measured, transfers)
+        )
         self._worker_failures.poll(states, store_up=sources.pool.store_ok)
         sources.calls.tallies.keep([address for pool, address in states if pool == "encoder"])
         self._looks += 1
@@ -122,6 +125,7 @@ class ClusterView:
             pd_workers=self._pd_workers(states, reports),
             scaling=PoolsScaling(self._scaling("encoder", states), self._scaling("pd", states)),
             rates=self._rates(reports, minute.hit_rate),
+            flows=self._window.last(RATE_SECONDS).flows(),
             goodput=sources.calls.goodput.read(now, minute.met_share),
             requests=sources.calls.rows(),
             failures=sorted(
@@ -181,12 +185,7 @@ class ClusterView:
             done, encode_ms = self._sources.calls.tallies.read(address)
             rows.append(
                 EncoderState(
-                    name=short_address(address),
-                    address=address,
-                    model=worker.info.model,
-                    kind=worker.info.kind,
-                    state=state.value,
-                    reason=reason,
+                    **self._worker_row(worker, state, reason),
                     jobs=unknown + known,
                     work_seconds=round(jobs.model.total(unknown, known, patches, worker.info.kind), 4),
                     done=done,
@@ -204,12 +203,7 @@ class ClusterView:
             link, load = links.get(address), reports.get(address)
             rows.append(
                 PDWorkerState(
-                    name=short_address(address),
-                    address=address,
-                    model=worker.info.model,
-                    kind=worker.info.kind,
-                    state=state.value,
-                    reason=reason,
+                    **self._worker_row(worker, state, reason),
                     requests=0 if link is None else link.in_flight,
                     running=None if load is None else load.running,
                     waiting=None if load is None else load.waiting,
@@ -219,6 +213,20 @@ class ClusterView:
                 )
             )
         return rows
+
+    def _worker_row(self, worker: Worker, state: WorkerState, reason: str) -> dict[str, Any]:
+        info, load = worker.info, _load(worker)
+        return {
+            "name": self._sources.names(info.address),
+            "address": info.address,
+            "model": info.model,
+            "kind": info.kind,
+            "state": state.value,
+            "reason": reason,
+            "busy": load.busy,
+            "memory_bytes": load.memory_bytes or None,
+            "gpu": load.gpu,
+        }
 
     def _scaling(self, pool: str, states: States) -> PoolScaling:
         decision, live = self._sources.decision(pool), _serving(pool, states)
@@ -237,6 +245,8 @@ class ClusterView:
 
     def _point(self, states: States, reports: Reports) -> HistoryPoint:
         last, decision = self._window.last(STEP_SECONDS), self._sources.decision("encoder")
+        # Shares are of a minute: most steps have too few calls for one of their own.
+        minute = self._window.last(MAX_SECONDS)
         return HistoryPoint(
             in_flight=self._sources.dispatcher.in_flight,
             queued=self._queued(),
@@ -244,12 +254,14 @@ class ClusterView:
             tokens=last.rate(last.tokens),
             items=last.rate(last.items),
             errors=last.rate(last.errors),
-            hit_rate=last.hit_rate,
-            met=last.met_share,
+            hit_rate=minute.hit_rate,
+            met=minute.met_share,
             encoders=_serving("encoder", states),
             desired_encoders=None if decision is None else decision.workers,
             pd_workers=_serving("pd", states),
             kv_usage=mean(report.kv_usage for report in reports.values()),
+            encoder_busy=_busy("encoder", states),
+            pd_busy=_busy("pd", states),
         )
 
 
@@ -257,10 +269,12 @@ def _serving(pool: str, states: States) -> int:
     return sum(named == pool and state is WorkerState.SERVING for (named, _), (_, state, _) in states.items())
 
 
-def resident_bytes() -> int:
-    """Memory that this process has now; 0 where the system does not say."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-    return pages * resource.getpagesize()
+def _load(worker: Worker) -> WorkerLoad:
+    """What a worker has reported; nothing of one that no longer answers, or of an earlier release."""
+    return WorkerLoad() if worker.load is None or not worker.alive else worker.load
+
+
+def _busy(pool: str, states: States) -> float | None:
+    """The mean busy share of a pool's workers."""
+    loads = (_load(worker).busy for (named, _), (worker, _, _) in states.items() if named == pool)
+    return mean(busy for busy in loads if busy is not None)

@@ -49,6 +49,7 @@ _BY_STATUS = {
 }
 _REFUSED = {
     401: "give these clients a valid API key",
+    503: "see which workers and whether the store are up",
     404: "compare the model and the path that clients name with GET /v1/models and /docs",
 }
 _REASON = "see what their clients send; the answers name the field and the remedy"
@@ -151,9 +152,16 @@ Key = tuple[str, str]
 class WorkerFailures:
     """A `WorkersListener`. `poll` gets every worker's state once a second; `time` is the time of day."""
 
-    def __init__(self, workers: KnownWorkers, log: FailureLog, time: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        workers: KnownWorkers,
+        log: FailureLog,
+        time: Callable[[], float],
+        name: Callable[[str], str] = short_address,
+    ) -> None:
         self._log = log
         self._time = time
+        self._name = name
         self._states: dict[Key, WorkerState] = {}
         self._incarnations: dict[Key, str] = {}
         #: It has answered once before it can be down.
@@ -192,5 +200,5 @@ class WorkerFailures:
 
     def _add(self, key: Key, words: str, remedy: str) -> None:
         pool, address = key
-        where = short_address(address)
+        where = self._name(address)
         self._log.add(self._time(), f"{POOL_NAMES.get(pool, 'worker')} {where} {words}", remedy, where)

@@ -9,6 +9,8 @@ import os
 
 import msgspec
 
+from triptych.base.machine.worker_load import GpuLoad
+
 #: Longest short address.
 _MAX_ADDRESS = 32
 
@@ -33,8 +35,9 @@ class StoreState(msgspec.Struct, frozen=True):
     evictions: int = 0
 
 
-class EncoderState(msgspec.Struct, frozen=True):
-    """One encoder worker; `jobs`, `work_seconds`, `done` and `encode_ms` are of this proxy's jobs."""
+class _WorkerRow(msgspec.Struct, frozen=True):
+    """What workers of both pools have. `busy` (the share of the last ten seconds in which the engine worked),
+    memory and GPU are the worker's own report, None without one."""
 
     name: str
     address: str
@@ -42,21 +45,23 @@ class EncoderState(msgspec.Struct, frozen=True):
     kind: str
     state: str
     reason: str
+    busy: float | None
+    memory_bytes: int | None
+    gpu: GpuLoad | None
+
+
+class EncoderState(_WorkerRow, frozen=True):
+    """One encoder worker; `jobs`, `work_seconds`, `done` and `encode_ms` are of this proxy's jobs."""
+
     jobs: int
     work_seconds: float
     done: int
     encode_ms: float | None
 
 
-class PDWorkerState(msgspec.Struct, frozen=True):
+class PDWorkerState(_WorkerRow, frozen=True):
     """One PD worker. `requests` are this proxy's; the rest is the worker's own report, None without one."""
 
-    name: str
-    address: str
-    model: str
-    kind: str
-    state: str
-    reason: str
     requests: int
     running: int | None
     waiting: int | None
@@ -95,6 +100,23 @@ class ClusterRates(msgspec.Struct, frozen=True):
     hit_rate: float | None
 
 
+class Flow(msgspec.Struct, frozen=True):
+    """Embeddings that went one way in a second, over the last ten."""
+
+    items: float
+    bytes: float
+
+
+class ClusterFlows(msgspec.Struct, frozen=True):
+    """Embeddings of this proxy's requests: `encoded` by encoder workers and saved in the store; loaded by PD
+    workers from the `store`, by shared memory (`shm`), or from the encoder worker's port (`peer`)."""
+
+    encoded: Flow
+    store: Flow
+    shm: Flow
+    peer: Flow
+
+
 class ClusterGoodput(msgspec.Struct, frozen=True):
     """Calls of the last minute against the SLO, in seconds; None where there was none."""
 
@@ -121,6 +143,27 @@ class RequestRow(msgspec.Struct, frozen=True):
     attempt: int
 
 
+class FinishedRow(msgspec.Struct, frozen=True):
+    """One call that has ended, at the time of day `ended`. `id` is drawn for this row."""
+
+    id: str
+    model: str
+    ended: float
+    seconds: float
+    ttft: float | None
+    status: int
+    items: int
+    tokens: int
+    pd_worker: str
+
+
+class FinishedRequests(msgspec.Struct, frozen=True):
+    """Calls that have ended, in the order that was asked for; `models` are all that the kept ones name."""
+
+    requests: list[FinishedRow]
+    models: list[str]
+
+
 class FailureRow(msgspec.Struct, frozen=True):
     """A failure in plain words; `count`: how often it came since it was first seen, `time` is of the last."""
 
@@ -145,6 +188,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     pd_workers: list[PDWorkerState]
     scaling: PoolsScaling
     rates: ClusterRates
+    flows: ClusterFlows
     goodput: ClusterGoodput
     requests: list[RequestRow]
     failures: list[FailureRow]
@@ -165,10 +209,12 @@ class ClusterSeries(msgspec.Struct, frozen=True):
     desired_encoders: list[float | None]
     pd_workers: list[float | None]
     kv_usage: list[float | None]
+    encoder_busy: list[float | None]
+    pd_busy: list[float | None]
 
 
 class ClusterHistory(msgspec.Struct, frozen=True):
-    """The last 15 minutes; `end` is the last point's time, `step` the seconds between two."""
+    """The last hour; `end` is the last point's time, `step` the seconds between two."""
 
     step: int
     end: float
@@ -176,7 +222,10 @@ class ClusterHistory(msgspec.Struct, frozen=True):
 
 
 class StageSpan(msgspec.Struct, frozen=True):
-    """A stage of a request, in seconds since its arrival. `item`: index of the item it is about."""
+    """A stage of a request, in seconds since its arrival. `item`: index of the item it is about.
+
+    `awaits`: of a request's wait for an item, the stage that this item is in.
+    """
 
     name: str
     start: float
@@ -185,6 +234,7 @@ class StageSpan(msgspec.Struct, frozen=True):
     item: int | None = None
     note: str = ""
     attempt: int = 0
+    awaits: str = ""
 
 
 class Waterfall(msgspec.Struct, frozen=True):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 import msgspec
 from starlette.requests import Request
@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from triptych.base.config import ProxyConfig
-from triptych.base.errors import NotFound, RequestError, Unavailable
+from triptych.base.errors import InvalidRequest, NotFound, RequestError, Unavailable
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.scaling import ScalingDecision
 from triptych.proxy.auth.middleware import principal_of, sees_all
@@ -25,6 +25,7 @@ from triptych.proxy.http.json_body import error_json, retry_after
 from triptych.proxy.live.calls import CallLog
 from triptych.proxy.live.cluster_view import ClusterSources, ClusterView
 from triptych.proxy.live.failures import MAX_REFUSALS, FailureLog
+from triptych.proxy.live.names import WorkerNames
 from triptych.proxy.live.objects import ClusterHistory, ClusterSnapshot, RequestRow
 from triptych.proxy.live.statistics import STEP_SECONDS, GoodputWindow, Slo
 from triptych.proxy.live.waterfall import waterfall
@@ -204,7 +205,8 @@ class LiveData:
         self._refusals = FailureLog(MAX_REFUSALS)
         self._feed: LiveFeed | None = None
         slo = Slo(config.page_ttft_slo, config.page_tpot_slo)
-        self.calls = CallLog(GoodputWindow(slo), FailureLog(), self._model_name)
+        self._names = WorkerNames(pool.workers)
+        self.calls = CallLog(GoodputWindow(slo), FailureLog(), self._model_name, self._names)
 
     def start(
         self,
@@ -222,6 +224,7 @@ class LiveData:
             metrics=metrics,
             calls=self.calls,
             refusals=self._refusals,
+            names=self._names,
             proxy_id=proxy_id,
             max_queue=self._max_queue,
             decision=decision,
@@ -229,10 +232,11 @@ class LiveData:
         )
         self._feed = LiveFeed(ClusterView(sources), dispatcher.quotas["listeners"])
         self._feed.start()
-        endpoints = LiveEndpoints(self._feed, self.calls)
+        endpoints = LiveEndpoints(self._feed, self.calls, self._names)
         return [
             Route("/cluster", endpoints.snapshot),
             Route("/cluster/events", EventsEndpoint(self._feed), methods=["GET"]),
+            Route("/cluster/requests", endpoints.finished),
             Route("/cluster/requests/{name}", endpoints.record),
         ]
 
@@ -258,13 +262,29 @@ class LiveData:
 class LiveEndpoints:
     """The replies in one piece. `clock` is the dispatcher's."""
 
-    def __init__(self, feed: LiveFeed, calls: CallLog, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        feed: LiveFeed,
+        calls: CallLog,
+        names: Callable[[str], str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._feed = feed
         self._calls = calls
+        self._names = names
         self._clock = clock
 
     async def snapshot(self, request: Request) -> Response:
         return Response(self._feed.snapshot(_shown(request.scope)), media_type=_JSON, headers=_NO_STORE)
+
+    async def finished(self, request: Request) -> Response:
+        """Calls that have ended, by the query: the sender's own, an operator's of all."""
+        try:
+            query = finished_query(request.query_params)
+        except InvalidRequest as error:
+            return refusal(error)
+        body = _encode(self._calls.finished(_shown(request.scope), **query))
+        return Response(body, media_type=_JSON, headers=_NO_STORE)
 
     async def record(self, request: Request) -> Response:
         """404 of what another tenant has sent, as of what nobody has; an operator finds both."""
@@ -276,8 +296,42 @@ class LiveEndpoints:
             return refusal(
                 NotFound("no request of yours of this id is in flight or among the last ones that have ended")
             )
-        body = msgspec.json.encode(waterfall(found, self._clock()))
+        body = _encode(waterfall(found, self._clock(), self._names))
         return Response(body, media_type=_JSON, headers=_NO_STORE)
+
+
+class FinishedQuery(TypedDict):
+    """The query of a list of finished requests."""
+
+    order: str
+    failed: bool
+    model: str
+    limit: int
+
+
+#: Rows of one list of finished requests.
+MAX_FINISHED = 200
+_QUERY = {"order": "newest", "failed": "false", "model": "", "limit": "32"}
+
+
+def finished_query(given: Mapping[str, str]) -> FinishedQuery:
+    """The query with its defaults; InvalidRequest naming the field."""
+    for name in given:
+        if name not in _QUERY:
+            raise InvalidRequest(
+                f"{name[:80]!r} is no parameter: there are {', '.join(_QUERY)}", param=name[:80]
+            )
+    query = {**_QUERY, **given}
+    if query["order"] not in ("newest", "slowest"):
+        raise InvalidRequest("order must be newest or slowest", param="order")
+    if query["failed"] not in ("true", "false"):
+        raise InvalidRequest("failed must be true or false", param="failed")
+    limit = query["limit"]
+    if not (limit.isascii() and limit.isdecimal() and len(limit) < 6 and 1 <= int(limit) <= MAX_FINISHED):
+        raise InvalidRequest(f"limit must be a whole number from 1 to {MAX_FINISHED}", param="limit")
+    return FinishedQuery(
+        order=query["order"], failed=query["failed"] == "true", model=query["model"], limit=int(limit)
+    )
 
 
 class EventsEndpoint:

@@ -12,13 +12,19 @@ from prometheus_client import Counter
 
 from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.events import JobReady
-from triptych.proxy.live.objects import ClusterGoodput, ClusterHistory, ClusterSeries
+from triptych.proxy.live.objects import (
+    ClusterFlows,
+    ClusterGoodput,
+    ClusterHistory,
+    ClusterSeries,
+    Flow,
+)
 
 WINDOW_SECONDS = 60.0
 #: Calls whose times are kept for percentiles; with more in a minute those are of the newest ones.
 MAX_CALLS = 4096
 STEP_SECONDS = 5
-POINTS = 180
+POINTS = 720
 #: Items whose times are averaged.
 _LAST = 32
 #: Seconds that a window may reach back.
@@ -38,6 +44,14 @@ class Counts(NamedTuple):
     tokens: float = 0.0
     met: float = 0.0
     measured: float = 0.0
+    encoded: float = 0.0
+    encoded_bytes: float = 0.0
+    store: float = 0.0
+    store_bytes: float = 0.0
+    shm: float = 0.0
+    shm_bytes: float = 0.0
+    peer: float = 0.0
+    peer_bytes: float = 0.0
 
     def since(self, before: Counts) -> Counts:
         """What has been added since then; `at` is the seconds between."""
@@ -55,8 +69,37 @@ class Counts(NamedTuple):
         """A total as a rate per second."""
         return total / self.at if self.at > 0 else 0.0
 
+    def flows(self) -> ClusterFlows:
+        """The embeddings of a second, by their way."""
+        return ClusterFlows(
+            encoded=self._flow(self.encoded, self.encoded_bytes),
+            store=self._flow(self.store, self.store_bytes),
+            shm=self._flow(self.shm, self.shm_bytes),
+            peer=self._flow(self.peer, self.peer_bytes),
+        )
 
-def read_counts(metrics: ProxyMetrics, at: float, tokens: float, met: int, measured: int) -> Counts:
+    def _flow(self, items: float, nbytes: float) -> Flow:
+        return Flow(round(self.rate(items), 2), round(self.rate(nbytes)))
+
+
+class Transfers:
+    """Counter of embeddings and their bytes by the way that they went: the fields of `ClusterFlows`."""
+
+    def __init__(self) -> None:
+        self.totals = dict.fromkeys(
+            (f"{way}{unit}" for way in ClusterFlows.__struct_fields__ for unit in ("", "_bytes")), 0
+        )
+
+    def add(self, way: str, nbytes: int) -> None:
+        """One embedding; a way that this release does not know is the store's."""
+        way = way if way in self.totals else "store"
+        self.totals[way] += 1
+        self.totals[f"{way}_bytes"] += nbytes
+
+
+def read_counts(
+    metrics: ProxyMetrics, at: float, tokens: float, met: int, measured: int, transfers: Transfers
+) -> Counts:
     """The totals now. An item that was not "encoded" for its request needed no encoder job of its own."""
     statuses, origins = _by_label(metrics.requests), _by_label(metrics.items)
     errors = sum(count for status, count in statuses.items() if status >= "500" or status == _OVERLOADED)
@@ -73,6 +116,7 @@ def read_counts(metrics: ProxyMetrics, at: float, tokens: float, met: int, measu
         tokens=tokens,
         met=met,
         measured=measured,
+        **transfers.totals,
     )
 
 
@@ -184,6 +228,8 @@ class HistoryPoint(msgspec.Struct, frozen=True):
     desired_encoders: float | None = None
     pd_workers: float | None = None
     kv_usage: float | None = None
+    encoder_busy: float | None = None
+    pd_busy: float | None = None
 
 
 _BEFORE = HistoryPoint()

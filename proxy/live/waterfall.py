@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from triptych.proxy import events
-from triptych.proxy.live.calls import CallRecord
 from triptych.proxy.live.objects import StageSpan, Waterfall, short_address
+from triptych.proxy.live.records import CallRecord
 from triptych.proxy.requests import instructions as do
 from triptych.proxy.requests.views import TIMED_ITEMS, Moment
 
 PROXY, STORE = "proxy", "store"
 _FOR_STEP = "for a step"
+#: Notes of waits for items.
+_FOR_ITEMS = ("for embeddings", "for the sizes of items")
 IN_STORE = "in the store: no encoder job"
 HELD = "held by the KV cache"
 JOINED = "encoded for another request"
@@ -21,16 +25,16 @@ ALREADY = "in the store by then: the tower did not run"
 _DIGITS = 6
 
 
-def waterfall(record: CallRecord, now: float) -> Waterfall:
+def waterfall(record: CallRecord, now: float, worker_name: Callable[[str], str] = short_address) -> Waterfall:
     """Where the call's time went, up to its end or `now`."""
     timeline, start = record.timeline, record.started
     end = now if record.ended is None else record.ended
     phases = _Phases(start, timeline.items, timeline.rest)
     for moment in timeline.moments:
         phases.add(moment)
-    spans = _tiles(phases.found, start, end)
-    for found in item_spans(timeline.moments, end):
-        spans.append(_clipped(found, start, end))
+    items = [_clipped(span, start, end) for span in item_spans(timeline.moments, end)]
+    spans = [part for tile in _tiles(phases.found, start, end) for part in _by_item(tile, items)]
+    spans += items
     if timeline.rest is not None:
         note = f"{timeline.items - TIMED_ITEMS} further items, summed"
         summed = StageSpan("encode", *timeline.rest, "", TIMED_ITEMS, note)
@@ -47,7 +51,7 @@ def waterfall(record: CallRecord, now: float) -> Waterfall:
         choices=record.choices,
         attempts=timeline.attempt,
         items=timeline.items,
-        spans=spans,
+        spans=[msgspec.structs.replace(span, where=worker_name(span.where)) for span in spans],
     )
 
 
@@ -70,8 +74,27 @@ def _clipped(span: StageSpan, start: float, end: float) -> StageSpan:
 
     begin = moment(span.start)
     until = max(moment(span.end), begin)
-    where = short_address(span.where)
-    return StageSpan(span.name, begin, until, where, span.item, span.note, span.attempt)
+    return msgspec.structs.replace(span, start=begin, end=until)
+
+
+def _by_item(tile: StageSpan, items: list[StageSpan]) -> Iterator[StageSpan]:
+    """The wait for items as the stages of the one that is ready last; any other tile as it is."""
+    inside = [span for span in items if span.start < tile.end and span.end > tile.start]
+    if not tile.note.startswith(_FOR_ITEMS) or not inside:
+        yield tile
+        return
+    last = max(inside, key=lambda span: min(span.end, tile.end)).item
+    at = tile.start
+    for span in sorted((span for span in inside if span.item == last), key=lambda span: span.start):
+        begin, until = max(span.start, at), min(span.end, tile.end)
+        if begin > at:
+            yield msgspec.structs.replace(tile, start=at, end=begin)
+        if until > begin:
+            note = f"for item {(last or 0) + 1}: {span.name}"
+            yield msgspec.structs.replace(tile, start=begin, end=until, note=note, awaits=span.name)
+        at = max(at, until)
+    if at < tile.end:
+        yield msgspec.structs.replace(tile, start=at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -86,9 +86,11 @@ _SHOWN = _ITEMS | {
 class RequestTimeline:
     """The moments of one request in order, for its waterfall; bounded. No token adds one. A `RequestView`."""
 
-    __slots__ = ("_keys", "_values", "attempt", "cached_tokens", "items", "loaded", "rest")
+    __slots__ = ("_keys", "_on_load", "_values", "attempt", "cached_tokens", "items", "loaded", "rest")
 
-    def __init__(self) -> None:
+    def __init__(self, on_load: Callable[[str, int], None] = lambda way, nbytes: None) -> None:
+        #: Called for each embedding that a PD worker has loaded, with its way and bytes.
+        self._on_load = on_load
         #: Of the items whose moments are kept one by one.
         self._keys: tuple[str, ...] = ()
         #: The fields of all moments one after another: most timelines are never read, and a tuple for each
@@ -129,6 +131,9 @@ class RequestTimeline:
                 return  # SkipJob follows, the first time
             case _ if kind in _ITEMS:
                 self._observe_item(event, at, address)
+                if isinstance(event, events.LoadReported) and event.seconds > 0:
+                    plan = items[event.mm_hash].plan if event.mm_hash in items else None
+                    self._on_load(event.path or "store", 0 if plan is None else plan.nbytes)
                 return
         self._note(at, kind, None, address, "", spent)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -11,6 +13,14 @@ from support.processes.cluster import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
+#: The points of a line that is full, and the path of a value between two gaps.
+CHART_PATHS = """
+async () => {
+  const { linePath } = await import("./page/chart.js");
+  const pairs = linePath([0, 1, 1, 0.5], 1).match(/[\\d.]+ [\\d.]+/g);
+  return [pairs.map((pair) => pair.split(" ").map(Number)), linePath([null, null, 0.5, null, null], 1)];
+}
+"""
 #: Elements that only hostile HTML could have made.
 INTRUDERS = "main script, main img[src=x], main b, main h1 script, dialog script, dialog img"
 
@@ -66,7 +76,7 @@ def test_lost_workers_and_a_store_that_is_down_are_shown_with_their_remedy(page:
         page.goto(f"{address}#watch")
         lost = page.locator(".worker", has_text="Lost")
         expect(lost).to_contain_text("is the process alive?")
-        expect(page.get_by_label("Encode", exact=True).locator(".size")).to_have_text("2 live → 3 wanted")
+        expect(page.get_by_label("Encode", exact=True).locator(".size")).to_have_text("2 live → 3 desired")
         expect(page.get_by_label("Store").locator(".state")).to_have_text("Up")
         said.store_up = False
         expect(page.get_by_label("Store").locator(".state")).to_contain_text("Down")
@@ -88,7 +98,135 @@ def test_a_speech_model_gets_the_form_for_sound(page: Page):
         expect(code).to_contain_text("-F file=@tones.wav")
 
 
-@pytest.mark.parametrize("width", [390, 1280])
+def test_a_worker_shows_its_busy_share_memory_and_gpu(page: Page):
+    with page_server(MadeUp(tick=0.1)) as address:
+        page.goto(f"{address}#watch")
+        encoder = page.get_by_label("Encode", exact=True).locator(".worker").first
+        expect(encoder.locator(".measure")).to_have_text(re.compile("^Busy 97 %$".replace(" ", r"\s*")))
+        expect(encoder.locator(".meter.high")).to_have_count(1)
+        expect(encoder).to_contain_text("372 MiB")
+        decoder = page.get_by_label("Prefill · decode").locator(".worker").first
+        expect(decoder.locator(".measure", has_text="GPU")).to_contain_text("71 %")
+        expect(decoder).to_contain_text("16 GiB of 24 GiB")
+        decoder.click()
+        expect(page.get_by_role("dialog").locator(".facts")).to_contain_text("71 %")
+
+
+def test_arrows_show_how_many_items_go_each_way(page: Page):
+    with page_server(MadeUp(tick=0.1)) as address:
+        page.goto(f"{address}#watch")
+        for name, text in (("jobs", "5.1/s"), ("saves", "3.0 MiB/s"), ("loads", "2.0/s"), ("shm", "3.1/s")):
+            expect(page.locator(f".flow-{name}[data-flows]")).to_contain_text(text)
+        expect(page.locator(".flow-peer")).to_contain_text("0/s")
+        expect(page.locator(".flow-peer[data-flows]")).to_have_count(0)
+
+
+def test_finished_requests_are_listed_by_order_outcome_and_model_and_open_their_waterfall(page: Page):
+    with page_server(MadeUp(tick=0.1)) as address:
+        page.goto(f"{address}#watch")
+        card = page.get_by_label("Finished requests", exact=True)
+        rows = card.locator("tbody tr")
+        expect(rows).to_have_count(12)
+        card.get_by_role("button", name="Slowest").click()
+        expect(rows.first).to_contain_text("6.30 s")
+        card.get_by_role("button", name="Failed").click()
+        expect(rows).to_have_count(3)
+        expect(rows.locator(".tag.bad")).to_have_text(["503", "503", "503"])
+        card.get_by_role("button", name="Newest").click()
+        card.get_by_label("Model of the finished requests").select_option("other")
+        expect(rows).to_have_count(6)
+        name = rows.first.locator("button.link").inner_text()
+        rows.first.locator("button.link").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text(f"Request {name}")
+        expect(dialog).to_contain_text("The spans cover")
+        page.keyboard.press("Escape")
+        expect(dialog).to_have_count(0)
+
+
+def test_the_waits_of_a_request_have_the_colour_of_what_they_wait_for(page: Page):
+    with page_server(MadeUp()) as address:
+        page.goto(address)
+        page.locator(".example").first.click()
+        lane = page.locator(".lane").first
+        for stage in ("encode", "save", "load"):
+            expect(lane.locator(f".stage-{stage}.awaits")).to_have_count(1)
+        expect(page.get_by_label("Stages of the request")).to_contain_text("Wait 280 ms")
+        expect(page.get_by_label("Stages of the items")).to_contain_text("Encode 250 ms")
+
+
+def test_a_point_read_in_one_chart_is_read_in_all_over_the_span_that_was_chosen(page: Page):
+    with page_server(MadeUp(tick=0.1)) as address:
+        page.goto(f"{address}#watch")
+        charts = page.locator(".charts .chart")
+        expect(charts.first.locator(".axis")).to_contain_text("15 min ago")
+        plot = charts.nth(2).locator(".plot")
+        plot.hover(position={"x": 3, "y": 20})
+        expect(page.locator(".charts .cursor[visibility=visible]")).to_have_count(charts.count())
+        expect(charts.last.locator(".axis span").first).to_have_text(re.compile("^14 min"))
+        for label, words in (("1 min", "1 min ago"), ("1 h", "1 h ago"), ("5 min", "5 min ago")):
+            page.get_by_role("button", name=label, exact=True).click()
+            page.mouse.move(0, 0)
+            expect(charts.locator(".axis span", has_text=words)).to_have_count(charts.count())
+
+
+def test_no_line_of_a_chart_is_cut_off_or_a_dot(page: Page):
+    with page_server(MadeUp(tick=0.1)) as address:
+        page.goto(f"{address}#watch")
+        expect(page.locator(".worker").first).to_be_visible()
+        drawn = page.evaluate(CHART_PATHS)
+    whole, alone = drawn
+    assert min(y for _, y in whole) >= 10 and max(y for _, y in whole) < 90, whole
+    assert alone.count("M") == 1 and "h" in alone and abs(float(alone.partition("h")[2])) > 2
+
+
+def test_reasoning_is_shown_apart_from_the_answer(page: Page):
+    with page_server(MadeUp(reasoning="It is round.", answer="A circle.")) as address:
+        page.goto(address)
+        page.get_by_label("Your question").fill("What is it?")
+        page.keyboard.press("Enter")
+        expect(page.locator(".theirs[aria-busy=false] .text")).to_have_text("A circle. ")
+        thought = page.locator(".theirs details.reasoning")
+        expect(thought).not_to_have_attribute("open", "")
+        thought.locator("summary").click()
+        expect(thought.locator("p")).to_have_text("It is round. ")
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_the_form_has_its_buttons_at_the_right_end(page: Page, width: int):
+    """Also of a speech model, whose form has more of them."""
+    for models in ([{"id": "demo"}], [{"id": "whisper", "input_modalities": ["audio"]}]):
+        with page_server(MadeUp(models=models)) as address:
+            page.set_viewport_size({"width": width, "height": 800})
+            page.goto(address)
+            expect(page.locator("option").first).to_have_text(models[0]["id"])
+            form, send = (
+                page.locator(".composer").bounding_box(),
+                page.locator(".composer .primary").bounding_box(),
+            )
+            new = page.get_by_role("button", name="New", exact=True).bounding_box()
+            assert form and send and new
+            assert abs(send["x"] + send["width"] - form["x"] - form["width"]) < 2
+            assert abs(new["y"] - send["y"]) < 2
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_panels_do_not_move_when_numbers_grow(page: Page, width: int):
+    said = MadeUp(tick=0.1, in_flight=0)
+    with page_server(said) as address:
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto(f"{address}#watch")
+        charts = page.locator(".charts .card")
+        expect(page.locator(".tile dd.big").first).to_have_text("0")
+        before = [charts.nth(at).bounding_box() for at in range(charts.count())]
+        said.in_flight = 90
+        expect(page.locator(".tile dd.big").first).to_have_text("90")
+        after = [charts.nth(at).bounding_box() for at in range(charts.count())]
+        assert [box["height"] for box in after if box] == [box["height"] for box in before if box]
+        assert len({box["height"] for box in after if box}) == 1
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280])
 def test_nothing_is_wider_than_the_window(page: Page, width: int):
     said = MadeUp(in_flight=50, encoder_state="lost")
     with page_server(said) as address:
@@ -98,5 +236,5 @@ def test_nothing_is_wider_than_the_window(page: Page, width: int):
         expect(page.locator("#time")).to_contain_text("The spans cover")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         page.goto(f"{address}#watch")
-        expect(page.locator(".requests tbody tr")).to_have_count(50)
+        expect(page.get_by_label("Requests in flight").locator("tbody tr")).to_have_count(50)
         assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -16,7 +16,7 @@ from support.processes.cluster import data_url
 
 pytestmark = pytest.mark.timeout(300)
 
-PATHS = ("/cluster", "/cluster/events", "/cluster/requests/of-alice")
+PATHS = ("/cluster", "/cluster/events", "/cluster/requests", "/cluster/requests/of-alice")
 SECRET = "the words that alice alone knows"
 
 

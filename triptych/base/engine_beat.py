@@ -1,9 +1,12 @@
-"""The heartbeat of an engine's thread, and how long it may stand still."""
+"""The heartbeat of an engine's thread, how long it may stand still, and how busy it is."""
 
 from __future__ import annotations
 
 import enum
 import logging
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
@@ -13,12 +16,72 @@ logger = logging.getLogger(__name__)
 SLOW_FACTOR = 10.0
 
 
+#: Seconds of which the busy share is reported.
+BUSY_SECONDS = 10.0
+#: Readings closer together than this share one sample.
+_SAMPLE_SECONDS = 0.25
+
+
+class BusyClock:
+    """The time that one thread works: `with clock` around the work, `paused` around waits inside it.
+
+    Any thread may read. `clock` is monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        #: Seconds of work that is over, and when the present work began: one tuple, so that readers see both
+        #: from one moment.
+        self._state: tuple[float, float | None] = 0.0, None
+        self._lock = threading.Lock()
+        self._samples: deque[tuple[float, float]] = deque([(clock(), 0.0)])
+
+    def mark(self, working: bool) -> None:
+        """The thread works from now on, or no longer."""
+        total, since = self._state
+        if working is not (since is not None):
+            now = self._clock()
+            self._state = (total, now) if since is None else (total + now - since, None)
+
+    def __enter__(self) -> None:
+        self.mark(True)
+
+    def __exit__(self, *_: object) -> None:
+        self.mark(False)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context that counts as no work, whether or not there is work around it."""
+        working = self._state[1] is not None
+        self.mark(False)
+        try:
+            yield
+        finally:
+            self.mark(working)
+
+    def share(self) -> float:
+        """The share of work in the last `BUSY_SECONDS`, or since a last reading before that; 0 to 1."""
+        with self._lock:
+            now = self._clock()
+            total, since = self._state
+            total += 0.0 if since is None else now - since
+            samples = self._samples
+            while len(samples) > 1 and samples[1][0] <= now - BUSY_SECONDS:
+                samples.popleft()
+            at, before = samples[0]
+            if now - samples[-1][0] >= _SAMPLE_SECONDS:
+                samples.append((now, total))
+            return min(max((total - before) / (now - at), 0.0), 1.0) if now > at else 0.0
+
+
 class EngineBeat:
     """The heartbeat of an engine's thread: a count that it increases once per step, layer or sleep."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.count = 0
+        #: The engine's work, as opposed to its waits.
+        self.busy = BusyClock()
         #: How many reasons there are for the thread to stand still longer than usual.
         self._slow = 0
         self._stopped = False
@@ -79,9 +142,9 @@ class EngineBeat:
 
     @contextmanager
     def turn(self, turn: AbstractContextManager[object]) -> Iterator[None]:
-        """Holds `turn`; the wait for it counts as slow."""
+        """Holds `turn`; the wait for it counts as slow, and not as work."""
         with ExitStack() as stack:
-            with self.slow():
+            with self.slow(), self.busy.paused():
                 stack.enter_context(turn)
             yield
 

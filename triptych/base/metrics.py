@@ -143,6 +143,9 @@ class PDMetrics(_ModelMetrics):
         self.ranks = self._gauge(
             "triptych_pd_ranks", "processes that share the decoder, by --tensor-parallel"
         )
+        self.busy = self._gauge(
+            "triptych_pd_busy", "share of the last 10 s in which the engine worked on steps, 0 to 1"
+        )
         self.batch_requests = self._histogram("triptych_pd_batch_requests", "requests in one step", _COUNTS)
         self.chunked_prefills = self._counter(
             "triptych_pd_chunked_prefills", "prefill chunks that did not end a prompt"
@@ -210,6 +213,9 @@ class EncoderMetrics(_ModelMetrics):
         self.planned_items = self._gauge("triptych_encoder_planned_items", "items planned and not yet run")
         self.inflight = self._gauge("triptych_encoder_inflight", "items in the tower or being saved")
         self.jobs = self._gauge("triptych_encoder_jobs", "open jobs")
+        self.busy = self._gauge(
+            "triptych_encoder_busy", "share of the last 10 s in which the tower worked, 0 to 1"
+        )
         self.tower_items = self._counter("triptych_encoder_tower_items", "items that the tower has encoded")
         self.tower_calls = self._counter("triptych_encoder_tower_calls", "batches that the tower has run")
         self.already_stored = self._counter("triptych_encoder_already_stored", "jobs answered from the store")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -17,6 +17,7 @@ from triptych.base.config import (
     check_drain_timeout,
 )
 from triptych.base.engine_beat import EngineBeat
+from triptych.base.machine.worker_load import LOAD_HEADER, LoadMeter, encode_load
 from triptych.base.rpc.channels import STORE_SERVICE
 from triptych.base.tracing.start import check_tracing
 from triptych.base.watchdog import Watchdog, check_stall_timeout
@@ -41,11 +42,30 @@ def check_worker(config: WorkerConfig) -> None:
         check_advertise(config.advertise)
 
 
+class HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # it has no types
+    """gRPC's own, with the load of a registration behind the answer for its incarnation."""
+
+    def __init__(self, meters: Mapping[str, LoadMeter]) -> None:
+        super().__init__()
+        self._meters = meters
+
+    async def Check(
+        self,
+        request: health_pb2.HealthCheckRequest,
+        context: aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse],
+    ) -> health_pb2.HealthCheckResponse:
+        if (meter := self._meters.get(request.service)) is not None:
+            context.set_trailing_metadata(((LOAD_HEADER, encode_load(meter.read())),))
+        return await super().Check(request, context)
+
+
 class Health:
     """The gRPC health service of a worker or proxy: SERVING from `serving` until `stalled` or `leaving`."""
 
     def __init__(self, server: aio.Server) -> None:
-        self._servicer = health.aio.HealthServicer()
+        #: By the incarnation of a registration, which nobody knows who does not read the registry.
+        self.meters: dict[str, LoadMeter] = {}
+        self._servicer = HealthServicer(self.meters)
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
         #: Services that it answers for: the process, and by its incarnation each registration of a worker, so
         #: that a proxy does not take another process at the address for it.

@@ -13,7 +13,10 @@ from grpc import aio
 from prometheus_client import CollectorRegistry
 
 from triptych.base.config import WorkerConfig, check_advertise, check_worker_encryption, is_loopback
+from triptych.base.engine_beat import BusyClock
 from triptych.base.errors import ConfigError
+from triptych.base.machine.gpu_meter import GpuMeter
+from triptych.base.machine.worker_load import LoadMeter
 from triptych.base.metrics import show_expiry
 from triptych.base.progress.progress import ready
 from triptych.base.rpc.channels import listen, make_server
@@ -55,6 +58,10 @@ async def worker_process(config: WorkerConfig) -> AsyncIterator[WorkerProcess]:
 class ServedWorker(Protocol):
     """A worker as its server uses it."""
 
+    @property
+    def busy_clocks(self) -> Sequence[BusyClock | None]:
+        """The clock of each registration's engine; None where its work is not measured."""
+
     def start(self) -> None: ...
 
     def describe_held(self) -> str:
@@ -83,6 +90,7 @@ class WorkerServer:
         self._service = service
         self._drain_timeout = config.drain_timeout
         self._token = config.internal_token
+        self._device = config.device
         self.grpc = make_server(self._token, options=options)
         self._certificates = internal_certificates(config)
         self.address = bind(self.grpc, config, self._certificates)
@@ -115,6 +123,10 @@ class WorkerServer:
         if self._token:
             infos = [InternalToken(self._token).signed(info) for info in infos]
         self.health.services.update(info.incarnation for info in infos)
+        gpu = GpuMeter.of(self._device)
+        for info, clock in zip(infos, worker.busy_clocks, strict=True):
+            meter = LoadMeter(clock) if gpu is None else LoadMeter(clock, gpu.latest)
+            self.health.meters[info.incarnation] = meter
         beats = [Heartbeat(registry, info, healthy=watch.healthy) for info in infos]
         # Not `watch.healthy`: a restart of this process does not help a process that this one waits for.
         status.follow(watch.alive, lambda: (*beats[0].degraded(), *degraded()))

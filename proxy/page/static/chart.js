@@ -2,18 +2,31 @@
 
 import { h, setAttr, setText, svg } from "./dom.js";
 
-const [WIDTH, HEIGHT] = [360, 90];
+/** The drawing's size, and the lines of value 0 and of the scale's end: no line touches the edge or the label. */
+const [WIDTH, HEIGHT, FLOOR, CEILING] = [360, 90, 88, 15];
+
+/** Charts with one time axis: a point read in one of them is read in all. */
+export class ChartGroup {
+  constructor() {
+    this.charts = [];
+  }
+
+  read(at) {
+    for (const chart of this.charts) chart.read(at);
+  }
+}
 
 /** `lines`: [{name, label, color, dashed}] of series; `format`: of a value; `top`: the scale's end where it is fixed. */
 export class TimeChart {
-  constructor({ title, lines, format, top = null, step = 5, span = "15 min ago" }) {
-    Object.assign(this, { title, lines, format, top, step, span, at: null });
+  constructor({ title, lines, format, top = null, step = 5, span = "15 min ago", group = new ChartGroup() }) {
+    Object.assign(this, { title, lines, format, top, step, span, group, at: null });
+    group.charts.push(this);
     this.paths = lines.map(({ color, dashed }) => svg("path", { class: `line ${color}${dashed ? " dashed" : ""}` }));
     this.area = svg("path", { class: `area ${lines[0].color}` });
     this.cursor = svg("line", { class: "cursor", y1: 0, y2: HEIGHT, visibility: "hidden" });
     this.picture = svg(
       "svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
-      ...[0.25, 0.5, 0.75].map((part) => svg("line", { class: "rule", x1: 0, x2: WIDTH, y1: HEIGHT * part, y2: HEIGHT * part })),
+      ...[0.5, 1].map((part) => svg("line", { class: "rule", x1: 0, x2: WIDTH, y1: height(part), y2: height(part) })),
       this.area, ...this.paths, this.cursor,
     );
     this.max = h("span", { class: "max" });
@@ -24,8 +37,8 @@ export class TimeChart {
     });
     this.plot = h("div", {
       class: "plot", tabindex: "0", role: "img",
-      onpointermove: (event) => this.#point(event), onpointerleave: () => this.#read(null),
-      onkeydown: (event) => this.#key(event), onblur: () => this.#read(null),
+      onpointermove: (event) => this.#point(event), onpointerleave: () => this.group.read(null),
+      onkeydown: (event) => this.#key(event), onblur: () => this.group.read(null),
     }, this.picture, this.max);
     this.node = h("figure", { class: "chart" },
       h("figcaption", {}, h("span", { class: "title" }, title), h("span", { class: "readings" }, this.readings.map((one) => one.node))),
@@ -40,7 +53,7 @@ export class TimeChart {
     this.paths.forEach((path, index) => setAttr(path, "d", linePath(this.values[index], high)));
     setAttr(this.area, "d", areaPath(this.values[0], high));
     setText(this.max, this.format(high));
-    this.#read(this.at);
+    this.read(this.at);
     setAttr(this.plot, "aria-label", this.#words());
   }
 
@@ -55,19 +68,19 @@ export class TimeChart {
 
   #point(event) {
     const box = this.plot.getBoundingClientRect();
-    this.#read(Math.round(((event.clientX - box.left) / box.width) * (this.values?.[0].length - 1)));
+    this.group.read(Math.round(((event.clientX - box.left) / box.width) * (this.values?.[0].length - 1)));
   }
 
   #key(event) {
     const moves = { ArrowLeft: -1, ArrowRight: 1, PageUp: -12, PageDown: 12 };
     if (!(event.key in moves) || !this.values) return;
     event.preventDefault();
-    this.#read((this.at ?? this.values[0].length - 1) + moves[event.key]);
+    this.group.read((this.at ?? this.values[0].length - 1) + moves[event.key]);
     setAttr(this.plot, "aria-label", `${this.moment.textContent}: ${this.readings.map((one) => one.node.textContent).join(", ")}`);
   }
 
   /** Shows the values at a point; null: the newest ones. */
-  #read(at) {
+  read(at) {
     if (!this.values) return;
     const last = this.values[0].length - 1;
     this.at = at === null ? null : Math.max(0, Math.min(last, at));
@@ -79,8 +92,7 @@ export class TimeChart {
     }
     setText(this.moment, this.at === null ? this.span : ago((last - this.at) * this.step));
     this.readings.forEach(({ value }, index) => {
-      const shown = this.at === null ? this.values[index].findLast((one) => one !== null) : this.values[index][this.at];
-      setText(value, this.format(shown));
+      setText(value, this.format(this.values[index][this.at ?? last]));
     });
   }
 }
@@ -97,13 +109,17 @@ export function niceTop(value) {
   return [1, 2, 5, 10].map((one) => one * power).find((one) => one >= value * 0.999);
 }
 
-function point(values, index, high) {
-  const x = (index / (values.length - 1)) * WIDTH;
-  const y = HEIGHT - 1 - (HEIGHT - 3) * Math.min(1, Math.max(0, values[index]) / high);
-  return `${x.toFixed(1)} ${y.toFixed(1)}`;
+/** Where a share of the scale is drawn. */
+function height(share) {
+  return FLOOR - (FLOOR - CEILING) * Math.min(1, Math.max(0, share));
 }
 
-/** A path with a gap wherever a value is missing. */
+function point(values, index, high) {
+  const x = (index / (values.length - 1)) * WIDTH;
+  return `${x.toFixed(1)} ${height(values[index] / high).toFixed(1)}`;
+}
+
+/** A path with a gap wherever a value is missing; a value alone between gaps is a line as long as its step. */
 export function linePath(values, high) {
   let path = "";
   let open = false;
@@ -113,7 +129,8 @@ export function linePath(values, high) {
       return;
     }
     path += `${open ? "L" : "M"}${point(values, index, high)}`;
-    if (!open && (values[index + 1] ?? null) === null) path += "h0.1";
+    const step = WIDTH / (values.length - 1);
+    if (!open && (values[index + 1] ?? null) === null) path += `h${(index ? -step : step).toFixed(1)}`;
     open = true;
   });
   return path;
@@ -127,7 +144,7 @@ function areaPath(values, high) {
     const x = (index) => ((index / (values.length - 1)) * WIDTH).toFixed(1);
     const points = [];
     for (let index = from; index < to; index += 1) points.push(point(values, index, high));
-    path += `M${x(from)} ${HEIGHT}L${points.join("L")}L${x(to - 1)} ${HEIGHT}Z`;
+    path += `M${x(from)} ${FLOOR}L${points.join("L")}L${x(to - 1)} ${FLOOR}Z`;
     from = -1;
   };
   values.forEach((value, index) => {

@@ -34,9 +34,7 @@ export class Composer {
       h("div", { class: "row" },
         h("button", { type: "button", class: "quiet", onclick: () => this.files.click() }, "Add files"), this.files, this.dial,
         h("label", { class: "inline" }, h("span", { class: "offscreen" }, "Model"), this.model),
-        h("span", { class: "grow" }),
-        h("button", { type: "button", class: "quiet", onclick: actions.reset }, "New"),
-        this.stop, this.send),
+        h("span", { class: "actions" }, h("button", { type: "button", class: "quiet", onclick: actions.reset }, "New"), this.stop, this.send)),
       this.options.node,
     );
     this.#modelChosen();

@@ -52,6 +52,7 @@ class Answer {
     this.calls = [];
     this.pieces = 0;
     this.#started = performance.now();
+    this.#thought = h("details", { class: "reasoning", hidden: true }, h("summary", {}, "Reasoning"), (this.#thoughtText = h("p", { class: "soft small" })));
     this.#body = h("p", { class: "text" });
     this.#letters = document.createTextNode("");
     this.#body.append(this.#letters);
@@ -60,13 +61,12 @@ class Answer {
     this.node = h(
       "article", { class: "message theirs busy", "aria-busy": "true" },
       h("h3", { class: "who" }, model),
-      this.#body, this.#calls,
+      this.#thought, this.#body, this.#calls,
       h("div", { class: "row" }, this.#meta, (this.#copy = copyButton(() => this.text))),
     );
     this.#copy.hidden = true;
     this.#flush = oncePerFrame(() => {
-      this.#letters.appendData(this.text.slice(this.#letters.length));
-      setText(this.#meta, this.#words());
+      this.#show();
       grown();
     });
   }
@@ -74,6 +74,9 @@ class Answer {
   #started;
   #first = null;
   #ended = null;
+  #thought;
+  #thoughtText;
+  #reasoning = "";
   #body;
   #letters;
   #calls;
@@ -85,9 +88,13 @@ class Answer {
 
   /** What `pieceOf` found in one event. */
   add(piece) {
-    if (piece.text || piece.calls) {
+    if (piece.text || piece.calls || piece.reasoning) {
       this.#first ??= performance.now();
       this.pieces += 1;
+      // Open while the model reasons; the answer closes it, once.
+      if (!this.#reasoning && piece.reasoning) this.#thought.open = true;
+      if (!this.text && piece.text) this.#thought.open = false;
+      this.#reasoning += piece.reasoning ?? "";
       this.text += piece.text ?? "";
       this.#addCalls(piece.calls ?? []);
     }
@@ -117,9 +124,15 @@ class Answer {
       this.#end = "failed";
     } else if (end) this.#end = end;
     this.#copy.hidden = !this.text;
+    this.#show();
+    this.node.setAttribute("aria-busy", "false");
+  }
+
+  #show() {
+    this.#thought.hidden = !this.#reasoning;
+    setText(this.#thoughtText, this.#reasoning);
     this.#letters.appendData(this.text.slice(this.#letters.length));
     setText(this.#meta, this.#words());
-    this.node.setAttribute("aria-busy", "false");
   }
 
   get firstToken() {

@@ -11,7 +11,7 @@ const NUMBERS = [
   { name: "frequency_penalty", label: "Frequency penalty", step: "0.1", min: "-2", max: "2" },
 ];
 
-const TOOLS_EXAMPLE = `[{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {"colour": {"type": "string"}}}}}]`;
+const TOOLS_EXAMPLE = `[{"type": "function", "function": {"name": "report", "parameters": {"type": "object", "properties": {"shapes": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["shapes"], "additionalProperties": false}}}]`;
 const SCHEMA_EXAMPLE = `{"type": "object", "properties": {"shapes": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["shapes"], "additionalProperties": false}`;
 
 /** The fields below the question. `changed` is called after each edit. */
@@ -19,8 +19,11 @@ export class Options {
   constructor(changed) {
     this.numbers = NUMBERS.map((field) => ({ ...field, input: numberInput(field, changed) }));
     this.system = h("textarea", { rows: 2, placeholder: "none", oninput: changed });
-    this.language = h("input", { type: "text", maxLength: 40, placeholder: "found by the model", oninput: changed });
-    this.tools = new JsonBox("Tools", "a list of functions", TOOLS_EXAMPLE, changed, Array.isArray);
+    this.language = h("input", { type: "text", maxLength: 40, placeholder: "detected", oninput: changed });
+    this.choice = h("select", { onchange: changed }, ["auto", "required", "none"].map((one) => h("option", { value: one }, one)));
+    // With "auto" a small model may answer in words: the example shows a call.
+    this.tools = new JsonBox("Tools", "a list of functions", TOOLS_EXAMPLE, changed, Array.isArray, () => (this.choice.value = "required"));
+    this.tools.node.append(field("Tool choice", this.choice));
     this.schema = new JsonBox("Answer's JSON schema", "an object", SCHEMA_EXAMPLE, changed, isObject);
     this.chatOnly = [field("System prompt", this.system, "wide")];
     this.speechOnly = [field("Language", this.language)];
@@ -58,6 +61,7 @@ export class Options {
       system: this.system.value.trim(),
       language: this.language.value.trim(),
       tools: this.tools.read(),
+      tool_choice: this.choice.value,
       response_format: schema && { type: "json_schema", json_schema: { name: "answer", schema } },
     };
   }
@@ -79,9 +83,9 @@ function isObject(value) {
 
 /** A text box for JSON; what is no JSON is marked at once. */
 class JsonBox {
-  constructor(label, wanted, example, changed, fits) {
+  constructor(label, kind, example, changed, fits, taken = () => {}) {
     this.label = label;
-    this.wanted = wanted;
+    this.kind = kind;
     this.fits = fits;
     const id = `json-${label.toLowerCase().replace(/\W+/g, "-")}`;
     this.error = h("p", { class: "error small", id, role: "status" });
@@ -91,7 +95,7 @@ class JsonBox {
     });
     this.node = h("div", { class: "field" },
       h("label", { class: "field" }, label, this.input), this.error,
-      h("button", { type: "button", class: "quiet small", onclick: () => ((this.input.value = example), this.check(), changed()) }, "Example"));
+      h("button", { type: "button", class: "quiet small", onclick: () => ((this.input.value = example), taken(), this.check(), changed()) }, "Example"));
   }
 
   check() {
@@ -114,7 +118,7 @@ class JsonBox {
     } catch {
       throw new Error(`${this.label}: this is no JSON yet.`);
     }
-    if (!this.fits(value)) throw new Error(`${this.label} must be ${this.wanted}.`);
+    if (!this.fits(value)) throw new Error(`${this.label} must be ${this.kind}.`);
     return value;
   }
 }

@@ -1,6 +1,7 @@
-// The cluster as three panels: encoders, the store, PD workers, with the proxy before them.
+// The cluster as a row of panels, proxy, encoders, store and PD workers, with arrows between them.
 
 import { h, reconcile, setAttr, setText } from "./dom.js";
+import { ARROWS, Arrow } from "./flows.js";
 import { bytes, count, duration, percent, plural, rate, seconds } from "./format.js";
 
 const STATES = { serving: "Serving", stalled: "Stalled", lost: "Lost", draining: "Draining", mismatched: "Mismatched" };
@@ -16,16 +17,19 @@ export function grade(state) {
 
 export class Pools {
   constructor(open) {
-    this.proxy = new Panel("Proxy", "fetch · hash · queue", "proxy");
-    this.store = new Panel("Store", "save · load", "store");
+    this.proxy = new Panel("Proxy", "proxy");
+    this.store = new Panel("Store", "store");
     this.encoders = new WorkerPool("Encode", "encoder", encoderLines, open);
     this.pd = new WorkerPool("Prefill · decode", "PD worker", pdLines, open);
-    this.node = h("div", { class: "pools" },
-      h("div", { class: "side" }, this.proxy.node, this.store.node), this.encoders.node, this.pd.node);
+    this.arrows = ARROWS.map((one) => new Arrow(one));
+    const [requests, jobs, saves, loads, ...direct] = this.arrows.map((arrow) => arrow.node);
+    this.node = h("div", { class: "pools" }, requests, this.proxy.node, jobs, this.encoders.node, saves, this.store.node, loads,
+      h("div", { class: "direct" }, direct), this.pd.node);
   }
 
   update(now) {
     const { proxy, store } = now;
+    for (const arrow of this.arrows) arrow.update(now);
     this.proxy.update(proxy.draining ? ["warn", "Draining: it takes no new requests"] : ["good", "Serving"], [
       ["In flight", count(proxy.in_flight), proxy.max_queue ? proxy.in_flight / proxy.max_queue : null],
       ["Queued", `${count(proxy.queued)} of ${count(proxy.max_queue)}`, proxy.max_queue ? proxy.queued / proxy.max_queue : null],
@@ -34,7 +38,7 @@ export class Pools {
     ]);
     const used = store.max_bytes ? store.used_bytes / store.max_bytes : null;
     this.store.update(store.up ? ["good", "Up"] : ["bad", "Down: text goes on, pictures wait. Is the server of --store running?"], [
-      ["Embeddings", store.max_bytes ? `${bytes(store.used_bytes)} of ${bytes(store.max_bytes)}` : bytes(store.used_bytes), used],
+      ["Memory", store.max_bytes ? `${bytes(store.used_bytes)} of ${bytes(store.max_bytes)}` : bytes(store.used_bytes), used],
       ["Evicted", count(store.evictions), null],
     ]);
     this.encoders.update(now.encoders, now.scaling?.encoder);
@@ -59,12 +63,12 @@ export function meter() {
 }
 
 class Panel {
-  constructor(title, does, name) {
+  constructor(title, name) {
     this.dot = h("span", { class: "dot" });
     this.state = h("p", { class: "state" });
     this.lines = h("dl", { class: "lines" });
     this.node = h("section", { class: `card panel ${name}`, "aria-label": title },
-      h("header", {}, h("h2", {}, this.dot, title), h("span", { class: "soft small" }, does)), this.state, this.lines);
+      h("header", {}, h("h2", {}, this.dot, title)), this.state, this.lines);
   }
 
   update([mark, words], lines) {
@@ -87,17 +91,29 @@ function lineRow([name]) {
   };
 }
 
+/** What a row shows of a worker: `meters` are [name, share], `texts` stand below them. */
 function encoderLines(worker) {
   const ms = worker.encode_ms === null ? "–" : seconds(worker.encode_ms / 1000);
-  return { share: worker.jobs ? Math.min(1, worker.work_seconds / 2) : 0, texts: [`${plural(worker.jobs, "job")}`, `${seconds(worker.work_seconds)} of work`, `${ms} each`, `${count(worker.done)} done`] };
+  return { meters: measured(worker), texts: [plural(worker.jobs, "job"), `${seconds(worker.work_seconds)} of work`, `${ms} each`, `${count(worker.done)} done`, memory(worker)] };
 }
 
 function pdLines(worker) {
-  const waiting = worker.waiting ? `, ${count(worker.waiting)} wait` : "";
-  return { share: worker.kv_usage, texts: [`${count(worker.running ?? worker.requests)} running${waiting}`, `KV ${percent(worker.kv_usage)}`, `cache ${percent(worker.cache_usage)}`, `${rate(worker.tokens_per_second)} tok/s`] };
+  const waiting = worker.waiting ? `, ${count(worker.waiting)} waiting` : "";
+  const texts = [`${count(worker.running ?? worker.requests)} running${waiting}`, `cache ${percent(worker.cache_usage)}`, `${rate(worker.tokens_per_second)} tok/s`, memory(worker)];
+  return { meters: [...measured(worker), ["KV", worker.kv_usage]], texts };
 }
 
-/** One pool: how many there are and are wanted, and a row for each worker that opens its details. */
+function measured({ busy, gpu }) {
+  return [["Busy", busy], ...(gpu ? [["GPU", gpu.use]] : [])];
+}
+
+/** The memory of a worker's GPU, or of its process. */
+export function memory({ memory_bytes: own, gpu }) {
+  if (gpu) return `${bytes(gpu.memory_bytes)} of ${bytes(gpu.max_memory_bytes)}`;
+  return own === null ? "" : bytes(own);
+}
+
+/** One pool: how many there are and should be, and a row for each worker that opens its details. */
 class WorkerPool {
   constructor(title, word, lines, open) {
     Object.assign(this, { word, lines, open });
@@ -112,9 +128,9 @@ class WorkerPool {
 
   update(workers, scaling) {
     const live = scaling?.live ?? workers.filter((worker) => worker.state === "serving").length;
-    const wanted = scaling?.desired;
-    const differs = wanted !== null && wanted !== undefined && wanted !== live;
-    setText(this.size, differs ? `${live} live → ${wanted} wanted` : `${live} live`);
+    const desired = scaling?.desired;
+    const differs = desired !== null && desired !== undefined && desired !== live;
+    setText(this.size, differs ? `${live} live → ${desired} desired` : `${live} live`);
     setAttr(this.size, "class", `size${differs ? " differs" : ""}`);
     setText(this.reason, scaling?.reason ?? "");
     this.reason.hidden = !scaling?.reason;
@@ -124,28 +140,42 @@ class WorkerPool {
   }
 
   #row() {
-    const parts = { dot: h("span", { class: "dot" }), name: h("strong"), state: h("span", { class: "tag" }), texts: h("span", { class: "numbers" }), reason: h("span", { class: "reason" }) };
-    const bar = meter();
-    let shown = null;
-    const button = h("button", { type: "button", class: "worker", onclick: () => this.open(shown) },
-      h("span", { class: "head" }, parts.dot, parts.name, parts.state), bar.node, parts.texts, parts.reason);
+    const parts = { dot: h("span", { class: "dot" }), name: h("strong"), state: h("span", { class: "tag" }), meters: h("span", { class: "meters" }), texts: h("span", { class: "numbers" }), reason: h("span", { class: "reason" }) };
+    let current = null;
+    const button = h("button", { type: "button", class: "worker", onclick: () => this.open(current) },
+      h("span", { class: "head" }, parts.dot, parts.name, parts.state), parts.meters, parts.texts, parts.reason);
     return {
       node: h("li", {}, button),
       update: (worker) => {
-        shown = worker;
-        const { share, texts } = this.lines(worker);
+        current = worker;
+        const { meters, texts } = this.lines(worker);
         const fine = worker.state === "serving";
         setAttr(parts.dot, "class", `dot ${grade(worker.state)}`);
         setText(parts.name, worker.name);
+        setAttr(button, "title", [worker.address, worker.kind].filter(Boolean).join(" · "));
         setText(parts.state, stateWord(worker.state));
         setAttr(parts.state, "class", fine ? "offscreen" : `tag ${grade(worker.state)}`);
-        setText(parts.texts, texts.join(" · "));
+        setText(parts.texts, texts.filter(Boolean).join(" · "));
         setText(parts.reason, fine ? "" : worker.reason);
         parts.reason.hidden = fine || !worker.reason;
-        bar.set(fine ? share : null);
+        parts.meters.hidden = !fine;
+        reconcile(parts.meters, meters, ([name]) => name, meterRow);
       },
     };
   }
+}
+
+/** A share with its name and number; a dash without a bar where nothing is reported. */
+function meterRow([name]) {
+  const value = h("span", { class: "value" });
+  const bar = meter();
+  return {
+    node: h("span", { class: "measure" }, h("span", { class: "soft" }, name), bar.node, value),
+    update([, share]) {
+      setText(value, percent(share));
+      bar.set(share ?? 0);
+    },
+  };
 }
 
 export function upWords(now) {

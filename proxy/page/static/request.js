@@ -34,7 +34,7 @@ const PATHS = { chat: "v1/chat/completions", speech: "v1/audio/transcriptions", 
 
 /**
  * {path, body} or {path, form} of a request. `history`: messages before; `text`, `media`: what is asked now;
- * `options`: {system, sampling: {…}, tools, response_format, language}.
+ * `options`: {system, sampling: {…}, tools, tool_choice, response_format, language}.
  */
 export function makeRequest(model, history, text, media, options) {
   const mode = modeOf(model);
@@ -50,7 +50,7 @@ export function makeRequest(model, history, text, media, options) {
 function chatBody(common, history, text, media, options) {
   const system = options.system ? [{ role: "system", content: options.system }] : [];
   const body = { ...common, messages: [...system, ...history, userMessage(text, media)] };
-  if (options.tools) body.tools = options.tools;
+  if (options.tools) Object.assign(body, { tools: options.tools, tool_choice: options.tool_choice, parallel_tool_calls: false });
   if (options.response_format) body.response_format = options.response_format;
   return body;
 }
@@ -102,7 +102,7 @@ function blobOf(media) {
   return new Blob([Uint8Array.from(text, (letter) => letter.charCodeAt(0))], { type: media.type });
 }
 
-/** What one event of an answer's stream brings: {text, calls, finish, usage}; an Error where it is one. */
+/** What one event of an answer's stream brings: {text, reasoning, calls, finish, usage}; an Error where it is one. */
 export function pieceOf(data) {
   const event = JSON.parse(data);
   if (event.error) throw new Error(String(event.error.message ?? "The server ended the answer with an error."));
@@ -111,6 +111,7 @@ export function pieceOf(data) {
   const choice = event.choices?.[0];
   return {
     text: choice?.delta?.content ?? choice?.text ?? "",
+    reasoning: choice?.delta?.reasoning_content ?? choice?.delta?.reasoning ?? "",
     calls: choice?.delta?.tool_calls,
     finish: choice?.finish_reason,
     usage: event.usage,

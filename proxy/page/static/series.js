@@ -1,6 +1,6 @@
-// The time lines of the last 15 minutes: the server's history, continued by snapshots. Always the same length.
+// The time lines of the last hour: the server's history, continued by snapshots. Always the same length.
 
-const LENGTH = 180;
+const LENGTH = 720;
 const STEP = 5;
 
 /** Where a snapshot has the value of each series. */
@@ -16,12 +16,14 @@ const READ = {
   encoders: (now) => now.scaling.encoder.live,
   desired_encoders: (now) => now.scaling.encoder.desired,
   pd_workers: (now) => now.scaling.pd.live,
-  kv_usage: (now) => highest(now.pd_workers, "kv_usage"),
+  kv_usage: (now) => mean(now.pd_workers, "kv_usage"),
+  encoder_busy: (now) => mean(now.encoders, "busy"),
+  pd_busy: (now) => mean(now.pd_workers, "busy"),
 };
 
-function highest(workers, name) {
-  const values = workers.map((worker) => worker[name]).filter((value) => value !== null);
-  return values.length ? Math.max(...values) : null;
+function mean(workers, name) {
+  const values = workers.map((worker) => worker[name]).filter((value) => value !== null && value !== undefined);
+  return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
 }
 
 export class Series {
@@ -54,6 +56,15 @@ export class Series {
       sum[0] += value;
       sum[1] += 1;
     }
+  }
+
+  /** The last minutes of each series, with the step that has just begun as the newest point. */
+  last(minutes) {
+    const points = (60 * minutes) / STEP;
+    return Object.fromEntries(Object.entries(this.values).map(([name, values]) => {
+      const [total, times] = this.sums[name] ?? [0, 0];
+      return [name, times ? [...values.slice(-points), total / times] : values.slice(-points - 1)];
+    }));
   }
 
   #shift() {

@@ -2,9 +2,9 @@
 
 import { Media } from "./request.js";
 
-/** A `curl` command. Pictures are read from files of their names. */
-export function curlLines(base, request) {
-  const head = [`curl ${quoted(base + request.path)}`, '-H "Authorization: Bearer $API_KEY"'];
+/** A `curl` command. Pictures are read from files of their names; `keyed`: the server asks for a key. */
+export function curlLines(base, request, keyed) {
+  const head = [`curl ${quoted(base + request.path)}`, ...(keyed ? ['-H "Authorization: Bearer $API_KEY"'] : [])];
   if (request.form) {
     const fields = Object.entries(request.form).map(
       ([name, value]) => `-F ${value instanceof Media ? quoted(`${name}=@${value.name}`) : quoted(`${name}=${value}`)}`,
@@ -16,12 +16,12 @@ export function curlLines(base, request) {
 }
 
 /** A program for the `openai` package. */
-export function pythonLines(base, request) {
+export function pythonLines(base, request, keyed) {
   const media = [];
   const own = request.path.replace("v1/", "");
   const call = own.replaceAll("/", ".");
   const text = (value, depth) => literal(value, depth, media);
-  const lines = ["from openai import OpenAI", "", `client = OpenAI(base_url=${JSON.stringify(`${base}v1`)}, api_key="YOUR_KEY")`];
+  const lines = ["from openai import OpenAI", "", `client = OpenAI(base_url=${JSON.stringify(`${base}v1`)}, api_key="${keyed ? "YOUR_KEY" : "none"}")`];
   const { named, extra } = split(request.form ?? request.body);
   const words = Object.entries(named).map(([name, value]) => `    ${name}=${keyword(name, value, text)},`);
   if (Object.keys(extra).length) words.push(`    extra_body=${text(extra, 1)},`);

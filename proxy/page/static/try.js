@@ -1,15 +1,26 @@
 // The view Try: ask a model, and see where the request's time went.
 
-import { address, call, events, onKeyChange } from "./api.js";
+import { address, apiKey, call, events, onKeyChange } from "./api.js";
 import { askForKey } from "./key.js";
 import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
 import { copyButton, h, setAttr, setText } from "./dom.js";
 import { demoPicture } from "./media.js";
+import { fetchRecord } from "./record.js";
 import { fetchOptions, makeRequest, missing, modeOf, pieceOf, userMessage } from "./request.js";
 import { curlLines, pythonLines } from "./snippets.js";
 import { waterfall } from "./waterfall.js";
 
+const STAGES = [
+  ["Fetch", "the proxy fetches and hashes pictures or sound"],
+  ["Queue", "it waits for a worker"],
+  ["Preprocess", "an encoder worker decodes and resizes an item"],
+  ["Encode", "its tower computes the item's embedding"],
+  ["Save", "the embedding goes to the store"],
+  ["Load", "a PD worker gets it: from the store, by shared memory, or from the encoder worker"],
+  ["Prefill", "the PD worker computes the prompt, up to the first token"],
+  ["Decode", "it generates the answer, token by token"],
+];
 const POLL_MS = 400;
 /** The record is complete a moment after the answer's last byte. */
 const LAST_TRIES = 12;
@@ -132,7 +143,7 @@ export class TryView {
       while (this.watched === watch && tries < LAST_TRIES) {
         await new Promise((resolve) => setTimeout(resolve, watch.over ? 150 : POLL_MS));
         if (watch.over) tries += 1;
-        const record = await this.#record(watch.id);
+        const record = await fetchRecord(watch.id);
         if (this.watched !== watch) return;
         if (record instanceof Error) {
           if (watch.over && tries >= LAST_TRIES) this.#noTime(record.message);
@@ -144,15 +155,6 @@ export class TryView {
     };
     look();
     return watch;
-  }
-
-  async #record(id) {
-    try {
-      return await (await call(`cluster/requests/${encodeURIComponent(id)}`)).json();
-    } catch (error) {
-      if (error.status === 404) return new Error("The server has no record of this request: the newest ones are kept for a while, for the key that sent them.");
-      return error;
-    }
   }
 
   #talkCard() {
@@ -210,14 +212,17 @@ export class TryView {
         // The form says what is wrong.
       }
     }
+    if (!request && chosen && modeOf(chosen) === "chat") request = makeRequest(chosen, [], "Which shapes can you see?", [], { sampling: {} });
     if (!request) return "# Ask something: its lines for a shell and for Python appear here.";
     const base = address("").href;
-    return this.codeKind === "curl" ? curlLines(base, request) : pythonLines(base, request);
+    return (this.codeKind === "curl" ? curlLines : pythonLines)(base, request, apiKey() !== "");
   }
 
-  #noTime(words = "Ask something: fetch, queue, encode, save, load, prefill and decode appear here, each with its worker and its time.") {
+  /** Without a request: the stages that a request goes through. */
+  #noTime(words = "Ask something: its stages appear here, each with its worker and its time.") {
     this.watched = null;
-    this.time.replaceChildren(h("p", { class: "soft" }, words));
+    const stages = STAGES.map(([name, does]) => h("div", {}, h("dt", {}, h("span", { class: `swatch stage-${name.toLowerCase()}` }), name), h("dd", { class: "soft" }, does)));
+    this.time.replaceChildren(h("p", { class: "soft" }, words), h("dl", { class: "stages" }, stages));
   }
 
   async #loadExamples() {

@@ -1,25 +1,29 @@
-// The view Watch: the cluster as it is now, and its last 15 minutes.
+// The view Watch: the cluster as it is now, and up to its last hour.
 
-import { TimeChart } from "./chart.js";
+import { ChartGroup, TimeChart } from "./chart.js";
 import { h, oncePerFrame, reconcile, setAttr, setText } from "./dom.js";
 import { Feed } from "./feed.js";
+import { FinishedCard } from "./finished.js";
 import { count, duration, percent, rate, seconds } from "./format.js";
 import { askForKey } from "./key.js";
 import { Pools, upWords } from "./pools.js";
+import { RecordDialog } from "./record.js";
 import { Series } from "./series.js";
 import { stage } from "./waterfall.js";
 import { WorkerDialog, WorkerHistory } from "./worker.js";
 
 const CHARTS = [
-  { title: "Requests", format: rate, lines: [{ name: "requests", label: "per s", color: "prefill" }, { name: "errors", label: "errors", color: "bad" }] },
-  { title: "In the proxy", format: count, lines: [{ name: "in_flight", label: "in flight", color: "load" }, { name: "queued", label: "queued", color: "warn" }] },
+  { title: "Per second", format: rate, lines: [{ name: "requests", label: "requests", color: "prefill" }, { name: "items", label: "items", color: "encode" }, { name: "errors", label: "errors", color: "bad" }] },
+  { title: "Busy", format: percent, top: 1, lines: [{ name: "encoder_busy", label: "encode", color: "encode" }, { name: "pd_busy", label: "PD", color: "decode" }] },
+  { title: "Proxy", format: count, lines: [{ name: "in_flight", label: "in flight", color: "load" }, { name: "queued", label: "queued", color: "warn" }] },
   { title: "Output", format: rate, lines: [{ name: "tokens", label: "tokens/s", color: "decode" }] },
-  { title: "Encoded", format: rate, lines: [{ name: "items", label: "items/s", color: "encode" }] },
-  { title: "Hit rate", format: percent, top: 1, lines: [{ name: "hit_rate", label: "found", color: "load" }] },
+  { title: "Hit rate", format: percent, top: 1, lines: [{ name: "hit_rate", label: "reused", color: "load" }] },
   { title: "Goodput", format: percent, top: 1, lines: [{ name: "met", label: "within SLO", color: "good" }] },
   { title: "KV cache", format: percent, top: 1, lines: [{ name: "kv_usage", label: "used", color: "prefill" }] },
-  { title: "Workers", format: count, lines: [{ name: "encoders", label: "enc.", color: "encode" }, { name: "desired_encoders", label: "wanted", color: "warn", dashed: true }, { name: "pd_workers", label: "PD", color: "decode" }] },
+  { title: "Workers", format: count, lines: [{ name: "encoders", label: "encode", color: "encode" }, { name: "pd_workers", label: "PD", color: "decode" }, { name: "desired_encoders", label: "desired", color: "warn", dashed: true }] },
 ];
+/** Minutes that the charts can show. */
+const SPANS = [1, 5, 15, 60];
 
 export class WatchView {
   constructor(root) {
@@ -34,21 +38,44 @@ export class WatchView {
       state: (name, words) => this.#state(name, words),
     });
     this.pools = new Pools((worker) => this.dialog.open(worker, this.now));
-    this.charts = CHARTS.map((one) => new TimeChart(one));
+    this.record = new RecordDialog();
+    this.finished = new FinishedCard((id) => this.record.open(id));
+    const group = new ChartGroup();
+    this.charts = CHARTS.map((one) => new TimeChart({ ...one, group }));
+    this.chartsTitle = h("h2");
     this.tiles = h("dl", { class: "tiles" });
     root.append(this.#strip(), h("div", { class: "live-data" }, this.tiles, this.pools.node,
-      h("section", { class: "charts", "aria-label": "The last 15 minutes" }, this.charts.map((chart) => h("div", { class: "card" }, chart.node))),
-      h("div", { class: "lists" }, this.#requestsCard(), this.#failuresCard())));
+      this.#chartsSection(),
+      h("div", { class: "lists" }, h("div", { class: "column" }, this.#requestsCard(), this.finished.node), this.#failuresCard())));
+    this.#choose(15);
     this.root = root;
     this.root.classList.add("no-data");
   }
 
   show() {
     this.feed.start();
+    this.finished.start();
   }
 
   hide() {
     this.feed.stop();
+    this.finished.stop();
+  }
+
+  #chartsSection() {
+    this.spans = SPANS.map((minutes) => h("button", { type: "button", class: "tab", onclick: () => this.#choose(minutes) }, minutes === 60 ? "1 h" : `${minutes} min`));
+    return h("section", { "aria-label": "Over time" }, h("div", { class: "row over" }, this.chartsTitle, h("span", { class: "grow" }), this.spans),
+      h("div", { class: "charts" }, this.charts.map((chart) => h("div", { class: "card" }, chart.node))));
+  }
+
+  /** Shows so many minutes in all charts. */
+  #choose(minutes) {
+    this.minutes = minutes;
+    SPANS.forEach((one, index) => setAttr(this.spans[index], "aria-pressed", String(one === minutes)));
+    const span = minutes === 60 ? "1 h" : `${minutes} min`;
+    setText(this.chartsTitle, `The last ${minutes === 1 ? "minute" : minutes === 60 ? "hour" : `${minutes} minutes`}`);
+    for (const chart of this.charts) chart.span = `${span} ago`;
+    this.draw();
   }
 
   #take(now) {
@@ -83,7 +110,9 @@ export class WatchView {
 
   #draw() {
     const { now } = this;
-    for (const chart of this.charts) chart.update(this.series.values);
+    const values = this.series.last(this.minutes);
+    for (const chart of this.charts) chart.update(values);
+    this.finished.tick(now?.time);
     if (!now) return;
     this.root.classList.remove("no-data");
     setText(this.about, upWords(now));
@@ -93,7 +122,7 @@ export class WatchView {
     reconcile(this.tiles, tilesOf(now), ([name]) => name, tileRow);
     this.pools.update(now);
     this.dialog.update(now);
-    reconcile(this.rows, now.requests.slice(0, 64), (request) => request.id, requestRow);
+    reconcile(this.rows, now.requests.slice(0, 64), (request) => request.id, () => requestRow((id) => this.record.open(id)));
     this.noRequests.hidden = now.requests.length > 0;
     reconcile(this.failures, now.failures.slice(0, 32), (failure) => `${failure.where} ${failure.what}`, (failure) => failureRow(failure, () => this.now.time));
     this.noFailures.hidden = now.failures.length > 0;
@@ -123,7 +152,7 @@ function tilesOf({ proxy, rates, goodput }) {
     ["In flight", count(proxy.in_flight), `${count(proxy.queued)} queued of ${count(proxy.max_queue)}`, ""],
     ["Requests", `${rate(rates.requests)}/s`, rates.errors > 0 ? `${rate(rates.errors)}/s fail` : "none fails", rates.errors > 0 ? "bad" : ""],
     ["Output", `${rate(rates.tokens)} tok/s`, `${rate(rates.items)} items/s encoded`, ""],
-    ["Hit rate", percent(rates.hit_rate), "items found, last minute", ""],
+    ["Hit rate", percent(rates.hit_rate), "of items, 1 min", ""],
     ["Within SLO", percent(goodput.met), slo, goodput.met !== null && goodput.met < 0.9 ? "warn" : ""],
     ["First token", seconds(goodput.ttft_p50), `P99 ${seconds(goodput.ttft_p99)}`, ""],
     ["Between tokens", seconds(goodput.tpot_p50), `P99 ${seconds(goodput.tpot_p99)}`, ""],
@@ -144,15 +173,17 @@ function tileRow([name]) {
   };
 }
 
-function requestRow() {
+function requestRow(open) {
   const cells = ["id", "model", "stage", "items", "tokens", "worker", "age"].map((name) => h("td", { class: { items: "number", tokens: "number", age: "number", model: "wide-only", worker: "wide-only" }[name] ?? "" }));
   const [id, model, at, items, tokens, worker, age] = cells;
+  const link = h("button", { type: "button", class: "link", onclick: () => open(link.textContent) });
+  id.append(link);
   const chip = h("span", { class: "chip" });
   at.append(chip);
   return {
     node: h("tr", {}, cells),
     update(request) {
-      setText(id, request.id);
+      setText(link, request.id);
       setText(model, request.model);
       setText(chip, request.stage);
       setAttr(chip, "class", `chip stage-${stage(request.stage)}`);

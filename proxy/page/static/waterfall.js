@@ -37,11 +37,11 @@ export function isHit(note) {
   return /in the store|held by|cache|another request/i.test(note ?? "");
 }
 
-/** The seconds of each stage of the request itself, in the order in which they come. */
-export function stageSums(spans) {
-  const sums = new Map();
-  for (const span of spans) if (!isItem(span)) sums.set(span.name, (sums.get(span.name) ?? 0) + span.end - span.start);
-  return sums;
+/** The seconds of each stage, in the order in which they come: at least one of the spans is in it. */
+export function stageTimes(spans) {
+  const byName = new Map();
+  for (const span of spans) byName.set(span.name, [...(byName.get(span.name) ?? []), span]);
+  return [...byName].map(([name, own]) => [name, covered(own)]);
 }
 
 /** By time; of those that begin together, the request's stage before the items in it. */
@@ -98,15 +98,18 @@ function lane(name, spans, total, time) {
 function bar(span, total) {
   const left = Math.min(100, (100 * span.start) / total);
   const width = Math.max(0, Math.min(100 - left, (100 * (span.end - span.start)) / total));
-  const words = [word(span.name), span.where, span.note, seconds(span.end - span.start)].filter(Boolean).join(" · ");
-  return h("span", { class: `span stage-${stage(span.name)}${isHit(span.note) ? " hit" : ""}`, title: words, style: { left: `${left}%`, width: `${width}%` } });
+  const tip = [word(span.name), span.where, span.note, seconds(span.end - span.start)].filter(Boolean).join(" · ");
+  // A wait has the colour of the stage that it waits for, hatched.
+  const kind = span.awaits ? `stage-${stage(span.awaits)} awaits` : `stage-${stage(span.name)}`;
+  return h("span", { class: `span ${kind}${isHit(span.note) ? " hit" : ""}`, title: tip, style: { left: `${left}%`, width: `${width}%` } });
 }
 
+/** The stages of the request, which add up to its time, and those of its items, which run beside each other. */
 function legend(spans) {
-  const shown = new Map([...stageSums(spans)].map(([name, sum]) => [name, seconds(sum)]));
-  for (const span of spans) if (!shown.has(span.name)) shown.set(span.name, "");
-  return h("ul", { class: "legend", "aria-label": "Stages" }, [...shown].map(([name, sum]) =>
-    h("li", {}, h("span", { class: `swatch stage-${stage(name)}` }), `${word(name)} `, sum ? h("strong", {}, sum) : null)));
+  const rows = [["Request", spans.filter((span) => !isItem(span))], ["Items", spans.filter((span) => isItem(span) && span.end > span.start)]];
+  return rows.filter(([, own]) => own.length).map(([name, own]) => h("ul", { class: "legend", "aria-label": `Stages of the ${name.toLowerCase()}` },
+    h("li", { class: "of" }, name),
+    stageTimes(own).map(([each, sum]) => h("li", {}, h("span", { class: `swatch stage-${stage(each)}` }), `${word(each)} `, h("strong", {}, seconds(sum))))));
 }
 
 function allSpans(spans, total) {

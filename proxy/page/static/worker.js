@@ -1,9 +1,9 @@
 // The details of one worker, in a dialog that goes on with the live data.
 
-import { TimeChart } from "./chart.js";
+import { ChartGroup, TimeChart } from "./chart.js";
 import { h, setAttr, setText } from "./dom.js";
 import { count, percent, rate, seconds } from "./format.js";
-import { grade, stateWord } from "./pools.js";
+import { grade, memory, stateWord } from "./pools.js";
 
 /** Seconds of a worker's values that the page keeps, and workers that it keeps them for. */
 const KEPT = 300;
@@ -18,10 +18,11 @@ export class WorkerHistory {
   add(now) {
     const live = [...now.encoders, ...now.pd_workers].slice(0, MAX_WORKERS);
     for (const worker of live) {
-      const values = this.byAddress.get(worker.address) ?? { load: [], speed: [], share: [] };
+      const values = this.byAddress.get(worker.address) ?? empty();
       const isEncoder = "jobs" in worker;
+      push(values.busy, worker.busy);
       push(values.load, isEncoder ? worker.jobs : worker.requests);
-      push(values.speed, isEncoder ? (worker.encode_ms ?? null) : worker.tokens_per_second);
+      push(values.speed, isEncoder ? worker.encode_ms : worker.tokens_per_second);
       push(values.share, isEncoder ? worker.work_seconds : worker.kv_usage);
       this.byAddress.set(worker.address, values);
     }
@@ -32,13 +33,17 @@ export class WorkerHistory {
   }
 
   of(address) {
-    const kept = this.byAddress.get(address) ?? { load: [], speed: [], share: [] };
+    const kept = this.byAddress.get(address) ?? empty();
     return Object.fromEntries(Object.entries(kept).map(([name, values]) => [name, padded(values)]));
   }
 }
 
+function empty() {
+  return { busy: [], load: [], speed: [], share: [] };
+}
+
 function push(values, value) {
-  values.push(value);
+  values.push(value ?? null);
   if (values.length > KEPT) values.shift();
 }
 
@@ -95,7 +100,8 @@ export class WorkerDialog {
 }
 
 function facts(worker) {
-  const common = [["Address", worker.address], ["Model", worker.model], ["Kind", worker.kind || "–"]];
+  const common = [["Address", worker.address], ["Model", worker.model], ["Kind", worker.kind || "–"],
+    ["Busy", percent(worker.busy)], ["Memory", memory(worker) || "–"], ...(worker.gpu ? [["GPU", percent(worker.gpu.use)]] : [])];
   if ("jobs" in worker) {
     return [...common, ["Jobs", count(worker.jobs)], ["Work left", seconds(worker.work_seconds)], ["Done", count(worker.done)],
       ["An item takes", worker.encode_ms === null ? "–" : seconds(worker.encode_ms / 1000)]];
@@ -104,14 +110,19 @@ function facts(worker) {
     ["KV cache", percent(worker.kv_usage)], ["Encoder cache", percent(worker.cache_usage)], ["Output", `${rate(worker.tokens_per_second)} tokens/s`]];
 }
 
-function chart(title, name, label, color, format, top = null) {
-  return new TimeChart({ title, lines: [{ name, label, color }], format, top, step: 1, span: "5 min ago" });
+/** A function that makes charts of one group. */
+function charting() {
+  const group = new ChartGroup();
+  return (title, name, label, color, format, top = null) =>
+    new TimeChart({ title, lines: [{ name, label, color }], format, top, step: 1, span: "5 min ago", group });
 }
 
 function encoderCharts() {
-  return [chart("Jobs", "load", "jobs", "encode", count), chart("Time of an item", "speed", "", "load", (ms) => seconds(ms === null || ms === undefined ? NaN : ms / 1000))];
+  const chart = charting();
+  return [chart("Busy", "busy", "of 10 s", "encode", percent, 1), chart("Jobs", "load", "jobs", "encode", count), chart("Time of an item", "speed", "", "load", (ms) => seconds(ms === null || ms === undefined ? NaN : ms / 1000))];
 }
 
 function pdCharts() {
-  return [chart("Tokens", "speed", "tokens/s", "decode", rate), chart("KV cache", "share", "used", "prefill", percent, 1)];
+  const chart = charting();
+  return [chart("Busy", "busy", "of 10 s", "decode", percent, 1), chart("Tokens", "speed", "tokens/s", "decode", rate), chart("KV cache", "share", "used", "prefill", percent, 1)];
 }

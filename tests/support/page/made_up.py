@@ -33,6 +33,10 @@ class MadeUp:
     #: Items of the request whose record is asked for; the record lists the first 16 one by one.
     items: int = 0
     text: str = ""
+    #: Requests that have ended.
+    ended: int = 12
+    #: What the model thinks before its answer.
+    reasoning: str = ""
     #: Connections of /cluster/events so far, and requests that were asked.
     connections: int = 0
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -88,10 +92,10 @@ class MadeUp:
     def history(self) -> dict[str, Any]:
         def line(scale: float, shift: float = 0.0) -> list[float | None]:
             return [None] * 30 + [
-                scale * (0.5 + 0.3 * math.sin(at / 9 + shift) + 0.15 * math.sin(at / 2)) for at in range(150)
+                scale * (0.5 + 0.3 * math.sin(at / 9 + shift) + 0.15 * math.sin(at / 2)) for at in range(690)
             ]
 
-        levels: list[float | None] = [None] * 30 + [float(2 + (at > 70)) for at in range(150)]
+        levels: list[float | None] = [None] * 30 + [float(2 + (at > 70)) for at in range(690)]
         names = {
             "in_flight": 40.0,
             "queued": 5.0,
@@ -102,16 +106,29 @@ class MadeUp:
         }
         series = {name: line(scale, scale) for name, scale in names.items()}
         series |= {"hit_rate": line(0.9), "met": line(1.0, 2), "kv_usage": line(0.8, 3)}
+        series |= {"encoder_busy": line(1.1), "pd_busy": line(0.7, 2)}
         series |= {
             "encoders": levels,
             "desired_encoders": [*levels[6:], *[3.0] * 6],
-            "pd_workers": [None] * 30 + [2.0] * 150,
+            "pd_workers": [None] * 30 + [2.0] * 690,
         }
         return {"step": 5, "end": time.time() + self.skew, "series": series}
 
+    def finished(self, order: str, failed: bool, model: str) -> dict[str, Any]:
+        rows = [_finished(index, self.text) for index in range(self.ended)]
+        rows = [row for row in rows if (row["status"] >= 400 or not failed) and model in ("", row["model"])]
+        rows.sort(key=lambda row: row["seconds" if order == "slowest" else "ended"], reverse=True)
+        return {"requests": rows[:50], "models": ["demo", "other"]}
+
     def record(self, name: str) -> dict[str, Any]:
         def span(
-            stage: str, start: float, end: float, where: str, item: int | None = None, note: str = ""
+            stage: str,
+            start: float,
+            end: float,
+            where: str,
+            item: int | None = None,
+            note: str = "",
+            awaits: str = "",
         ) -> dict[str, Any]:
             return {
                 "name": stage,
@@ -120,11 +137,15 @@ class MadeUp:
                 "where": where,
                 "item": item,
                 "note": note + self.text,
+                "awaits": awaits,
             }
 
         spans = [
             span("fetch", 0.0, 0.012, "proxy"),
             span("queue", 0.012, 0.03, "proxy"),
+            span("wait", 0.03, 0.28, "10.0.0.9:50052", None, "for item 1: encode", "encode"),
+            span("wait", 0.28, 0.296, "10.0.0.9:50052", None, "for item 1: save", "save"),
+            span("wait", 0.296, 0.31, "10.0.0.9:50052", None, "for item 1: load", "load"),
             span("encode", 0.03, 0.28, "10.0.0.7:50051", 0),
             span("encode", 0.031, 0.24, "10.0.0.8:50051", 1),
             span("encode", 0.03, 0.03, "store", 2, "in the store: no encoder job"),
@@ -159,6 +180,12 @@ def _load(wave: float) -> dict[str, Any]:
     latencies = {"ttft_p50": 0.21, "ttft_p99": 1.32, "tpot_p50": 0.018, "tpot_p99": 0.062}
     return {
         "rates": {**rates, "hit_rate": 0.4 + wave / 2},
+        "flows": {
+            "encoded": {"items": 5.1, "bytes": 3 << 20},
+            "store": {"items": 2.0, "bytes": 1 << 20},
+            "shm": {"items": 3.1, "bytes": 2 << 20},
+            "peer": {"items": 0.0, "bytes": 0},
+        },
         "goodput": {"ttft_slo": 2.0, "tpot_slo": 0.1, "met": 0.9 + wave / 10, **latencies},
     }
 
@@ -176,6 +203,9 @@ def _encoder(index: int, text: str, state: str, wave: float) -> dict[str, Any]:
         "kind": "cpu",
         "state": state,
         "reason": reason,
+        "busy": 0.97 if state == "serving" else None,
+        "memory_bytes": 390_000_000,
+        "gpu": None,
         "jobs": round(8 * wave),
         "work_seconds": 1.9 * wave,
         "done": 1210 + index,
@@ -191,12 +221,29 @@ def _pd(index: int, text: str, wave: float, in_flight: int) -> dict[str, Any]:
         "kind": "cpu",
         "state": "serving",
         "reason": "",
+        "busy": wave,
+        "memory_bytes": 1_264_000_000,
+        "gpu": {"use": 0.71, "memory_bytes": 16 << 30, "max_memory_bytes": 24 << 30},
         "requests": in_flight // 2,
         "running": in_flight // 2,
         "waiting": in_flight // 9,
         "kv_usage": 0.75 * wave,
         "cache_usage": 0.5 * wave,
         "tokens_per_second": 210 * wave,
+    }
+
+
+def _finished(index: int, text: str) -> dict[str, Any]:
+    return {
+        "id": f"{0xB1B2C3D4 + index * 7919:08x}",
+        "model": f"{('demo', 'other')[index % 2]}{text}",
+        "ended": time.time() - 7.0 * index,
+        "seconds": 0.3 + (index * 5 % 7),
+        "ttft": 0.2 if index % 4 else None,
+        "status": 200 if index % 4 else 503,
+        "items": index % 3,
+        "tokens": 5 * index,
+        "pd_worker": "pd-0",
     }
 
 

@@ -40,12 +40,19 @@ class _Api:
         return StreamingResponse(self._answer(), media_type="text/event-stream", headers=headers)
 
     async def _answer(self) -> AsyncIterator[str]:
+        for word in self.said.reasoning.split():
+            yield _event({"choices": [{"index": 0, "delta": {"reasoning_content": f"{word} "}}]})
         for word in self.said.answer.split(" "):
             await asyncio.sleep(0.01)
             yield _event({"choices": [{"index": 0, "delta": {"content": f"{word} "}}]})
         yield _event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
         yield _event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 17}})
         yield "data: [DONE]\n\n"
+
+    async def finished(self, request: Request) -> Response:
+        asked = request.query_params
+        listed = self.said.finished(asked.get("order", ""), "failed" in asked, asked.get("model", ""))
+        return self._refusal(request) or JSONResponse(listed)
 
     async def record(self, request: Request) -> Response:
         return self._refusal(request) or JSONResponse(self.said.record(request.path_params["name"]))
@@ -77,6 +84,7 @@ def make_page_app(said: MadeUp, prefix: str = "") -> Starlette:
         Route("/v1/models", api.models),
         Route("/v1/chat/completions", api.chat, methods=["POST"]),
         Route("/cluster/events", api.events),
+        Route("/cluster/requests", api.finished),
         Route("/cluster/requests/{name}", api.record),
         *PageEndpoints().routes(),
     ]

@@ -12,7 +12,7 @@ from types import TracebackType
 from triptych.base.config import ColocatedConfig
 from triptych.base.cpu.step_pacer import StepPacer
 from triptych.base.cpu.threads import decoder_threads, in_short_lived_thread, use_threads
-from triptych.base.engine_beat import EngineBeat
+from triptych.base.engine_beat import BusyClock, EngineBeat
 from triptych.base.errors import InternalError
 from triptych.base.metrics import EncoderMetrics, PDMetrics, new_registry
 from triptych.base.tracing.context import Producers
@@ -159,6 +159,10 @@ class Replica:
     def engines(self) -> tuple[EngineBeat, EngineBeat]:
         """Both engines, to be watched."""
         return self.encoder.beat, self.pd.engine.beat
+
+    @property
+    def busy_clocks(self) -> tuple[BusyClock, BusyClock]:
+        return self.encoder.beat.busy, self.pd.engine.beat.busy
 
     def infos(self, metrics_port: int) -> tuple[WorkerInfo, WorkerInfo]:
         """Its registrations, one in each pool."""

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import itertools
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +18,9 @@ import pytest
 from support.fakes.fake_workers import picture, user
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
+from triptych.base.engine_beat import BusyClock
 from triptych.base.errors import RequestError
+from triptych.base.machine.worker_load import LoadMeter
 from triptych.proxy.auth.keys import KeyLimits, KeyRing
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -165,7 +168,7 @@ async def test_the_stream_begins_with_the_history_and_goes_on_every_second(store
         assert reply.headers["content-type"].startswith("text/event-stream")
         found = await events(reply, 4)
         assert [name for name, _ in found] == ["history", "snapshot", "snapshot", "snapshot"]
-        assert len(found[0][1]["series"]["in_flight"]) == 180
+        assert len(found[0][1]["series"]["in_flight"]) == 720
         assert found[3][1]["time"] > found[1][1]["time"]
         # The other one has read nothing meanwhile, and misses none of what it is sent.
         assert [name for name, _ in await events(other, 3)] == ["history", "snapshot", "snapshot"]
@@ -187,6 +190,97 @@ async def test_a_key_sees_rows_of_its_own_requests_and_an_operators_those_of_all
                 assert shown["proxy"]["in_flight"] == shown["pd_workers"][0]["requests"] == 1
 
 
+async def test_requests_that_have_ended_are_listed_newest_slowest_or_failed_first(
+    store: EmbeddingStore,
+) -> None:
+    async with watched(store) as live:
+        await live.ask("first", "a")
+        await live.ask("second")
+        with pytest.raises(RequestError):
+            await anext(aiter(live.cluster.dispatcher.chat(failing_call(0))))
+
+        async def labels(query: str) -> list[str]:
+            status, reply = await live.get(f"/cluster/requests{query}")
+            assert status == 200 and reply["models"] == ["demo"]
+            return [(await live.shows(row["id"]))["id"] for row in reply["requests"]]
+
+        assert await labels("") == ["label-0", "second", "first"]
+        assert await labels("?failed=true") == ["label-0"]
+        assert await labels("?model=demo&limit=2") == ["label-0", "second"]
+        assert await labels("?model=other") == []
+        _, reply = await live.get("/cluster/requests?order=slowest")
+        seconds = [row["seconds"] for row in reply["requests"]]
+        assert seconds == sorted(seconds, reverse=True)
+        (row,) = (row for row in reply["requests"] if row["items"])
+        assert (row["status"], row["tokens"], row["pd_worker"]) == (
+            200,
+            8,
+            live.cluster.pd_workers[0].address,
+        )
+        assert 0 < row["ttft"] <= row["seconds"]
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("order=oldest", "order"),
+        ("failed=1", "failed"),
+        ("limit=0", "limit"),
+        ("limit=x", "limit"),
+        ("q=1", "q"),
+    ],
+)
+async def test_a_wrong_query_is_refused_by_the_name_of_its_field(
+    store: EmbeddingStore, query: str, field: str
+) -> None:
+    async with watched(store) as live:
+        status, reply = await live.get(f"/cluster/requests?{query}")
+        assert (status, reply["error"]["param"]) == (400, field)
+
+
+@pytest.mark.parametrize("key,rows", [(ALICE, 1), (BOB, 0), (OPERATOR, 1)])
+async def test_a_list_of_ended_requests_has_those_of_the_key_alone(store, keys, key, rows):
+    async with watched(store, keys=keys) as live:
+        async with two_tokens_of_alice(live):
+            pass
+        status, reply = await live.get("/cluster/requests", key)
+        assert (status, len(reply["requests"])) == (200, rows)
+        for row in reply["requests"]:
+            assert (await live.shows(row["id"], key))["id"] == "alices-own"
+
+
+async def test_a_worker_is_shown_by_its_own_name_with_what_it_reports(store: EmbeddingStore) -> None:
+    async with watched(store) as live:
+        encoder, busy = live.cluster.encoders[0], BusyClock()
+        busy.mark(True)
+        await encoder.kill()
+        encoder.meter = LoadMeter(busy)
+        os.environ["TRIPTYCH_SERVICE"] = "encoder-7"
+        try:
+            await encoder.start()
+            await until(lambda: live.cluster.pool.workers["encoder", encoder.address].load, "its report")
+        finally:
+            del os.environ["TRIPTYCH_SERVICE"]
+        assert live.cluster.live is not None and live.cluster.live._feed is not None
+        live.cluster.live._feed.poll()
+        seen = await live.snapshot()
+        (row,), (other,) = seen["encoders"], seen["pd_workers"]
+        assert (row["name"], row["address"]) == ("encoder-7", encoder.address)
+        assert row["busy"] > 0.9 and row["memory_bytes"] > 1 << 20 and row["gpu"] is None
+        # One of an earlier release reports nothing.
+        assert (other["name"], other["busy"], other["memory_bytes"]) == (other["address"], None, None)
+        await live.ask("mine", "a")
+        assert {span["where"] for span in spans(await live.shows("mine"), 0, "encode")} <= {"encoder-7"}
+
+
+async def test_embeddings_are_counted_by_the_way_that_they_went(store: EmbeddingStore) -> None:
+    async with watched(store) as live:
+        await live.ask("mine", "a", "b")
+        totals = live.cluster.live.calls.transfers.totals
+        assert (totals["encoded"], totals["store"], totals["shm"], totals["peer"]) == (2, 2, 0, 0)
+        assert totals["encoded_bytes"] == totals["store_bytes"] > 0
+
+
 @pytest.mark.parametrize("path", ["/cluster", "/cluster/events", "/cluster/requests/mine"])
 async def test_without_the_page_there_are_no_live_data(store: EmbeddingStore, path: str) -> None:
     async with FakeCluster(store) as cluster:
@@ -201,13 +295,14 @@ async def test_records_of_many_requests_are_bounded(store: EmbeddingStore) -> No
     async with watched(store) as live:
         assert live.cluster.live is not None
         calls = live.cluster.live.calls
-        for index in range(300):
+        for index in range(400):
             with pytest.raises(RequestError):
                 await anext(aiter(live.cluster.dispatcher.chat(failing_call(index))))
-        assert len(calls._ended) == 256 and not calls._open
-        assert len(calls._names) == 256 and not calls._rows  # no snapshot has shown one
+        # The newest, and of older ones those that failed.
+        assert len(list(calls._ended.all())) == 320 and not calls._open
+        assert len(calls._names) == 320 and not calls._rows  # nobody has seen a row
         assert (await live.get("/cluster/requests/label-0"))[0] == 404
-        assert (await live.shows("label-299"))["status"] == 400
+        assert (await live.shows("label-399"))["status"] == 400
 
 
 def failing_call(index: int) -> Any:

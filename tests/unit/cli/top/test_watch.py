@@ -32,7 +32,7 @@ def followed(*replies: ClusterSnapshot | RequestError) -> tuple[str, type[BaseEx
 
     console = Console(file=output, width=80, height=40, force_terminal=True, color_system=None)
     with pytest.raises((RequestError, KeyboardInterrupt)) as ended:
-        watch(read, console, pause=lambda seconds: None)
+        watch(read, console, pause=lambda seconds: False)
     return output.getvalue(), ended.type
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triptych.base.metrics import ProxyMetrics
+from triptych.proxy.live.objects import Flow
 from triptych.proxy.live.statistics import (
     MAX_CALLS,
     MAX_SECONDS,
@@ -12,6 +13,7 @@ from triptych.proxy.live.statistics import (
     CountWindow,
     GoodputWindow,
     Slo,
+    Transfers,
     percentile,
     read_counts,
 )
@@ -21,7 +23,7 @@ def test_errors_are_the_servers_and_refusals_the_clients() -> None:
     metrics = ProxyMetrics()
     for status, count in (("200", 5), ("400", 3), ("429", 2), ("499", 7), ("500", 1), ("503", 1)):
         metrics.requests.labels(status, "other").inc(count)
-    counts = read_counts(metrics, 1.0, 0.0, 0, 0)
+    counts = read_counts(metrics, 1.0, 0.0, 0, 0, Transfers())
     assert (counts.requests, counts.errors, counts.refused) == (19, 4, 3)
 
 
@@ -29,7 +31,7 @@ def test_an_item_hits_unless_it_was_encoded_for_its_request() -> None:
     metrics = ProxyMetrics()
     for origin, count in (("store", 2), ("pd", 1), ("joined", 1), ("encoded", 4)):
         metrics.items.labels(origin).inc(count)
-    counts = read_counts(metrics, 1.0, 0.0, 0, 0)
+    counts = read_counts(metrics, 1.0, 0.0, 0, 0, Transfers())
     assert (counts.items, counts.hits, counts.hit_rate) == (8, 4, 0.5)
 
 
@@ -102,3 +104,14 @@ def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(
     values: list[float], percent: int, wanted: float
 ) -> None:
     assert percentile(values, percent) == wanted
+
+
+def test_embeddings_flow_by_the_way_that_they_went() -> None:
+    transfers, window = Transfers(), CountWindow()
+    window.add(read_counts(ProxyMetrics(), 0.0, 0.0, 0, 0, transfers))
+    for way in ("encoded", "encoded", "shm", "of a later release"):
+        transfers.add(way, 1000)
+    window.add(read_counts(ProxyMetrics(), 2.0, 0.0, 0, 0, transfers))
+    flows = window.last(10).flows()
+    assert (flows.encoded, flows.shm) == (Flow(1.0, 1000.0), Flow(0.5, 500.0))
+    assert (flows.store, flows.peer) == (Flow(0.5, 500.0), Flow(0.0, 0.0))

@@ -24,8 +24,8 @@ from triptych.proxy.events import (
     LookedUp,
     MissReported,
 )
-from triptych.proxy.live.calls import CallRecord
 from triptych.proxy.live.objects import StageSpan, Waterfall
+from triptych.proxy.live.records import CallRecord
 from triptych.proxy.live.waterfall import waterfall
 from triptych.proxy.requests.instructions import EndAttempt, StartJobs, Submit
 from triptych.proxy.requests.views import TIMED_ITEMS, Event, RequestTimeline
@@ -47,7 +47,6 @@ class Script:
 
     def shown(self, end: float | None, now: float = 0.0) -> Waterfall:
         record = CallRecord(
-            row="00000000",
             label="mine",
             tenant="",
             model="model",
@@ -77,7 +76,16 @@ def assert_tiled(spans: Sequence[StageSpan], end: float) -> None:
 
 
 def tiles(found: Waterfall) -> list[tuple[str, str, float, float]]:
-    return [(s.name, s.where, s.start, s.end) for s in found.spans if s.item is None]
+    """The stages of the request; a wait for an item is one, whatever stage that is in."""
+    merged: list[tuple[str, str, float, float]] = []
+    before = ""
+    for span in (span for span in found.spans if span.item is None):
+        if merged and merged[-1][:2] == (span.name, span.where) and (span.awaits or before):
+            merged[-1] = (*merged[-1][:3], span.end)
+        else:
+            merged.append((span.name, span.where, span.start, span.end))
+        before = span.awaits
+    return merged
 
 
 def of_item(found: Waterfall, item: int = 0) -> list[tuple[str, str, float, float]]:
@@ -218,3 +226,24 @@ def test_items_beyond_the_first_are_one_span() -> None:
     assert summed == [("encode", "", 2.0, 5.0)]
     assert "3 further items" in notes(found, TIMED_ITEMS)
     assert max(span.item or 0 for span in found.spans) == TIMED_ITEMS
+
+
+def test_a_wait_for_items_says_what_the_last_of_them_waits_for() -> None:
+    script = Script()
+    planned(script, "a", "b")
+    script.at(4.0, ItemPlanned("a", PLAN), ItemPlanned("b", PLAN))
+    answered(script)
+    script.at(7.0, ready("a", 1.0, 0.5, 0.5))
+    script.at(8.0, LoadReported(1, "a", 0.1))
+    script.at(10.0, ready("b", 1.5, 2.0, 0.5))
+    script.at(11.0, LoadReported(1, "b", 0.75))
+    waits = [(s.awaits, s.start, s.end, s.note) for s in script.shown(12.0).spans if s.name == "wait"]
+    assert waits[2:] == [
+        ("queue", 2.0, 3.0, "for item 1: queue"),
+        ("preprocess", 3.0, 4.0, "for item 1: preprocess"),
+        ("queue", 6.0, 7.5, "for item 2: queue"),
+        ("encode", 7.5, 9.5, "for item 2: encode"),
+        ("save", 9.5, 10.0, "for item 2: save"),
+        ("", 10.0, 10.25, "for embeddings"),
+        ("load", 10.25, 11.0, "for item 2: load"),
+    ]

@@ -42,7 +42,7 @@ class TopOptions(ServerOptions):
 def top(options: TopOptions) -> None:
     """Shows the workers, queues, requests and failures of a running cluster, updated every second.
 
-    Ctrl-C stops it. --json prints what GET /cluster returns.
+    q or Ctrl-C ends it. --json prints what GET /cluster returns.
     """
     with _connected(options) as client, contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         if options.json:
@@ -50,11 +50,13 @@ def top(options: TopOptions) -> None:
             return
         from rich.console import Console
 
+        from triptych.apps.cli.top.keys import end_keys
         from triptych.apps.cli.top.screen import Trends, screen, watch
 
         console = Console()
         if console.is_terminal and not options.once:
-            watch(lambda: _snapshot(client), console)
+            with end_keys() as pause:
+                watch(lambda: _snapshot(client), console, pause)
             return
         width = console.width if console.is_terminal else _COLUMNS
         Console(width=width).print(screen(_snapshot(client), Trends(), width))

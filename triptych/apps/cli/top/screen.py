@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -124,12 +123,11 @@ def _goodput_line(seen: ClusterSnapshot) -> Text:
     goodput = seen.goodput
     line = Text("SLO met ")
     line.append(percent(goodput.met), style="bold")
-    line.append(
-        f"  TTFT p50 {latency(goodput.ttft_p50)} p99 {latency(goodput.ttft_p99)}"
-        f" (≤ {latency(goodput.ttft_slo)})"
-        f"  TPOT p50 {latency(goodput.tpot_p50)} p99 {latency(goodput.tpot_p99)}"
-        f" (≤ {latency(goodput.tpot_slo)})"
-    )
+    for name, p50, p99, slo in (
+        ("TTFT", goodput.ttft_p50, goodput.ttft_p99, goodput.ttft_slo),
+        ("TPOT", goodput.tpot_p50, goodput.tpot_p99, goodput.tpot_slo),
+    ):
+        line.append(f"  {name} p50 {latency(p50)} p99 {latency(p99)} ≤ {latency(slo)}")
     return line
 
 
@@ -139,6 +137,8 @@ def _store_line(seen: ClusterSnapshot) -> Text:
     line.append("up" if store.up else "down", style="green" if store.up else "bold red")
     budget = f" of {size(store.max_bytes)}" if store.max_bytes else ""
     line.append(f" {size(store.used_bytes)}{budget}, {store.evictions} evictions")
+    loads = (("store", seen.flows.store), ("shm", seen.flows.shm), ("peer", seen.flows.peer))
+    line.append("  loads/s " + " ".join(f"{way} {number(flow.items)}" for way, flow in loads))
     return line
 
 
@@ -158,17 +158,17 @@ SECONDS = 1.0
 _FINAL = (Unauthorized, NotFound)
 
 
-def watch(
-    read: Callable[[], ClusterSnapshot], console: Console, pause: Callable[[float], None] = time.sleep
-) -> None:
-    """Never returns by itself. RequestError of the first poll, and of any that does not pass."""
+def watch(read: Callable[[], ClusterSnapshot], console: Console, pause: Callable[[float], bool]) -> None:
+    """Shows the cluster every second until `pause` is True. RequestError of the first poll, and of any that
+    does not pass."""
     trends, problem = Trends(), ""
     seen = read()
     trends.add(seen)
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             live.update(screen(seen, trends, console.width, console.height, problem), refresh=True)
-            pause(SECONDS)
+            if pause(SECONDS):
+                return
             try:
                 seen, problem = read(), ""
                 trends.add(seen)

@@ -26,7 +26,7 @@ def size(nbytes: float) -> str:
     """Bytes with three digits or so."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (_KIB, "KiB")):
         if nbytes >= unit:
-            return f"{nbytes / unit:.1f} {name}"
+            return f"{nbytes / unit:.{0 if nbytes >= 100 * unit else 1}f} {name}"
     return f"{nbytes:.0f} B"
 
 
@@ -78,7 +78,7 @@ def sparkline(values: Iterable[float]) -> str:
 
 
 _COLORS = {"serving": "green", "draining": "yellow", "stalled": "red", "lost": "red", "mismatched": "red"}
-_BAR = 8
+_BAR = 4
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -93,7 +93,7 @@ def _table(title: str, *columns: str) -> Table:
     )
     table.padding = (0, 1, 0, 0)
     for index, column in enumerate(columns):
-        left = index == 0 or column in ("state", "stage", "model", "PD worker", "KV", "cache")
+        left = index == 0 or column in ("state", "stage", "model", "PD worker", "busy")
         table.add_column(column, justify="left" if left else "right", no_wrap=True, overflow="ellipsis")
     return table
 
@@ -103,35 +103,49 @@ def _state(state: str) -> Text:
 
 
 def encoder_table(encoders: Sequence[EncoderState], max_rows: int) -> Table:
-    table = _table(_title("Encoder workers", len(encoders), max_rows), *_ENCODER_COLUMNS)
+    columns = ("worker", "state", "busy", "jobs", "work", "done", "ms", *_memory_columns(encoders))
+    table = _table(_title("Encoder workers", len(encoders), max_rows), *columns)
     for row in encoders[:max_rows]:
         table.add_row(
             Text(plain(row.name)),
             _state(row.state),
+            bar(row.busy, _BAR),
             number(row.jobs),
             f"{row.work_seconds:.1f}s",
             number(row.done),
             number(row.encode_ms),
+            *_memory(row, gpu="GPU" in columns),
         )
     return table
 
 
-_ENCODER_COLUMNS = ("worker", "state", "jobs", "work", "done", "ms")
+def _memory_columns(rows: Sequence[EncoderState | PDWorkerState]) -> tuple[str, ...]:
+    """The worker's memory, and its GPU where there is any."""
+    return ("memory", "GPU") if any(row.gpu is not None for row in rows) else ("memory",)
+
+
+def _memory(row: EncoderState | PDWorkerState, *, gpu: bool) -> list[str]:
+    memory = row.memory_bytes if row.gpu is None else row.gpu.memory_bytes
+    cells = ["-" if memory is None else size(memory)]
+    return [*cells, "-" if row.gpu is None else percent(row.gpu.use)] if gpu else cells
 
 
 def pd_table(workers: Sequence[PDWorkerState], max_rows: int) -> Table:
-    columns = ("worker", "state", "mine", "run", "wait", "KV", "cache", "tok/s")
+    measured = _memory_columns(workers)
+    columns = ("worker", "state", "busy", "mine", "run", "wait", "KV", "cache", "tok/s", *measured)
     table = _table(_title("PD workers", len(workers), max_rows), *columns)
     for row in workers[:max_rows]:
         table.add_row(
             Text(plain(row.name)),
             _state(row.state),
+            bar(row.busy, _BAR),
             number(row.requests),
             number(row.running),
             number(row.waiting),
-            bar(row.kv_usage, _BAR),
-            bar(row.cache_usage, _BAR),
+            percent(row.kv_usage),
+            percent(row.cache_usage),
             number(row.tokens_per_second),
+            *_memory(row, gpu="GPU" in columns),
         )
     return table
 

@@ -1,0 +1,41 @@
+"""Names of workers, as the page, `top` and failures show them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from triptych.proxy.live.objects import short_address
+from triptych.proxy.workers import Worker
+
+#: Names that are kept of workers that have gone: records of requests name them too.
+MAX_NAMES = 1024
+
+
+class WorkerNames:
+    """Names by address: the one that the worker reports, its short address until then.
+
+    Two workers of one pool with one name, as on two machines, have their address behind it.
+    """
+
+    def __init__(self, workers: Mapping[tuple[str, str], Worker]) -> None:
+        self._workers = workers
+        self._names: dict[str, str] = {}
+
+    def poll(self) -> None:
+        """Reads the names that workers have reported."""
+        reported = {
+            key: worker.load.name
+            for key, worker in self._workers.items()
+            if worker.load is not None and worker.load.name
+        }
+        counts = Counter((pool, name) for (pool, _), name in reported.items())
+        for (pool, address), name in reported.items():
+            unique = counts[pool, name] == 1
+            self._names.pop(address, None)
+            self._names[address] = name if unique else f"{name} ({short_address(address)})"
+        while len(self._names) > max(MAX_NAMES, len(reported)):
+            del self._names[next(iter(self._names))]
+
+    def __call__(self, address: str) -> str:
+        return self._names.get(address) or short_address(address)

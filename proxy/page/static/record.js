@@ -1,0 +1,52 @@
+// The record of one request: fetched until it has ended, and shown as a waterfall in a dialog.
+
+import { call } from "./api.js";
+import { h } from "./dom.js";
+import { waterfall } from "./waterfall.js";
+
+const POLL_MS = 500;
+
+/** The record, or an Error that says in words why there is none. */
+export async function fetchRecord(id) {
+  try {
+    return await (await call(`cluster/requests/${encodeURIComponent(id)}`)).json();
+  } catch (error) {
+    if (error.status === 404) return new Error("The server has no record of this request: the newest ones are kept for a while, for the key that sent them.");
+    return error;
+  }
+}
+
+export class RecordDialog {
+  constructor() {
+    this.node = document.getElementById("record-dialog");
+    this.body = h("div");
+    this.title = h("h2", { id: "record-title" });
+    this.node.replaceChildren(
+      h("div", { class: "row" }, this.title, h("span", { class: "grow" }), h("button", { type: "button", class: "quiet", onclick: () => this.node.close() }, "Close")),
+      this.body);
+    this.node.addEventListener("close", () => (this.id = null));
+    this.node.addEventListener("click", (event) => event.target === this.node && this.node.close());
+  }
+
+  async open(id) {
+    this.id = id;
+    this.title.textContent = `Request ${id}`;
+    this.body.replaceChildren(h("p", { class: "soft" }, "Loading …"));
+    this.node.showModal();
+    while (this.id === id) {
+      const record = await fetchRecord(id);
+      if (this.id !== id) return;
+      if (record instanceof Error) return this.body.replaceChildren(h("p", { class: "notice bad" }, record.message));
+      this.body.replaceChildren(about(record), waterfall(record));
+      if (record.seconds !== null) return;
+      await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+    }
+  }
+}
+
+function about({ model, status, choices, attempts }) {
+  const facts = [model, status === null ? "in flight" : `status ${status}`];
+  if (choices > 1) facts.push(`${choices} answers`);
+  if (attempts > 1) facts.push(`${attempts} attempts`);
+  return h("p", { class: "soft small" }, facts.filter(Boolean).join(" · "));
+}
