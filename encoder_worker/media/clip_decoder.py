@@ -23,7 +23,7 @@ CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "libdav1d", "mpeg4", "m
 _MEMORY = 3 << 30
 
 
-class Refused(Exception):
+class ClipRefused(Exception):
     """What is wrong with the file, for its sender: nothing where it is damaged; `large` above a limit."""
 
     def __init__(self, message: str = "", *, large: bool = False) -> None:
@@ -47,7 +47,7 @@ class Reader:
         self._limits = limits
         name = clip_format(file.read(16))
         if name is None:
-            raise Refused("not an MP4, MOV, WebM or GIF file; send one of these formats")
+            raise ClipRefused("not an MP4, MOV, WebM or GIF file; send one of these formats")
         self._file, self._name = file, name
         self._turns = 0
 
@@ -66,12 +66,12 @@ class Reader:
                 seconds = max(seconds, ((packet.pts or 0) + (packet.duration or 0)) * base)
                 self._check("seconds", seconds)
             if not frames:
-                raise Refused("the file has no frames; send one with a picture in it")
+                raise ClipRefused("the file has no frames; send one with a picture in it")
             rate = rate or (frames / seconds if seconds else 1.0)
             self._check("seconds", frames / rate)
             first = next(container_frames(self._opened()), None)
         if first is None:
-            raise Refused
+            raise ClipRefused
         self._turns = (int(first.rotation) // 90) % 4
         size = (first.height, first.width) if self._turns % 2 else (first.width, first.height)
         return {"frames": frames, "fps": rate, "width": size[0], "height": size[1]}
@@ -87,12 +87,12 @@ class Reader:
                 continue
             picture = np.rot90(frame.to_ndarray(format="rgb24"), self._turns)
             if picture.shape[:2] != (size[1], size[0]):
-                raise Refused("its frames change their size; convert it to one size")
+                raise ClipRefused("its frames change their size; convert it to one size")
             while target == index:
                 yield np.ascontiguousarray(picture)
                 target = next(remaining, None)
         if target is not None:
-            raise Refused
+            raise ClipRefused
 
     def _opened(self) -> Any:
         self._file.seek(0)
@@ -101,20 +101,22 @@ class Reader:
 
     def _stream(self, container: Any) -> Any:
         if not container.streams.video:
-            raise Refused("the file has no video; send one with a picture in it")
+            raise ClipRefused("the file has no video; send one with a picture in it")
         stream = container.streams.video[0]
         context = stream.codec_context
         if context is None or context.codec.name not in CODECS:
-            raise Refused("its codec is not supported: convert it to H.264, HEVC, VP8, VP9 or AV1")
+            raise ClipRefused("its codec is not supported: convert it to H.264, HEVC, VP8, VP9 or AV1")
         if context.width < 1 or context.height < 1:
-            raise Refused("it has no pixels; send one with width and height above 0")
+            raise ClipRefused("it has no pixels; send one with width and height above 0")
         self._check("pixels", context.width * context.height)
         return stream
 
     def _check(self, name: str, value: float) -> None:
         if value > (limit := self._limits[name]):
             what = "pixels in a frame" if name == "pixels" else name
-            raise Refused(f"it has more than the {limit:g} {what} allowed; send a smaller one", large=True)
+            raise ClipRefused(
+                f"it has more than the {limit:g} {what} allowed; send a smaller one", large=True
+            )
 
 
 def container_frames(container: Any) -> Iterator[Any]:
@@ -140,7 +142,7 @@ def main(descriptor: int, limits: dict[str, float]) -> None:
                 out.write(b"F")
                 out.write(picture.data)
             out.write(b"\n")
-    except Refused as error:
+    except ClipRefused as error:
         answer: dict[str, object] = {"error": str(error), "large": error.large}
         out.write(json.dumps(answer).encode() + b"\n")
     except (av.FFmpegError, MemoryError, ValueError, OverflowError) as error:
