@@ -26,10 +26,11 @@ from support.engine.transfers import mute_server, wait_for
 from triptych.base.config.tls import TlsFiles
 from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.base import DirectTransfer, ECConnectorOutput, ECTransferConfig, EncoderOutput
+from triptych.ec_connector.connectors import direct_loads, output_server
 from triptych.ec_connector.connectors.output_server import OutputServer
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
-from triptych.store import codec
+from triptych.store import codec, sockets
 from triptych.store.address import command
 from triptych.store.embedding_store import EmbeddingStore
 from triptych.store.results import SaveResult
@@ -118,6 +119,50 @@ def test_a_tensor_comes_without_a_store(
     out = pair.fetch(item.plan, source)
     assert (list(out.fetched), out.paths) == ([item.plan.mm_hash], {item.plan.mm_hash: path})
     assert torch.equal(pair.move(item.plan), item.data)
+
+
+def test_a_small_embedding_is_one_reply_on_a_connection_that_is_kept(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands, read = list[bytes](), output_server.read_command
+
+    def recorded(raw: bytes) -> tuple[list[bytes], bytes] | None:
+        if (parsed := read(raw)) is not None:
+            commands.append(parsed[0][0])
+        return parsed
+
+    monkeypatch.setattr(output_server, "read_command", recorded)
+    for number in range(3):
+        item = entry(make_plan(f"small {number}", rows=7), number)
+        assert pair.fetch(item.plan, pair.offer(item)).paths == {item.plan.mm_hash: "shm"}
+        assert torch.equal(pair.move(item.plan), item.data)
+    assert commands == [b"SELECT", b"GET", b"GET", b"GET"]
+    large = entry(make_plan("large", rows=700, width=1024))
+    assert pair.fetch(large.plan, pair.offer(large)).fetched
+    assert commands[4:] == [b"FD"]
+
+
+@pytest.mark.parametrize("rows", [7, 700])
+def test_a_socket_of_another_user_is_not_read_from(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    item = entry(make_plan("theirs", rows=rows, width=1024))
+    source = pair.offer(item)
+    for module in (sockets, direct_loads):
+        monkeypatch.setattr(module, "same_user", lambda _: False)
+    assert pair.fetch(item.plan, source).paths == {item.plan.mm_hash: "peer"}
+
+
+def test_connections_to_encoders_that_have_ended_are_forgotten(pair: Pair) -> None:
+    loads = pair.pd._loads._direct_loads
+    assert loads is not None
+    for number in range(3):
+        with opened(NOWHERE) as other:
+            item = entry(make_plan(f"gone {number}", rows=7))
+            assert pair.fetch(item.plan, other.offer(item)).fetched
+    item = entry(make_plan("here", rows=7))
+    assert pair.fetch(item.plan, pair.offer(item)).fetched
+    assert len(loads._idle) == 1
 
 
 def test_a_value_that_the_store_would_split_comes_in_one(store_url: str) -> None:
