@@ -28,7 +28,7 @@ from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.base import DirectTransfer, ECConnectorOutput, ECTransferConfig, EncoderOutput
 from triptych.ec_connector.connectors import direct_loads, output_server
 from triptych.ec_connector.connectors.output_server import OutputServer
-from triptych.ec_connector.connectors.redis import RedisConnectorWorker
+from triptych.ec_connector.connectors.redis import RedisConnectorWorker, StoreSaves
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 from triptych.store import codec, sockets
 from triptych.store.address import command
@@ -214,6 +214,16 @@ def test_the_bytes_of_a_served_output_are_passed_over_once(
         assert made == [item.plan.nbytes]
         assert pair.fetch(item.plan, source).paths == {item.plan.mm_hash: "shm"}
         assert pair.fetch(item.plan, None).paths == {item.plan.mm_hash: "store"}
+
+
+def test_what_is_served_already_is_offered_without_the_save(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StoreSaves, "_offer", lambda *_: b"")
+    item = entry(make_plan("served", rows=7))
+    assert pair.encoder.serve(item)
+    source = pair.offer(item)
+    assert pair.fetch(item.plan, source).paths == {item.plan.mm_hash: "shm"}
 
 
 def test_what_is_not_finite_is_neither_served_nor_known_as_served(store_url: str) -> None:
