@@ -379,6 +379,16 @@ def test_a_full_pool_offers_nothing_more_until_an_output_is_read(pair: Pair) -> 
     assert pair.server.outputs.nbytes <= LIMIT
 
 
+def test_what_makes_room_for_another_output_is_read_from_the_store(store_url: str) -> None:
+    first, second = (entry(make_plan(f"evicted {i}", rows=700, width=1024), i) for i in range(2))
+    with opened(store_url) as pair:
+        source = pair.offer(first)
+        wait_for(pair.encoder, lambda out: out.saved)
+        assert pair.fetch(second.plan, pair.offer(second)).paths == {second.plan.mm_hash: "shm"}
+        assert pair.fetch(first.plan, source).paths == {first.plan.mm_hash: "store"}
+        assert torch.equal(pair.move(first.plan), first.data)
+
+
 _READER = """
 import os, socket, sys
 from triptych.store.address import command
