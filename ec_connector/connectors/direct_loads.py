@@ -13,13 +13,13 @@ from threading import Event
 from triptych.base.log import log_fields, short
 from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.base import DirectTransfer
-from triptych.ec_connector.connectors.output_server import same_user
 from triptych.ec_connector.connectors.segments import is_sealed
 from triptych.store.address import StoreAddress, command
 from triptych.store.arriving_value import ArrivingItem
 from triptych.store.bulk import SLOWEST, BulkError, Received
 from triptych.store.bulk_reader import BulkReader
 from triptych.store.results import Loaded, LoadResult, Missing
+from triptych.store.sockets import same_user
 from triptych.store.tls import StoreTls
 
 logger = logging.getLogger(__name__)
@@ -28,8 +28,10 @@ logger = logging.getLogger(__name__)
 CONNECT_SECONDS, ANSWER_SECONDS = 1.0, 2.0
 #: Seconds in which a socket or port that could not be reached is not tried again.
 AVOIDED_SECONDS = 10.0
-#: Connections kept to one data port.
+#: Connections kept to one data port or socket.
 _IDLE = 4
+#: A smaller value comes through the socket in one reply: a memory file costs a connection and a thread more.
+_SMALL_BYTES = 2 << 20
 #: Bytes read from shared memory at once: they are hashed while they are in the CPU's cache.
 _PIECE = 512 << 10
 
@@ -89,7 +91,9 @@ class DirectLoads:
         self._avoided[place] = now + AVOIDED_SECONDS
 
     async def _read_shared(self, name: str, value: str, item: ArrivingItem, nbytes: int) -> LoadResult:
-        """In a thread, which ends before this does: it writes into the caller's memory."""
+        """A large one in a thread, which ends before this does: it writes into the caller's memory."""
+        if nbytes < _SMALL_BYTES:
+            return await self._get(StoreAddress(path=f"\0{name}"), value, item, nbytes)
         stop = Event()
         reading = asyncio.ensure_future(asyncio.to_thread(_read_segment, name, value, item, stop))
         try:
@@ -102,25 +106,34 @@ class DirectLoads:
             raise
 
     async def _read_peer(self, address: str, value: str, item: ArrivingItem, nbytes: int) -> LoadResult:
-        reader = await self._connected(address)
+        host, _, port = address.rpartition(":")
+        place = StoreAddress(host=host.strip("[]"), port=int(port), password=self._token, tls=self._tls)
+        return await self._get(place, value, item, nbytes)
+
+    async def _get(self, place: StoreAddress, value: str, item: ArrivingItem, nbytes: int) -> LoadResult:
+        reader = await self._connected(place)
         async with asyncio.timeout(ANSWER_SECONDS + nbytes / SLOWEST):
             received = await reader.get(value, item.begin, item.feed)
-        idle = self._idle.setdefault(address, [])
+        idle = self._idle.setdefault(place.label, [])
         if len(idle) < _IDLE:
             idle.append(reader)
         else:
             reader.close()
         return Missing("it is not served any more") if received is None else item.result()
 
-    async def _connected(self, address: str) -> BulkReader:
-        idle = self._idle.get(address, [])
+    async def _connected(self, place: StoreAddress) -> BulkReader:
+        idle = self._idle.get(place.label, [])
         while idle:
             if (reader := idle.pop()).usable:
                 return reader
-        host, _, port = address.rpartition(":")
-        place = StoreAddress(host=host.strip("[]"), port=int(port), password=self._token, tls=self._tls)
+        # Encoder workers that have ended are not asked again.
+        self._idle = {label: usable for label, readers in self._idle.items() if (usable := _usable(readers))}
         async with asyncio.timeout(CONNECT_SECONDS):
             return await BulkReader.open(place)
+
+
+def _usable(readers: list[BulkReader]) -> list[BulkReader]:
+    return [reader for reader in readers if reader.usable]
 
 
 def _read_segment(name: str, value: str, item: ArrivingItem, stop: Event) -> LoadResult:

@@ -1,6 +1,6 @@
 """The server of finished embeddings, in RESP as the bulk reader of the store speaks it.
 
-`FD name` over a unix socket passes the sealed shared memory; `GET name` over the data port sends the bytes,
+`FD name` over a unix socket passes the sealed shared memory. `GET name` sends the bytes; over the data port
 after `AUTH token` where the cluster has one, and over mutual TLS where its services have certificates.
 """
 
@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
 import socket
 import ssl
-import struct
 from collections.abc import Coroutine
 from dataclasses import replace
 
@@ -24,7 +22,7 @@ from triptych.base.rpc.tls.material import TlsMaterial, read_material
 from triptych.ec_connector.base import DirectTransfer
 from triptych.ec_connector.connectors.served_outputs import ServedOutputs
 from triptych.store.bulk import SLOWEST
-from triptych.store.sockets import PlainWire, TlsWire, Wire
+from triptych.store.sockets import PlainWire, TlsWire, Wire, same_user
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +31,8 @@ LOGIN_SECONDS, IDLE_SECONDS = 5.0, 90.0
 #: Seconds that a reader of shared memory may take.
 READ_SECONDS = 30.0
 MAX_CONNECTIONS = 256
-#: Bytes of a command; the token is the longest word.
+#: Bytes of a command; the token is the longest argument.
 _MAX_COMMAND = 8192
-_PEERCRED = struct.Struct("3i")
 
 
 class OutputServer:
@@ -115,11 +112,11 @@ class OutputServer:
         known = shared or self._token is None
         while True:
             async with asyncio.timeout(IDLE_SECONDS if known else LOGIN_SECONDS):
-                words = await connection.command()
-            match words:
-                case [b"AUTH", word]:
+                arguments = await connection.command()
+            match arguments:
+                case [b"AUTH", token]:
                     known = known or (
-                        self._token is not None and self._token.admits([(TOKEN_HEADER, b"Bearer " + word)])
+                        self._token is not None and self._token.admits([(TOKEN_HEADER, b"Bearer " + token)])
                     )
                     await connection.say(b"+OK" if known else b"-WRONGPASS not the cluster's internal token")
                 case [b"SELECT", _] if known:
@@ -164,16 +161,16 @@ class _Connection:
         self._raw = b""
 
     async def command(self) -> list[bytes]:
-        """The next command's words. OSError at the end of the stream, ValueError for anything else."""
-        while (found := read_command(self._raw)) is None:
+        """The next command's arguments. OSError at the end of the stream, ValueError for anything else."""
+        while (parsed := read_command(self._raw)) is None:
             if len(self._raw) > _MAX_COMMAND:
                 raise ValueError("a command is too long")
             received = await self.wire.receive(_MAX_COMMAND)
             if not received:
                 raise ConnectionResetError("end of stream")
             self._raw += received
-        words, self._raw = found
-        return words
+        arguments, self._raw = parsed
+        return arguments
 
     async def say(self, line: bytes) -> None:
         await self.wire.send([memoryview(line + b"\r\n")])
@@ -188,7 +185,7 @@ def read_command(raw: bytes) -> tuple[list[bytes], bytes] | None:
         raise ValueError("no command")
     if not end:
         return None
-    words: list[bytes] = []
+    arguments: list[bytes] = []
     for _ in range(int(line[1:])):
         length, end, rest = rest.partition(b"\r\n")
         if not end:
@@ -198,15 +195,9 @@ def read_command(raw: bytes) -> tuple[list[bytes], bytes] | None:
         size = int(length[1:])
         if len(rest) < size + 2:
             return None
-        words.append(rest[:size])
+        arguments.append(rest[:size])
         rest = rest[size + 2 :]
-    return words, rest
-
-
-def same_user(sock: socket.socket) -> bool:
-    """Whether the process at the other end of a unix socket has this process's user."""
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
-    return bool(_PEERCRED.unpack(raw)[1] == os.geteuid())
+    return arguments, rest
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -63,6 +63,8 @@ class StoreSaves:
     def begin(self, encoder_cache: EncoderCacheMap, mm_hash: str, damaged_digest: str) -> None:
         """Starts the save of an entry, unless one of its key is running."""
         entry = encoder_cache[mm_hash]
+        if self._served is not None and (output := self._served.get(entry.plan)) is not None:
+            self._reports.offered(mm_hash, output.source)  # without a way through the save's thread
         with self._lock:
             if mm_hash in self._saves:
                 return
@@ -102,13 +104,12 @@ class StoreSaves:
         try:
             if served is not None and (output := served.get(plan)) is None:
                 output = served.offer(plan, codec.PendingHead(plan, ttl=ttl, producer=producer), body)
+                if output is not None:
+                    self._reports.offered(plan.mm_hash, output.source)
         except Exception as error:
             extra = log_fields(mm_hash=plan.mm_hash)
             logger.warning("%s is not served: %r", short(plan.mm_hash), error, extra=extra)
-        if output is None:
-            return codec.encode_head(plan, body, ttl=ttl, producer=producer)
-        self._reports.offered(plan.mm_hash, output.source)
-        return output.head
+        return codec.encode_head(plan, body, ttl=ttl, producer=producer) if output is None else output.head
 
     async def _save(self, entry: EncoderOutput, host: torch.Tensor, damaged_digest: str) -> None:
         mm_hash, config, direct = entry.plan.mm_hash, self._config, self._config.direct

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
+import struct
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
@@ -15,6 +17,7 @@ T = TypeVar("T")
 
 #: Buffers passed to one sendmsg; the kernel takes a few hundred KiB at a time.
 _BUFFERS_AT_ONCE = 8
+_PEERCRED = struct.Struct("3i")
 #: Bytes encrypted before the event loop runs other tasks again.
 _ENCRYPTED_AT_ONCE = 256 << 10
 
@@ -177,7 +180,12 @@ async def open_socket(address: StoreAddress) -> socket.socket:
     """A connected non-blocking socket without TLS. OSError if none."""
     loop = asyncio.get_running_loop()
     if address.path:
-        return await _connected(socket.AF_UNIX, address.path, loop)
+        sock = await _connected(socket.AF_UNIX, address.path, loop)
+        # Abstract names have no permissions: anyone may take one.
+        if address.path.startswith("\0") and not same_user(sock):
+            sock.close()
+            raise ConnectionRefusedError("the socket is another user's")
+        return sock
     last: OSError = OSError(f"no address for {address.host}")
     for family, _, _, _, target in await loop.getaddrinfo(
         address.host, address.port, type=socket.SOCK_STREAM
@@ -190,6 +198,12 @@ async def open_socket(address: StoreAddress) -> socket.socket:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return sock
     raise last
+
+
+def same_user(sock: socket.socket) -> bool:
+    """Whether the process at the other end of a unix socket has this process's user."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+    return bool(_PEERCRED.unpack(raw)[1] == os.geteuid())
 
 
 async def _connected(

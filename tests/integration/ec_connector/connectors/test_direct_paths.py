@@ -26,10 +26,11 @@ from support.engine.transfers import mute_server, wait_for
 from triptych.base.config.tls import TlsFiles
 from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.base import DirectTransfer, ECConnectorOutput, ECTransferConfig, EncoderOutput
+from triptych.ec_connector.connectors import direct_loads, output_server
 from triptych.ec_connector.connectors.output_server import OutputServer
-from triptych.ec_connector.connectors.redis import RedisConnectorWorker
+from triptych.ec_connector.connectors.redis import RedisConnectorWorker, StoreSaves
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
-from triptych.store import codec
+from triptych.store import codec, sockets
 from triptych.store.address import command
 from triptych.store.embedding_store import EmbeddingStore
 from triptych.store.results import SaveResult
@@ -120,6 +121,50 @@ def test_a_tensor_comes_without_a_store(
     assert torch.equal(pair.move(item.plan), item.data)
 
 
+def test_a_small_embedding_is_one_reply_on_a_connection_that_is_kept(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands, read = list[bytes](), output_server.read_command
+
+    def recorded(raw: bytes) -> tuple[list[bytes], bytes] | None:
+        if (parsed := read(raw)) is not None:
+            commands.append(parsed[0][0])
+        return parsed
+
+    monkeypatch.setattr(output_server, "read_command", recorded)
+    for number in range(3):
+        item = entry(make_plan(f"small {number}", rows=7), number)
+        assert pair.fetch(item.plan, pair.offer(item)).paths == {item.plan.mm_hash: "shm"}
+        assert torch.equal(pair.move(item.plan), item.data)
+    assert commands == [b"SELECT", b"GET", b"GET", b"GET"]
+    large = entry(make_plan("large", rows=700, width=1024))
+    assert pair.fetch(large.plan, pair.offer(large)).fetched
+    assert commands[4:] == [b"FD"]
+
+
+@pytest.mark.parametrize("rows", [7, 700])
+def test_a_socket_of_another_user_is_not_read_from(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    item = entry(make_plan("theirs", rows=rows, width=1024))
+    source = pair.offer(item)
+    for module in (sockets, direct_loads):
+        monkeypatch.setattr(module, "same_user", lambda _: False)
+    assert pair.fetch(item.plan, source).paths == {item.plan.mm_hash: "peer"}
+
+
+def test_connections_to_encoders_that_have_ended_are_forgotten(pair: Pair) -> None:
+    loads = pair.pd._loads._direct_loads
+    assert loads is not None
+    for number in range(3):
+        with opened(NOWHERE) as other:
+            item = entry(make_plan(f"gone {number}", rows=7))
+            assert pair.fetch(item.plan, other.offer(item)).fetched
+    item = entry(make_plan("here", rows=7))
+    assert pair.fetch(item.plan, pair.offer(item)).fetched
+    assert len(loads._idle) == 1
+
+
 def test_a_value_that_the_store_would_split_comes_in_one(store_url: str) -> None:
     item = entry(make_plan("large", rows=4097, width=4096))
     assert item.plan.nbytes > 64 << 20
@@ -169,6 +214,16 @@ def test_the_bytes_of_a_served_output_are_passed_over_once(
         assert made == [item.plan.nbytes]
         assert pair.fetch(item.plan, source).paths == {item.plan.mm_hash: "shm"}
         assert pair.fetch(item.plan, None).paths == {item.plan.mm_hash: "store"}
+
+
+def test_what_is_served_already_is_offered_without_the_save(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StoreSaves, "_offer", lambda *_: b"")
+    item = entry(make_plan("served", rows=7))
+    assert pair.encoder.serve(item)
+    source = pair.offer(item)
+    assert pair.fetch(item.plan, source).paths == {item.plan.mm_hash: "shm"}
 
 
 def test_what_is_not_finite_is_neither_served_nor_known_as_served(store_url: str) -> None:
@@ -322,6 +377,16 @@ def test_a_full_pool_offers_nothing_more_until_an_output_is_read(pair: Pair) -> 
     assert pair.fetch(items[0].plan, first).fetched
     assert pair.fetch(items[2].plan, third).fetched
     assert pair.server.outputs.nbytes <= LIMIT
+
+
+def test_what_makes_room_for_another_output_is_read_from_the_store(store_url: str) -> None:
+    first, second = (entry(make_plan(f"evicted {i}", rows=700, width=1024), i) for i in range(2))
+    with opened(store_url) as pair:
+        source = pair.offer(first)
+        wait_for(pair.encoder, lambda out: out.saved)
+        assert pair.fetch(second.plan, pair.offer(second)).paths == {second.plan.mm_hash: "shm"}
+        assert pair.fetch(first.plan, source).paths == {first.plan.mm_hash: "store"}
+        assert torch.equal(pair.move(first.plan), first.data)
 
 
 _READER = """
