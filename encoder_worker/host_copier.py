@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from triptych.base.machine.device import Device
 from triptych.base.machine.device_memory import host_empty
 from triptych.ec_connector.connectors.host_buffers import PinnedMemory, ReusedMemory
 
@@ -59,7 +60,7 @@ class HostCopier:
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)
-            self._staging = PinnedMemory(_STAGING_BYTES, lock=True)
+            self._staging = PinnedMemory(_STAGING_BYTES, Device.of(device))
             one, other = self._staging.bytes.chunk(2)
             self._buffers = _CudaBuffer(one, self._stream), _CudaBuffer(other, self._stream)
 

@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
+from triptych.base.machine.device import Device
 from triptych.ec_connector.connectors.host_buffers import PinnedMemory
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.core.kv_cache.swap import BlockCopy
@@ -31,7 +32,7 @@ class HostKVCache:
         #: Where each part's elements of a block begin, and the end of the last.
         self._bounds = list(accumulate((part[0].numel() for part in self._parts), initial=0))
         nbytes = num_blocks * self._bounds[-1] * first.element_size()
-        self._memory = PinnedMemory(nbytes, lock=device.type == "cuda")
+        self._memory = PinnedMemory(nbytes, Device.of(device))
         #: [num_blocks, elements of all layers' keys, then of all layers' values]
         self.blocks = self._memory.bytes.view(first.dtype).view(num_blocks, self._bounds[-1])
         staged = min(num_blocks, _STAGED_BLOCKS)

@@ -6,12 +6,17 @@ from typing import ClassVar
 
 import torch
 
+#: cudaHostRegisterPortable: locked for all devices.
+_PORTABLE = 1
+
 
 class Device:
     """A CPU, and the base of all other devices: device memory is host memory, and no call is asynchronous."""
 
     #: torch's type of device.
     type: ClassVar[str] = "cpu"
+    #: Device memory is host memory, so that nothing is copied between them.
+    on_host: ClassVar[bool] = True
 
     def __init__(self, device: torch.device) -> None:
         self.torch = device
@@ -30,11 +35,20 @@ class Device:
     def empty_cache(self) -> None:
         """Returns memory that torch keeps for reuse."""
 
+    def lock_pages(self, address: int, nbytes: int) -> int:
+        """Locks whole pages of host memory for copies to and from the device; 0, or the driver's error."""
+        return 0
+
+    def unlock_pages(self, address: int) -> int:
+        """Unlocks it again."""
+        return 0
+
 
 class CudaDevice(Device):
     """A CUDA device. A device without an index is the first."""
 
     type = "cuda"
+    on_host = False
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(torch.device(device.type, device.index or 0))
@@ -51,6 +65,14 @@ class CudaDevice(Device):
 
     def empty_cache(self) -> None:
         torch.cuda.empty_cache()
+
+    def lock_pages(self, address: int, nbytes: int) -> int:
+        self.select()
+        return int(torch.cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE))
+
+    def unlock_pages(self, address: int) -> int:
+        self.select()
+        return int(torch.cuda.cudart().cudaHostUnregister(address))
 
 
 #: The devices that workers can use, by torch's type.
