@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from triptych.base.log import log_fields, short
-from triptych.base.machine.device import Device
 from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.base import ECTransferConfig, EncoderCacheMap, EncoderOutput
 from triptych.ec_connector.connectors.device_copy import DeviceCopier
@@ -68,8 +67,8 @@ class StoreLoads:
         #: Keys that were reported missing since the store gave no answer.
         self._unanswered: dict[str, float] = {}
         self._pool: PinnedPool | None = None
-        if copier.is_cuda and config.is_consumer:
-            self._pool = PinnedPool(PinnedMemory(config.host_buffer_bytes, Device.of(copier.device)))
+        if not copier.device.on_host and config.is_consumer:
+            self._pool = PinnedPool(PinnedMemory(config.host_buffer_bytes, copier.device))
         self._memory = HostMemory(config.host_buffer_bytes, self._pool)
         self._lock = threading.Lock()
         self._loads: dict[str, _ItemLoad] = {}

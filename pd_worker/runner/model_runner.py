@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from triptych.base.errors import InternalError
+from triptych.base.machine.device import Device
 from triptych.base.machine.device_fault import check_device
 from triptych.base.machine.graphs import GraphBackend
 from triptych.ec_connector.base import EncoderOutput
@@ -50,6 +51,7 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         `spare_block`: one more block, which is no request's; `use_graphs` needs it.
         """
         geometry = decoder.geometry
+        Device.of(decoder.device).select()
         self._decoder = decoder
         self._parallel = parallel
         self.encoder_cache: dict[str, EncoderOutput] = {}

@@ -37,13 +37,13 @@ class FakeCuda:
 
 
 class FakeStream:
-    """A stream whose work is done at once."""
+    """A stream whose work is done at once: "stream", or "model" for the current one."""
 
-    def __init__(self, cuda: FakeCuda, device: object) -> None:
-        self.cuda, self.device = cuda, device
+    def __init__(self, cuda: FakeCuda, name: str) -> None:
+        self.cuda, self.name = cuda, name
 
-    def wait_stream(self, other: object) -> None:
-        self.cuda.calls.append(("wait_stream", self.device))
+    def wait_stream(self, other: FakeStream) -> None:
+        self.cuda.calls.append(("wait_stream", (self.name, other.name)))
 
     def synchronize(self) -> None:
         self.cuda.calls.append(("synchronize", self.cuda.here))
@@ -56,8 +56,8 @@ class FakeEvent:
         self.cuda = cuda
         cuda.calls.append(("Event", options))
 
-    def record(self, stream: object) -> None:
-        self.cuda.calls.append(("record", stream))
+    def record(self, stream: FakeStream) -> None:
+        self.cuda.calls.append(("record", stream.name))
 
     def synchronize(self) -> None:
         self.cuda.calls.append(("event.synchronize", self.cuda.here))
@@ -71,10 +71,10 @@ def fake_cuda(patch: pytest.MonkeyPatch) -> FakeCuda:
         "set_device": cuda.select,
         "cudart": lambda: cuda,
         "current_device": lambda: 0,
-        "Stream": lambda device: FakeStream(cuda, device),
+        "Stream": lambda device: FakeStream(cuda, "stream"),
         "Event": lambda **options: FakeEvent(cuda, **options),
         "stream": nullcontext,
-        "current_stream": lambda device: FakeStream(cuda, device),
+        "current_stream": lambda device: FakeStream(cuda, "model"),
     }
     for name, value in replaced.items():
         patch.setattr(torch.cuda, name, value)
