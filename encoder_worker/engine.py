@@ -20,7 +20,7 @@ from triptych.base.engine_beat import EngineBeat
 from triptych.base.errors import InternalError, InvalidRequest
 from triptych.base.log import log_fields
 from triptych.base.machine.device import Device
-from triptych.base.machine.device_fault import check_device
+from triptych.base.machine.device_fault import check_device, failure_of
 from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput
 from triptych.ec_connector.connectors.memory_store import OutputCache
@@ -250,7 +250,7 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
             check_device(error, self._encoder.device)
             if len(items) == 1:
                 logger.warning("the tower failed on an item", exc_info=True, extra=items[0].log_extra)
-                return [error]
+                return [failure_of(error, self._encoder.device, f"a whole {items[0].plan.modality}")]
             logger.warning("the tower failed on a batch of %d: encoding them one by one", len(items))
         self._device.empty_cache()
         results: list[EncoderOutput | Exception] = []

@@ -25,13 +25,16 @@ class DeviceCopier:
         """The item on the device, [rows, width], and a wait until it is whole (None: it is already).
 
         `pieces` hold its bytes, one after the other, and must live until then; one piece is not copied where
-        it is on the device. Called from the thread that runs the model.
+        it is on the device. Called from the thread that runs the model. MemoryError if the device has none.
         """
         if self.device.on_host:
             whole = pieces[0] if len(pieces) == 1 else torch.cat([*pieces, _NOTHING])
             return _shaped(whole, plan), None
         with self._stream.beside_model():
-            copy = torch.empty(plan.nbytes, dtype=torch.uint8, device=self.device.torch)
+            try:
+                copy = torch.empty(plan.nbytes, dtype=torch.uint8, device=self.device.torch)
+            except torch.OutOfMemoryError as error:
+                raise MemoryError(f"{self.device.torch} has no {plan.nbytes} bytes free") from error
             start = 0
             for piece in pieces:
                 copy[start : start + piece.numel()].copy_(piece, non_blocking=True)

@@ -248,7 +248,7 @@ class StoreLoads:
             exc_info=error,
             extra=log_fields(mm_hash=load.plan.mm_hash),
         )
-        self._reports.failed(load.id, f"copy to the device failed: {error}")
+        self._reports.not_moved(load.id, error)
 
     def _moved(self, load: _ItemLoad) -> None:
         """A copy to the device has ended, successfully or not."""

@@ -11,7 +11,7 @@ import torch
 
 from triptych.base.errors import InternalError
 from triptych.base.machine.device import Device
-from triptych.base.machine.device_fault import check_device
+from triptych.base.machine.device_fault import check_device, failure_of
 from triptych.base.machine.graphs import GraphBackend
 from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
@@ -152,7 +152,7 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         except Exception as error:
             check_device(error, self._decoder.device)
             logger.exception("step %d failed", scheduled.step)
-            output.error = error
+            output.error = failure_of(error, self._decoder.device, "a step of this request")
         if scheduled.swap_out:
             output.swapped_out = output.swapped_out and self._succeeds("a swap", self.host_cache.wait)
 

@@ -143,6 +143,23 @@ def test_the_engines_thread_selects_its_gpu_before_it_encodes(monkeypatch: pytes
     assert selected == ["cuda:1"]
 
 
+def test_an_item_for_which_the_device_has_no_memory_fails_by_name_and_alone(b: Bench) -> None:
+    encode = b.tower.encode
+
+    def full(items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+        if any((item.tensors["rows"] == 2).any() for item in items):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return encode(items)
+
+    b.tower.encode = full  # type: ignore[method-assign]
+    b.encode([item("a"), item("b", value=2.0)])
+    ends = {event.mm_hash: event.error for event in b.take(3) if isinstance(event, Encoded)}
+    assert ends["a"] is None
+    assert (
+        isinstance(ends["b"], InternalError) and "had no free memory for a whole image" in ends["b"].message
+    )
+
+
 def test_each_batch_has_a_thread_that_ends_with_it() -> None:
     seen: list[threading.Thread] = []
 
