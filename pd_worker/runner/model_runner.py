@@ -55,18 +55,8 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         self._decoder = decoder
         self._parallel = parallel
         self.encoder_cache: dict[str, EncoderOutput] = {}
-        sizes = {
-            "num_layers": geometry.num_layers,
-            "block_size": block_size,
-            "num_kv_heads": geometry.num_kv_heads,
-            "head_dim": geometry.head_dim,
-        }
-        self.kv_cache = PagedKVCache(
-            num_blocks=num_blocks + spare_block,
-            dtype=decoder.dtype,
-            device=decoder.device,
-            kv_shapes=geometry.kv_shapes,
-            **sizes,
+        self.kv_cache = PagedKVCache.of_decoder(
+            decoder, num_blocks=num_blocks + spare_block, block_size=block_size
         )
         #: Host memory for preempted requests, with --preemption swap.
         self.host_cache = HostKVCache(self.kv_cache, num_host_blocks)
