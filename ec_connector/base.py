@@ -80,12 +80,14 @@ class FailedLoad:
 
     `damaged_digest` is the SHA-1 in hex of the first 4 KiB as received, empty when there was no value;
     `reason` is for logs. `unreachable`: the store gave no answer, so nothing is known of the value.
+    `no_memory`: the device had none for it; its host copy stays.
     """
 
     mm_hash: str
     reason: str
     damaged_digest: str = ""
     unreachable: bool = False
+    no_memory: bool = False
 
 
 class ECConnectorMetadata(ABC):
@@ -132,8 +134,8 @@ class ECConnectorOutput:
 
     @property
     def missing(self) -> list[FailedLoad]:
-        """The failed loads that the store has answered."""
-        return [failure for failure in self.failed if not failure.unreachable]
+        """The failed loads whose value the store has not."""
+        return [failure for failure in self.failed if not (failure.unreachable or failure.no_memory)]
 
 
 class SourceTable:

@@ -113,8 +113,15 @@ class Reports:
     def failed(
         self, load_id: LoadId, reason: str, damaged_digest: str = "", *, unreachable: bool = False
     ) -> None:
+        self._failed(load_id, FailedLoad(load_id.mm_hash, reason, damaged_digest, unreachable))
+
+    def not_moved(self, load_id: LoadId, error: Exception) -> None:
+        """The copy to the device failed. Where only memory was short, the host copy may be moved again."""
+        reason = f"copy to the device failed: {error}"
+        self._failed(load_id, FailedLoad(load_id.mm_hash, reason, no_memory=isinstance(error, MemoryError)))
+
+    def _failed(self, load_id: LoadId, failure: FailedLoad) -> None:
         with self._lock:
-            failure = FailedLoad(load_id.mm_hash, reason, damaged_digest, unreachable)
             self._output.failed.append(failure)
             self._output.generations[load_id.mm_hash] = load_id.generation
         self.on_progress()

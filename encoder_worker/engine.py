@@ -19,7 +19,8 @@ from triptych.base.cpu.threads import in_short_lived_thread
 from triptych.base.engine_beat import EngineBeat
 from triptych.base.errors import InternalError, InvalidRequest
 from triptych.base.log import log_fields
-from triptych.base.machine.device_fault import check_device
+from triptych.base.machine.device import Device
+from triptych.base.machine.device_fault import check_device, failure_of
 from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput
 from triptych.ec_connector.connectors.memory_store import OutputCache
@@ -143,6 +144,7 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
     ) -> None:
         self.beat = EngineBeat("encoder engine")
         self._encoder = encoder
+        self._device = Device.of(encoder.device)
         self._connector = self.ensure_ec_transfer_initialized(transfer, ECConnectorRole.WORKER, self._collect)
         self._outputs = outputs
         self._emit: Callable[[EngineEvent], None]  # from `start` on
@@ -188,6 +190,7 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
         return time.monotonic() if (since := self._busy_since) is None else since
 
     def _run(self) -> None:
+        self._device.select()
         while not self._stopping:
             self.beat.tick()
             try:
@@ -247,9 +250,9 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
             check_device(error, self._encoder.device)
             if len(items) == 1:
                 logger.warning("the tower failed on an item", exc_info=True, extra=items[0].log_extra)
-                return [error]
+                return [failure_of(error, self._encoder.device, f"a whole {items[0].plan.modality}")]
             logger.warning("the tower failed on a batch of %d: encoding them one by one", len(items))
-        self._free_after_failure()
+        self._device.empty_cache()
         results: list[EncoderOutput | Exception] = []
         for item in items:
             self._busy_since = time.monotonic()
@@ -280,10 +283,6 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
         except Exception:
             logger.warning("an output is not served before its save", exc_info=True, extra=item.log_extra)
         return None
-
-    def _free_after_failure(self) -> None:
-        if self._encoder.device.type == "cuda":
-            torch.cuda.empty_cache()
 
     def _finish(
         self, item: TowerItem, result: EncoderOutput | Exception | None, seconds: float, work: float

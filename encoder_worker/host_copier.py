@@ -1,4 +1,4 @@
-"""Copies of tower outputs to host memory; on CUDA on a stream of their own."""
+"""Copies of tower outputs to host memory; those of an accelerator in a stream of their own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Protocol
 
 import torch
 
+from triptych.base.machine.copy_stream import CopyStream
+from triptych.base.machine.device import Device
 from triptych.base.machine.device_memory import host_empty
 from triptych.ec_connector.connectors.host_buffers import PinnedMemory, ReusedMemory
 
@@ -33,35 +35,31 @@ class StagingBuffer(Protocol):
         """Returns when the marked copies have ended."""
 
 
-class _CudaBuffer:
-    def __init__(self, memory: torch.Tensor, stream: torch.cuda.Stream) -> None:
+class _DeviceBuffer:
+    def __init__(self, memory: torch.Tensor, stream: CopyStream) -> None:
         self.bytes = memory
         self._stream = stream
-        self._event = torch.cuda.Event()
 
     def record(self) -> None:
-        self._event.record(self._stream)
-
-    def wait(self) -> None:
-        self._event.synchronize()
+        self.wait = self._stream.mark()
 
 
 class HostCopier:
     """Copies the outputs of a batch to the host, contiguous and complete, and says which are finite.
 
-    On CUDA they pass through page-locked memory, taken at start, on a stream of their own, so that they do
-    not queue behind other work of the device; the results are ordinary memory of exactly their size, reused
-    once nothing refers to them. Their bounds are computed on the device, in the same stream.
+    From an accelerator they pass through page-locked memory, taken at start, in a stream of their own, so
+    that they do not queue behind other work of the device; the results are ordinary memory of exactly their
+    size, reused once nothing refers to them. Their bounds are computed on the device, in the same stream.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._memory = ReusedMemory()
-        self._stream: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)
-            self._staging = PinnedMemory(_STAGING_BYTES, lock=True)
+        owner = Device.of(device)
+        self._stream = owner.copy_stream()
+        self._staging = PinnedMemory(0 if owner.on_host else _STAGING_BYTES, owner)
+        if not owner.on_host:
             one, other = self._staging.bytes.chunk(2)
-            self._buffers = _CudaBuffer(one, self._stream), _CudaBuffer(other, self._stream)
+            self._buffers = _DeviceBuffer(one, self._stream), _DeviceBuffer(other, self._stream)
 
     def __call__(
         self,
@@ -77,15 +75,14 @@ class HostCopier:
         placed = list(zip_longest(outputs, targets))
         copies: Iterator[tuple[torch.Tensor, bool]] = iter(())
         # Other ranks' outputs come on the host.
-        if self._stream is not None and (on_device := [pair for pair in placed if pair[0].is_cuda]):
-            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-            with torch.cuda.stream(self._stream):
+        if on_device := [pair for pair in placed if not pair[0].is_cpu]:
+            with self._stream.after_model():
                 hosts = [self._empty(output) if target is None else target for output, target in on_device]
                 copies = iter(copied([output for output, _ in on_device], self._buffers, hosts))
             for output, _ in on_device:
-                output.record_stream(self._stream)
+                self._stream.keep(output)
         return [
-            next(copies) if output.is_cuda else _on_host(output, target, check)
+            _on_host(output, target, check) if output.is_cpu else next(copies)
             for (output, target), check in zip_longest(placed, checks)
         ]
 

@@ -15,7 +15,7 @@ from triptych.base.config import EncoderConfig, format_size
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.machine.device_memory import DeviceMemory, memory_of
 from triptych.base.progress.progress import step
-from triptych.encoder_worker.graphs.graph_encoder import with_graphs
+from triptych.encoder_worker.graphs.graph_encoder import uncounted_bytes, with_graphs
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 from triptych.models.identity import ModelIdentity, model_identity
@@ -76,11 +76,11 @@ def check_encoder_memory(config: EncoderConfig, encoder: EncoderSide, memory: De
     """Bytes of the largest batch above the weights, measured; ConfigError if they do not fit."""
     batch = largest_batch(config, encoder)
     memory.reset_peak()
-    held = memory.used()
+    held = memory.used() + uncounted_bytes(encoder)
     budget = config.device_memory or held + int(memory.free() * memory.share)
     with step("measuring memory"), torch.inference_mode():
         encoder.encode(batch)
-    activations = max(0, memory.peak() - held)
+    activations = max(0, memory.peak() + uncounted_bytes(encoder) - held)
     # Returns what the run has left in torch's allocator.
     memory.reset_peak()
     if held + activations > budget:

@@ -14,6 +14,7 @@ import torch
 from triptych.base.cpu.step_pacer import StepPacer
 from triptych.base.engine_beat import EngineBeat
 from triptych.base.errors import InternalError, RequestError, Unavailable
+from triptych.base.machine.device import Device
 from triptych.base.machine.device_fault import check_device
 from triptych.ec_connector.base import ECConnectorScheduler
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
@@ -167,6 +168,7 @@ class Engine:
 
     def _run(self) -> None:
         busy = False
+        Device.of(self._device).select()
         while not self._stopping:
             self.beat.tick()
             if busy:

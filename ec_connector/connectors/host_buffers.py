@@ -8,59 +8,54 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import mmap
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import ModuleType
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-#: cudaHostRegisterPortable: locked for all devices.
-_PORTABLE = 1
+from triptych.base.machine.device import Device
 
 
 class PinnedMemory:
-    """`nbytes` of host memory, page-locked for CUDA until `close`; ordinary memory where `lock` is False.
+    """`nbytes` of host memory in pages of its own, locked for copies to `device` until `close`.
 
-    Locking pages stalls the whole device for milliseconds, and torch's pinned allocator does so for every new
-    size: this memory is locked once, at start.
+    Locking stalls a whole GPU for milliseconds, and torch's pinned allocator does so for every new size: this
+    memory is locked once, at start. A page that two buffers share could not be locked twice.
     """
 
-    def __init__(self, nbytes: int, *, lock: bool) -> None:
-        self.bytes = torch.empty(nbytes, dtype=torch.uint8)
-        self._unlock: Callable[[], object] = _nothing
-        if lock and nbytes:
-            status = int(_driver().cudaHostRegister(self.bytes.data_ptr(), nbytes, _PORTABLE))
-            if status:
-                raise RuntimeError(
-                    f"{nbytes} bytes of host memory cannot be page-locked (CUDA error {status}): lower "
-                    "--encoder-cache-memory or --swap-memory"
-                )
-            # Unlocked before it is freed, even without `close`; not needed when the process exits.
-            unlock = weakref.finalize(self, _unlock, self.bytes)
-            unlock.atexit = False
-            self._unlock = unlock
+    def __init__(self, nbytes: int, device: Device | None = None) -> None:
+        """Without a `device`, and on a CPU, nothing is locked."""
+        self.bytes = torch.empty(0, dtype=torch.uint8)
+        self._unlock: Callable[[], object] = lambda: None
+        if not nbytes:
+            return
+        length = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        pages = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.bytes = torch.frombuffer(pages, dtype=torch.uint8, count=nbytes)
+        if device is None or device.on_host:
+            return
+        if status := device.lock_pages(self.bytes.data_ptr(), length):
+            raise RuntimeError(
+                f"{nbytes} bytes of host memory cannot be page-locked (error {status} of {device.torch}): "
+                "lower --encoder-cache-memory or --swap-memory"
+            )
+        # Unlocked before it is freed, even without `close`; not needed when the process exits.
+        unlock = weakref.finalize(self, _unlock, device, self.bytes)
+        unlock.atexit = False
+        self._unlock = unlock
 
     def close(self) -> None:
         """Unlocks the pages; no copy may be running. Idempotent."""
         self._unlock()
 
 
-def _nothing() -> None:
-    """Does nothing: ordinary memory is not locked."""
-
-
-def _unlock(memory: torch.Tensor) -> None:
-    status = int(_driver().cudaHostUnregister(memory.data_ptr()))
-    if status:
-        raise RuntimeError(f"host memory cannot be unlocked (CUDA error {status})")
-
-
-def _driver() -> ModuleType:
-    driver: ModuleType = torch.cuda.cudart()
-    return driver
+def _unlock(device: Device, memory: torch.Tensor) -> None:
+    if status := device.unlock_pages(memory.data_ptr()):
+        raise RuntimeError(f"host memory cannot be unlocked (error {status} of {device.torch})")
 
 
 class PinnedPool:

@@ -80,7 +80,7 @@ class MemoryConnectorWorker(ECConnectorWorker):
                     short(load_id.mm_hash),
                     extra=log_fields(mm_hash=load_id.mm_hash),
                 )
-                self._reports.failed(load_id, f"copy to the device failed: {error}")
+                self._reports.not_moved(load_id, error)
                 return
         self._reports.loaded(load_id)
 

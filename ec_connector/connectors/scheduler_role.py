@@ -107,6 +107,8 @@ class TableScheduler(ECConnectorScheduler):
             entry = self._current(failure.mm_hash, output)
             if entry is None or entry.state not in (Presence.LOADING, Presence.HIT):
                 continue
+            if failure.no_memory:
+                continue  # The host copy stays, for another attempt.
             # Frees a host copy that could not be moved: else it would be kept as long as the key is held.
             self._drops.append(LoadId(failure.mm_hash, entry.generation))
             if entry.marked_again:

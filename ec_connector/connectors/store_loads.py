@@ -67,8 +67,8 @@ class StoreLoads:
         #: Keys that were reported missing since the store gave no answer.
         self._unanswered: dict[str, float] = {}
         self._pool: PinnedPool | None = None
-        if copier.is_cuda and config.is_consumer:
-            self._pool = PinnedPool(PinnedMemory(config.host_buffer_bytes, lock=True))
+        if not copier.device.on_host and config.is_consumer:
+            self._pool = PinnedPool(PinnedMemory(config.host_buffer_bytes, copier.device))
         self._memory = HostMemory(config.host_buffer_bytes, self._pool)
         self._lock = threading.Lock()
         self._loads: dict[str, _ItemLoad] = {}
@@ -248,7 +248,7 @@ class StoreLoads:
             exc_info=error,
             extra=log_fields(mm_hash=load.plan.mm_hash),
         )
-        self._reports.failed(load.id, f"copy to the device failed: {error}")
+        self._reports.not_moved(load.id, error)
 
     def _moved(self, load: _ItemLoad) -> None:
         """A copy to the device has ended, successfully or not."""

@@ -10,7 +10,9 @@ import torch
 
 from triptych.base.config import EncoderConfig
 from triptych.base.errors import ConfigError
+from triptych.base.machine.device import Device
 from triptych.base.machine.device_fault import check_device
+from triptych.base.machine.device_memory import memory_of
 from triptych.base.machine.graphs import graph_backend
 from triptych.base.metrics import EncoderMetrics
 from triptych.base.types import Options
@@ -66,7 +68,7 @@ def with_graphs(config: EncoderConfig, encoder: EncoderSide) -> EncoderSide:
         tower = _graph_tower(encoder)
         limits = graph_limits(config, encoder, tower.get_encoder_cudagraph_config())
         manager = EncoderCudaGraphManager(tower, backend, limits)
-        _capture(manager)
+        _capture(manager, encoder.device)
     except _NoGraphs as error:
         check_device(error.__cause__, encoder.device)
         if config.encoder_graphs != "auto":
@@ -86,9 +88,13 @@ def _graph_tower(encoder: EncoderSide) -> GraphTower:
     return encoder
 
 
-def _capture(manager: EncoderCudaGraphManager) -> None:
+def _capture(manager: EncoderCudaGraphManager, device: torch.device) -> None:
+    memory = memory_of(device)
     try:
+        before = memory.free()
         manager.capture()
+        if not Device.of(device).on_host:
+            manager.device_bytes = max(0, before - memory.free())
     except Exception as error:
         raise _NoGraphs(f"the tower could not be captured ({error})") from error
 
@@ -108,6 +114,12 @@ def graph_limits(config: EncoderConfig, encoder: EncoderSide, graph: EncoderCuda
     items = config.encoder_graph_max_items or max(1, budgets[-1] // least)
     # Of pictures each is one frame.
     return GraphLimits(budgets, items, items)
+
+
+def uncounted_bytes(encoder: EncoderSide) -> int:
+    """Device memory of the tower's graphs that torch does not report as allocated."""
+    graphs = encoder.graphs if isinstance(encoder, GraphEncoder) else None
+    return 0 if graphs is None else max(0, graphs.device_bytes - graphs.nbytes)
 
 
 class GraphMetrics:

@@ -138,6 +138,8 @@ class EncoderCudaGraphManager:
         self._config = tower.get_encoder_cudagraph_config()
         self._graphs: dict[int, BudgetGraphMetadata] = {}
         self._poisoned = poisoned
+        #: What the device lost to the capture: the buffers, the memory pool and the driver's graphs.
+        self.device_bytes = 0
 
     @property
     def nbytes(self) -> int:

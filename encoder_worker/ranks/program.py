@@ -10,6 +10,7 @@ import torch
 from triptych.base.config import EncoderConfig
 from triptych.base.config.flags import config_from
 from triptych.base.cpu.threads import threads_of_rank, tower_threads, use_threads
+from triptych.base.machine.device import Device
 from triptych.base.machine.device_fault import check_device
 from triptych.base.ranks.channel import Message
 from triptych.base.ranks.process_group import device_of
@@ -50,8 +51,7 @@ def handler(tower: ShareEncoder, device: torch.device) -> Handler:
                 to_host(tower.encode(share.items), share.rows)
         except Exception as error:
             check_device(error, device)
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
+            Device.of(device).empty_cache()
             raise
         return {}
 

@@ -80,6 +80,11 @@ def gather_limit(device: torch.device) -> int:
     return (64 if device.type == "cpu" else 256) * MIB
 
 
+def gathered_blocks(cache: PagedKVCache, device: torch.device, limit: int = 0) -> int:
+    """Blocks whose keys and values one layer gathers at a time, by a limit in bytes or the device's own."""
+    return max(1, (limit or gather_limit(device)) // (cache.layer_bytes * cache.block_size))
+
+
 def plan_gathers(blocks: Sequence[int], most: int) -> list[GatherGroup]:
     """Groups of decodes with these numbers of blocks, in order: `most` blocks each, or one decode."""
     groups: list[GatherGroup] = []

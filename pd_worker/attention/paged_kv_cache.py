@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from triptych.models.base import KVShape
+from triptych.models.base import DecoderSide, KVShape
 
 
 class PagedKVCache:
@@ -44,6 +44,21 @@ class PagedKVCache:
         self.may_overflow = dtype == torch.float16
         #: Tokens of the batch whose keys and values were finite in all layers so far; None: not recorded.
         self.finite: torch.Tensor | None = None
+
+    @classmethod
+    def of_decoder(cls, decoder: DecoderSide, *, num_blocks: int, block_size: int) -> PagedKVCache:
+        """A cache for the decoder's layers, of its dtype and on its device."""
+        geometry = decoder.geometry
+        return cls(
+            num_layers=geometry.num_layers,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_kv_heads=geometry.num_kv_heads,
+            head_dim=geometry.head_dim,
+            dtype=decoder.dtype,
+            device=decoder.device,
+            kv_shapes=geometry.kv_shapes,
+        )
 
     @property
     def token_bytes(self) -> int:

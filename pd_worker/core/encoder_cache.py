@@ -158,6 +158,11 @@ class EncoderCache:
         for index in list(self._held.get(request_id, ())):
             self.release((request_id, index))
 
+    def evict_idle(self) -> None:
+        """Evicts all entries without references."""
+        for key in list(self._idle):
+            self._evict(key)
+
     def drain_evicted(self) -> list[str]:
         """Keys that the worker has to drop; never one that is READY or PENDING."""
         evicted, self._evicted = list(self._evicted), {}

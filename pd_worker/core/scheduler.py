@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 
 from triptych.base.errors import DeadlineExceeded, InternalError, RequestError, Unavailable
 from triptych.base.types import FinishReason
+from triptych.ec_connector.base import ECConnectorOutput
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.chunks import Budget, ChunkMaker
 from triptych.pd_worker.core.items.stage import ItemStage
@@ -217,14 +218,11 @@ class Scheduler:
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput, now: float) -> list[EngineEvent]:
         """Applies the step's result; all events since the last call, in order."""
         if result.moved_items:
-            moved = result.ec_connector_output
-            self._events += self._item_stage.update(moved)
-            if unreachable := {failure.mm_hash for failure in moved.failed if failure.unreachable}:
-                self.fail_unloaded(unreachable)
+            self._end_transfers(result.ec_connector_output)
         if output.swap_out or output.swap_in:
             self._end_swaps(output, result)
         if result.error is not None:
-            self._fail_step(output)
+            self._fail_step(output, result.error)
             return self._drain_events()
         if output.projections or output.restored:
             for state in self.items.end_projections(output, self._running, result.unprojected):
@@ -245,6 +243,15 @@ class Scheduler:
                     self._append(chunk.state, result.sampled[index], result.logprobs.get(index), now)
             index += chunk.samples
         return self._drain_events()
+
+    def _end_transfers(self, moved: ECConnectorOutput) -> None:
+        """Applies the connector's report; requests end whose embeddings cannot be loaded here."""
+        self._events += self._item_stage.update(moved)
+        if unreachable := {failure.mm_hash for failure in moved.failed if failure.unreachable}:
+            self.fail_unloaded(unreachable)
+        for key in self.items.unmovable():
+            reason = "this PD worker's device has no free memory for an item's embedding"
+            self.fail_item(key, Unavailable(reason, retry_after=1.0))
 
     def _end_swaps(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
         """Requests whose copies have failed are recomputed; host blocks are read only if none has."""
@@ -278,9 +285,10 @@ class Scheduler:
         state.status = RequestStatus.PREEMPTED if keeps_room else RequestStatus.WAITING_ROOM
         self._waiting.add(state)
 
-    def _fail_step(self, output: SchedulerOutput) -> None:
+    def _fail_step(self, output: SchedulerOutput, reason: Exception) -> None:
         """Ends all requests that were part of the step."""
-        error = InternalError("the engine failed to compute this request")
+        failed = InternalError("the engine failed to compute this request")
+        error = reason if isinstance(reason, RequestError) else failed
         restored = [state for state in self._running if state.restored_in == output.step]
         awaiting = self.items.awaiting_tables(output, self._running)
         for state in [*(chunk.state for chunk in output.chunks), *awaiting, *restored]:

@@ -10,6 +10,7 @@ from triptych.base.config import PDConfig
 from triptych.base.config.flags import config_from
 from triptych.base.cpu.threads import in_short_lived_thread
 from triptych.base.errors import ConfigError
+from triptych.base.machine.device import Device
 from triptych.base.ranks.channel import Message
 from triptych.base.ranks.rank import Rank
 from triptych.ec_connector.base import DirectTransfer, ECConnectorRole, ECTransferConfig
@@ -49,6 +50,7 @@ class PDRankProgram:
         self._rank = rank
         self._config = config
         self._decoder = decoder
+        Device.of(decoder.device).select()
         self._runner: ModelRunner | None = None
         self._warm = False
         self._mirror = RequestMirror(decoder.geometry.position_rows)

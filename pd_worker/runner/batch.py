@@ -17,7 +17,7 @@ from triptych.pd_worker.attention.metadata import (
     KVRun,
     PrefillSpan,
     attends_in_runs,
-    gather_limit,
+    gathered_blocks,
     plan_gathers,
     runs_of,
 )
@@ -68,9 +68,7 @@ class BatchBuilder:
         self._backend = backend
         #: Sequences whose blocks follow one another are attended to where they are.
         self.in_runs = in_runs
-        limit = gather_bytes or gather_limit(decoder.device)
-        #: Blocks whose keys and values one layer gathers at once.
-        self.gathered = max(1, limit // (cache.layer_bytes * cache.block_size))
+        self.gathered = gathered_blocks(cache, decoder.device, gather_bytes)
 
     def build(self, chunks: Sequence[ScheduledChunk], embeddings: EncoderCacheMap) -> Batch:
         """The batch of `chunks`: those of one token first, of which those that attend in runs are first."""

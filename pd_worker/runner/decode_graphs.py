@@ -114,13 +114,17 @@ class DecodeGraphs:
         tensors = [t for b, _ in self._graphs.values() for t in (*b.values.values(), b.hidden, b.finite)]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    @torch.inference_mode()
     def capture(self) -> None:
-        """Captures all sizes, largest first, so that smaller ones find room in the pool of the first."""
+        """Captures all sizes, largest first: smaller ones fit into the pool of the first."""
         for size in each("capturing decode graphs", sorted(self.sizes, reverse=True), "graphs"):
-            buffers = DecodeBuffers.allocate(size, self._decoder)
-            buffers.load(None, self._spare, self._cache.block_size)
-            self._graphs[size] = buffers, self._backend.capture(partial(self._forward, buffers))
+            self.capture_size(size)
+
+    @torch.inference_mode()
+    def capture_size(self, size: DecodeSize) -> None:
+        """Captures one size."""
+        buffers = DecodeBuffers.allocate(size, self._decoder)
+        buffers.load(None, self._spare, self._cache.block_size)
+        self._graphs[size] = buffers, self._backend.capture(partial(self._forward, buffers))
         self._cache.finite = None
 
     def fit(self, batch: Batch) -> DecodeSize | None:

@@ -6,7 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 #: Tokens of the narrowest table: less is gathered too quickly to be worth a graph of its own.
-_FEWEST_TOKENS = 256
+_MIN_TOKENS = 256
+#: Tokens of all tables of one size that may be padding. Above it a step takes longer to gather the next power
+#: of two than to launch its operators one by one.
+_MAX_TOKENS = 32768
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -24,20 +27,21 @@ class DecodeSize:
 def decode_sizes(
     max_num_seqs: int, blocks: int, block_size: int, *, cross_blocks: int = 0, whole: bool = False
 ) -> list[DecodeSize]:
-    """All sizes that are captured, smallest first.
+    """All sizes that are captured, smallest first, up to _MAX_TOKENS; longer steps have no graph.
 
-    Batches and widths are powers of two, and the maxima; `blocks` and `cross_blocks` are the most of one
+    Batches and widths are powers of two, and the maxima; `blocks` and `cross_blocks` are the maxima of one
     request. Both kinds of table share a width, each up to its own maximum. `whole`: every encoder output has
-    all of its `cross_blocks`.
+    all of its `cross_blocks`, so that none of them is padding.
     """
     widest = max(blocks, cross_blocks)
-    widths = powers_of_two(-(-_FEWEST_TOKENS // block_size), widest)
+    widths = powers_of_two(-(-_MIN_TOKENS // block_size), widest)
     if whole:
         widths = [width for width in widths if width >= cross_blocks]
     return [
         DecodeSize(batch, min(width, blocks), min(width, cross_blocks))
         for batch in powers_of_two(1, max_num_seqs)
         for width in widths
+        if batch * min(width, blocks if whole else widest) * block_size <= _MAX_TOKENS
     ]
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, pairwise
 
 import torch
 
+from triptych.base.machine.device import Device
 from triptych.ec_connector.connectors.host_buffers import PinnedMemory
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.core.kv_cache.swap import BlockCopy
@@ -19,9 +19,9 @@ _STAGED_BLOCKS = 16
 class HostKVCache:
     """Host blocks, each with the keys and values of all layers, so that adjacent blocks are one copy.
 
-    On CUDA the memory is page-locked once, at start, and copies run on a stream of their own: `write` returns
-    when its source blocks may be overwritten, `read` when its target blocks may be read, `wait` when all
-    copies are complete.
+    For an accelerator the memory is page-locked once, at start, and copies run in a stream of their own:
+    `write` returns when its source blocks may be overwritten, `read` when its target blocks may be read,
+    `wait` when all copies are complete.
     """
 
     def __init__(self, kv_cache: PagedKVCache, num_blocks: int) -> None:
@@ -31,18 +31,17 @@ class HostKVCache:
         #: Where each part's elements of a block begin, and the end of the last.
         self._bounds = list(accumulate((part[0].numel() for part in self._parts), initial=0))
         nbytes = num_blocks * self._bounds[-1] * first.element_size()
-        self._memory = PinnedMemory(nbytes, lock=device.type == "cuda")
+        owner = Device.of(device)
+        self._memory = PinnedMemory(nbytes, owner)
         #: [num_blocks, elements of all layers' keys, then of all layers' values]
         self.blocks = self._memory.bytes.view(first.dtype).view(num_blocks, self._bounds[-1])
         staged = min(num_blocks, _STAGED_BLOCKS)
         self._staging = torch.zeros((staged, self._bounds[-1]), dtype=first.dtype, device=device)
-        self._stream: torch.cuda.Stream | None = None
-        if device.type == "cuda" and num_blocks:
-            self._stream = torch.cuda.Stream(device)
+        self._stream = owner.copy_stream()
 
     def write(self, copies: Sequence[BlockCopy]) -> None:
         """KV blocks to host blocks."""
-        with self._on_stream():
+        with self._stream.after_model():
             for batch in self._batches(copies):
                 taken = torch.tensor([copy.source for copy in batch], device=self._staging.device)
                 for part, (begin, end) in zip(self._parts, pairwise(self._bounds), strict=True):
@@ -50,11 +49,11 @@ class HostKVCache:
                 for start, stop, block in _runs([copy.target for copy in batch]):
                     rows = self.blocks[block : block + stop - start]
                     rows.copy_(self._staging[start:stop], non_blocking=True)
-        self._block_model_stream()
+        self._stream.block_model()
 
     def read(self, copies: Sequence[BlockCopy]) -> None:
         """Host blocks to KV blocks; returns when they are there."""
-        with self._on_stream():
+        with self._stream.after_model():
             for batch in self._batches(copies):
                 for start, stop, block in _runs([copy.source for copy in batch]):
                     rows = self.blocks[block : block + stop - start]
@@ -64,13 +63,12 @@ class HostKVCache:
                     part.index_copy_(
                         0, given, self._staging[: len(batch), begin:end].view(len(batch), *part.shape[1:])
                     )
-        self._block_model_stream()
+        self._stream.block_model()
         self.wait()
 
     def wait(self) -> None:
         """Returns when all copies are done; raises what one of them has failed with."""
-        if self._stream is not None:
-            self._stream.synchronize()
+        self._stream.synchronize()
 
     def close(self) -> None:
         """Unlocks the memory. Idempotent."""
@@ -80,18 +78,6 @@ class HostKVCache:
     def _batches(self, copies: Sequence[BlockCopy]) -> Iterator[Sequence[BlockCopy]]:
         for first in range(0, len(copies), _STAGED_BLOCKS):
             yield copies[first : first + _STAGED_BLOCKS]
-
-    def _on_stream(self) -> AbstractContextManager[object]:
-        """The copy stream, which waits for all work queued on the model's stream."""
-        if self._stream is None:
-            return nullcontext()
-        self._stream.wait_stream(torch.cuda.current_stream(self._staging.device))
-        return torch.cuda.stream(self._stream)
-
-    def _block_model_stream(self) -> None:
-        """Makes the model's stream wait for the copies so far."""
-        if self._stream is not None:
-            torch.cuda.current_stream(self._staging.device).wait_stream(self._stream)
 
 
 def copy_blocks(

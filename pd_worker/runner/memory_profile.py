@@ -26,6 +26,7 @@ from triptych.pd_worker.runner.capacity import (
     max_model_len,
     uses_graphs,
 )
+from triptych.pd_worker.runner.graph_memory import measured_graph_bytes
 from triptych.pd_worker.runner.memory_plan import (
     WorkerMemory,
     WorkerNeeds,
@@ -50,6 +51,10 @@ def size_kv_memory(
     sharing = config.tensor_parallel if decoder.device.type == "cpu" else 1
     budget = config.device_memory or held + int(memory.free() * memory.share / sharing)
     needs = needs_of(config, decoder, held, max(other_peak, activation_bytes(config, decoder, memory)))
+    on_device = decoder.device.type != "cpu" and config.decode_graphs != "static"
+    if on_device and uses_graphs(config, decoder.device, decoder.geometry):
+        graphs = measured_graph_bytes(config, decoder, memory)
+        needs = needs if graphs is None else replace(needs, graphs=graphs + needs.block)
     if not config.encoder_cache_memory:
         needs = needs.with_embeddings(
             auto_embeddings(budget - needs.fixed, embeddings_of_use(config, decoder))
@@ -95,10 +100,10 @@ def needs_of(config: PDConfig, decoder: DecoderSide, held: int, activations: int
 def _graph_bytes(
     config: PDConfig, decoder: DecoderSide, activations: int, gathered: int, longest: int
 ) -> int:
-    """Bytes that decode graphs keep; `longest` are those of the longest request's blocks.
+    """Estimated bytes that decode graphs keep; `longest` are those of the longest request's blocks.
 
-    On CUDA they have a pool of their own, beside what steps without a graph take: one layer's gathered keys
-    and values, and the activations of --max-num-seqs tokens.
+    On CUDA, if none could be measured, their pool beside what other steps take counts too: one layer's
+    gathered keys and values, and the activations of --max-num-seqs tokens.
     """
     if not uses_graphs(config, decoder.device, decoder.geometry):
         return 0
@@ -143,16 +148,7 @@ def _run_longest_batch(config: PDConfig, decoder: DecoderSide) -> int:
     tokens = min(config.max_num_batched_tokens, longest_request(config, geometry))
     rows = 0 if decoder.cross is None else decoder.cross.max_rows or tokens
     blocks = max(1, -(-max(tokens, rows) // config.block_size))
-    cache = PagedKVCache(
-        num_layers=geometry.num_layers,
-        num_blocks=blocks,
-        block_size=config.block_size,
-        num_kv_heads=geometry.num_kv_heads,
-        head_dim=geometry.head_dim,
-        kv_shapes=geometry.kv_shapes,
-        dtype=decoder.dtype,
-        device=device,
-    )
+    cache = PagedKVCache.of_decoder(decoder, num_blocks=blocks, block_size=config.block_size)
     table = torch.arange(blocks, device=device)
     none = torch.empty(0, dtype=torch.int64, device=device)
     cross = None

@@ -10,7 +10,8 @@ from functools import partial
 import torch
 
 from triptych.base.errors import InternalError
-from triptych.base.machine.device_fault import check_device
+from triptych.base.machine.device import Device
+from triptych.base.machine.device_fault import check_device, failure_of
 from triptych.base.machine.graphs import GraphBackend
 from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
@@ -50,21 +51,12 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         `spare_block`: one more block, which is no request's; `use_graphs` needs it.
         """
         geometry = decoder.geometry
+        Device.of(decoder.device).select()
         self._decoder = decoder
         self._parallel = parallel
         self.encoder_cache: dict[str, EncoderOutput] = {}
-        sizes = {
-            "num_layers": geometry.num_layers,
-            "block_size": block_size,
-            "num_kv_heads": geometry.num_kv_heads,
-            "head_dim": geometry.head_dim,
-        }
-        self.kv_cache = PagedKVCache(
-            num_blocks=num_blocks + spare_block,
-            dtype=decoder.dtype,
-            device=decoder.device,
-            kv_shapes=geometry.kv_shapes,
-            **sizes,
+        self.kv_cache = PagedKVCache.of_decoder(
+            decoder, num_blocks=num_blocks + spare_block, block_size=block_size
         )
         #: Host memory for preempted requests, with --preemption swap.
         self.host_cache = HostKVCache(self.kv_cache, num_host_blocks)
@@ -150,7 +142,7 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         except Exception as error:
             check_device(error, self._decoder.device)
             logger.exception("step %d failed", scheduled.step)
-            output.error = error
+            output.error = failure_of(error, self._decoder.device, "a step of this request")
         if scheduled.swap_out:
             output.swapped_out = output.swapped_out and self._succeeds("a swap", self.host_cache.wait)
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from triptych.base.machine.device import Device
+
 collect_ignore_glob = [] if torch.cuda.is_available() else ["test_*.py"]
 
 
@@ -15,6 +17,8 @@ def exact_matmul() -> Iterator[None]:
     """fp32 products in fp32: TF32 has 10 bits of mantissa."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    # As in a worker: also for tests that load no checkpoint.
+    Device.of(torch.device("cuda", 0)).open()
     # Else the programs of all tests would count towards torch's limit for one function.
     torch.compiler.reset()
     yield

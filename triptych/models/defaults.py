@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 
 from triptych.base.errors import ConfigError
+from triptych.base.machine.device import DEVICES, Device
 from triptych.models.base import GenerationDefaults
 from triptych.models.checkpoint.folder import read_config, read_json
 
@@ -62,16 +63,18 @@ def _generation_defaults(path: Path) -> GenerationDefaults:
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device of --device; ConfigError for one that is not served, or CUDA where there is none."""
+    """The device of --device, opened; ConfigError for one that is not served, or CUDA where there is none."""
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"--device {name} is unknown: use cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda"):
+    if device.type not in DEVICES:
         raise ConfigError(f"--device {name} is not served: use cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"--device {name}: this torch finds no CUDA device; use --device cpu")
-    return device
+    opened = Device.of(device)
+    opened.open()
+    return opened.torch
 
 
 def resolve_dtype(path: Path, device: torch.device | str, name: str = "auto") -> torch.dtype:

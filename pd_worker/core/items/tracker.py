@@ -7,6 +7,7 @@ is written. Where the table exists already, the embedding is not loaded.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from triptych.base.errors import InvalidRequest, RequestError, Unavailable
@@ -26,6 +27,8 @@ from triptych.pd_worker.core.stats import ItemStats
 
 #: Timeout in seconds of moving a fetched host copy into the encoder cache.
 MOVE_TIMEOUT = 10.0
+#: Moves of an item that may fail in succession, one a step, since the device has no memory.
+MAX_MOVES = 16
 
 
 class Readiness(enum.Enum):
@@ -58,6 +61,8 @@ class ItemTracker:
         self.cross = cross or CrossKVManager(BlockPool(0), 1)
         self.table = self.cross.items
         self._stats = ItemStats()
+        #: Moves to the device of each key that failed in succession, since the device had no memory.
+        self._no_memory = Counter[str]()
 
     @property
     def connector(self) -> ECConnectorScheduler:
@@ -297,6 +302,8 @@ class ItemTracker:
         self.admission.release_request(state.request_id)
         if self._connector is not None:
             self._connector.request_finished(state)
+        for feature in state.features:
+            del self._no_memory[feature.mm_hash]
 
     def report_resident(self, state: RequestState) -> list[EngineEvent]:
         """ItemLoaded events of items that needed no load: resident, or covered by a prefix hit."""
@@ -315,8 +322,12 @@ class ItemTracker:
         """Applies the connector's report; the events of every request that names one of its keys."""
         for key in output.loaded:
             self.cache.commit(key)
+            del self._no_memory[key]
         for failure in output.failed:
             self.cache.fail(failure.mm_hash)
+            if failure.no_memory:
+                self._no_memory[failure.mm_hash] += 1
+                self.cache.evict_idle()
         if self._connector is not None:
             self._connector.update_connector_output(output)
         events: list[EngineEvent] = []
@@ -327,6 +338,13 @@ class ItemTracker:
         for key, digest in digests.items():
             events.extend(self._missing(key, digest, requests.with_item(key)))
         return events
+
+    def unmovable(self) -> list[str]:
+        """Keys that MAX_MOVES moves in succession found no device memory for; drains them."""
+        keys = [key for key, moves in self._no_memory.items() if moves >= MAX_MOVES]
+        for key in keys:
+            del self._no_memory[key]
+        return keys
 
     def build_metadata(self, output: SchedulerOutput) -> ECConnectorMetadata | None:
         """The step's work for the connector's worker role; writes the evicted keys into `output`."""

@@ -91,7 +91,7 @@ class TightEngine(ModellessEngine):
         self._seen = 0
         self._wanted: list[ItemPlan] = []
         if self.pooled:
-            pool = PinnedPool(PinnedMemory(self.capacity, lock=False))
+            pool = PinnedPool(PinnedMemory(self.capacity))
             self.worker._loads._memory = HostMemory(self.capacity, pool)  # type: ignore[attr-defined]
             self.worker._loads._copier = CopyingDevice()  # type: ignore[attr-defined]
             self._count_pieces(pool)

@@ -18,8 +18,8 @@ from triptych.base.cpu.step_pacer import CorePage
 from triptych.base.cpu.threads import (
     decoder_threads,
     in_short_lived_thread,
+    library_environment,
     media_threads,
-    thread_environment,
     threads_beside,
     threads_of_rank,
     tower_threads,
@@ -54,10 +54,10 @@ def test_a_pod_of_four_cpus_on_64_cores_computes_with_four_threads(monkeypatch: 
     assert [threads_of_rank(decoder_threads(0, 4096), ranks) for ranks in (1, 2, 3, 8)] == [4, 2, 1, 1]
     names = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
     monkeypatch.setattr(os, "environ", {})
-    thread_environment()
+    library_environment()
     assert [os.environ[name] for name in names] == ["4", "4", "4"]
     os.environ["OMP_NUM_THREADS"] = "3"
-    thread_environment()
+    library_environment()
     assert os.environ["OMP_NUM_THREADS"] == "3", "what the user says counts"
 
 
@@ -69,7 +69,7 @@ def test_a_pod_that_requests_cpus_without_a_limit_computes_with_those_alone(monk
     assert decoder_threads(0, 4096) == 8
     assert tower_threads(0, "") == 8, "no other worker shares what a container requests"
     assert tower_threads(3, "") == 3
-    thread_environment()
+    library_environment()
     assert [os.environ[name] for name in names] == ["8", "8", "8"]
 
 
@@ -163,3 +163,32 @@ def test_a_short_lived_thread_gives_what_its_work_gives():
     assert in_short_lived_thread(divmod, 7, 2) == (3, 1)
     with pytest.raises(ValueError, match="nono"):
         in_short_lived_thread(failing, "no", times=2)
+
+
+_START = """
+import os, sys
+from triptych.apps.cli.commands.services import _start
+from triptych.base.config import PDConfig
+_start("pd", PDConfig())
+print("torch" in sys.modules, os.environ["PYTORCH_ALLOC_CONF"])
+import torch
+"""
+
+
+def test_a_services_environment_is_complete_before_it_imports_torch() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTORCH")}
+    done = subprocess.run(
+        [sys.executable, "-c", _START], env=environment, check=True, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["False", "expandable_segments:True"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, "expandable_segments:True"), ({"PYTORCH_CUDA_ALLOC_CONF": "x"}, None)]
+)
+def test_torchs_memory_is_configured_and_a_users_setting_counts(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], expected: str | None
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(given))
+    library_environment()
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == expected

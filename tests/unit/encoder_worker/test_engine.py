@@ -16,11 +16,14 @@ import torch
 from PIL import Image
 
 from support.fakes.fake_connector import RecordingWorker, SlowWorker, fake_transfer
+from support.fakes.fake_cuda import fake_cuda
 from triptych.base.cpu.step_pacer import StepPacer
 from triptych.base.errors import InternalError, InvalidRequest
 from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import EncoderOutput
+from triptych.ec_connector.connectors.host_buffers import PinnedMemory
 from triptych.ec_connector.connectors.memory_store import OutputCache
+from triptych.encoder_worker import host_copier
 from triptych.encoder_worker.engine import (
     BatchDone,
     Encoded,
@@ -117,6 +120,44 @@ def item(key: str, *, value: float = 1.0, rows: int = 2, needed: bool = True, di
     prepared = PreparedItem(2, 2, (), 1, {"rows": data})
     plan = ItemPlan(key, "n" * 64, "image", rows, WIDTH, "float32", rows)
     return TowerItem(plan, prepared, None, digest, lambda: needed)
+
+
+def test_the_engines_thread_selects_its_gpu_before_it_encodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, selected = fake_cuda(monkeypatch), list[str | None]()
+    monkeypatch.setattr(host_copier, "PinnedMemory", lambda nbytes, device: PinnedMemory(nbytes))
+
+    class OnGpu(Tower):
+        device = torch.device("cuda", 1)
+
+        def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+            selected.append(cuda.here)
+            return super().encode(items)
+
+    bench = Bench(OnGpu())
+    bench.start()
+    try:
+        bench.encode([item("a")])
+        bench.take(2)
+    finally:
+        bench.engine.stop()
+    assert selected == ["cuda:1"]
+
+
+def test_an_item_for_which_the_device_has_no_memory_fails_by_name_and_alone(b: Bench) -> None:
+    encode = b.tower.encode
+
+    def full(items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+        if any((item.tensors["rows"] == 2).any() for item in items):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return encode(items)
+
+    b.tower.encode = full  # type: ignore[method-assign]
+    b.encode([item("a"), item("b", value=2.0)])
+    ends = {event.mm_hash: event.error for event in b.take(3) if isinstance(event, Encoded)}
+    assert ends["a"] is None
+    assert (
+        isinstance(ends["b"], InternalError) and "had no free memory for a whole image" in ends["b"].message
+    )
 
 
 def test_each_batch_has_a_thread_that_ends_with_it() -> None:

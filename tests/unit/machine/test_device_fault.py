@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from triptych.base.errors import InternalError
 from triptych.base.machine import device_fault
-from triptych.base.machine.device_fault import DeviceLost, check_device, is_sticky
+from triptych.base.machine.device_fault import DeviceLost, check_device, failure_of, is_sticky
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -81,3 +82,11 @@ def test_a_full_device_is_not_a_lost_one(monkeypatch):
 
 def test_device_lost_is_not_caught_by_except_exception():
     assert not issubclass(DeviceLost, Exception)
+
+
+def test_a_device_without_memory_is_named_to_the_client_and_is_not_lost() -> None:
+    full, other = torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("a shape")
+    error = failure_of(full, CUDA, "a step of this request")
+    assert isinstance(error, InternalError) and "cuda:0 had no free memory for a step" in error.message
+    assert failure_of(other, CUDA, "a step") is other
+    check_device(full, CPU)

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from support.data.checkpoints import FAMILIES, build_checkpoint
+from support.fakes.fake_cuda import fake_cuda
 from triptych.base.errors import ConfigError
 from triptych.models.base import GenerationDefaults
 from triptych.models.registry import generation_defaults, resolve_device, resolve_dtype
@@ -85,3 +86,14 @@ def test_a_generation_config_of_another_kind_is_named(tmp_path: Path, values: di
 def test_a_device_that_torch_knows_and_the_workers_do_not_is_one_clear_error(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"--device {name} is .*: use cpu, cuda or cuda:N"):
         resolve_device(name)
+
+
+def test_cudnns_attention_is_off_before_anything_runs_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = fake_cuda(monkeypatch)
+    assert resolve_device("cuda:1") == torch.device("cuda", 1)
+    assert cuda.calls == [("enable_cudnn_sdp", False), ("set_device", "cuda:1")]
+
+
+def test_cuda_without_a_number_is_the_first_gpu_on_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cuda(monkeypatch)
+    assert resolve_device("cuda") == torch.device("cuda", 0)

@@ -17,8 +17,12 @@ T = TypeVar("T")
 _WIDE = 1024
 
 
-def thread_environment() -> None:
-    """What libraries read when they are imported: how many threads they start, and how OpenMP's wait."""
+def library_environment() -> None:
+    """What libraries read when they are imported: their threads, how OpenMP's wait, and torch's memory."""
+    # Embeddings of all sizes come and go beside a KV cache that has the rest of a GPU: segments that grow
+    # leave no gaps which no tensor fits into.
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     # Where processes share cores, a spinning OpenMP thread steals the core that its own barrier waits for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("KMP_BLOCKTIME", "0")
@@ -62,7 +66,7 @@ def threads_of_rank(threads: int, ranks: int) -> int:
 
 def use_threads(count: int) -> None:
     """`count` torch threads within an operator; between operators one per CPU, set once in a process."""
-    # Not at the top: `thread_environment` comes before the first import of torch.
+    # Not at the top: `library_environment` comes before the first import of torch.
     import torch
 
     torch.set_num_threads(count)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
+from triptych.base.errors import InternalError
+
 logger = logging.getLogger(__name__)
 
 #: cudaError_t values that leave the process's context unusable: every later call returns them too.
@@ -49,6 +51,13 @@ def check_device(error: BaseException | None, device: torch.device) -> None:
         logger.warning("%s has no free memory for a test", device)
     except Exception as failure:
         raise DeviceLost(f"{device} fails a test: {failure}") from failure
+
+
+def failure_of(error: Exception, device: torch.device, what: str) -> Exception:
+    """`error`; where the device had no memory for `what`, an InternalError that tells the client so."""
+    if not isinstance(error, torch.OutOfMemoryError):
+        return error
+    return InternalError(f"the worker's {device} had no free memory for {what}: send less at a time")
 
 
 def is_sticky(error: BaseException) -> bool:

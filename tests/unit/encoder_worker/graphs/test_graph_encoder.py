@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,10 +13,17 @@ from PIL import Image
 from support.data.checkpoints import build_checkpoint
 from triptych.base.config import EncoderConfig
 from triptych.base.errors import ConfigError
+from triptych.base.machine.device import Device
 from triptych.base.machine.graphs import EagerStatic
 from triptych.base.metrics import EncoderMetrics
 from triptych.encoder_worker.graphs import graph_encoder
-from triptych.encoder_worker.graphs.graph_encoder import GraphEncoder, count_graphs, with_graphs
+from triptych.encoder_worker.graphs.graph_encoder import (
+    GraphEncoder,
+    count_graphs,
+    uncounted_bytes,
+    with_graphs,
+)
+from triptych.encoder_worker.loading import check_encoder_memory
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder
 
@@ -88,3 +96,29 @@ def test_it_encodes_like_the_tower_and_counts_in_the_worker_s_metrics(encoder: E
     padding = 64 - items[0].rows - items[2].rows
     assert value("triptych_encoder_graph_padding_rows_total", labels) == padding
     assert value("triptych_encoder_graph_buffer_bytes", labels) == graphs.graphs.nbytes > 0
+
+
+class Cuda(Device):
+    """A device with memory of its own; its tensors stay where they are."""
+
+    on_host = False
+
+
+def test_what_a_gpu_loses_to_its_graphs_counts_beside_the_weights(
+    encoder: EncoderSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = iter((900 << 20, 600 << 20))
+    monkeypatch.setattr(graph_encoder.Device, "of", Cuda)
+    monkeypatch.setattr(graph_encoder, "memory_of", lambda _: SimpleNamespace(free=lambda: next(losses)))
+    graphs = with_graphs(STATIC, encoder)
+    assert isinstance(graphs, GraphEncoder)
+    assert uncounted_bytes(graphs) == (300 << 20) - graphs.graphs.nbytes > 0
+    assert uncounted_bytes(encoder) == 0
+    memory = SimpleNamespace(
+        reset_peak=lambda: None, used=lambda: 10, peak=lambda: 15, free=lambda: 1 << 30, share=0.5
+    )
+    held = 10 + uncounted_bytes(graphs)
+    config = EncoderConfig(device_memory=held + 4, max_image_pixels=128 * 128, encoder_batch_patches=64)
+    with pytest.raises(ConfigError, match=r"needs 2\d\d.* MiB for its weights and 5 "):
+        check_encoder_memory(config, graphs, memory)
+    assert check_encoder_memory(replace(config, device_memory=held + 5), graphs, memory) == 5

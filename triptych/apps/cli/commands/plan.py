@@ -156,13 +156,13 @@ class ProfileArguments(CommandOptions):
 @configured(ProfileArguments)
 def profile(given: ProfileArguments) -> None:
     from triptych.apps.launch.model_path import model_name, resolve_model
-    from triptych.base.cpu.threads import thread_environment
+    from triptych.base.cpu.threads import library_environment
 
     if not given.output.absolute().parent.is_dir():
         raise ConfigError(f"--output {given.output}: there is no such folder")
     if given.threads < 0:
         raise ConfigError(f"--threads {given.threads} must be 0 or above")
-    thread_environment()
+    library_environment()
     path = resolve_model(given.model)
     from triptych.simulator.profile.profile import ProfileOptions, measure, report, write_profile
 

@@ -88,7 +88,7 @@ def colocated(config: ColocatedConfig) -> None:
 def _start(service: str, config: ServiceConfig) -> None:
     """Prepares the process: secrets, logging, temporary files, cores and threads."""
     from triptych.base.cpu.affinity import pin
-    from triptych.base.cpu.threads import thread_environment
+    from triptych.base.cpu.threads import library_environment
     from triptych.base.machine.resources import check_temporary_folder
     from triptych.base.parent import die_with_parent
 
@@ -99,7 +99,7 @@ def _start(service: str, config: ServiceConfig) -> None:
     set_renderer(service_renderer(name, json=logs_json()))
     check_temporary_folder()
     pin(config.cpus)
-    thread_environment()
+    library_environment()
 
 
 def _with_secrets(config: S) -> S:

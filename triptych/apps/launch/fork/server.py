@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from triptych.base.cpu.threads import thread_environment
+from triptych.base.cpu.threads import library_environment
 from triptych.base.errors import ConfigError
 from triptych.base.log import setup_logging
 from triptych.base.parent import PARENT_VARIABLE, die_with_parent
@@ -54,7 +54,7 @@ class ForkReply(TypedDict, total=False):
 
 def import_all(model: Path) -> None:
     """Imports what the model's workers import. No gRPC: it does not survive a fork."""
-    thread_environment()
+    library_environment()
     # The one library that starts threads when it is imported; workers need no BLAS but torch's.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     from triptych.models.preload import preload, quick_imports

@@ -1,0 +1,117 @@
+"""What threads and streams of an accelerator do, and in which order; torch.cuda is replaced by a record."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from support.fakes.fake_cuda import FakeCuda, fake_cuda
+from triptych.base.cpu.threads import in_short_lived_thread
+from triptych.base.machine import device as devices
+from triptych.base.machine.copy_stream import CopyStream
+from triptych.base.machine.device import Accelerator, CudaDevice, Device
+from triptych.base.types import ItemPlan
+from triptych.ec_connector.connectors.device_copy import DeviceCopier
+from triptych.pd_worker.engine import Command, Engine
+
+CUDA = torch.device("cuda", 1)
+PLAN = ItemPlan("a" * 64, "n", "image", 2, 4, "float32", 2, (), (1, 2, 4))
+
+
+class MetaDevice(CudaDevice):
+    """Another accelerator: tensors without data, with the streams of the fake torch.cuda."""
+
+    type = "meta"
+
+    @property
+    def module(self) -> Any:
+        return torch.cuda
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return fake_cuda(monkeypatch)
+
+
+@pytest.fixture
+def meta(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> FakeCuda:
+    monkeypatch.setitem(devices.DEVICES, "meta", MetaDevice)
+    record = lambda tensor, stream: cuda.calls.append(("record_stream", stream.name))  # noqa: E731
+    monkeypatch.setattr(torch.Tensor, "record_stream", record)
+    return cuda
+
+
+def test_a_cpu_has_no_streams_and_selects_nothing(cuda: FakeCuda) -> None:
+    cpu = Device.of(torch.device("cpu"))
+    cpu.open()
+    cpu.select()
+    cpu.empty_cache()
+    assert type(cpu.copy_stream()) is CopyStream
+    assert cpu.on_host and not isinstance(cpu, Accelerator) and cuda.calls == []
+
+
+def test_a_copy_to_the_device_is_waited_for_by_an_event_that_leaves_the_core_free(meta: FakeCuda) -> None:
+    copier = DeviceCopier("meta")
+    tensor, wait = copier.to_device([torch.zeros(32, dtype=torch.uint8)], PLAN)
+    assert tensor.shape == (2, 4) and wait is not None
+    in_short_lived_thread(wait)
+    assert meta.calls == [
+        ("record_stream", "model"),
+        ("Event", {"blocking": True}),
+        ("record", "stream"),
+        ("set_device", "meta:0"),
+        ("event.synchronize", "meta:0"),
+    ]
+
+
+def test_copies_of_swapped_blocks_wait_for_the_model_and_the_model_for_them(meta: FakeCuda) -> None:
+    stream = Device.of(torch.device("meta")).copy_stream()
+    with stream.after_model():
+        meta.calls.append(("copy", None))
+    stream.block_model()
+    stream.synchronize()
+    assert meta.calls == [
+        ("wait_stream", ("stream", "model")),
+        ("copy", None),
+        ("wait_stream", ("model", "stream")),
+        ("set_device", "meta:0"),
+        ("synchronize", "meta:0"),
+    ]
+
+
+class OneStep(Engine):
+    """An engine that ends in its first step."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        super().__init__(None, None, None, list.clear, None, CUDA)  # type: ignore[arg-type]
+        self.cuda, self.devices = cuda, list[str | None]()
+
+    def _drain_inbox(self, *, sleep: bool) -> list[Command]:
+        return []
+
+    def _step(self, commands: object) -> bool:
+        self.devices.append(self.cuda.here)
+        raise SystemExit
+
+
+def test_the_thread_of_an_engine_selects_its_gpu_before_its_first_step(cuda: FakeCuda) -> None:
+    engine, ended = OneStep(cuda), threading.Event()
+    engine.beat.on_death(ended.set)
+    engine.start()
+    assert ended.wait(30)
+    assert engine.devices == ["cuda:1"] and "engine" in cuda.selected
+
+
+def test_only_the_devices_allocator_makes_a_copy_fail_for_memory(
+    meta: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    copier = DeviceCopier("meta")
+    monkeypatch.setattr(torch, "empty", full)
+    with pytest.raises(MemoryError, match="meta:0 has no 32 bytes free"):
+        copier.to_device([], PLAN)
