@@ -23,7 +23,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "python3-venv is missing: apt-get install python3-venv"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q $(PIP_TORCH_ARGS) "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install -q -c constraints.txt -e ".[worker,embedded,ray,cert,bench,otel,dev]"
+	$(BIN)/python deploy/docker/requirements.py dev > $(VENV)/dev.txt
+	$(BIN)/pip install -q -c constraints.txt -e ".[worker,embedded,ray,cert,bench,otel]" -r $(VENV)/dev.txt
 	touch $@
 
 install: $(STAMP)
@@ -38,7 +39,8 @@ test-unit: $(STAMP)
 	$(PYTEST) tests/unit -m "not slow and not gpu" $(ARGS)
 
 $(VENV)/.clients: $(STAMP)
-	$(BIN)/pip install -q -c constraints.txt -e ".[clients]"
+	$(BIN)/python deploy/docker/requirements.py clients > $(VENV)/clients.txt
+	$(BIN)/pip install -q -c constraints.txt -r $(VENV)/clients.txt
 	touch $@
 
 # Programs of Debian that slow tests drive: a Redis with TLS and Cluster, Prometheus, promtool, chromium. Needs no root.

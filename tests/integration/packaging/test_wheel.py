@@ -1,0 +1,110 @@
+"""The wheel in a new environment outside of the checkout: alone, and with each of its extras."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email.parser import HeaderParser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+EXTRAS = set(PROJECT["project"]["optional-dependencies"])
+CONSTRAINTS = ("-c", str(ROOT / "constraints.txt"))
+#: What works with each set of extras, as the words of a command line.
+WORKS = {
+    "": [
+        "triptych --version",
+        "triptych proxy --help",
+        "python -c 'import triptych; triptych.Client; import triptych.proxy.service'",
+    ],
+    "cert": ["triptych cert tls"],
+    "otel": ["python -c 'import opentelemetry.sdk.trace, triptych.base.tracing.otlp'"],
+    "bench": [
+        "triptych bench workloads",
+        "triptych plan --gpu l4 --workload image --devices 2 --quick --output-tokens 8 --plot plan.svg",
+    ],
+    "ray": ["python -c 'import ray, triptych.apps.launch.ray.connection'", "triptych cert tls"],
+    "worker,embedded": [
+        "triptych doctor --port 0 --grpc-port 0",
+        "triptych tones 555 -o tones.wav",
+        "triptych check",
+    ],
+}
+#: vLLM brings a torch of its own, for the machine that it runs on: tests/with_vllm has an environment of it.
+ELSEWHERE = {"vllm"}
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def run(*words: str | Path, folder: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """The command, in an environment that knows nothing of the checkout."""
+    hidden = ("PYTHONPATH", "VIRTUAL_ENV")
+    kept = {name: value for name, value in os.environ.items() if name not in hidden}
+    done = subprocess.run(
+        [*map(str, words)], cwd=folder, env=kept, capture_output=True, text=True, timeout=800, check=False
+    )
+    assert done.returncode == 0 or not check, f"{words}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
+    return done
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy of what git has: a build leaves folders behind."""
+    source = tmp_path_factory.mktemp("source")
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in filter(None, names.stdout.split("\0")):
+        if (ROOT / name).exists():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, source / name, follow_symlinks=False)
+    target = tmp_path_factory.mktemp("wheel")
+    build = f"import setuptools.build_meta as b; b.build_wheel({str(target)!r})"
+    run(sys.executable, "-c", build, folder=source)
+    [path] = target.iterdir()
+    return path
+
+
+def test_every_extra_is_tried() -> None:
+    tried = {extra for extras in WORKS for extra in extras.split(",") if extra}
+    assert tried | ELSEWHERE == EXTRAS
+
+
+def test_the_wheel_says_what_it_is_and_has_the_package_alone(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        [about] = [name for name in names if name.endswith(".dist-info/METADATA")]
+        metadata = HeaderParser().parsestr(archive.read(about).decode())
+    assert {name.partition("/")[0] for name in names} == {"triptych", about.partition("/")[0]}
+    assert metadata["Author"] == "The Triptych authors"
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert set(metadata.get_all("Provides-Extra", [])) == EXTRAS
+    assert "Programming Language :: Python :: 3.13" in metadata.get_all("Classifier", [])
+    assert str(metadata.get_payload()).startswith("# Triptych")
+
+
+@pytest.mark.parametrize("extras", [pytest.param(extras, id=extras or "core") for extras in WORKS])
+def test_the_wheel_works_in_a_new_environment(wheel: Path, tmp_path: Path, extras: str) -> None:
+    environment = tmp_path / "environment"
+    run(sys.executable, "-m", "venv", environment, folder=tmp_path)
+    pip = (environment / "bin" / "python", "-m", "pip", "install", "-q")
+    if "worker" in extras and (words := os.environ.get("PIP_TORCH_ARGS")):
+        [torch] = [
+            line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch==")
+        ]
+        run(*pip, *shlex.split(words), torch, folder=tmp_path)
+    run(*pip, *CONSTRAINTS, f"{wheel}[{extras}]" if extras else wheel, folder=tmp_path)
+    for line in WORKS[extras]:
+        program, *words = shlex.split(line)
+        run(environment / "bin" / program, *words, folder=tmp_path)
+    where = "import triptych; print(triptych.__file__)"
+    assert run(environment / "bin" / "python", "-c", where, folder=tmp_path).stdout.startswith(str(tmp_path))
+    if not extras:
+        refused = run(environment / "bin" / "triptych", "check", folder=tmp_path, check=False)
+        assert refused.returncode and "pip install 'triptych[worker]'" in refused.stderr

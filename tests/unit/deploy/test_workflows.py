@@ -1,0 +1,152 @@
+"""The workflows of .github: nothing has run them, so what they name is checked here."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.kubernetes.chart import render
+from support.kubernetes.combinations import merged
+from triptych.apps.cli.app import app
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / ".github" / "workflows"
+WORKFLOWS = sorted(FOLDER.glob("*.yml"))
+#: Programs of the machines that the jobs run on, and of the shell.
+PROGRAMS = {
+    "cp",
+    "curl",
+    "docker",
+    "echo",
+    "grep",
+    "helm",
+    "kind",
+    "kubectl",
+    "python",
+    "tee",
+    "base64",
+    "sed",
+}
+PROGRAMS |= {"auditwheel", "/opt/python/cp311-cp311/bin/python", ".venv/bin/python"}
+#: Modules that `python -m` runs there.
+MODULES = {"pip", "build", "pytest"}
+ASSIGNED = re.compile(r"^[A-Za-z_]+=")
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The workflow; every value is a text, for YAML 1.1 reads `on` as true."""
+    loaded: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)
+    return loaded
+
+
+def steps(path: Path) -> Iterator[dict[str, Any]]:
+    for job in load(path)["jobs"].values():
+        yield from job["steps"]
+
+
+def commands(path: Path) -> Iterator[list[str]]:
+    """Every command of every script as its words, those in $(…) and behind a pipe too."""
+    for step in steps(path):
+        script = step.get("run", "").replace("\\\n", " ")
+        script = re.sub(r"\$\{\{.*?\}\}", "EXPRESSION", script)
+        inner = re.findall(r"\$\(([^()]*(?:\\\([^()]*\\\)[^()]*)?)\)", script)
+        for line in [*re.sub(r"\$\([^\n]*\)", "OUTPUT", script).splitlines(), *inner]:
+            for part in re.split(r" \| | && ", line):
+                words = shlex.split(part)
+                while words and ASSIGNED.match(words[0]):
+                    del words[0]
+                if words:
+                    yield words
+
+
+ALL = [pytest.param(path, id=path.stem) for path in WORKFLOWS]
+
+
+def test_there_are_workflows_for_tests_a_cluster_and_a_release() -> None:
+    assert [path.stem for path in WORKFLOWS] == ["kind", "release", "tests"]
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_a_workflow_says_that_it_has_not_run_and_stores_no_secret(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert "This file has not run anywhere yet." in text[: text.index("name:")]
+    assert "secrets." not in text
+    assert load(path)["permissions"] == {"contents": "read"}
+    for job in load(path)["jobs"].values():
+        assert int(job["timeout-minutes"]) <= 120
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_every_action_is_named_with_its_version(path: Path) -> None:
+    for step in steps(path):
+        assert ("uses" in step) != ("run" in step)
+        if "uses" in step:
+            assert re.fullmatch(r"[\w-]+/[\w-]+@(release/)?v\d+", step["uses"])
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_every_command_and_target_that_a_workflow_names_is_there(path: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.findall(r"^([a-z-]+):", makefile, re.M)
+    for words in commands(path):
+        program, arguments = words[0], words[1:]
+        if program == "make":
+            named = [word for word in arguments if "=" not in word]
+            variables = [word.partition("=")[0] for word in arguments if "=" in word]
+            assert named and set(named) <= set(targets), words
+            assert all(re.search(rf"^{name} +\?=", makefile, re.M) for name in variables), words
+        elif program == "triptych":
+            options = [name for one in app.commands[arguments[0]].params for name in one.opts]
+            assert {word for word in arguments if word.startswith("--")} <= set(options), words
+        else:
+            assert program in PROGRAMS, words
+            if program.endswith("python"):
+                assert arguments[0] == "-m" and arguments[1] in MODULES, words
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_every_path_that_a_workflow_names_is_there(path: Path) -> None:
+    ours = {entry.name for entry in ROOT.iterdir()} - {".venv", "dist", "build"}
+    paths = [word for words in commands(path) for word in words if word.partition("/")[0] in ours]
+    paths += [
+        step["with"]["cache-dependency-path"] for step in steps(path) if "cache" in step.get("with", {})
+    ]
+    assert paths
+    for name in paths:
+        assert (ROOT / name).exists(), name
+
+
+def test_the_matrix_has_the_pythons_of_the_package() -> None:
+    pythons = load(FOLDER / "tests.yml")["jobs"]["test"]["strategy"]["matrix"]["python"]
+    classifiers = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
+    assert pythons == classifiers
+
+
+def test_images_of_a_release_are_those_of_the_folder_that_builds_them() -> None:
+    included = load(FOLDER / "release.yml")["jobs"]["images"]["strategy"]["matrix"]["include"]
+    for one in included:
+        assert (ROOT / "deploy" / "docker" / f"{one['image']}.Dockerfile").is_file()
+
+
+def test_the_chart_of_the_kind_job_has_the_objects_that_it_asks_for() -> None:
+    [install] = [words for words in commands(FOLDER / "kind.yml") if words[:3] == ["helm", "install", "demo"]]
+    values: dict[str, Any] = {}
+    for flag, name in zip(install, install[1:], strict=False):
+        if flag == "--values":
+            values = merged(values, yaml.safe_load((ROOT / name).read_text()))
+    manifests = render(values, name="demo", namespace="triptych")
+    made = {(one["kind"].lower(), one["metadata"]["name"]) for one in manifests}
+    asked = [words for words in commands(FOLDER / "kind.yml") if words[0] == "kubectl"]
+    services = [word.partition("/")[2] for words in asked for word in words if word.startswith("service/")]
+    secrets = [words[words.index("secret") + 1] for words in asked if "secret" in words]
+    assert services and secrets
+    assert {*(("service", name) for name in services), *(("secret", name) for name in secrets)} <= made
+    assert "scaledobject" in {kind for kind, _ in made}
+    [key] = [one for one in manifests if one["metadata"]["name"] == secrets[0]]
+    assert "key" in {**key.get("data", {}), **key.get("stringData", {})}
