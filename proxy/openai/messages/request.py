@@ -298,6 +298,7 @@ def _request(
     conversation = _conversation(body)
     names, last = FieldNames(conversation.places, _NAMES), conversation.messages[-1]
     choice, output = body.tool_choice, body.output_config or OutputConfig()
+    schema = None if output.format is None else SchemaFormat(NamedSchema(schema=output.format.schema))
     thinking = body.thinking.type if body.thinking else ""
     variables = {"enable_thinking": True, "thinking": True} if thinking == "enabled" else {}
     try:
@@ -308,7 +309,7 @@ def _request(
             tools=[_tool(tool) for tool in body.tools or ()] or None,
             tool_choice=_tool_choice(choice),
             parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
-            response_format=output.format and SchemaFormat(NamedSchema(schema=output.format.schema)),
+            response_format=schema,
             reasoning_effort="none" if thinking == "disabled" else output.effort,
             chat_template_kwargs=variables | (body.chat_template_kwargs or {}),
             continue_final_message=last.role == "assistant" and not last.tool_calls,
