@@ -364,7 +364,7 @@ class Tokens(_message.Message):
     def __init__(self, position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "error", "prompt_tokens", "completion_tokens", "cached_tokens", "queue_seconds", "load_seconds", "prefill_seconds", "decode_seconds")
+    __slots__ = ("reason", "error", "prompt_tokens", "completion_tokens", "cached_tokens", "queue_seconds", "load_seconds", "prefill_seconds", "decode_seconds", "stop_sequence")
     REASON_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -374,6 +374,7 @@ class Finished(_message.Message):
     LOAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DECODE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STOP_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     reason: str
     error: _common_pb2.Error
     prompt_tokens: int
@@ -383,7 +384,8 @@ class Finished(_message.Message):
     load_seconds: float
     prefill_seconds: float
     decode_seconds: float
-    def __init__(self, reason: _Optional[str] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., load_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ...) -> None: ...
+    stop_sequence: str
+    def __init__(self, reason: _Optional[str] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., load_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., stop_sequence: _Optional[str] = ...) -> None: ...
 
 class Lost(_message.Message):
     __slots__ = ()

@@ -32,6 +32,8 @@ class TextOutput(Protocol):
 
     #: Set from the start when the resumed tokens ended the output already.
     finished: FinishReason | None
+    #: The stop string that has ended the output, if one has.
+    stop_sequence: str
 
     def append(self, token_id: int) -> tuple[str, FinishReason | None]:
         """The text that `token_id` completes, and the reason when it is the last token."""

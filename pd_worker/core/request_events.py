@@ -66,6 +66,7 @@ class RequestFinished(EngineEvent, frozen=True, kw_only=True):
     usage: Usage
     timings: PDTimings
     error: RequestError | None = None
+    stop_sequence: str = ""
 
 
 class _Names(TypedDict):
@@ -136,6 +137,7 @@ def _finished(
         usage=Usage(len(request.prompt_token_ids), len(request.output_token_ids), cached),
         timings=timings,
         error=error,
+        stop_sequence=request.output.stop_sequence,
     )
 
 

@@ -101,6 +101,7 @@ class OutputText:
         text_sent_chars: int = 0,
     ) -> None:
         self.finished: FinishReason | None = None
+        self.stop_sequence = ""
         self._sampling = sampling
         self._decoder = IncrementalDecoder(tokenizer)
         self._count = 0
@@ -143,10 +144,11 @@ class OutputText:
     def _release(self, new: str, may_stop: bool) -> str:
         """The text before a stop string, or up to its end, or all that cannot become one."""
         text = self._held + new
-        cut = self._find_stop(text, len(self._held)) if may_stop else -1
-        if cut >= 0:
+        begin, length = self._find_stop(text, len(self._held)) if may_stop else (-1, 0)
+        if begin >= 0:
             self.finished, self._held = FinishReason.STOP, ""
-            return text[:cut]
+            self.stop_sequence = text[begin : begin + length]
+            return text[: begin + length * self._sampling.include_stop_str_in_output]
         keep = _pending(text, self._sampling.stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -158,12 +160,11 @@ class OutputText:
             text, self._held = text + self._held, ""
         return text
 
-    def _find_stop(self, text: str, known: int) -> int:
-        """Where the text is cut: at the first stop string that ends after the `known` characters; or -1."""
+    def _find_stop(self, text: str, known: int) -> tuple[int, int]:
+        """Begin and length of the first stop string that ends after the `known` characters; or -1."""
         stops = self._sampling.stop
-        found = [(text.find(stop, max(0, known - len(stop) + 1)), len(stop)) for stop in stops]
-        begin, length = min((place for place in found if place[0] >= 0), default=(-1, 0))
-        return begin + length if self._sampling.include_stop_str_in_output and begin >= 0 else begin
+        places = [(text.find(stop, max(0, known - len(stop) + 1)), len(stop)) for stop in stops]
+        return min((place for place in places if place[0] >= 0), default=(-1, 0))
 
     def _replay(self, resumed: Sequence[int], text_sent_chars: int) -> None:
         text = "".join([self._append(token_id) for token_id in resumed])

@@ -37,6 +37,7 @@ class _NoText:
     """The output of a request that is detokenized by rank 0."""
 
     finished: FinishReason | None = None
+    stop_sequence = ""
 
     def append(self, token_id: int) -> tuple[str, FinishReason | None]:
         raise NotImplementedError("rank 0 detokenizes")

@@ -102,8 +102,9 @@ def sees_all(scope: Scope) -> bool:
 
 
 def _authorization(scope: Scope) -> bytes:
-    """The header's value; empty when there is none, or when two contradict each other."""
+    """The header's value, or Anthropic's `x-api-key`; empty when there is none, or when two contradict."""
     values = {value for name, value in scope["headers"] if name == b"authorization"}
+    values |= {b"Bearer " + value for name, value in scope["headers"] if name == b"x-api-key" and value}
     return bytes(values.pop()) if len(values) == 1 else b""
 
 
@@ -113,4 +114,4 @@ async def _reply(error: RequestError, scope: Scope, receive: Receive, send: Send
         headers["retry-after"] = wait
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    await JSONResponse(error_body(error), status_code=error.status, headers=headers)(scope, receive, send)
+    await JSONResponse(error_body(error, scope["path"]), error.status, headers)(scope, receive, send)

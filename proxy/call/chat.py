@@ -270,6 +270,8 @@ class Done:
     timings: Timings
     choice: int = 0
     final: bool = True
+    #: The stop string that has ended it, if one has.
+    stop_sequence: str = ""
 
 
 Output = Started | Delta | Done

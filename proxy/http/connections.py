@@ -355,7 +355,7 @@ class Busy:
         if scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        body = error_json(BUSY)
+        body = error_json(BUSY, scope["path"])
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),

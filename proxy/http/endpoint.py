@@ -20,7 +20,7 @@ from triptych.base.log import log_fields
 from triptych.base.request.limits import unknown_field
 from triptych.base.tracing.server_span import CURRENT_SPAN
 from triptych.proxy.http.delivery import CURRENT_DELIVERY
-from triptych.proxy.http.json_body import DONE, error_body, error_json, event, retry_after
+from triptych.proxy.http.json_body import error_event, error_json, retry_after
 from triptych.proxy.quotas.quota import HOLDER, Quota
 
 HEADER = b"x-triptych-ignored-fields"
@@ -112,7 +112,7 @@ class PostEndpoint(ABC, Generic[P]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         request_id = _request_id(headers.get(b"x-request-id", b""))
-        reply = HttpReply(send, request_id)
+        reply = HttpReply(send, request_id, scope.get("path", ""))
         if scope["method"] != "POST":
             await reply.error(MethodNotAllowed("use POST"))
             return
@@ -230,8 +230,10 @@ class WritePacer:
 class HttpReply:
     """One HTTP reply: nothing is sent before the first part, so that errors still have their status."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, path: str = "") -> None:
         self._send_now = send
+        #: Of the request: errors have its API's shape.
+        self._path = path
         self.request_id = request_id
         #: Of every reply to this request, whatever its status.
         self.headers: Headers = ()
@@ -285,9 +287,9 @@ class HttpReply:
         try:
             async with asyncio.timeout(WRITE_SECONDS):
                 if self._begun:
-                    await self.part(event(error_body(error)) + DONE, last=True)
+                    await self.part(error_event(error, self._path), last=True)
                 else:
-                    await self.whole(error_json(error), status or error.status, extra)
+                    await self.whole(error_json(error, self._path), status or error.status, extra)
         except (TimeoutError, ClientGone):
             label = self.request_id
             logger.info(

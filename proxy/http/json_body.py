@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar, get_type_hints
 
 import msgspec
@@ -23,15 +23,43 @@ def event(body: object) -> bytes:
     return b"data: " + to_json(body) + b"\n\n"
 
 
-def error_body(error: RequestError) -> dict[str, object]:
+def named_event(body: Mapping[str, object]) -> bytes:
+    """One event under the name of its type, as APIs stream without a mark at the end."""
+    return b"event: " + str(body["type"]).encode() + b"\ndata: " + to_json(body) + b"\n\n"
+
+
+#: The root of Anthropic's Messages API, and what it calls errors by status.
+MESSAGES_PATH = "/v1/messages"
+_MESSAGES_ERRORS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_body(error: RequestError, path: str = "") -> dict[str, object]:
+    """An error in the shape of the API that `path` belongs to: Anthropic's, else OpenAI's."""
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
     if error.status == 429:
         kind = "rate_limit_error"
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+    body = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
+    if not path.startswith(MESSAGES_PATH):
+        return {"error": body}
+    kind = "api_error" if error.status >= 500 else "invalid_request_error"
+    return {"type": "error", "error": {**body, "type": _MESSAGES_ERRORS.get(error.status, kind)}}
 
 
-def error_json(error: RequestError) -> bytes:
-    return to_json(error_body(error))
+def error_json(error: RequestError, path: str = "") -> bytes:
+    return to_json(error_body(error, path))
+
+
+def error_event(error: RequestError, path: str = "") -> bytes:
+    """The end of a stream that has failed."""
+    body = error_body(error, path)
+    return named_event(body) if "type" in body else event(body) + DONE
 
 
 def retry_after(error: RequestError) -> str | None:

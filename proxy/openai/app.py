@@ -26,10 +26,11 @@ from triptych.base.tracing.server_span import CURRENT_SPAN, ServerSpan
 from triptych.base.tracing.tracer import Tracer
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import PostEndpoint
-from triptych.proxy.http.json_body import error_body, retry_after
+from triptych.proxy.http.json_body import MESSAGES_PATH, error_body, retry_after
 from triptych.proxy.openai.audio.endpoint import AudioEndpoint
 from triptych.proxy.openai.chat.endpoint import ChatEndpoint
 from triptych.proxy.openai.completions.endpoint import CompletionsEndpoint
+from triptych.proxy.openai.messages.endpoint import CountTokensEndpoint, MessagesEndpoint
 from triptych.proxy.openai.openapi.document import DocsEndpoints
 from triptych.proxy.openai.responses.endpoint import ResponsesEndpoint
 from triptych.proxy.openai.tokenize import DetokenizeEndpoint, TokenizeEndpoint
@@ -41,6 +42,7 @@ from triptych.proxy.pool import WorkerPool
 OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
+    MESSAGES_PATH: "chat",
     "/v1/completions": "text_completion",
     "/v1/audio/transcriptions": "generate_content",
     "/v1/audio/translations": "generate_content",
@@ -139,6 +141,10 @@ def _post_endpoints(
             dispatcher, queries, max_choices=choices, max_body=body, timeout=timeout
         ),
         "/v1/responses": ResponsesEndpoint(dispatcher, max_images=images, max_body=body, timeout=timeout),
+        MESSAGES_PATH: MessagesEndpoint(dispatcher, max_images=images, max_body=body, timeout=timeout),
+        f"{MESSAGES_PATH}/count_tokens": CountTokensEndpoint(
+            dispatcher, queries, admission, max_images=images, max_body=body
+        ),
         "/v1/audio/transcriptions": transcriptions,
         "/v1/audio/translations": translations,
         "/tokenize": TokenizeEndpoint(dispatcher, queries, admission, max_images=images, max_body=body),
@@ -190,7 +196,7 @@ async def _http_error(served: Sequence[str], request: Request, error: Exception)
         refusal = NotFound(f"{message}; did you mean {near}?")
     else:
         refusal = NotFound(f"{message}: /openapi.json lists what is")
-    return JSONResponse(error_body(refusal), status_code=error.status_code, headers=headers)
+    return JSONResponse(error_body(refusal, path), status_code=error.status_code, headers=headers)
 
 
 def _nearest(path: str, served: Sequence[str]) -> str | None:

@@ -12,6 +12,7 @@ from triptych.base.errors import InvalidRequest
 from triptych.base.request.limits import TokenId
 from triptych.protos import pd_pb2
 from triptych.proxy.admission import RequestAdmission
+from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.call.validation import MAX_TOKEN_IDS, check_text, check_token_count
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint
@@ -25,7 +26,7 @@ from triptych.proxy.openai.fields.sampling import (
     SpecialTokens,
     TemplateVariables,
 )
-from triptych.proxy.pd.queries import PDQueries
+from triptych.proxy.pd.queries import PDQueries, Tokenized
 from triptych.proxy.pd.wire import prompt_to_proto, template_to_proto
 from triptych.proxy.splitter import pd_messages
 
@@ -91,7 +92,11 @@ def parse_tokenize(raw: bytes, request_id: str, *, max_images: int) -> TokenizeQ
         chat_template_kwargs=body.chat_template_kwargs,
         tools=body.tools,
     )
-    call, _ = call_of(chat, request_id, max_images=max_images, timeout=1.0)
+    return query_of(call_of(chat, request_id, max_images=max_images, timeout=1.0)[0])
+
+
+def query_of(call: ChatCall) -> TokenizeQuery:
+    """The question for the tokens of a conversation."""
     message = pd_pb2.TokenizeRequest(
         messages=pd_messages(call.messages), template=template_to_proto(call.template)
     )
@@ -108,7 +113,7 @@ def parse_detokenize(raw: bytes) -> DetokenizeBody:
 class TokenizeEndpoint(PostEndpoint[TokenizeQuery]):
     """The token ids of a prompt; an item is one placeholder token in it."""
 
-    body = TokenizeBody
+    body: type[msgspec.Struct] = TokenizeBody
 
     def __init__(
         self,
@@ -128,13 +133,16 @@ class TokenizeEndpoint(PostEndpoint[TokenizeQuery]):
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> TokenizeQuery:
         return parse_tokenize(raw, request_id, max_images=self._max_images)
 
-    async def answer(self, request: TokenizeQuery, reply: HttpReply) -> None:
-        model = self._dispatcher.resolve_model(request.model)
+    async def tokenized(self, query: TokenizeQuery) -> Tokenized:
+        model = self._dispatcher.resolve_model(query.model)
         async with self._admission.query():
-            found = await self._queries.tokenize(model, request.message)
-        count = len(found.token_ids)
+            return await self._queries.tokenize(model, query.message)
+
+    async def answer(self, request: TokenizeQuery, reply: HttpReply) -> None:
+        prompt = await self.tokenized(request)
+        count = len(prompt.token_ids)
         await reply.whole(
-            to_json({"count": count, "max_model_len": found.max_model_len, "tokens": found.token_ids})
+            to_json({"count": count, "max_model_len": prompt.max_model_len, "tokens": prompt.token_ids})
         )
 
 

@@ -195,7 +195,7 @@ def _end(attempt: int, finished: pd_pb2.Finished) -> WorkerEvent:
             finished.queue_seconds, finished.load_seconds, finished.prefill_seconds, finished.decode_seconds
         )
         usage = Usage(finished.prompt_tokens, finished.completion_tokens, finished.cached_tokens)
-        return Finished(attempt, finished.reason, usage, spent)
+        return Finished(attempt, finished.reason, usage, spent, finished.stop_sequence)
     error: RequestError = InternalError("the PD worker aborted the request")
     if finished.HasField("error"):
         error = error_from_proto(finished.error)

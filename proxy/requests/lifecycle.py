@@ -371,7 +371,8 @@ class Lifecycle:
             timings = self.timings
             timings.queue, timings.load = spent.queue, spent.load
             timings.prefill, timings.decode = spent.prefill, spent.decode
-        done = Done(FinishReason(event.reason), event.usage, self.timings)
+        reason, stop = FinishReason(event.reason), event.stop_sequence
+        done = Done(reason, event.usage, self.timings, stop_sequence=stop)
         self.phase = Phase.ENDED
         return [EndAttempt(cancel=False), Leave(), Emit(done)]
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from triptych.base.errors import RequestError
 from triptych.base.log import log_fields, short
@@ -294,7 +294,7 @@ class ChoiceQueue(OutputQueue):
             self._shared.put(Delta(output.text, output.token_ids, output.logprobs, self._index))
         elif isinstance(output, Done):
             usage = tally.ended(output.usage)
-            done = Done(output.reason, usage, output.timings, self._index, final=tally.open == 0)
+            done = replace(output, usage=usage, choice=self._index, final=tally.open == 0)
             self._shared.put(done)
         elif isinstance(output, Started) and not tally.begun:
             tally.begun = True

@@ -17,6 +17,7 @@ from triptych.proxy.grpc.request import call_of as grpc_call
 from triptych.proxy.http.json_body import error_json
 from triptych.proxy.openai.chat.request import parse_body
 from triptych.proxy.openai.completions.request import parse_completion
+from triptych.proxy.openai.messages import request as messages_request
 from triptych.proxy.openai.responses.request import parse_responses
 from triptych.proxy.openai.tokenize import DetokenizeEndpoint, TokenizeEndpoint
 from triptych.proxy.pd.wire import prompt_to_proto, template_to_proto
@@ -126,6 +127,20 @@ OTHERS: dict[str, dict[str, list[Any]]] = {
         "logprobs": [0, 5, 6],
         "best_of": [1, 2],
     },
+    "messages": {
+        "messages": [
+            [{"role": "user", "content": "hi"}],
+            [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": PNG}}]}],
+            [{"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]}],
+            [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "x"}]}],
+        ],
+        "max_tokens": [1, 9],
+        "system": ["be brief", [{"type": "text", "text": "x"}], []],
+        "tools": [[{"name": "f", "input_schema": {"type": "object"}}], [{"name": "f"}]],
+        "tool_choice": [{"type": "any"}, {"type": "tool"}, {"type": "tool", "name": "f"}],
+        "thinking": [{"type": "enabled", "budget_tokens": 5}, {"type": "disabled"}],
+        "output_config": [{"effort": "low"}, {"format": {"type": "json_schema", "schema": {}}}],
+    },
     "responses": {
         "input": [
             "hello",
@@ -220,6 +235,8 @@ def test_a_body_of_another_endpoint_is_taken_or_an_error_of_ours(fuzzer: Fuzzer)
                         as_sent(call)
                 case "responses":
                     as_sent(parse_responses(raw, "r", max_images=4, timeout=1.0).call)
+                case "messages":
+                    as_sent(messages_request.parse_messages(raw, "r", max_images=4, timeout=1.0).call)
                 case "tokenize":
                     tokenize.parse(raw, "r").message.SerializeToString()
                 case _:

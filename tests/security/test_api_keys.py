@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+from httpx2 import AsyncClient
 from openai import AsyncOpenAI, RateLimitError
 
 from support.fakes.fake_workers import user, whole_text
@@ -84,7 +85,8 @@ def _head(lines: dict[str, str]) -> bytes:
         {"Authorization": f"Bearer {ALICE[:-1]}"},
         {"Authorization": "Bearer " + "x" * 30_000},
         {"Authorization": "Bearer \xff\xfe"},
-        {"X-Api-Key": ALICE},
+        {"X-Api-Key": f"{ALICE}x"},
+        {"X-Api-Key": ALICE, "Authorization": f"Bearer {BOB}"},
     ],
 )
 async def test_without_a_key_that_opens_there_is_a_401_and_no_work(store, tmp_path, headers):
@@ -96,6 +98,15 @@ async def test_without_a_key_that_opens_there_is_a_401_and_no_work(store, tmp_pa
         assert (error["code"], error["type"]) == ("invalid_api_key", "invalid_request_error")
         assert ALICE[:10] not in body.decode()
         assert cluster.pd_workers[0].submits == []
+
+
+async def test_a_key_in_anthropics_header_opens_and_errors_have_the_shape_of_the_path(store, tmp_path):
+    async with _guarded(store, tmp_path) as cluster:
+        status, _, _ = await raw_post(cluster.port, HELLO, {"X-Api-Key": ALICE})
+        assert status == 200
+        async with AsyncClient() as http:
+            refused = await http.post(f"http://127.0.0.1:{cluster.port}/v1/messages", content=HELLO)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
 
 
 async def test_two_authorization_headers_are_none(store, tmp_path):

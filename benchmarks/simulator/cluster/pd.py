@@ -43,6 +43,7 @@ class CountedOutput:
     """An output of `length` tokens without text; every token is `token`."""
 
     __slots__ = ("finished", "left", "token")
+    stop_sequence = ""
 
     def __init__(self, length: int, token: int) -> None:
         self.left, self.token = length, token

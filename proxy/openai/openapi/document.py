@@ -19,6 +19,7 @@ from triptych.proxy.openai.audio.request import TranslationForm
 from triptych.proxy.openai.chat.endpoint import ChatEndpoint
 from triptych.proxy.openai.completions.endpoint import CompletionsEndpoint
 from triptych.proxy.openai.fields.sampling import LATE, REFERENCE, any_json
+from triptych.proxy.openai.messages.endpoint import CountTokensEndpoint, MessagesEndpoint
 from triptych.proxy.openai.openapi import replies
 from triptych.proxy.openai.responses.endpoint import ResponsesEndpoint
 from triptych.proxy.openai.tokenize import DetokenizeEndpoint, TokenizeEndpoint
@@ -42,6 +43,15 @@ _ASK = [
         "content": [{"type": "input_image", "image_url": _PIXEL}, {"type": "input_text", "text": _WHAT}],
     }
 ]
+_SEE = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "image", "source": {"type": "url", "url": _PIXEL}},
+            {"type": "text", "text": _WHAT},
+        ],
+    }
+]
 _SRT = {"file": "@speech.wav", "language": "en", "response_format": "srt"}
 #: The model of an example, in whose place the page has one that is served.
 MODEL = "MODEL"
@@ -61,6 +71,7 @@ class Operation:
     events: bool = False
     needs_key: bool = True
     statuses: tuple[int, ...] = ()
+    error: type[msgspec.Struct] = replies.ErrorReply
     #: Examples that want an encoder-decoder model; by name as `examples`.
     encoder_decoder: Examples | None = None
 
@@ -117,6 +128,26 @@ OPERATIONS = (
             "picture": {"input": _ASK, "instructions": "Be short.", "max_output_tokens": 16},
         },
         events=True,
+    ),
+    _post(
+        "/v1/messages",
+        "Answers in the shapes of Anthropic's Messages API",
+        MessagesEndpoint,
+        replies.AnthropicMessage,
+        examples={
+            "text": {"messages": _HELLO, "max_tokens": 16},
+            "picture": {"messages": _SEE, "system": "Be short.", "max_tokens": 16},
+        },
+        events=True,
+        error=replies.AnthropicError,
+    ),
+    _post(
+        "/v1/messages/count_tokens",
+        "The tokens of a conversation, an image as one",
+        CountTokensEndpoint,
+        replies.AnthropicCount,
+        examples={"text": {"messages": _HELLO}},
+        error=replies.AnthropicError,
     ),
     _post(
         "/tokenize",
@@ -180,7 +211,7 @@ def make_openapi(*, max_choices: int = 16, page: bool = True) -> dict[str, Any]:
     bodies = [op.body for op in operations if op.body is not None]
     shapes = [op.reply for op in operations if not isinstance(op.reply, str)]
     _, components = msgspec.json.schema_components(
-        [*bodies, *shapes, *LATE, replies.ErrorReply],
+        [*bodies, *shapes, *LATE, *{op.error: None for op in operations}],
         ref_template=REFERENCE + "{name}",
         schema_hook=any_json,
     )
@@ -221,7 +252,7 @@ def _operation(op: Operation) -> dict[str, Any]:
     ok: dict[str, Any] = {"description": "The answer", "content": _content(op)}
     found = {"200": ok}
     for status in sorted({*op.statuses, 500, *((401,) if op.needs_key else ())}):
-        shape = replies.StatusReply if op.path == "/ready" and status == 503 else replies.ErrorReply
+        shape = replies.StatusReply if op.path == "/ready" and status == 503 else op.error
         found[str(status)] = {
             "description": _ERRORS[status],
             "content": {"application/json": {"schema": _reference(shape)}},

@@ -123,6 +123,47 @@ class ResponseReply(msgspec.Struct):
     metadata: dict[str, str]
 
 
+class AnthropicErrorInfo(msgspec.Struct):
+    type: str
+    message: str
+    param: str | None
+    code: str
+
+
+class AnthropicError(msgspec.Struct):
+    type: Literal["error"]
+    error: AnthropicErrorInfo
+
+
+class ThinkingDetails(msgspec.Struct):
+    thinking_tokens: int
+
+
+class AnthropicUsage(msgspec.Struct):
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: ThinkingDetails
+
+
+class AnthropicMessage(msgspec.Struct):
+    """`content` holds blocks of type thinking, text and tool_use."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: AnthropicUsage
+
+
+class AnthropicCount(msgspec.Struct):
+    input_tokens: int
+
+
 class TranscriptUsage(msgspec.Struct):
     type: str
     seconds: int

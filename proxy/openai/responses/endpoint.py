@@ -13,7 +13,7 @@ from triptych.proxy.call.answer import ChoiceReader, Shown, ShownArguments, Show
 from triptych.proxy.call.chat import Delta, Done, Output, Started
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
-from triptych.proxy.http.json_body import to_json
+from triptych.proxy.http.json_body import named_event, to_json
 from triptych.proxy.openai.chat.endpoint import Json, position_logprobs, timings_body
 from triptych.proxy.openai.responses.request import ResponsesBody, ResponsesRequest, parse_responses
 
@@ -211,11 +211,6 @@ class ResponseBook:
         yield self._event(f"response.{status}", response=self.response)
 
 
-def sse(event: Json) -> bytes:
-    """One event as this API streams it: named, and without a mark at the stream's end."""
-    return b"event: " + str(event["type"]).encode() + b"\ndata: " + to_json(event) + b"\n\n"
-
-
 def _response(request: ResponsesRequest, model: str, output: list[Json]) -> Json:
     body = request.body
     return {
@@ -277,7 +272,7 @@ class ResponsesEndpoint(PostEndpoint[ResponsesRequest]):
             named = request.names.translated(error)
             if not (request.options.stream and book.begun):
                 raise named from None
-            await reply.part(b"".join(map(sse, book.fail(named))), last=True)
+            await reply.part(b"".join(map(named_event, book.fail(named))), last=True)
 
     async def _answer(self, request: ResponsesRequest, book: ResponseBook, reply: HttpReply) -> None:
         async with aclosing(self._dispatcher.chat(request.call)) as batches:
@@ -290,7 +285,7 @@ class ResponsesEndpoint(PostEndpoint[ResponsesRequest]):
             pace = WritePacer()
             async for outputs in batches:
                 # Each event is rendered before the next one changes the response.
-                if part := b"".join(map(sse, book.take(outputs))):
+                if part := b"".join(map(named_event, book.take(outputs))):
                     last = isinstance(outputs[-1], Done)
                     await reply.part(part, last=last)
                     if not last and (pause := pace.pause()):

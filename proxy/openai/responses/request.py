@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
 
-from triptych.base.errors import InvalidRequest, RequestError
+from triptych.base.errors import InvalidRequest
 from triptych.base.request.chat import FunctionCall, MessageToolCall
 from triptych.base.request.limits import OutputTokens
 from triptych.proxy.call.chat import ChatCall
@@ -44,6 +43,7 @@ from triptych.proxy.openai.chat.request import (
     VideoUrlBody,
     call_of,
 )
+from triptych.proxy.openai.fields.names import FieldNames
 from triptych.proxy.openai.fields.sampling import (
     ModelName,
     ParallelCalls,
@@ -57,7 +57,6 @@ from triptych.proxy.openai.fields.sampling import (
     late,
 )
 
-_MESSAGE = re.compile(r"messages\[(\d+)\]")
 #: Names of chat fields and what they are called here, in the order in which they are looked for.
 _NAMES = (
     (re.compile(r"\.(image_url|video_url)\.url\b"), r".\1"),
@@ -67,28 +66,6 @@ _NAMES = (
     (re.compile(r"\bmax_(completion_)?tokens\b"), "max_output_tokens"),
     (re.compile(r"\bmessages\b"), "input"),
 )
-
-
-class FieldNames:
-    """Names fields of the chat request by those of the client's; `places` has one path per message."""
-
-    def __init__(self, places: Sequence[str]) -> None:
-        self._places = places
-
-    def translated(self, error: RequestError) -> RequestError:
-        param = error.param and self.of(error.param)
-        return type(error)(self.of(error.message), param=param, retry_after=error.retry_after)
-
-    def of(self, text: str) -> str:
-        """`text` with the paths of chat fields replaced."""
-        text = _MESSAGE.sub(self._place, text)
-        for pattern, name in _NAMES:
-            text = pattern.sub(name, text)
-        return text
-
-    def _place(self, match: re.Match[str]) -> str:
-        index = int(match[1])
-        return self._places[index] if index < len(self._places) else match[0]
 
 
 class InputText(msgspec.Struct, tag="input_text"):
@@ -163,13 +140,13 @@ class Conversation:
 
     def __init__(self) -> None:
         self.messages: list[MessageBody] = []
-        self.places: list[str] = []
+        self.places: dict[str, str] = {}
         #: The last message is an assistant's, of which there is only its reasoning yet.
         self._reasoned = False
 
     def add(self, message: MessageBody, place: str) -> None:
+        self.places[f"messages[{len(self.messages)}]"] = place
         self.messages.append(message)
-        self.places.append(place)
 
     def add_item(self, value: dict[str, object], place: str) -> None:
         """One input item. InvalidRequest when it is of a kind that is not served."""
@@ -343,7 +320,7 @@ def parse_responses(raw: bytes, request_id: str, *, max_images: int, timeout: fl
         if getattr(body, name):
             raise InvalidRequest(f"{name} is not supported: {advice}", param=name)
     conversation = _conversation(body)
-    names = FieldNames(conversation.places)
+    names = FieldNames(conversation.places, _NAMES)
     chat = _chat_body(body, conversation)
     try:
         call, options = call_of(chat, request_id, max_images=max_images, timeout=timeout)

@@ -45,6 +45,7 @@ class CountingText:
 
     max_tokens: int
     finished: FinishReason | None = None
+    stop_sequence: str = ""
     count: int = 0
 
     def append(self, token_id: int) -> tuple[str, FinishReason | None]:

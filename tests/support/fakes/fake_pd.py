@@ -108,6 +108,8 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         #: Tokens are lists where the proxy reads them; else events, as of an older version.
         self.step_tokens = True
         self.script: list[str] | None = None
+        #: The stop string that has ended the script.
+        self.stop_sequence = ""
         #: What its answers' reasoning stands between.
         self.reasoning: pd_pb2.ReasoningMarkers | None = None
         self.tool_format = ""
@@ -368,6 +370,7 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
             load_seconds=0.25,
             prefill_seconds=0.5,
             decode_seconds=1.0,
+            stop_sequence=self.stop_sequence,
         )
         self.emit(held, finished=finished)
         self.requests.pop(submit.request_id, None)

@@ -26,6 +26,8 @@ async def post(cluster: FakeCluster, path: str, **given: Any) -> Any:
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 100_000}], "max_tokens": 3}),
         ("/v1/completions", {"prompt": "hello", "max_tokens": 3}),
         ("/v1/responses", {"input": "hello"}),
+        ("/v1/messages", HELLO),
+        ("/v1/messages/count_tokens", {"messages": HELLO["messages"], "system": "x"}),
         ("/tokenize", {"prompt": "hello"}),
         ("/detokenize", {"tokens": [1]}),
     ],
@@ -33,7 +35,7 @@ async def post(cluster: FakeCluster, path: str, **given: Any) -> Any:
 async def test_ignored_fields_are_named_in_a_header_and_refused_where_the_operator_wants_it(
     store: EmbeddingStore, path: str, body: dict[str, Any]
 ) -> None:
-    known = next(name for name in body if name in ("max_tokens", "input", "prompt", "tokens"))
+    known = next(name for name in body if name in ("max_tokens", "input", "prompt", "tokens", "system"))
     misspelt = {**body, known[:-1] + "x": 5, "service_tier": "x"}
     async with FakeCluster(store) as cluster:
         plain, ignored = await post(cluster, path, json=body), await post(cluster, path, json=misspelt)

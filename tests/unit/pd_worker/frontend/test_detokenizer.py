@@ -132,7 +132,7 @@ def test_a_stop_string_or_token_stays_in_the_text_on_request(style):
     ids = encode(style, "The answer is 42.\nUSER: next")
     output = OutputText(tokenizer(style), sampling(stop=("\nUSER", "\nUSER:"), **asked))
     assert run(output, ids) == "The answer is 42.\nUSER"
-    assert output.finished is FinishReason.STOP
+    assert (output.finished, output.stop_sequence) == (FinishReason.STOP, "\nUSER")
     ids = encode(style, "one two three")
     output = OutputText(tokenizer(style), sampling(stop_token_ids=(ids[-1],), **asked))
     assert run(output, [*ids, *ids]) == tokenizer(style).decode(ids)

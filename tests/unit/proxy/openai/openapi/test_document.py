@@ -10,6 +10,7 @@ from triptych.base.errors import InvalidRequest
 from triptych.proxy.openai.chat.request import parse_body
 from triptych.proxy.openai.completions.request import parse_completion
 from triptych.proxy.openai.fields.sampling import UnservedBody
+from triptych.proxy.openai.messages.request import parse_messages
 from triptych.proxy.openai.openapi.document import FORM_OPERATIONS, OPERATIONS, make_openapi
 from triptych.proxy.openai.responses.request import parse_responses
 
@@ -17,6 +18,7 @@ PARSERS = {
     "/v1/chat/completions": lambda raw: parse_body(raw, "r", max_images=4, timeout=1.0, max_choices=16),
     "/v1/completions": lambda raw: parse_completion(raw, "r", timeout=1.0, max_choices=16),
     "/v1/responses": lambda raw: parse_responses(raw, "r", max_images=4, timeout=1.0),
+    "/v1/messages": lambda raw: parse_messages(raw, "r", max_images=4, timeout=1.0),
 }
 GENERATING = [operation for operation in OPERATIONS if operation.path in PARSERS]
 
@@ -99,7 +101,7 @@ def test_every_range_is_the_parsers_own(operation: Any, name: str):
     inside, outside = _edges(_limits(fields[name]))
     parse = PARSERS[operation.path]
     base = {**next(iter(operation.examples.values())), "n": None}
-    for key in ("max_tokens", "max_output_tokens"):
+    for key in ("max_tokens", "max_output_tokens") if "min_tokens" in fields else ():
         base.pop(key, None)
     if name == "top_logprobs":
         base |= {"logprobs": True, "include": ["message.output_text.logprobs"]}

@@ -1,0 +1,191 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from triptych.base.errors import RequestError
+from triptych.base.types import FinishReason, Usage
+from triptych.proxy.call.answer import ChoiceReader, Shown, ShownArguments, ShownCall, ShownReasoning
+from triptych.proxy.call.chat import Delta, Done, Output, Started
+from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
+from triptych.proxy.http.json_body import named_event, to_json
+from triptych.proxy.openai.chat.endpoint import Json
+from triptych.proxy.openai.messages.request import (
+    CountTokensBody,
+    MessagesBody,
+    MessagesRequest,
+    parse_count_tokens,
+    parse_messages,
+)
+from triptych.proxy.openai.tokenize import TokenizeEndpoint, TokenizeQuery, query_of
+
+#: Of each kind of block: its text's field, and how deltas of it are called.
+_TEXTS = {
+    "text": ("text", "text_delta"),
+    "thinking": ("thinking", "thinking_delta"),
+    "tool_use": ("partial_json", "input_json_delta"),
+}
+
+
+class MessageBook:
+    """The message while it grows. Every change is an event."""
+
+    def __init__(self, request: MessagesRequest, model: str) -> None:
+        self._answer = ChoiceReader(request.options.tools)
+        self._content: list[Json] = []
+        #: The texts of the last block.
+        self._texts: list[str] | None = None
+        self.message: Json = {
+            "id": f"msg_{request.call.label}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": self._content,
+            "stop_reason": None,
+            "stop_sequence": None,
+        }
+
+    def take(self, outputs: Sequence[Output]) -> Iterator[Json]:
+        """What a batch changes."""
+        for output in outputs:
+            if isinstance(output, Started):
+                self._answer.begin(output)
+                self.message["usage"] = _usage(Usage(len(output.prompt_token_ids), 0, 0), 0)
+                yield {"type": "message_start", "message": self.message}
+                yield {"type": "ping"}
+            elif isinstance(output, Delta):
+                yield from self._show(self._answer.read(output))
+            else:
+                yield from self._end(output)
+
+    def _show(self, shown: Sequence[Shown]) -> Iterator[Json]:
+        for piece in shown:
+            match piece:
+                case ShownReasoning(text=text):
+                    yield from self._text(text, {"type": "thinking", "thinking": "", "signature": ""})
+                case ShownCall(id=name):
+                    call: Json = {"type": "tool_use", "id": name, "name": piece.name, "input": {}}
+                    yield from self._open(call)
+                case ShownArguments(text=text):
+                    yield self._delta(text)
+                case str():
+                    yield from self._text(piece, {"type": "text", "text": ""})
+
+    def _text(self, text: str, block: Json) -> Iterator[Json]:
+        """More text of the last block, or of a new one where that is of another type."""
+        if self._texts is None or self._content[-1]["type"] != block["type"]:
+            yield from self._open(block)
+        yield self._delta(text)
+
+    def _open(self, block: Json) -> Iterator[Json]:
+        yield from self._close()
+        self._content.append(block)
+        self._texts = []
+        yield {"type": "content_block_start", "index": len(self._content) - 1, "content_block": block}
+
+    def _delta(self, text: str) -> Json:
+        assert self._texts is not None
+        self._texts.append(text)
+        field, kind = _TEXTS[str(self._content[-1]["type"])]
+        delta = {"type": kind, field: text}
+        return {"type": "content_block_delta", "index": len(self._content) - 1, "delta": delta}
+
+    def _close(self) -> Iterator[Json]:
+        if self._texts is None:
+            return
+        block, text, self._texts = self._content[-1], "".join(self._texts), None
+        if block["type"] == "tool_use":
+            block["input"] = _input(text)
+        else:
+            block[str(block["type"])] = text
+        yield {"type": "content_block_stop", "index": len(self._content) - 1}
+
+    def _end(self, done: Done) -> Iterator[Json]:
+        rest, reason = self._answer.end(done)
+        yield from self._show(rest)
+        yield from self._close()
+        ending = {"stop_reason": _stop_reason(done, reason), "stop_sequence": done.stop_sequence or None}
+        usage = _usage(done.usage, self._answer.reasoning_tokens)
+        self.message |= {**ending, "usage": usage}
+        yield {"type": "message_delta", "delta": ending, "usage": usage}
+        yield {"type": "message_stop"}
+
+
+def _stop_reason(done: Done, reason: str) -> str:
+    if done.reason is FinishReason.LENGTH:
+        return "max_tokens"
+    if reason == "tool_calls":
+        return "tool_use"
+    return "stop_sequence" if done.stop_sequence else "end_turn"
+
+
+def _input(arguments: str) -> object:
+    """A call's input; as Anthropic gives it where it is no JSON object."""
+    try:
+        return msgspec.json.decode(arguments or "{}", type=dict[str, object])
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return {"INVALID_JSON": arguments}
+
+
+def _usage(usage: Usage, reasoning_tokens: int) -> Json:
+    """Input tokens are counted without those of the prefix cache."""
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": reasoning_tokens},
+    }
+
+
+class MessagesEndpoint(PostEndpoint[MessagesRequest]):
+    """Translates to a chat call and back; nothing is kept between requests."""
+
+    body = MessagesBody
+
+    def __init__(self, dispatcher: Dispatcher, *, max_images: int, max_body: int, timeout: float) -> None:
+        super().__init__(dispatcher.quotas["parser"], max_body=max_body)
+        self._dispatcher = dispatcher
+        self._max_images = max_images
+        self._timeout = timeout
+
+    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> MessagesRequest:
+        return parse_messages(raw, request_id, max_images=self._max_images, timeout=self._timeout)
+
+    async def answer(self, request: MessagesRequest, reply: HttpReply) -> None:
+        book = MessageBook(request, self._dispatcher.resolve_model(request.call.model))
+        try:
+            async with aclosing(self._dispatcher.chat(request.call)) as batches:
+                pace = WritePacer()
+                async for outputs in batches:
+                    # Each event is rendered before the next one changes the message.
+                    part = b"".join(map(named_event, book.take(outputs)))
+                    if not request.options.stream:
+                        continue
+                    last = isinstance(outputs[-1], Done)
+                    await reply.part(part, last=last)
+                    if not last and (pause := pace.pause()):
+                        await asyncio.sleep(pause)
+        except RequestError as error:
+            raise request.names.translated(error) from None
+        if not request.options.stream:
+            await reply.whole(to_json(book.message))
+
+
+class CountTokensEndpoint(TokenizeEndpoint):
+    """The tokens of a conversation; an image counts as one."""
+
+    body = CountTokensBody
+
+    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> TokenizeQuery:
+        return query_of(parse_count_tokens(raw, request_id, max_images=self._max_images).call)
+
+    async def answer(self, request: TokenizeQuery, reply: HttpReply) -> None:
+        tokens = (await self.tokenized(request)).token_ids
+        await reply.whole(to_json({"input_tokens": len(tokens)}))
