@@ -29,7 +29,8 @@ class Scheduler:
     """The scheduler of one engine; the caller alternates `schedule`, execution and `update`.
 
     Requests are served in order of arrival, resumed ones first.
-    A request waits for room for its items, then for the items, then for a slot and blocks. It gets the blocks
+    A request waits for room for its items, then for the items, then for blocks, and for a slot if it
+    generates: one that is pooled ends with its prompt, and takes none. It gets the blocks
     of all its known tokens when it starts, and one more at a time while it decodes. When none is left, the
     latest request is preempted and computed again later: the earliest always goes on.
 
@@ -59,6 +60,7 @@ class Scheduler:
         self._requests = RequestTable(items.table)
         self._waiting = WaitingRequests()
         self._running: list[RequestState] = []
+        self._free_slots = limits.max_num_seqs
         #: Running requests that leave their blocks with the next step.
         self._pausing: list[RequestState] = []
         self._item_stage = ItemStage(
@@ -177,18 +179,12 @@ class Scheduler:
 
     def collect_stats(self) -> SchedulerStats:
         """Figures for metrics; those since the last report are drained."""
+        states = self.kv.states
         return SchedulerStats(
-            num_running=len(self._running),
-            num_waiting=len(self._waiting),
-            item_pressure=self.item_pressure,
-            kv_blocks=self.kv.num_blocks,
-            kv_blocks_used=self.kv.num_used,
-            host_blocks_used=self.swap.num_used,
-            state_slots_used=0 if self.kv.states is None else self.kv.states.num_used,
-            state_snapshots=0 if self.kv.states is None else self.kv.states.snapshots_used,
-            items=self.items.collect_stats(),
-            overlap=self._overlap.drain_stats(),
-            latencies=self._outputs.drain_latencies(),
+            *(len(self._running), len(self._waiting), self.item_pressure),
+            *(self.kv.num_blocks, self.kv.num_used, self.swap.num_used),
+            *((0, 0) if states is None else (states.num_used, states.snapshots_used)),
+            *(self.items.collect_stats(), self._overlap.drain_stats(), self._outputs.drain_latencies()),
         )
 
     def schedule(self, now: float) -> SchedulerOutput:
@@ -210,7 +206,7 @@ class Scheduler:
         budget = self._decode(output)
         self._prefill(output, budget)
         if self._start(output, budget, now):
-            self._overlap.schedule(output, budget, len(self._running))
+            self._overlap.schedule(output, budget, len(self._running), self._free_slots)
         output.ec_connector_metadata = self.items.build_metadata(output)
         return output
 
@@ -227,9 +223,7 @@ class Scheduler:
             self._fail_step(output)
             return self._drain_events()
         if output.projections or output.restored:
-            for state in self.items.end_projections(output, self._running, result.unprojected):
-                error = InternalError("an item's cross-attention keys and values are NaN or infinity")
-                self._finish(state, FinishReason.ERROR, error)
+            self._end_projections(output, result)
         index = 0
         for place, chunk in enumerate(output.computable(swapped_in=result.swapped_in)):
             if place in result.non_finite:
@@ -239,12 +233,19 @@ class Scheduler:
                 self._finish(chunk.state, FinishReason.ERROR, reason)
             elif chunk.overlap:
                 self._overlap.end(chunk)
+            elif chunk.pools:
+                self._end_pooled(chunk, result.pooled.get(place), now)
             else:
                 self._advance(chunk)
                 if chunk.samples:
                     self._append(chunk.state, result.sampled[index], result.logprobs.get(index), now)
             index += chunk.samples
         return self._drain_events()
+
+    def _end_projections(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
+        for state in self.items.end_projections(output, self._running, result.unprojected):
+            error = InternalError("an item's cross-attention keys and values are NaN or infinity")
+            self._finish(state, FinishReason.ERROR, error)
 
     def _end_swaps(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
         """Requests whose copies have failed are recomputed; host blocks are read only if none has."""
@@ -349,8 +350,10 @@ class Scheduler:
 
     def _start(self, output: SchedulerOutput, budget: Budget, now: float) -> bool:
         """Starts waiting requests; False where the budget, the slots or the blocks were not enough."""
-        for state in self._waiting.startable.one_by_one():
-            if budget.for_prefill == 0 or len(self._running) >= self.limits.max_num_seqs:
+        generating = sum(state.request.pooling is None for state in self._running)
+        self._free_slots = self.limits.max_num_seqs - generating
+        for state in self._waiting.startable.with_slots(lambda: self._free_slots):
+            if budget.for_prefill == 0:
                 return False
             if self.swap.is_leaving(state.request_id):
                 continue
@@ -361,7 +364,9 @@ class Scheduler:
                 continue
             if state.cross is not None and not self._can_attend(state):
                 continue
-            if not self._allocate(state, prefix, num_computed):
+            # Generating requests will soon need a block each, or every start would be a preemption.
+            spare = self.limits.max_num_seqs - self._free_slots
+            if not self._chunks.allocate(state, prefix, num_computed, spare=spare):
                 return False
             self._chunks.restore_state(output, state, len(prefix))
             if state.cross is not None and (projection := self.items.write_table(state, output)):
@@ -374,7 +379,7 @@ class Scheduler:
                 state.restored_in = output.step
             self._run(state, num_computed, output, now)
             self._prefill_one(state, output, budget)
-        return True
+        return self._free_slots > 0
 
     def _can_attend(self, state: RequestState) -> bool:
         """Its cross table or its embedding can be read in this step and matches the plan."""
@@ -383,24 +388,10 @@ class Scheduler:
             return False
         return self.items.can_attend(state)
 
-    def _allocate(self, state: RequestState, prefix: list[int], num_computed: int) -> bool:
-        """Blocks for all known tokens and for the cross table, and a state slot, or nothing.
-
-        Decoding requests will soon need a block each; without spare ones every start would be a preemption.
-        """
-        spare = len(self._running)
-        cross = self.items.cross
-        if state.cross is not None and not cross.acquire(state.request_id, state.cross.plan):
-            spare += cross.blocks_for(state.cross.plan)
-        at = self.kv.boundaries(state.chain, state.num_prompt_tokens, state.num_tokens, num_computed)
-        if self.kv.allocate(state.request_id, prefix, state.num_tokens, spare=spare, keep_at=at):
-            return True
-        cross.release(state.request_id)
-        return False
-
     def _run(self, state: RequestState, num_computed: int, output: SchedulerOutput, now: float) -> None:
         self._waiting.discard(state)
         bisect.insort(self._running, state, key=lambda running: running.order)
+        self._free_slots -= state.request.pooling is None
         state.status = RequestStatus.RUNNING
         state.num_computed_tokens = num_computed
         if state.first_scheduled_at is None:
@@ -431,7 +422,19 @@ class Scheduler:
         if reason is not None:
             self._finish(state, reason, error)
 
-    def _finish(self, state: RequestState, reason: FinishReason, error: RequestError | None = None) -> None:
+    def _end_pooled(self, chunk: ScheduledChunk, pooled: bytes | None, now: float) -> None:
+        self._advance(chunk)
+        self._outputs.note_pooled(chunk.state, now)
+        error = None if pooled else InternalError("the engine has not pooled this request")
+        self._finish(chunk.state, FinishReason.ERROR if error else FinishReason.STOP, error, pooled or b"")
+
+    def _finish(
+        self,
+        state: RequestState,
+        reason: FinishReason,
+        error: RequestError | None = None,
+        pooled: bytes = b"",
+    ) -> None:
         if state.status is RequestStatus.FINISHED:
             return
         if state.status is RequestStatus.RUNNING:
@@ -444,4 +447,4 @@ class Scheduler:
         self.kv.free(state.request_id)
         self.swap.free(state.request_id)
         self.items.finish(state)
-        self._events.append(request_events.finished(state, reason, error))
+        self._events.append(request_events.finished(state, reason, error, pooled))
