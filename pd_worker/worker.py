@@ -19,10 +19,10 @@ from triptych.base.config import PDConfig
 from triptych.base.engine_beat import BusyClock, EngineBeat
 from triptych.base.errors import Unavailable
 from triptych.base.metrics import PDMetrics
-from triptych.base.types import WorkerInfo
+from triptych.base.types import TASKS, WorkerInfo
 from triptych.ec_connector.base import DirectTransfer
 from triptych.models.base import DecoderSide, GenerationDefaults
-from triptych.models.checkpoint.pooling import GENERATES, TASKS, PoolingDefaults, read_pooling
+from triptych.models.checkpoint.pooling import GENERATES, PoolingDefaults, read_pooling
 from triptych.models.identity import ModelIdentity, model_identity
 from triptych.models.registry import generation_defaults
 from triptych.pd_worker.events.attempt_trace import PDTraces

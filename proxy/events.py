@@ -151,6 +151,7 @@ class Finished(AttemptEvent, frozen=True):
     reason: str
     usage: Usage
     spent: PDTimings | None = None
+    pooled: bytes = b""
 
 
 class RequestFailed(msgspec.Struct, frozen=True):

@@ -29,10 +29,9 @@ class Scheduler:
     """The scheduler of one engine; the caller alternates `schedule`, execution and `update`.
 
     Requests are served in order of arrival, resumed ones first.
-    A request waits for room for its items, then for the items, then for blocks, and for a slot if it
-    generates: one that is pooled ends with its prompt, and takes none. It gets the blocks
-    of all its known tokens when it starts, and one more at a time while it decodes. When none is left, the
-    latest request is preempted and computed again later: the earliest always goes on.
+    A request waits for room for its items, then for the items, then for blocks and, if it generates, a slot.
+    It gets the blocks of all its known tokens when it starts, and one more at a time while it decodes. When
+    none is left, the latest request is preempted and computed again later: the earliest always goes on.
 
     `cross` is set for an encoder-decoder model: a request then starts together with its cross table, which is
     written in the same step. With `overlap_prefill` what is left of a step goes to requests that wait for
@@ -179,12 +178,14 @@ class Scheduler:
 
     def collect_stats(self) -> SchedulerStats:
         """Figures for metrics; those since the last report are drained."""
-        states = self.kv.states
+        kv, states = self.kv, self.kv.states
         return SchedulerStats(
-            *(len(self._running), len(self._waiting), self.item_pressure),
-            *(self.kv.num_blocks, self.kv.num_used, self.swap.num_used),
+            *(len(self._running), len(self._waiting), self.item_pressure, kv.num_blocks, kv.num_used),
+            self.swap.num_used,
             *((0, 0) if states is None else (states.num_used, states.snapshots_used)),
-            *(self.items.collect_stats(), self._overlap.drain_stats(), self._outputs.drain_latencies()),
+            items=self.items.collect_stats(),
+            overlap=self._overlap.drain_stats(),
+            latencies=self._outputs.drain_latencies(),
         )
 
     def schedule(self, now: float) -> SchedulerOutput:
@@ -350,8 +351,8 @@ class Scheduler:
 
     def _start(self, output: SchedulerOutput, budget: Budget, now: float) -> bool:
         """Starts waiting requests; False where the budget, the slots or the blocks were not enough."""
-        generating = sum(state.request.pooling is None for state in self._running)
-        self._free_slots = self.limits.max_num_seqs - generating
+        limit = self.limits.max_num_seqs
+        self._free_slots = limit - sum(state.request.pooling is None for state in self._running)
         for state in self._waiting.startable.with_slots(lambda: self._free_slots):
             if budget.for_prefill == 0:
                 return False
@@ -365,8 +366,7 @@ class Scheduler:
             if state.cross is not None and not self._can_attend(state):
                 continue
             # Generating requests will soon need a block each, or every start would be a preemption.
-            spare = self.limits.max_num_seqs - self._free_slots
-            if not self._chunks.allocate(state, prefix, num_computed, spare=spare):
+            if not self._chunks.allocate(state, prefix, num_computed, spare=limit - self._free_slots):
                 return False
             self._chunks.restore_state(output, state, len(prefix))
             if state.cross is not None and (projection := self.items.write_table(state, output)):

@@ -164,6 +164,12 @@ class InputProcessor:
             prompt = self._prompts.build_pair(message.messages, plans)
         else:
             prompt = self._prompt(message, resume, plans)
+        if len(prompt.token_ids) > self._max_model_len:
+            raise ContextTooLong(
+                f"{len(prompt.token_ids)} tokens are above the {self._max_model_len} that the model takes: "
+                "send less",
+                param="prompt" if pooling.scores or message.HasField("prompt") else "messages",
+            )
         given = self._decoder.prompt_inputs(prompt.token_ids, prompt.features)
         # Of rows that a cached prefix would leave out: only this attempt's own blocks are of use to it.
         names = (message.proxy_id, message.request_id, str(message.attempt)) if pooling.reads_all_rows else ()

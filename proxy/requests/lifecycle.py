@@ -371,7 +371,7 @@ class Lifecycle:
             timings = self.timings
             timings.queue, timings.load = spent.queue, spent.load
             timings.prefill, timings.decode = spent.prefill, spent.decode
-        done = Done(FinishReason(event.reason), event.usage, self.timings)
+        done = Done(FinishReason(event.reason), event.usage, self.timings, pooled=event.pooled)
         self.phase = Phase.ENDED
         return [EndAttempt(cancel=False), Leave(), Emit(done)]
 

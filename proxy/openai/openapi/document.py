@@ -21,6 +21,8 @@ from triptych.proxy.openai.completions.endpoint import CompletionsEndpoint
 from triptych.proxy.openai.fields.sampling import LATE, REFERENCE, any_json
 from triptych.proxy.openai.openapi import replies
 from triptych.proxy.openai.responses.endpoint import ResponsesEndpoint
+from triptych.proxy.openai.retrieval.embeddings import EmbeddingsEndpoint
+from triptych.proxy.openai.retrieval.ranking import RerankEndpoint, ScoreEndpoint
 from triptych.proxy.openai.tokenize import DetokenizeEndpoint, TokenizeEndpoint
 from triptych.proxy.page.endpoint import DOCS, SECURITY_HEADERS, page_files
 
@@ -117,6 +119,33 @@ OPERATIONS = (
             "picture": {"input": _ASK, "instructions": "Be short.", "max_output_tokens": 16},
         },
         events=True,
+    ),
+    _post(
+        "/v1/embeddings",
+        "Embeds texts, token ids, or a conversation with pictures",
+        EmbeddingsEndpoint,
+        replies.EmbeddingsReply,
+        examples={"texts": {"input": ["A harbour", "A river"]}, "picture": {"messages": _LOOK}},
+    ),
+    *(
+        _post(
+            path,
+            "Sorts documents by their relevance to a query",
+            RerankEndpoint,
+            replies.RerankReply,
+            examples={"texts": {"query": "Where do ships land?", "documents": ["A harbour", "A hill"]}},
+        )
+        for path in ("/v1/rerank", "/rerank")
+    ),
+    *(
+        _post(
+            path,
+            "Scores pairs of texts",
+            ScoreEndpoint,
+            replies.ScoreReply,
+            examples={"one and two": {"text_1": "Where do ships land?", "text_2": ["A harbour", "A hill"]}},
+        )
+        for path in ("/v1/score", "/score")
     ),
     _post(
         "/tokenize",

@@ -10,13 +10,11 @@ from typing import Any, Literal
 from tokenizers import Tokenizer
 
 from triptych.base.errors import ConfigError
+from triptych.base.types import Task
 from triptych.models.checkpoint.folder import read_json
 
 PoolingMethod = Literal["last", "mean", "cls"]
-Task = Literal["generate", "embed", "score"]
 
-#: Of a PD worker's registration in this order, its number being `capacity["task"]`.
-TASKS: tuple[Task, ...] = ("generate", "embed", "score")
 METHODS: tuple[PoolingMethod, ...] = ("last", "mean", "cls")
 #: sentence-transformers' names of them, in `pooling_mode` or as the ends of its older flags.
 _MODES: dict[str, PoolingMethod] = {
@@ -64,7 +62,7 @@ def read_pooling(path: Path, tokenizer: Tokenizer) -> PoolingDefaults:
     if any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or ()):
         return PoolingDefaults("score")
     words = config.get("classifier_from_token")
-    if words is None and any("reranker" in part.lower() for part in path.resolve().parts[-4:]):
+    if words is None and "reranker" in _name(path).lower():
         words = ["no", "yes"]
     if words is None:
         return GENERATES
@@ -72,6 +70,12 @@ def read_pooling(path: Path, tokenizer: Tokenizer) -> PoolingDefaults:
     if len(ids) != len(words):
         raise ConfigError(f"MODEL={path}: its tokenizer lacks one of {words}, by which it scores: correct it")
     return PoolingDefaults("score", score_ids=ids)
+
+
+def _name(path: Path) -> str:
+    """The folder's name; of a snapshot in the hub's cache that of its repository."""
+    parts = path.absolute().parts
+    return next((part for part in parts[-3:] if part.startswith("models--")), parts[-1])
 
 
 def _modules(file: Path) -> list[dict[str, Any]] | None:

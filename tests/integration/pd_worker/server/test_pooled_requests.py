@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,14 @@ import torch
 
 from support.data.oracle import hidden_states
 from support.data.pictures import picture
-from support.engine.pd_serving import served_model, serving, slot, stored_items
+from support.data.retrieval import pair_score, pooled, reranker
+from support.engine.pd_serving import _config, served_model, serving, slot, stored_items
 from support.fakes.pd_client import Answer, PDClient
+from triptych.pd_worker.native import LoadedModel, load_model
 from triptych.protos import pd_pb2
 
 TOLERANCE = 1e-5
-EMBED, SCORE = pd_pb2.Pooling.TASK_EMBED, pd_pb2.Pooling.TASK_SCORE
+SCORE = pd_pb2.Pooling.TASK_SCORE
 TEXTS = [f"the {n}th harbour lies " + "between two hills and a river " * n for n in range(1, 9)]
 
 
@@ -35,11 +38,9 @@ async def embed(client: PDClient, name: str, text, items=(), **pooling) -> Answe
     return await client.until(name)
 
 
-def reference(path: Path, content, images, method: str, normalize: bool, dimensions: int = 0) -> np.ndarray:
+def reference(path: Path, content, images, method: str, normalize: bool) -> np.ndarray:
     hidden, _ = hidden_states(path, [{"role": "user", "content": content}], images)
-    pooled = {"last": hidden[-1], "mean": hidden.mean(0), "cls": hidden[0]}[method]
-    pooled = pooled[: dimensions or None]
-    return (torch.nn.functional.normalize(pooled, dim=-1) if normalize else pooled).numpy()
+    return pooled(hidden, method, normalize=normalize)
 
 
 def close(given: np.ndarray, expected: np.ndarray) -> None:
@@ -123,3 +124,34 @@ async def test_what_a_model_cannot_pool_is_refused_by_name(store_url):
             reply = await client.submit(message)
             assert reply.status == pd_pb2.SubmitReply.STATUS_REFUSED
             assert reply.error.param == param
+
+
+@pytest.fixture(scope="module")
+def scorer(tmp_path_factory) -> LoadedModel:
+    return load_model(_config(str(reranker(tmp_path_factory.mktemp("scorer") / "model"))))
+
+
+async def test_a_reranker_scores_pairs_with_pictures_by_two_logits_of_the_last_token(
+    scorer, store, store_url
+):
+    (plan, body) = stored_items("qwen3_vl", [picture(3, 64, 48)])[0]
+    await store.save(plan, body, ttl=60)
+    documents = [TEXTS[0], TEXTS[4], [{"type": "image"}, {"type": "text", "text": "a map"}]]
+    async with serving(scorer, store_url, max_num_batched_tokens=32) as (_, client):
+        for n, document in enumerate(documents):
+            pair = [{"role": "query", "content": "which harbour?"}, {"role": "document", "content": document}]
+            message = client.message(f"r{n}", "", items=[slot(plan)] if n == 2 else [])
+            message.messages = json.dumps(pair).encode()
+            message.pooling.task = SCORE
+            await client.submit(message)
+        answers = [await client.until(f"r{n}") for n in range(3)]
+    for n, (document, answer) in enumerate(zip(documents, answers, strict=True)):
+        images = [picture(3, 64, 48)] if n == 2 else []
+        close(vector(answer), np.array([pair_score(scorer.path, "which harbour?", document, images)]))
+
+
+async def test_a_reranker_generates_nothing(scorer, store_url):
+    async with serving(scorer, store_url) as (_, client):
+        reply = await client.submit(client.message("r1", "x"))
+        assert reply.status == pd_pb2.SubmitReply.STATUS_REFUSED
+        assert "/v1/rerank" in reply.error.message
