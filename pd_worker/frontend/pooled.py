@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request.chat import ItemSlot, Message, TextPart
+from triptych.base.request.chat import Message, Slot, TextPart
 from triptych.models.checkpoint.pooling import METHODS, PoolingDefaults
 from triptych.pd_worker.core.pooling import Pooling
 from triptych.protos import pd_pb2
@@ -56,11 +56,11 @@ def score_messages(messages: Sequence[Message], *, own_roles: bool) -> list[Mess
         return list(messages)
     *system, query, document = messages
     instruction = system[0].content if system and isinstance(system[0].content, str) else _INSTRUCTION
-    parts: list[TextPart | ItemSlot] = [TextPart(_INSTRUCT + instruction), TextPart(_QUERY)]
+    parts: list[TextPart | Slot] = [TextPart(_INSTRUCT + instruction), TextPart(_QUERY)]
     parts += [*_parts(query), TextPart(_DOCUMENT), *_parts(document)]
     return [Message("system", _SYSTEM), Message("user", parts)]
 
 
-def _parts(message: Message) -> list[TextPart | ItemSlot]:
+def _parts(message: Message) -> list[TextPart | Slot]:
     content = message.content or ""
     return [TextPart(content)] if isinstance(content, str) else content

@@ -155,11 +155,11 @@ def check_token_count(count: int, param: str) -> None:
         raise InvalidRequest(f"{param} takes at most {MAX_TOKEN_IDS} ids", param=param)
 
 
-def check_image_count(count: int, limit: int) -> None:
+def check_image_count(count: int, limit: int, param: str = "messages") -> None:
     if count > limit:
         raise InvalidRequest(
-            f"messages holds {count} images; this server takes at most {limit} in one request",
-            param="messages",
+            f"{param} holds {count} images; this server takes at most {limit} in one request",
+            param=param,
         )
 
 

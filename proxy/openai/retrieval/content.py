@@ -10,11 +10,11 @@ from msgspec import Meta
 from triptych.base.errors import InvalidRequest
 from triptych.base.request.chat import TextPart
 from triptych.proxy.call.validation import check_text
-from triptych.proxy.media.source import ImagePart
+from triptych.proxy.media.source import ImagePart, VideoPart
 from triptych.proxy.openai.chat.request import ImageUrl, PartBody, image_of, part_of
 
 #: Parts of one query, document or text, which stand where a chat has a message's content.
-Content = str | tuple[TextPart | ImagePart, ...]
+Content = str | tuple[TextPart | ImagePart | VideoPart, ...]
 
 
 class ContentBody(msgspec.Struct, omit_defaults=True):
@@ -56,7 +56,8 @@ def content_of(body: ContentField, path: str) -> Content:
 
 
 def images_of(content: Content) -> int:
-    return 0 if isinstance(content, str) else sum(isinstance(part, ImagePart) for part in content)
+    """Its pictures and videos."""
+    return 0 if isinstance(content, str) else sum(not isinstance(part, TextPart) for part in content)
 
 
 def _text(text: str, path: str) -> str:

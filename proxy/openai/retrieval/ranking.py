@@ -182,7 +182,8 @@ def _ranking(
 ) -> RankingRequest:
     refuse_unserved(body)
     for pair in pairs:
-        check_image_count(images_of(pair.query) + images_of(pair.document), max_images)
+        images = images_of(pair.query) + images_of(pair.document)
+        check_image_count(images, max_images, pair.document_param)
     check_text(len(instruction or ""), "instruction")
     first = pooled_call(body, request_id, timeout, PoolingOptions())
     return RankingRequest(first, tuple(pairs), instruction or "")
