@@ -191,6 +191,7 @@ class NativeWorker(PDWorker):
         kind = worker_kind(config.worker_kind, config.device, threads, ranks=ranks)
         capacity = {
             "encoder_decoder": int(cross),
+            "pools": int(not cross),
             "keeps_items": int(config.prefix_caching or cross),
             DIRECT: int(self.direct is not None),
         }

@@ -19,9 +19,10 @@ from triptych.base.config import PDConfig
 from triptych.base.engine_beat import BusyClock, EngineBeat
 from triptych.base.errors import Unavailable
 from triptych.base.metrics import PDMetrics
-from triptych.base.types import WorkerInfo
+from triptych.base.types import TASKS, WorkerInfo
 from triptych.ec_connector.base import DirectTransfer
 from triptych.models.base import DecoderSide, GenerationDefaults
+from triptych.models.checkpoint.pooling import GENERATES, PoolingDefaults, read_pooling
 from triptych.models.identity import ModelIdentity, model_identity
 from triptych.models.registry import generation_defaults
 from triptych.pd_worker.events.attempt_trace import PDTraces
@@ -111,6 +112,7 @@ class PDModel:
     defaults: GenerationDefaults
     prompts: PromptBuilder
     tokenizer: Tokenizer
+    pooling: PoolingDefaults
 
     @classmethod
     def open(cls, config: PDConfig, decoder: DecoderSide, max_model_len: int, **more: Any) -> Self:
@@ -127,7 +129,10 @@ class PDModel:
             path, dtype=decoder.dtype, revision=config.model_revision, quantization=config.quantization
         )
         name = config.served_model_name or path.resolve().name
-        return cls(path, name, decoder, identity, generation_defaults(path), prompts, tokenizer, **more)
+        pooling = GENERATES if decoder.cross is not None else read_pooling(path, tokenizer)
+        return cls(
+            path, name, decoder, identity, generation_defaults(path), prompts, tokenizer, pooling, **more
+        )
 
 
 class PDEngine(EnginePort, Protocol):
@@ -186,6 +191,7 @@ class PDWorker:
             encoder_cache_bytes=self._config.embedding_memory,
             grammars=formats,
             two_prompts=two_prompts,
+            pooling=model.pooling,
         )
         self.servicer = PDServicer(
             engine,
@@ -215,6 +221,7 @@ class PDWorker:
             "tensor_parallel": self._config.tensor_parallel,
             "metrics_port": metrics_port,
             ROW_WIDTH: self._model.decoder.row_width,
+            "task": TASKS.index(self._model.pooling.task),
         }
         return WorkerInfo(
             address=address,

@@ -48,7 +48,7 @@ class Resume(_message.Message):
     def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[ItemPlacement, _Mapping]]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., text_sent_chars: _Optional[int] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "proxy_id", "model_key", "timeout", "messages", "items", "sampling", "salt", "resume", "template", "prompt", "encoder_prompt", "transcription", "label", "traceparent", "tracestate")
+    __slots__ = ("request_id", "attempt", "proxy_id", "model_key", "timeout", "messages", "items", "sampling", "salt", "resume", "template", "prompt", "encoder_prompt", "transcription", "label", "traceparent", "tracestate", "pooling")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROXY_ID_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,7 @@ class SubmitRequest(_message.Message):
     LABEL_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     TRACESTATE_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     proxy_id: str
@@ -83,7 +84,26 @@ class SubmitRequest(_message.Message):
     label: str
     traceparent: str
     tracestate: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., proxy_id: _Optional[str] = ..., model_key: _Optional[str] = ..., timeout: _Optional[float] = ..., messages: _Optional[bytes] = ..., items: _Optional[_Iterable[_Union[ItemSlot, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., salt: _Optional[str] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., template: _Optional[_Union[TemplateOptions, _Mapping]] = ..., prompt: _Optional[_Union[RawPrompt, _Mapping]] = ..., encoder_prompt: _Optional[_Union[_common_pb2.EncoderPrompt, _Mapping]] = ..., transcription: _Optional[_Union[_common_pb2.Transcription, _Mapping]] = ..., label: _Optional[str] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
+    pooling: Pooling
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., proxy_id: _Optional[str] = ..., model_key: _Optional[str] = ..., timeout: _Optional[float] = ..., messages: _Optional[bytes] = ..., items: _Optional[_Iterable[_Union[ItemSlot, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., salt: _Optional[str] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., template: _Optional[_Union[TemplateOptions, _Mapping]] = ..., prompt: _Optional[_Union[RawPrompt, _Mapping]] = ..., encoder_prompt: _Optional[_Union[_common_pb2.EncoderPrompt, _Mapping]] = ..., transcription: _Optional[_Union[_common_pb2.Transcription, _Mapping]] = ..., label: _Optional[str] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ...) -> None: ...
+
+class Pooling(_message.Message):
+    __slots__ = ("task", "method", "normalize", "dimensions")
+    class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        TASK_EMBED: _ClassVar[Pooling.Task]
+        TASK_SCORE: _ClassVar[Pooling.Task]
+    TASK_EMBED: Pooling.Task
+    TASK_SCORE: Pooling.Task
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    task: Pooling.Task
+    method: str
+    normalize: bool
+    dimensions: int
+    def __init__(self, task: _Optional[_Union[Pooling.Task, str]] = ..., method: _Optional[str] = ..., normalize: _Optional[bool] = ..., dimensions: _Optional[int] = ...) -> None: ...
 
 class TemplateOptions(_message.Message):
     __slots__ = ("tools", "variables", "no_generation_prompt", "continue_final_message")
@@ -364,7 +384,7 @@ class Tokens(_message.Message):
     def __init__(self, position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "error", "prompt_tokens", "completion_tokens", "cached_tokens", "queue_seconds", "load_seconds", "prefill_seconds", "decode_seconds", "stop_sequence")
+    __slots__ = ("reason", "error", "prompt_tokens", "completion_tokens", "cached_tokens", "queue_seconds", "load_seconds", "prefill_seconds", "decode_seconds", "stop_sequence", "pooled")
     REASON_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -375,6 +395,7 @@ class Finished(_message.Message):
     PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DECODE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STOP_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    POOLED_FIELD_NUMBER: _ClassVar[int]
     reason: str
     error: _common_pb2.Error
     prompt_tokens: int
@@ -385,7 +406,8 @@ class Finished(_message.Message):
     prefill_seconds: float
     decode_seconds: float
     stop_sequence: str
-    def __init__(self, reason: _Optional[str] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., load_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., stop_sequence: _Optional[str] = ...) -> None: ...
+    pooled: bytes
+    def __init__(self, reason: _Optional[str] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., load_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., stop_sequence: _Optional[str] = ..., pooled: _Optional[bytes] = ...) -> None: ...
 
 class Lost(_message.Message):
     __slots__ = ()

@@ -141,6 +141,10 @@ class Dispatcher:
         """The served name that a request means; see `KnownWorkers`."""
         return self._pool.resolve_model(name)
 
+    def scores_pairs(self, model: str) -> bool:
+        """Whether the model that a request means is a reranker."""
+        return self._pool.kind(self._pool.resolve_model(model)).task == "score"
+
     async def close(self) -> None:
         for request in list(self._requests.values()):
             self._step(request, RequestFailed(Unavailable("the proxy is stopping")))
@@ -190,7 +194,8 @@ class Dispatcher:
             self._close(choices, failure)
             memory.forget()
             until = CURRENT_DELIVERY.get()
-            if until is None or call.continues:  # a part of a reply that holds a place already
+            # A part of a reply holds no place beside the reply's own.
+            if until is None or call.continues or call.is_part:
                 places.close()
                 memory.hold.close()
             else:

@@ -152,6 +152,7 @@ class Finished(AttemptEvent, frozen=True):
     usage: Usage
     spent: PDTimings | None = None
     stop_sequence: str = ""
+    pooled: bytes = b""
 
 
 class RequestFailed(msgspec.Struct, frozen=True):

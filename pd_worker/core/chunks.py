@@ -22,17 +22,33 @@ class ChunkMaker:
         self, output: SchedulerOutput, state: RequestState, start: int, end: int, *, overlap: bool = False
     ) -> ScheduledChunk:
         """Tokens [start, end) of the request, whose items in there are all READY."""
-        samples = end == state.num_prompt_tokens + len(state.output_token_ids)
+        pooling, ends = state.request.pooling, end == state.num_prompt_tokens + len(state.output_token_ids)
+        samples = ends and (pooling is None or pooling.scores)
         rows = gather_rows(state, start, end) if start < state.num_prompt_tokens else ()
         blocks = tuple(self._kv.table(state.request_id)[: self._kv.blocks_for(end)])
         cross = self._items.cross.table(state.request_id) if state.cross is not None else ()
         length = state.features[0].plan.rows if cross else 0
         slot, snapshot = self._slots(state, end)
         chunk = ScheduledChunk(
-            state, start, end - start, blocks, rows, samples, cross, length, overlap, slot, snapshot
+            *(state, start, end - start, blocks, rows, samples, cross, length, overlap, slot, snapshot),
+            pools=ends and pooling is not None,
         )
         output.chunks.append(chunk)
         return chunk
+
+    def allocate(self, state: RequestState, prefix: list[int], num_computed: int, *, spare: int) -> bool:
+        """Blocks for all known tokens and for the cross table, and a state slot, or nothing.
+
+        `spare` blocks are left free.
+        """
+        cross = self._items.cross
+        if state.cross is not None and not cross.acquire(state.request_id, state.cross.plan):
+            spare += cross.blocks_for(state.cross.plan)
+        at = self._kv.boundaries(state.chain, state.num_prompt_tokens, state.num_tokens, num_computed)
+        if self._kv.allocate(state.request_id, prefix, state.num_tokens, spare=spare, keep_at=at):
+            return True
+        cross.release(state.request_id)
+        return False
 
     def cut(self, state: RequestState, start: int, end: int) -> int:
         """The end of a chunk of tokens [start, end), or the first before it at which the state is kept."""

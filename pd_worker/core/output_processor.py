@@ -49,6 +49,11 @@ class OutputProcessor:
         event = request_events.new_tokens(state, (token,), text, () if logprobs is None else (logprobs,))
         return event, reason, None
 
+    def note_pooled(self, state: RequestState, now: float) -> None:
+        """A pooled request has been computed: its prefill, and all of it, end now."""
+        state.first_token_at = state.last_token_at = now
+        self._latencies.whole.append(now - state.request.arrival)
+
     def drain_latencies(self) -> Latencies:
         """Latencies since the last call."""
         latencies, self._latencies = self._latencies, Latencies()

@@ -39,7 +39,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True, eq=False):
     block_ids: tuple[int, ...]
     #: Encoder rows that the chunk consumes.
     rows: tuple[GatheredRows, ...]
-    #: The chunk reaches the last known token: a token is sampled.
+    #: The chunk reaches the last known token: a token is sampled from its logits, or they are a score.
     samples: bool
     #: The cross table, and the encoder rows in it; empty for decoder-only models.
     cross_blocks: tuple[int, ...] = ()
@@ -50,6 +50,8 @@ class ScheduledChunk(msgspec.Struct, frozen=True, eq=False):
     slot: int = -1
     #: The slot that gets a copy of the state after the chunk; -1: none.
     snapshot: int = -1
+    #: The chunk reaches the end of a request that is pooled.
+    pools: bool = False
 
     @property
     def end(self) -> int:
@@ -133,11 +135,13 @@ class ModelRunnerOutput(msgspec.Struct):
     swapped_out: bool = False
     #: The same for copies from host memory. Otherwise chunks that need them are not computed.
     swapped_in: bool = False
-    #: One token for every chunk that is computed and samples, in the chunks' order.
+    #: One token for every chunk that is computed and samples, in the chunks' order; 0 for a score.
     sampled: list[int] = []
     #: By index into `sampled`: log-probabilities where wanted, and errors of requests without a token.
     logprobs: dict[int, RawLogprobs] = {}
     errors: dict[int, RequestError] = {}
+    #: By index of a computed chunk that pools: the vector or score as little-endian float32.
+    pooled: dict[int, bytes] = {}
     #: Items whose cross tables could not be made.
     unprojected: frozenset[str] = frozenset()
     #: Indices of computed chunks with NaN or infinite values: nothing of them is left in the KV cache.

@@ -86,15 +86,15 @@ class OverlapPrefill:
         if (begun := self._begun.pop(state, None)) is not None:
             self._blocks -= begun.blocks
 
-    def schedule(self, output: SchedulerOutput, budget: Budget, running: int) -> None:
-        """Adds chunks in the order of the requests, where slots, budget and blocks are left by `running`
-        requests.
+    def schedule(self, output: SchedulerOutput, budget: Budget, running: int, slots: int) -> None:
+        """Adds chunks in the order of the requests, where budget and blocks are left by `running` requests,
+        and `slots` slots.
 
         A step with nothing else in it has to be worth its overhead: items may come while it lasts. Of
         requests with the same next block only the first is prefilled: the others will find it.
         """
         made: set[bytes] = set()
-        for state in list(islice(self._able, self._limits.max_num_seqs - running)):
+        for state in list(islice(self._able, max(0, slots))):
             if budget.for_prefill < self._kv.block_size:
                 return
             prefix = self._kv.find_prefix(state.chain, state.num_tokens)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from triptych.models.base import LogitsRule
+    from triptych.pd_worker.core.pooling import Pooling
     from triptych.pd_worker.core.sampling import ResolvedSampling
 
 
@@ -88,6 +89,8 @@ class EngineRequest:
     both_ways: tuple[tuple[int, int], ...] = ()
     #: Further inputs of the decoder, [prompt tokens, ...] each.
     inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    #: How it is pooled: then nothing is sampled, and it ends with its prompt. None: it generates.
+    pooling: Pooling | None = None
     #: Constrains the output; None for free text.
     grammar: TokenMask | None = None
     #: What the checkpoint or the task forbids or forces, in this order.
@@ -160,6 +163,14 @@ class RequestStatus(enum.Enum):
     FINISHED = enum.auto()
 
 
+@dataclass(slots=True)
+class PooledRows:
+    """The sum, or the first, of the hidden states of a request's first `count` tokens."""
+
+    value: torch.Tensor
+    count: int
+
+
 @dataclass(eq=False, slots=True)
 class RequestState:
     """State of a request's execution; only the scheduler changes it."""
@@ -189,6 +200,8 @@ class RequestState:
     num_computed_tokens: int = 0
     #: Prompt tokens found in the prefix cache at the first start.
     num_cached_tokens: int = 0
+    #: The model runner's: what it has pooled of the request's chunks.
+    pooled_rows: PooledRows | None = None
     #: Its proxy wants no output now.
     paused: bool = False
     preemptions: int = 0

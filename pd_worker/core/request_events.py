@@ -67,6 +67,8 @@ class RequestFinished(EngineEvent, frozen=True, kw_only=True):
     timings: PDTimings
     error: RequestError | None = None
     stop_sequence: str = ""
+    #: The vector or the score of a pooled request, as little-endian float32.
+    pooled: bytes = b""
 
 
 class _Names(TypedDict):
@@ -117,10 +119,12 @@ def new_tokens(
     )
 
 
-def finished(state: RequestState, reason: FinishReason, error: RequestError | None) -> RequestFinished:
+def finished(
+    state: RequestState, reason: FinishReason, error: RequestError | None, pooled: bytes = b""
+) -> RequestFinished:
     """The last event of a request, with its usage and timings."""
     request = state.request
-    return _finished(request, reason, error, state.num_cached_tokens, _timings(state))
+    return _finished(request, reason, error, state.num_cached_tokens, _timings(state), pooled)
 
 
 def refused(request: EngineRequest, error: RequestError) -> RequestFinished:
@@ -129,7 +133,12 @@ def refused(request: EngineRequest, error: RequestError) -> RequestFinished:
 
 
 def _finished(
-    request: EngineRequest, reason: FinishReason, error: RequestError | None, cached: int, timings: PDTimings
+    request: EngineRequest,
+    reason: FinishReason,
+    error: RequestError | None,
+    cached: int,
+    timings: PDTimings,
+    pooled: bytes = b"",
 ) -> RequestFinished:
     return RequestFinished(
         **_names(request),
@@ -138,6 +147,7 @@ def _finished(
         timings=timings,
         error=error,
         stop_sequence=request.output.stop_sequence,
+        pooled=pooled,
     )
 
 

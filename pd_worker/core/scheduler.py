@@ -30,9 +30,9 @@ class Scheduler:
     """The scheduler of one engine; the caller alternates `schedule`, execution and `update`.
 
     Requests are served in order of arrival, resumed ones first.
-    A request waits for room for its items, then for the items, then for a slot and blocks. It gets the blocks
-    of all its known tokens when it starts, and one more at a time while it decodes. When none is left, the
-    latest request is preempted and computed again later: the earliest always goes on.
+    A request waits for room for its items, then for the items, then for blocks and, if it generates, a slot.
+    It gets the blocks of all its known tokens when it starts, and one more at a time while it decodes. When
+    none is left, the latest request is preempted and computed again later: the earliest always goes on.
 
     `cross` is set for an encoder-decoder model: a request then starts together with its cross table, which is
     written in the same step. With `overlap_prefill` what is left of a step goes to requests that wait for
@@ -60,6 +60,7 @@ class Scheduler:
         self._requests = RequestTable(items.table)
         self._waiting = WaitingRequests()
         self._running: list[RequestState] = []
+        self._free_slots = limits.max_num_seqs
         #: Running requests that leave their blocks with the next step.
         self._pausing: list[RequestState] = []
         self._item_stage = ItemStage(
@@ -144,15 +145,10 @@ class Scheduler:
 
     def fail_item(self, mm_hash: str, error: RequestError) -> None:
         """Ends every request on the item with `error`."""
-        for state in self._requests:
-            if any(feature.mm_hash == mm_hash for feature in state.features):
-                self._finish(state, FinishReason.ERROR, error)
+        self._fail((one for one in self._requests if any(f.mm_hash == mm_hash for f in one.features)), error)
 
     def fail_unloaded(self, keys: Collection[str] | None = None) -> None:
-        """Ends admitted requests that wait for an embedding, of `keys` or any: the store gives no answer.
-
-        They go on at another worker, which may reach it. Those that have all embeddings are not concerned.
-        """
+        """Ends admitted requests that lack an embedding, of `keys` or any: others may reach the store."""
         for state in self._requests:
             lacking = self._item_stage.lacking(state) if state.admitted and state.features else set()
             if lacking if keys is None else lacking.intersection(keys):
@@ -161,15 +157,11 @@ class Scheduler:
 
     def fail_all(self, error: RequestError) -> list[EngineEvent]:
         """Ends every request with `error`; all events since the last `update`."""
-        for state in self._requests:
-            self._finish(state, FinishReason.ERROR, error)
+        self._fail(self._requests, error)
         return self._drain_events()
 
     def reset(self, error: RequestError) -> list[EngineEvent]:
-        """As `fail_all`; then all blocks, on the device and in host memory, are free and the caches empty.
-
-        For an unexpected error, after which the bookkeeping of blocks may be wrong.
-        """
+        """As `fail_all`, for an error after which the bookkeeping may be wrong: all blocks are free then."""
         events = self.fail_all(error)
         self.kv.reset()
         self.items.cross.reset()
@@ -178,15 +170,11 @@ class Scheduler:
 
     def collect_stats(self) -> SchedulerStats:
         """Figures for metrics; those since the last report are drained."""
+        kv, states = self.kv, self.kv.states
         return SchedulerStats(
-            num_running=len(self._running),
-            num_waiting=len(self._waiting),
-            item_pressure=self.item_pressure,
-            kv_blocks=self.kv.num_blocks,
-            kv_blocks_used=self.kv.num_used,
-            host_blocks_used=self.swap.num_used,
-            state_slots_used=0 if self.kv.states is None else self.kv.states.num_used,
-            state_snapshots=0 if self.kv.states is None else self.kv.states.snapshots_used,
+            *(len(self._running), len(self._waiting), self.item_pressure, kv.num_blocks, kv.num_used),
+            self.swap.num_used,
+            *((0, 0) if states is None else (states.num_used, states.snapshots_used)),
             items=self.items.collect_stats(),
             overlap=self._overlap.drain_stats(),
             latencies=self._outputs.drain_latencies(),
@@ -197,9 +185,8 @@ class Scheduler:
         self._step += 1
         output = SchedulerOutput(self._step)
         self.kv.begin_step()
-        for state in self._requests.pop_late(now):
-            error = DeadlineExceeded("the request's time is over: ask for less, or raise --request-timeout")
-            self._finish(state, FinishReason.ERROR, error)
+        late = DeadlineExceeded("the request's time is over: ask for less, or raise --request-timeout")
+        self._fail(self._requests.pop_late(now), late)
         events, failed = self._item_stage.advance(self._running, now)
         self._events += events
         for state, refusal in failed:
@@ -211,7 +198,7 @@ class Scheduler:
         budget = self._decode(output)
         self._prefill(output, budget)
         if self._start(output, budget, now):
-            self._overlap.schedule(output, budget, len(self._running))
+            self._overlap.schedule(output, budget, len(self._running), self._free_slots)
         output.ec_connector_metadata = self.items.build_metadata(output)
         return output
 
@@ -225,9 +212,8 @@ class Scheduler:
             self._fail_step(output, result.error)
             return self._drain_events()
         if output.projections or output.restored:
-            for state in self.items.end_projections(output, self._running, result.unprojected):
-                error = InternalError("an item's cross-attention keys and values are NaN or infinity")
-                self._finish(state, FinishReason.ERROR, error)
+            error = InternalError("an item's cross-attention keys and values are NaN or infinity")
+            self._fail(self.items.end_projections(output, self._running, result.unprojected), error)
         index = 0
         for place, chunk in enumerate(output.computable(swapped_in=result.swapped_in)):
             if place in result.non_finite:
@@ -237,6 +223,8 @@ class Scheduler:
                 self._finish(chunk.state, FinishReason.ERROR, reason)
             elif chunk.overlap:
                 self._overlap.end(chunk)
+            elif chunk.pools:
+                self._end_pooled(chunk, result.pooled.get(place), now)
             else:
                 self._advance(chunk)
                 if chunk.samples:
@@ -291,8 +279,7 @@ class Scheduler:
         error = reason if isinstance(reason, RequestError) else failed
         restored = [state for state in self._running if state.restored_in == output.step]
         awaiting = self.items.awaiting_tables(output, self._running)
-        for state in [*(chunk.state for chunk in output.chunks), *awaiting, *restored]:
-            self._finish(state, FinishReason.ERROR, error)
+        self._fail([*(chunk.state for chunk in output.chunks), *awaiting, *restored], error)
 
     def _drain_events(self) -> list[EngineEvent]:
         events, self._events = self._events, []
@@ -357,8 +344,10 @@ class Scheduler:
 
     def _start(self, output: SchedulerOutput, budget: Budget, now: float) -> bool:
         """Starts waiting requests; False where the budget, the slots or the blocks were not enough."""
-        for state in self._waiting.startable.one_by_one():
-            if budget.for_prefill == 0 or len(self._running) >= self.limits.max_num_seqs:
+        limit = self.limits.max_num_seqs
+        self._free_slots = limit - sum(state.request.pooling is None for state in self._running)
+        for state in self._waiting.startable.with_slots(lambda: self._free_slots):
+            if budget.for_prefill == 0:
                 return False
             if self.swap.is_leaving(state.request_id):
                 continue
@@ -369,7 +358,8 @@ class Scheduler:
                 continue
             if state.cross is not None and not self._can_attend(state):
                 continue
-            if not self._allocate(state, prefix, num_computed):
+            # Generating requests will soon need a block each, or every start would be a preemption.
+            if not self._chunks.allocate(state, prefix, num_computed, spare=limit - self._free_slots):
                 return False
             self._chunks.restore_state(output, state, len(prefix))
             if state.cross is not None and (projection := self.items.write_table(state, output)):
@@ -382,7 +372,7 @@ class Scheduler:
                 state.restored_in = output.step
             self._run(state, num_computed, output, now)
             self._prefill_one(state, output, budget)
-        return True
+        return self._free_slots > 0
 
     def _can_attend(self, state: RequestState) -> bool:
         """Its cross table or its embedding can be read in this step and matches the plan."""
@@ -391,24 +381,10 @@ class Scheduler:
             return False
         return self.items.can_attend(state)
 
-    def _allocate(self, state: RequestState, prefix: list[int], num_computed: int) -> bool:
-        """Blocks for all known tokens and for the cross table, and a state slot, or nothing.
-
-        Decoding requests will soon need a block each; without spare ones every start would be a preemption.
-        """
-        spare = len(self._running)
-        cross = self.items.cross
-        if state.cross is not None and not cross.acquire(state.request_id, state.cross.plan):
-            spare += cross.blocks_for(state.cross.plan)
-        at = self.kv.boundaries(state.chain, state.num_prompt_tokens, state.num_tokens, num_computed)
-        if self.kv.allocate(state.request_id, prefix, state.num_tokens, spare=spare, keep_at=at):
-            return True
-        cross.release(state.request_id)
-        return False
-
     def _run(self, state: RequestState, num_computed: int, output: SchedulerOutput, now: float) -> None:
         self._waiting.discard(state)
         bisect.insort(self._running, state, key=lambda running: running.order)
+        self._free_slots -= state.request.pooling is None
         state.status = RequestStatus.RUNNING
         state.num_computed_tokens = num_computed
         if state.first_scheduled_at is None:
@@ -439,7 +415,23 @@ class Scheduler:
         if reason is not None:
             self._finish(state, reason, error)
 
-    def _finish(self, state: RequestState, reason: FinishReason, error: RequestError | None = None) -> None:
+    def _end_pooled(self, chunk: ScheduledChunk, pooled: bytes | None, now: float) -> None:
+        self._advance(chunk)
+        self._outputs.note_pooled(chunk.state, now)
+        error = None if pooled else InternalError("the engine has not pooled this request")
+        self._finish(chunk.state, FinishReason.ERROR if error else FinishReason.STOP, error, pooled or b"")
+
+    def _fail(self, states: Iterable[RequestState], error: RequestError) -> None:
+        for state in states:
+            self._finish(state, FinishReason.ERROR, error)
+
+    def _finish(
+        self,
+        state: RequestState,
+        reason: FinishReason,
+        error: RequestError | None = None,
+        pooled: bytes = b"",
+    ) -> None:
         if state.status is RequestStatus.FINISHED:
             return
         if state.status is RequestStatus.RUNNING:
@@ -452,4 +444,4 @@ class Scheduler:
         self.kv.free(state.request_id)
         self.swap.free(state.request_id)
         self.items.finish(state)
-        self._events.append(request_events.finished(state, reason, error))
+        self._events.append(request_events.finished(state, reason, error, pooled))

@@ -51,6 +51,31 @@ class PrefixWatch:
         return {state for digest in self._states.keys() & digests for state in self._states[digest]}
 
 
+class StartableRequests(OrderedRequests[RequestState]):
+    """Requests that can start as far as their items go; `pooled` are those of them that need no slot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pooled = OrderedRequests[RequestState]()
+
+    def add(self, request: RequestState) -> None:
+        super().add(request)
+        if request.request.pooling is not None:
+            self.pooled.add(request)
+
+    def discard(self, request: RequestState) -> None:
+        super().discard(request)
+        self.pooled.discard(request)
+
+    def with_slots(self, free: Callable[[], int]) -> Iterator[RequestState]:
+        """As `one_by_one`; from the first one on that lacks a slot, only those that need none."""
+        for state in self.one_by_one():
+            if state.request.pooling is None and free() <= 0:
+                yield from self.pooled.one_by_one()
+                return
+            yield state
+
+
 class WaitingRequests:
     """Requests that wait: for room for their items, for embeddings, or for a slot and blocks.
 
@@ -62,7 +87,7 @@ class WaitingRequests:
         self._all = OrderedRequests[RequestState]()
         self._admission = AdmissionQueue[RequestState]()
         #: Admitted, with all items resident or being moved from their host copies, as far as is known.
-        self.startable = OrderedRequests[RequestState]()
+        self.startable = StartableRequests()
         self._changed: set[RequestState] = set()
         #: Those whose items have never all been resident.
         self._incomplete: set[RequestState] = set()

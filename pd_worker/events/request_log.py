@@ -178,6 +178,7 @@ class RequestLog:
         """Approximate size of the unsent events of one message."""
         nbytes = _EVENT_BYTES + min(len(self._texts) - self._sent_texts, _MOST_TEXTS) * self._token_bytes
         nbytes += _ITEM_BYTES * len(self._unsent_items)
+        nbytes += 0 if self.finished is None else len(self.finished.pooled)
         if self._admitted is not None and not self._sent_admitted:
             ids = len(self._admitted.prompt_token_ids) + len(self._admitted.encoder_prompt_token_ids)
             nbytes += _ID_BYTES * ids
@@ -333,4 +334,5 @@ def finished_to_proto(event: RequestFinished) -> pd_pb2.Finished:
         prefill_seconds=event.timings.prefill,
         decode_seconds=event.timings.decode,
         stop_sequence=event.stop_sequence,
+        pooled=event.pooled,
     )

@@ -158,6 +158,9 @@ logger = logging.getLogger(__name__)
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 
 
+_PAIR = ("query", "document")
+
+
 class ChatTemplate:
     """Renders messages. `variables` are the special tokens that templates name, such as `bos_token`."""
 
@@ -173,6 +176,8 @@ class ChatTemplate:
                 f"the checkpoint's chat template is not valid Jinja: line {error.lineno}: {error.message}"
             ) from error
         self._takes_tools = "tools" in named
+        #: Whether it writes a query and a document for scoring, as messages with these roles.
+        self.takes_documents = all(f"'{role}'" in source or f'"{role}"' in source for role in _PAIR)
         #: Whether the template reads content as a list of parts; else it only takes strings.
         self.takes_parts = self._takes_parts()
 

@@ -11,6 +11,8 @@ from triptych.base.errors import ContextTooLong, DeadlineExceeded, InvalidReques
 from triptych.base.hashing import prefix_root
 from triptych.base.types import ItemPlan, SamplingParams
 from triptych.models.base import DecoderSide, GenerationDefaults
+from triptych.models.checkpoint.pooling import GENERATES, PoolingDefaults
+from triptych.pd_worker.core.pooling import NO_SAMPLING, NoText
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import bad_word_ids, resolve
 from triptych.pd_worker.frontend.detokenizer import (
@@ -22,6 +24,7 @@ from triptych.pd_worker.frontend.detokenizer import (
 )
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import Formats, FormatState
+from triptych.pd_worker.frontend.pooled import resolve_pooling
 from triptych.pd_worker.frontend.prompt import Prompt, PromptBuilder
 from triptych.pd_worker.frontend.reasoning import Reasoning, ReasoningMask, ReasoningPhase
 from triptych.pd_worker.frontend.wire import (
@@ -58,7 +61,9 @@ class InputProcessor:
         encoder_cache_bytes: int,
         grammars: Formats,
         two_prompts: EncDecPrompts | None = None,
+        pooling: PoolingDefaults = GENERATES,
     ) -> None:
+        self._pooling = pooling
         self._two_prompts = two_prompts
         self._timestamps = timestamp_tokens(defaults)
         self._grammars = grammars
@@ -80,6 +85,12 @@ class InputProcessor:
         plans = [checked_plan(slot.plan) for slot in message.items]
         self._check_plans(plans)
         resume = message.resume if message.HasField("resume") else None
+        if message.HasField("pooling"):
+            return self._pooled(message, arrival, plans, resume)
+        if not self._pooling.generates:
+            raise InvalidRequest(
+                "this model generates nothing: use POST /v1/embeddings or /v1/rerank", param="model"
+            )
         two = None if self._two_prompts is None else self._two_prompts.build(message, plans)
         prompt = self._prompt(message, resume, plans) if two is None else two.prompt
         chat = two is None and not message.HasField("prompt")
@@ -134,6 +145,52 @@ class InputProcessor:
             timestamps=self._timestamps if options.get("timestamps") else None,
             reasoning=None if reasoning is None else reasoning.told(phase),
             tool_format=self._prompts.tool_format if chat else "",
+            label=message.label,
+        )
+
+    def _pooled(
+        self,
+        message: pd_pb2.SubmitRequest,
+        arrival: float,
+        plans: Sequence[ItemPlan],
+        resume: pd_pb2.Resume | None,
+    ) -> EngineRequest:
+        if self._two_prompts is not None:
+            raise InvalidRequest(
+                "this encoder-decoder model gives no embeddings: it generates", param="model"
+            )
+        pooling = resolve_pooling(message.pooling, self._pooling, self._decoder.geometry.hidden_size)
+        if pooling.scores and not (resume and resume.prompt_token_ids):
+            prompt = self._prompts.build_pair(message.messages, plans)
+        else:
+            prompt = self._prompt(message, resume, plans)
+        if len(prompt.token_ids) > self._max_model_len:
+            raise ContextTooLong(
+                f"{len(prompt.token_ids)} tokens are above the {self._max_model_len} that the model takes: "
+                "send less",
+                param="prompt" if pooling.scores or message.HasField("prompt") else "messages",
+            )
+        given = self._decoder.prompt_inputs(prompt.token_ids, prompt.features)
+        # Of rows that a cached prefix would leave out: only this attempt's own blocks are of use to it.
+        names = (message.proxy_id, message.request_id, str(message.attempt)) if pooling.reads_all_rows else ()
+        return EngineRequest(
+            request_id=message.request_id,
+            attempt=message.attempt,
+            proxy_id=message.proxy_id,
+            arrival=arrival,
+            deadline=arrival + message.timeout,
+            prompt_token_ids=prompt.token_ids,
+            features=prompt.features,
+            ready=in_state(message, pd_pb2.ITEM_STATE_READY),
+            unencoded=in_state(message, pd_pb2.ITEM_STATE_UNENCODED),
+            positions=given.positions,
+            position_delta=given.delta,
+            both_ways=given.spans,
+            inputs=given.inputs,
+            sampling=NO_SAMPLING,
+            prefix_root=prefix_root(self._model_key, "/".join((message.salt, *names))),
+            output=NoText(),
+            pooling=pooling,
             label=message.label,
         )
 

@@ -26,6 +26,7 @@ from triptych.pd_worker.frontend.chat_template import (
     protect_object,
     read_template,
 )
+from triptych.pd_worker.frontend.pooled import score_messages
 from triptych.pd_worker.frontend.reasoning import Reasoning, find_reasoning
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer, load_tokenizer
 from triptych.pd_worker.frontend.tool_format import find_tool_format, marker_tokens
@@ -87,7 +88,16 @@ class PromptBuilder:
         self, messages: bytes, plans: Sequence[ItemPlan], options: TemplateOptions = _NO_OPTIONS
     ) -> Prompt:
         """The prompt of Submit's JSON messages; InvalidRequest names what is wrong."""
-        parsed = parse_messages(messages)
+        return self._build(parse_messages(messages), plans, options)
+
+    def build_pair(self, messages: bytes, plans: Sequence[ItemPlan]) -> Prompt:
+        """The prompt by which the model scores a document for a query; see `score_messages`."""
+        pair = score_messages(parse_messages(messages), own_roles=self._template.takes_documents)
+        return self._build(pair, plans, _NO_OPTIONS)
+
+    def _build(
+        self, parsed: Sequence[Message], plans: Sequence[ItemPlan], options: TemplateOptions
+    ) -> Prompt:
         slots = [modality for message in parsed for modality in message.slots]
         if len(slots) != len(plans):
             raise InvalidRequest(

@@ -9,41 +9,14 @@ import numpy as np
 import torch
 
 from triptych.base.ranks.channel import Message
-from triptych.base.types import FinishReason, ItemPlan, MMFeature, Placement
+from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.ec_connector.metadata import TransferMetadata
 from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
 from triptych.pd_worker.core.kv_cache.swap import BlockCopy
 from triptych.pd_worker.core.outputs import GatheredRows, Projection, ScheduledChunk, SchedulerOutput
+from triptych.pd_worker.core.pooling import NO_SAMPLING, NoText
 from triptych.pd_worker.core.request import EngineRequest, RequestState
-from triptych.pd_worker.core.sampling import ResolvedSampling
 from triptych.pd_worker.ranks.step_message import LAYOUT
-
-#: What only rank 0 reads: it samples.
-_UNUSED_SAMPLING = ResolvedSampling(
-    max_tokens=1,
-    min_tokens=0,
-    temperature=0.0,
-    top_p=1.0,
-    top_k=0,
-    seed=0,
-    stop=(),
-    stop_token_ids=frozenset(),
-    ignore_eos=False,
-    eos_token_ids=(),
-)
-
-
-class _NoText:
-    """The output of a request that is detokenized by rank 0."""
-
-    finished: FinishReason | None = None
-    stop_sequence = ""
-
-    def append(self, token_id: int) -> tuple[str, FinishReason | None]:
-        raise NotImplementedError("rank 0 detokenizes")
-
-    def flush(self) -> str:
-        raise NotImplementedError("rank 0 detokenizes")
 
 
 class RequestMirror:
@@ -106,9 +79,9 @@ class RequestMirror:
             ready=frozenset(),
             positions=self._positions(positions),
             position_delta=position_delta,
-            sampling=_UNUSED_SAMPLING,
+            sampling=NO_SAMPLING,
             prefix_root=b"",
-            output=_NoText(),
+            output=NoText(),
             label=label,
             trace_id=trace_id,
         )

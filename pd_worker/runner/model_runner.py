@@ -24,6 +24,7 @@ from triptych.pd_worker.runner.batch import Batch, BatchBuilder, batch_digest
 from triptych.pd_worker.runner.decode_graphs import DecodeGraphs
 from triptych.pd_worker.runner.decode_sizes import DecodeSize
 from triptych.pd_worker.runner.host_kv_cache import HostKVCache, copy_blocks
+from triptych.pd_worker.runner.pooler import add_chunks, score
 from triptych.pd_worker.runner.sampler import SamplerInput, raw_logprobs, sample
 from triptych.pd_worker.runner.state_pool import StatePool, groups_of
 
@@ -209,19 +210,44 @@ class ModelRunner(ECConnectorModelRunnerMixin):
             hidden = self._forget(non_finite, ordered, batch, hidden)
             gone = {id(ordered[index]) for index in non_finite}
             output.non_finite = frozenset(i for i, chunk in enumerate(chunks) if id(chunk) in gone)
-        if not batch.sampling:
-            return
-        logits = self._decoder.logits(hidden[batch.last])
-        if self._parallel is not None and self._parallel.rank:
-            return
-        inputs = [sampler_input(chunk) for chunk in batch.sampling]
+        pooled = add_chunks(ordered, hidden)
+        if batch.sampling:
+            logits = self._decoder.logits(hidden[batch.last])
+            if self._parallel is not None and self._parallel.rank:
+                return
+            pooled |= self._sample(chunks, batch.sampling, logits, output)
+        if pooled:
+            output.pooled = {i: pooled[id(chunk)] for i, chunk in enumerate(chunks) if id(chunk) in pooled}
+
+    def _sample(
+        self,
+        chunks: Sequence[ScheduledChunk],
+        sampling: Sequence[ScheduledChunk],
+        logits: torch.Tensor,
+        output: ModelRunnerOutput,
+    ) -> dict[int, bytes]:
+        """Writes a token for each chunk of `sampling`, whose `logits` these are; the scores, by `id`."""
+        scores = {
+            id(chunk): score(row, chunk.state.request.pooling)
+            for chunk, row in zip(sampling, logits, strict=True)
+            if chunk.pools and chunk.state.request.pooling is not None
+        }
+        if scores:
+            kept = [index for index, chunk in enumerate(sampling) if not chunk.pools]
+            sampling, logits = [sampling[index] for index in kept], logits[kept]
+        output.sampled = [0] * sum(chunk.samples for chunk in chunks)
+        if not sampling:
+            return scores
+        inputs = [sampler_input(chunk) for chunk in sampling]
         tokens = sample(logits, inputs)
         place = {id(chunk): index for index, chunk in enumerate(c for c in chunks if c.samples)}
-        places = [place[id(chunk)] for chunk in batch.sampling]
+        places = [place[id(chunk)] for chunk in sampling]
         chosen = [0 if token is None else token for token in tokens]
-        output.sampled = [token for _, token in sorted(zip(places, chosen, strict=True))]
+        for at, token in zip(places, chosen, strict=True):
+            output.sampled[at] = token
         _add_logprobs(output, logits, chosen, inputs, places)
-        _add_errors(output, batch.sampling, tokens, places)
+        _add_errors(output, sampling, tokens, places)
+        return scores
 
     def _hidden(self, batch: Batch, output: ModelRunnerOutput) -> torch.Tensor:
         """[T, hidden_size], by a graph where one fits the step."""

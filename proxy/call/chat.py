@@ -135,6 +135,19 @@ def _slot(part: ImagePart | VideoPart) -> Slot:
     return VideoSlot() if isinstance(part, VideoPart) else ItemSlot()
 
 
+@dataclass(frozen=True, slots=True)
+class PoolingOptions:
+    """What a request without generation asks for; empty fields are the checkpoint's own way. See `pd.proto`.
+
+    With `scores` its messages are a query and a document.
+    """
+
+    scores: bool = False
+    method: str = ""
+    normalize: bool | None = None
+    dimensions: int = 0
+
+
 #: A prompt that no chat template touches: text, or token ids.
 RawPrompt = str | tuple[int, ...]
 
@@ -163,6 +176,10 @@ class ChatCall:
     #: What the encoder of an encoder-decoder model reads; `prompt` is the decoder's then, None its default.
     encoder: EncoderPrompt | None = None
     transcription: Transcription | None = None
+    #: Nothing is generated: the call ends with a vector or a score.
+    pooling: PoolingOptions | None = None
+    #: One of several of a reply, another one of which holds the reply's place until its client has it.
+    is_part: bool = False
     #: A later window of audio that is being transcribed: it goes before new requests.
     continues: bool = False
     #: A question of the proxy's own for another request, which alone is counted and logged.
@@ -272,6 +289,8 @@ class Done:
     final: bool = True
     #: The stop string that has ended it, if one has.
     stop_sequence: str = ""
+    #: Of a pooled call: the vector, or the score, as little-endian float32.
+    pooled: bytes = b""
 
 
 Output = Started | Delta | Done

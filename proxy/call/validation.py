@@ -155,11 +155,11 @@ def check_token_count(count: int, param: str) -> None:
         raise InvalidRequest(f"{param} takes at most {MAX_TOKEN_IDS} ids", param=param)
 
 
-def check_image_count(count: int, limit: int) -> None:
+def check_image_count(count: int, limit: int, param: str = "messages") -> None:
     if count > limit:
         raise InvalidRequest(
-            f"messages holds {count} images; this server takes at most {limit} in one request",
-            param="messages",
+            f"{param} holds {count} images; this server takes at most {limit} in one request",
+            param=param,
         )
 
 
@@ -199,6 +199,9 @@ class ModelKind:
 
     encoder_decoder: bool = False
     modality: str = "image"
+    #: Its PD workers take requests without generation; "generate", "embed" or "score" is what it is made for.
+    pools: bool = False
+    task: str = "generate"
 
     @property
     def input_modalities(self) -> tuple[str, ...]:
@@ -212,6 +215,7 @@ def fit(call: ChatCall, kind: ModelKind) -> ChatCall:
     Of a text model, a prompt that stands alone is the encoder's.
     """
     encoder = call.encoder
+    _check_task(call, kind)
     if not kind.encoder_decoder:
         if encoder is not None:
             remedy = "messages with the picture" if encoder.modality == "image" else "prompt or messages"
@@ -235,6 +239,22 @@ def fit(call: ChatCall, kind: ModelKind) -> ChatCall:
             f"{param}: the encoder of {_name(call)} reads {reads}: use {_remedy(kind)}", param=param
         )
     return call
+
+
+def _check_task(call: ChatCall, kind: ModelKind) -> None:
+    """Generation is of generating models, a score of a reranker; other models give embeddings as well."""
+    if call.pooling is None and kind.task != "generate":
+        what, path = ("scores", "/v1/rerank") if kind.task == "score" else ("embeddings", "/v1/embeddings")
+        raise InvalidRequest(
+            f"model: {_name(call)} gives {what} and generates nothing: use POST {path}, or another model",
+            param="model",
+        )
+    if call.pooling is not None and not kind.pools:
+        why = "is an encoder-decoder model" if kind.encoder_decoder else "has PD workers that pool nothing"
+        raise InvalidRequest(
+            f"model: {_name(call)} {why}: it gives no embeddings and no scores, use another model",
+            param="model",
+        )
 
 
 def name_prompt(error: RequestError, param: str) -> RequestError:

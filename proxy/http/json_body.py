@@ -98,10 +98,12 @@ _MAX_TEXT = 400
 #: Parts of messages that other servers take.
 _AUDIO = "sound is not a part of messages here (models of speech take it at POST /v1/audio/transcriptions)"
 _FILES = "files are not read here (images are)"
+_EMBEDDINGS = "embeddings are computed here, never taken: send the picture"
 _UNSERVED_PARTS = {
     "video_url": "videos are not served here",
     **dict.fromkeys(("input_audio", "audio_url", "audio"), _AUDIO),
     **dict.fromkeys(("file", "input_file"), _FILES),
+    **dict.fromkeys(("image_embeds", "audio_embeds", "prompt_embeds"), _EMBEDDINGS),
 }
 
 

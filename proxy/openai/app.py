@@ -33,6 +33,9 @@ from triptych.proxy.openai.completions.endpoint import CompletionsEndpoint
 from triptych.proxy.openai.messages.endpoint import CountTokensEndpoint, MessagesEndpoint
 from triptych.proxy.openai.openapi.document import DocsEndpoints
 from triptych.proxy.openai.responses.endpoint import ResponsesEndpoint
+from triptych.proxy.openai.retrieval.embeddings import EmbeddingsEndpoint
+from triptych.proxy.openai.retrieval.pooled_calls import PooledEndpoint
+from triptych.proxy.openai.retrieval.ranking import RerankEndpoint, ScoreEndpoint
 from triptych.proxy.openai.tokenize import DetokenizeEndpoint, TokenizeEndpoint
 from triptych.proxy.page.endpoint import PageEndpoints
 from triptych.proxy.pd.queries import PDQueries
@@ -46,6 +49,7 @@ OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/audio/transcriptions": "generate_content",
     "/v1/audio/translations": "generate_content",
+    "/v1/embeddings": "embeddings",
 }
 
 
@@ -133,6 +137,11 @@ def _post_endpoints(
         AudioEndpoint(dispatcher, queries, translates=translates, max_body=body, timeout=timeout)
         for translates in (False, True)
     )
+
+    def pooled(endpoint: type[PooledEndpoint[Any]]) -> PooledEndpoint[Any]:
+        return endpoint(dispatcher, max_images=images, max_body=body, timeout=timeout)
+
+    rerank, score = pooled(RerankEndpoint), pooled(ScoreEndpoint)
     return {
         "/v1/chat/completions": ChatEndpoint(
             dispatcher, max_images=images, max_choices=choices, max_body=body, timeout=timeout
@@ -147,6 +156,11 @@ def _post_endpoints(
         ),
         "/v1/audio/transcriptions": transcriptions,
         "/v1/audio/translations": translations,
+        "/v1/embeddings": pooled(EmbeddingsEndpoint),
+        "/v1/rerank": rerank,
+        "/rerank": rerank,
+        "/v1/score": score,
+        "/score": score,
         "/tokenize": TokenizeEndpoint(dispatcher, queries, admission, max_images=images, max_body=body),
         "/detokenize": DetokenizeEndpoint(dispatcher, queries, admission, max_body=body),
     }

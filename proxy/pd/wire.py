@@ -23,7 +23,7 @@ from triptych.protos.convert import (
     sampling_to_proto,
     source_to_proto,
 )
-from triptych.proxy.call.chat import EncoderPrompt, RawPrompt, Started, Transcription
+from triptych.proxy.call.chat import EncoderPrompt, PoolingOptions, RawPrompt, Started, Transcription
 from triptych.proxy.events import (
     Admitted,
     Finished,
@@ -78,6 +78,7 @@ def submit_message(
         template=template_to_proto(call.template),
         encoder_prompt=encoder_prompt_to_proto(call.encoder) if call.encoder else None,
         transcription=transcription_to_proto(call.transcription),
+        pooling=None if call.pooling is None else pooling_to_proto(call.pooling),
     )
     if call.prompt is not None:
         message.prompt.CopyFrom(prompt_to_proto(call.prompt, unmodified=call.prompt_unmodified))
@@ -195,7 +196,7 @@ def _end(attempt: int, finished: pd_pb2.Finished) -> WorkerEvent:
             finished.queue_seconds, finished.load_seconds, finished.prefill_seconds, finished.decode_seconds
         )
         usage = Usage(finished.prompt_tokens, finished.completion_tokens, finished.cached_tokens)
-        return Finished(attempt, finished.reason, usage, spent, finished.stop_sequence)
+        return Finished(attempt, finished.reason, usage, spent, finished.stop_sequence, finished.pooled)
     error: RequestError = InternalError("the PD worker aborted the request")
     if finished.HasField("error"):
         error = error_from_proto(finished.error)
@@ -230,6 +231,13 @@ def encoder_prompt_to_proto(encoder: EncoderPrompt) -> common_pb2.EncoderPrompt 
 
 def transcription_to_proto(transcription: Transcription | None) -> common_pb2.Transcription | None:
     return None if transcription is None else common_pb2.Transcription(**asdict(transcription))
+
+
+def pooling_to_proto(pooling: PoolingOptions) -> pd_pb2.Pooling:
+    task = pd_pb2.Pooling.TASK_SCORE if pooling.scores else pd_pb2.Pooling.TASK_EMBED
+    return pd_pb2.Pooling(
+        task=task, method=pooling.method, normalize=pooling.normalize, dimensions=pooling.dimensions
+    )
 
 
 def started_from_proto(admitted: pd_pb2.Admitted) -> Started:

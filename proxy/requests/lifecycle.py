@@ -372,7 +372,7 @@ class Lifecycle:
             timings.queue, timings.load = spent.queue, spent.load
             timings.prefill, timings.decode = spent.prefill, spent.decode
         reason, stop = FinishReason(event.reason), event.stop_sequence
-        done = Done(reason, event.usage, self.timings, stop_sequence=stop)
+        done = Done(reason, event.usage, self.timings, stop_sequence=stop, pooled=event.pooled)
         self.phase = Phase.ENDED
         return [EndAttempt(cancel=False), Leave(), Emit(done)]
 

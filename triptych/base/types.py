@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 #: A JSON object as the parser gives it.
 JsonObject = dict[str, Any]
@@ -200,6 +200,12 @@ class TimestampTokens:
 
     first: int
     seconds: float
+
+
+#: What a checkpoint is made for.
+Task = Literal["generate", "embed", "score"]
+#: Of a PD worker's registration: its `capacity["task"]` is a place in this list.
+TASKS: tuple[Task, ...] = ("generate", "embed", "score")
 
 
 class FinishReason(enum.StrEnum):

@@ -269,7 +269,7 @@ def _content(body: MessageBody, path: str, default: str | None) -> Content:
         return content
     if not content:
         raise InvalidRequest(f"{path} must be a string or a list of parts", param=path)
-    return tuple(_part(f"{path}[{at}]", part) for at, part in enumerate(content))
+    return tuple(part_of(f"{path}[{at}]", part) for at, part in enumerate(content))
 
 
 def _tool_calls(body: MessageBody, path: str) -> tuple[MessageToolCall, ...]:
@@ -289,22 +289,22 @@ def _tool_calls(body: MessageBody, path: str) -> tuple[MessageToolCall, ...]:
     return tuple(calls)
 
 
-def _part(path: str, part: PartBody) -> TextPart | ImagePart | VideoPart:
+def part_of(path: str, part: PartBody) -> TextPart | ImagePart | VideoPart:
     match part:
         case TextBody():
             return TextPart(part.text)
         case RefusalBody():
             return TextPart(part.refusal)
         case ImageBody():
-            return _image(part.image, f"{path}.image")
+            return image_of(part.image, f"{path}.image")
         case VideoUrlBody():
             return _video(part.video_url, f"{path}.video_url")
     if isinstance(part.image_url, str):
-        return _image(part.image_url, f"{path}.image_url")
-    return _image(part.image_url.url, f"{path}.image_url.url")
+        return image_of(part.image_url, f"{path}.image_url")
+    return image_of(part.image_url.url, f"{path}.image_url.url")
 
 
-def _image(url: str, param: str) -> ImagePart:
+def image_of(url: str, param: str) -> ImagePart:
     return ImagePart(parse_image_url(url, param), param)
 
 

@@ -215,7 +215,7 @@ class CompletionBody(SamplingBody, kw_only=True):
     user: Annotated[str | None, Meta(description="Ignored.")] = None
 
 
-_FORMS = "prompt must be a text, token ids, an object with either, or a list of one of these"
+_FORMS = "must be a text, token ids, an object with either, or a list of one of these"
 _decoder = msgspec.json.Decoder(CompletionBody)
 
 
@@ -259,7 +259,7 @@ def parse_completion(
     encoder, decoder = two_prompts(body)
     prompts: tuple[RawPrompt | None, ...] = (decoder,)
     if encoder is None or body.prompt is not None:
-        prompts = _prompts(body.prompt)
+        prompts = raw_prompts(body.prompt)
     if encoder is not None and body.echo:
         raise InvalidRequest("echo is not supported with encoder_prompt", param="echo")
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -319,19 +319,19 @@ def _refuse(body: CompletionBody) -> None:
         )
 
 
-def _prompts(prompt: object) -> tuple[RawPrompt, ...]:
-    """The prompts of the field's four forms."""
+def raw_prompts(prompt: object, param: str = "prompt", limit: int = MAX_PROMPTS) -> tuple[RawPrompt, ...]:
+    """The prompts of the four forms of the field `param`."""
     if prompt is None:
-        raise InvalidRequest("prompt is missing: send a text or token ids", param="prompt")
+        raise InvalidRequest(f"{param} is missing: send a text or token ids", param=param)
     if not prompt:
-        raise InvalidRequest("prompt must not be empty", param="prompt")
+        raise InvalidRequest(f"{param} must not be empty", param=param)
     if not isinstance(prompt, list) or type(prompt[0]) is int:
-        return (_checked(prompt, "prompt"),)
-    if len(prompt) > MAX_PROMPTS:
-        raise InvalidRequest(f"prompt takes at most {MAX_PROMPTS} prompts", param="prompt")
+        return (_checked(prompt, param),)
+    if len(prompt) > limit:
+        raise InvalidRequest(f"{param} takes at most {limit}: send several requests", param=param)
     if len({type(item) for item in prompt}) > 1:
-        raise InvalidRequest(_FORMS, param="prompt")
-    return tuple(_checked(item, f"prompt[{at}]") for at, item in enumerate(prompt))
+        raise InvalidRequest(f"{param} {_FORMS}", param=param)
+    return tuple(_checked(item, f"{param}[{at}]") for at, item in enumerate(prompt))
 
 
 def _checked(prompt: object, path: str) -> RawPrompt:
@@ -348,7 +348,7 @@ def _checked(prompt: object, path: str) -> RawPrompt:
         check_text(len(prompt), path)
         return prompt
     if not isinstance(prompt, list):
-        raise InvalidRequest(_FORMS, param=path)
+        raise InvalidRequest(f"{path} {_FORMS}", param=path)
     check_token_count(len(prompt), path)
     if any(type(token) is not int or not 0 <= token <= MAX_TOKEN_ID for token in prompt):
         raise InvalidRequest(f"{path} must hold token ids: integers from 0", param=path)

@@ -40,6 +40,7 @@ _ADVICE = {
     "use_beam_search": "use n",
     "best_of": "use n",
     "echo": "the prompt is not repeated",
+    "prompt_embeds": "embeddings are computed here, never taken: send text or token ids",
     "prompt_logprobs": "only output tokens have logprobs",
     "truncate_prompt_tokens": "shorten messages",
     "allowed_token_ids": "use logit_bias",
@@ -65,6 +66,7 @@ class UnservedBody(msgspec.Struct, kw_only=True):
     use_beam_search: object = None
     best_of: object = None
     echo: object = None
+    prompt_embeds: object = None
     prompt_logprobs: object = None
     truncate_prompt_tokens: object = None
     allowed_token_ids: object = None

@@ -22,6 +22,8 @@ from triptych.proxy.openai.fields.sampling import LATE, REFERENCE, any_json
 from triptych.proxy.openai.messages.endpoint import CountTokensEndpoint, MessagesEndpoint
 from triptych.proxy.openai.openapi import replies
 from triptych.proxy.openai.responses.endpoint import ResponsesEndpoint
+from triptych.proxy.openai.retrieval.embeddings import EmbeddingsEndpoint
+from triptych.proxy.openai.retrieval.ranking import RerankEndpoint, ScoreEndpoint
 from triptych.proxy.openai.tokenize import DetokenizeEndpoint, TokenizeEndpoint
 from triptych.proxy.page.endpoint import DOCS, SECURITY_HEADERS, page_files
 
@@ -148,6 +150,33 @@ OPERATIONS = (
         replies.AnthropicCount,
         examples={"text": {"messages": _HELLO}},
         error=replies.AnthropicError,
+    ),
+    _post(
+        "/v1/embeddings",
+        "Embeds texts, token ids, or a conversation with pictures",
+        EmbeddingsEndpoint,
+        replies.EmbeddingsReply,
+        examples={"texts": {"input": ["A harbour", "A river"]}, "picture": {"messages": _LOOK}},
+    ),
+    *(
+        _post(
+            path,
+            "Sorts documents by their relevance to a query",
+            RerankEndpoint,
+            replies.RerankReply,
+            examples={"texts": {"query": "Where do ships land?", "documents": ["A harbour", "A hill"]}},
+        )
+        for path in ("/v1/rerank", "/rerank")
+    ),
+    *(
+        _post(
+            path,
+            "Scores pairs of texts",
+            ScoreEndpoint,
+            replies.ScoreReply,
+            examples={"one and two": {"text_1": "Where do ships land?", "text_2": ["A harbour", "A hill"]}},
+        )
+        for path in ("/v1/score", "/score")
     ),
     _post(
         "/tokenize",

@@ -176,6 +176,57 @@ class TranscriptReply(msgspec.Struct):
     usage: TranscriptUsage
 
 
+class PooledUsage(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class EmbeddingReply(msgspec.Struct):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsReply(msgspec.Struct):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[EmbeddingReply]
+    usage: PooledUsage
+
+
+class RankedReply(msgspec.Struct):
+    index: int
+    relevance_score: float
+    document: dict[str, Any] | None = None
+
+
+class RerankReply(msgspec.Struct):
+    """`results` are the best first."""
+
+    id: str
+    model: str
+    results: list[RankedReply]
+    usage: PooledUsage
+
+
+class PairScore(msgspec.Struct):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreReply(msgspec.Struct):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[PairScore]
+    usage: PooledUsage
+
+
 class TokenizeReply(msgspec.Struct):
     count: int
     max_model_len: int

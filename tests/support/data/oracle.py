@@ -152,6 +152,21 @@ def teacher_forced_logits(
     return torch.cat([prefill.logits[0], rest.logits[0]])
 
 
+@torch.no_grad()
+def hidden_states(
+    path: Path, messages: Sequence[Message] | Sequence[int], images: Sequence[Image.Image] = ()
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden states [T, hidden] after the final norm, and logits [T, vocabulary]."""
+    checkpoint = _open(path)
+    checkpoint.model.model.rope_deltas = None
+    if isinstance(messages[0], int):
+        inputs = {"input_ids": torch.tensor([messages])}
+    else:
+        inputs = _prepare(path, messages, images)  # type: ignore[arg-type]
+    out = checkpoint.model(**inputs, output_hidden_states=True)
+    return out.hidden_states[-1][0], out.logits[0]
+
+
 def assert_exact(
     results: Sequence[OracleResult],
     outputs: Iterable[Sequence[int]],

@@ -7,7 +7,8 @@ from typing import Literal
 
 import msgspec
 
-Role = Literal["system", "user", "assistant", "tool"]
+#: The last two are of a pair to score, and of no conversation.
+Role = Literal["system", "user", "assistant", "tool", "query", "document"]
 
 
 class TextPart(msgspec.Struct, frozen=True, tag="text"):

@@ -1,0 +1,1 @@
+"""POST /v1/embeddings, /v1/rerank and /v1/score: requests without generation."""

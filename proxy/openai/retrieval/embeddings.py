@@ -1,0 +1,180 @@
+"""POST /v1/embeddings: OpenAI's inputs, and vLLM's messages with pictures."""
+
+from __future__ import annotations
+
+import base64
+import time
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from triptych.base.errors import InvalidRequest
+from triptych.base.types import SamplingParams
+from triptych.proxy.call.chat import ChatCall, Done, PoolingOptions
+from triptych.proxy.call.validation import check_options, check_salt
+from triptych.proxy.http.endpoint import HttpReply
+from triptych.proxy.http.json_body import decode_body, to_json
+from triptych.proxy.media.spool import MediaHold
+from triptych.proxy.openai.chat.request import ChatBody, MessageBody, call_of
+from triptych.proxy.openai.completions.request import Prompts, raw_prompts
+from triptych.proxy.openai.fields.sampling import (
+    ContinueFinal,
+    ModelName,
+    ProcessorOptions,
+    Salt,
+    TemplateVariables,
+    late,
+)
+from triptych.proxy.openai.retrieval.content import MAX_INPUTS
+from triptych.proxy.openai.retrieval.pooled_calls import PooledEndpoint, PooledReply, pool_all, vector_of
+
+
+class PooledBody(msgspec.Struct, kw_only=True):
+    """Fields of every request without generation."""
+
+    model: ModelName = None
+    mm_processor_kwargs: ProcessorOptions = None
+    cache_salt: Salt = None
+    user: Annotated[str | None, Meta(description="Ignored.")] = None
+    truncate_prompt_tokens: object = None
+    prompt_embeds: object = None
+
+
+def refuse_unserved(body: PooledBody) -> None:
+    """InvalidRequest for what would change the result, and is not served."""
+    if body.truncate_prompt_tokens not in (None, -1):
+        raise InvalidRequest(
+            "truncate_prompt_tokens is not supported: send less text", param="truncate_prompt_tokens"
+        )
+    if body.prompt_embeds is not None:
+        raise InvalidRequest(
+            "prompt_embeds: embeddings are computed here, never taken: send text, token ids or pictures",
+            param="prompt_embeds",
+        )
+
+
+class EmbeddingBody(PooledBody, kw_only=True):
+    """POST /v1/embeddings."""
+
+    input: Annotated[object, late(Prompts), Meta(description="A text, token ids, or a list of them.")] = None
+    messages: Annotated[
+        list[MessageBody] | None,
+        Meta(description="In place of input: a conversation, with pictures as parts of its messages."),
+    ] = None
+    dimensions: Annotated[
+        Annotated[int, Meta(ge=1, le=1 << 20)] | None,
+        Meta(description="Elements of an embedding that are returned; its length is 1 after the cut."),
+    ] = None
+    encoding_format: Annotated[
+        Literal["float", "base64"] | None, Meta(description="base64: of little-endian float32.")
+    ] = None
+    pooling: Annotated[
+        Literal["last", "mean", "cls"] | None, Meta(description="In place of the checkpoint's own way.")
+    ] = None
+    normalize: Annotated[
+        bool | None,
+        Meta(description="Whether an embedding's length becomes 1; else the checkpoint's own way."),
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, Meta(description="Open the assistant's turn after messages; false by default.")
+    ] = None
+    continue_final_message: ContinueFinal = None
+    chat_template_kwargs: TemplateVariables = None
+    add_special_tokens: object = None
+
+
+_decoder = msgspec.json.Decoder(EmbeddingBody)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """One call for each input, in order."""
+
+    calls: tuple[ChatCall, ...]
+    as_base64: bool
+
+
+def parse_embeddings(raw: bytes, request_id: str, *, max_images: int, timeout: float) -> EmbeddingRequest:
+    """The request that `raw` (JSON) holds. InvalidRequest names what is wrong with it."""
+    body = decode_body(_decoder, raw)
+    refuse_unserved(body)
+    if body.add_special_tokens is False:
+        raise InvalidRequest(
+            "add_special_tokens: false is not supported: send input as token ids", param="add_special_tokens"
+        )
+    if (body.input is None) == (body.messages is None):
+        raise InvalidRequest("input or messages must be there, and not both", param="input")
+    pooling = PoolingOptions(
+        method=body.pooling or "", normalize=body.normalize, dimensions=body.dimensions or 0
+    )
+    if body.messages is not None:
+        chat = ChatBody(
+            messages=body.messages,
+            model=body.model,
+            add_generation_prompt=bool(body.add_generation_prompt),
+            continue_final_message=body.continue_final_message,
+            chat_template_kwargs=body.chat_template_kwargs,
+            mm_processor_kwargs=body.mm_processor_kwargs,
+            cache_salt=body.cache_salt,
+        )
+        call, _ = call_of(chat, request_id, max_images=max_images, timeout=timeout)
+        calls = [replace(call, pooling=pooling, whole=True)]
+    else:
+        prompts = raw_prompts(body.input, "input", MAX_INPUTS)
+        first = pooled_call(body, request_id, timeout, pooling)
+        several = isinstance(body.input, list) and len(prompts) > 1
+        calls = [
+            replace(
+                first,
+                label=f"{request_id}#i{at}" if at else request_id,
+                prompt=prompt,
+                prompt_param=f"input[{at}]" if several else "input",
+                media=MediaHold(),
+            )
+            for at, prompt in enumerate(prompts)
+        ]
+    return EmbeddingRequest(tuple(calls), body.encoding_format == "base64")
+
+
+def pooled_call(body: PooledBody, request_id: str, timeout: float, pooling: PoolingOptions) -> ChatCall:
+    """A call with the fields that all have, and no prompt yet."""
+    return ChatCall(
+        label=request_id,
+        model=body.model or "",
+        messages=(),
+        sampling=SamplingParams(),
+        timeout=timeout,
+        cache_salt=check_salt(body.cache_salt or ""),
+        processor_options=check_options(body.mm_processor_kwargs or {}),
+        pooling=pooling,
+        whole=True,
+    )
+
+
+def list_head(reply_id: str, model: str) -> dict[str, object]:
+    """The fields before a list, as vLLM's replies have them."""
+    return {"id": reply_id, "object": "list", "created": int(time.time()), "model": model}
+
+
+class EmbeddingsEndpoint(PooledEndpoint[EmbeddingRequest]):
+    """Inputs in; one vector for each out."""
+
+    body = EmbeddingBody
+
+    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> EmbeddingRequest:
+        return parse_embeddings(raw, request_id, max_images=self.max_images, timeout=self.timeout)
+
+    async def answer(self, request: EmbeddingRequest, reply: HttpReply) -> None:
+        model = self.dispatcher.resolve_model(request.calls[0].model)
+        made = PooledReply(self.dispatcher.quotas["replies"], len(request.calls))
+
+        def keep(index: int, done: Done) -> None:
+            vector = vector_of(done)
+            given = base64.b64encode(done.pooled).decode() if request.as_base64 else vector.tolist()
+            made.put(index, to_json({"object": "embedding", "index": index, "embedding": given}))
+            made.count(done)
+
+        await pool_all(self.dispatcher.chat, request.calls, keep)
+        await reply.whole(made.body(list_head(f"embd-{reply.request_id}", model), "data"))

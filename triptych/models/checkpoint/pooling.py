@@ -1,0 +1,124 @@
+"""What a checkpoint is made for, and how its hidden states are pooled, as its own files say it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenizers import Tokenizer
+
+from triptych.base.errors import ConfigError
+from triptych.base.types import Task
+from triptych.models.checkpoint.folder import read_json
+
+PoolingMethod = Literal["last", "mean", "cls"]
+
+METHODS: tuple[PoolingMethod, ...] = ("last", "mean", "cls")
+#: sentence-transformers' names of them, in `pooling_mode` or as the ends of its older flags.
+_MODES: dict[str, PoolingMethod] = {
+    "lasttoken": "last",
+    "mean": "mean",
+    "mean_tokens": "mean",
+    "cls": "cls",
+    "cls_token": "cls",
+}
+_FLAG = "pooling_mode_"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingDefaults:
+    """A checkpoint's task, and how a request that says nothing of it is pooled.
+
+    `score_ids` are the tokens whose logits give a score: for "yes", and for "no" where there is one. Without
+    them a score is the first output of the class's own head.
+    """
+
+    task: Task = "generate"
+    method: PoolingMethod = "last"
+    normalize: bool = True
+    score_ids: tuple[int, ...] = ()
+
+    @property
+    def generates(self) -> bool:
+        return self.task == "generate"
+
+
+#: Of a checkpoint that says nothing of pooling.
+GENERATES = PoolingDefaults()
+
+
+def read_pooling(path: Path, tokenizer: Tokenizer) -> PoolingDefaults:
+    """By sentence-transformers' modules.json, else by the class and by config.json; ConfigError.
+
+    `classifier_from_token` in config.json is vLLM's name for the two tokens, that for "no" first; a folder
+    named as a reranker, whose class has a head for text, has the tokens "yes" and "no".
+    """
+    modules = _modules(path / "modules.json")
+    if modules is not None:
+        return _of_modules(path, modules)
+    config = read_json(path / "config.json") or {}
+    if any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or ()):
+        return PoolingDefaults("score")
+    words = config.get("classifier_from_token")
+    if words is None and "reranker" in _name(path).lower():
+        words = ["no", "yes"]
+    if words is None:
+        return GENERATES
+    ids = tuple(token for word in reversed(words) if (token := tokenizer.token_to_id(word)) is not None)
+    if len(ids) != len(words):
+        raise ConfigError(f"MODEL={path}: its tokenizer lacks one of {words}, by which it scores: correct it")
+    return PoolingDefaults("score", score_ids=ids)
+
+
+def _name(path: Path) -> str:
+    """The folder's name; of a snapshot in the hub's cache that of its repository."""
+    parts = path.absolute().parts
+    return next((part for part in parts[-3:] if part.startswith("models--")), parts[-1])
+
+
+def _modules(file: Path) -> list[dict[str, Any]] | None:
+    """The list in modules.json, or None where there is no such file."""
+    try:
+        modules = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read ({error}): fetch the checkpoint again") from error
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise ConfigError(f"{file} is not a list of modules: fetch the checkpoint again")
+    return modules
+
+
+def _of_modules(path: Path, modules: list[dict[str, Any]]) -> PoolingDefaults:
+    method: PoolingMethod = "last"
+    normalize = False
+    for module in modules:
+        kind = str(module.get("type", "")).rpartition(".")[2]
+        config = read_json(path / str(module.get("path", "")) / "config.json") or {}
+        if kind == "LogitScore":
+            ids = (config.get("true_token_id"), config.get("false_token_id"))
+            return PoolingDefaults("score", score_ids=tuple(token for token in ids if token is not None))
+        if kind == "Pooling":
+            method = _method(path, config)
+        elif kind == "Normalize":
+            normalize = True
+        elif kind != "Transformer":
+            raise ConfigError(
+                f"MODEL={path}: modules.json names a {kind}, which is not served: use another model"
+            )
+    return PoolingDefaults("embed", method, normalize)
+
+
+def _method(path: Path, config: dict[str, Any]) -> PoolingMethod:
+    named = config.get("pooling_mode") or [
+        name.removeprefix(_FLAG) for name, on in config.items() if name.startswith(_FLAG) and on is True
+    ]
+    modes = [named] if isinstance(named, str) else list(named)
+    if len(modes) != 1 or modes[0] not in _MODES:
+        raise ConfigError(
+            f"MODEL={path}: its pooling {'+'.join(map(str, modes))} is not served, only one of "
+            f"{', '.join(METHODS)}: use another model"
+        )
+    return _MODES[modes[0]]
