@@ -200,7 +200,7 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
             if isinstance(order, _SaveOrder):
                 self._start_save(order.output, order.damaged_digest)
             elif order is not None:
-                with self.beat.busy:
+                with self.beat.busy.working(True):
                     done = self._run_batch(order.items)
                 self._pacer.rest()
                 order.done.set_result(done)

@@ -177,7 +177,7 @@ class Engine:
                 self._pacer.rest()
             commands = self._drain_inbox(sleep=not busy)
             try:
-                with self.beat.busy:
+                with self.beat.busy.working(True):
                     busy = self._step(commands)
             except Exception as error:
                 check_device(error, self._device)

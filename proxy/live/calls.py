@@ -10,6 +10,7 @@ from triptych.base.errors import RequestError
 from triptych.proxy.events import JobReady
 from triptych.proxy.live.failures import FailureLog
 from triptych.proxy.live.objects import (
+    FinishedQuery,
     FinishedRequests,
     FinishedRow,
     RequestRow,
@@ -75,8 +76,11 @@ class CallLog:
 
     def closed(self, choices: Choices, failure: RequestError | None) -> None:
         order, now = choices.first.order, self._clock()
-        for old, record in self._ended.add(order, self._record(*self._open.pop(order), now)):
-            self._forget(old, record)
+        record = self._record(*self._open.pop(order), now)
+        # The proxy's own question for another call is no request.
+        gone = (order, record) if choices.first.call.internal else self._ended.add(order, record)
+        if gone is not None:
+            self._forget(*gone)
         if choices.status == _OK and not choices.first.call.internal:
             ttft = (now if choices.first_token is None else choices.first_token) - choices.started
             longest = max(len(request.lifecycle.output_token_ids) for request in choices.requests)
@@ -111,31 +115,17 @@ class CallLog:
         own = (known for known in newest if not tenant or known[0].first.call.tenant == tenant)
         return [self._row(*known, now) for known in islice(own, MAX_ROWS)]
 
-    def finished(
-        self,
-        tenant: str = "",
-        *,
-        order: str = "newest",
-        failed: bool = False,
-        model: str = "",
-        limit: int = 32,
-    ) -> FinishedRequests:
-        """Kept calls that have ended, `order` newest or slowest first: the tenant's, or of all where it is
-        empty."""
-        own = [
-            (number, record)
-            for number, record in self._ended.all()
-            if (not tenant or record.tenant == tenant) and not record.internal
-        ]
+    def finished(self, tenant: str, query: FinishedQuery) -> FinishedRequests:
+        """Kept calls that have ended: the tenant's, or of all where it is empty."""
+        own = [each for each in self._ended.all() if not tenant or each[1].tenant == tenant]
         models = sorted({record.model for _, record in own})
-        chosen = [
-            (number, record)
-            for number, record in own
-            if (record.failed or not failed) and (not model or record.model == model)
-        ]
-        slowest = order == "slowest"
-        chosen.sort(key=lambda each: each[1].seconds if slowest else each[1].ended or 0.0, reverse=True)
-        return FinishedRequests([self._finished_row(*each) for each in chosen[:limit]], models)
+        if query.failed:
+            own = [each for each in own if each[1].failed]
+        if query.model:
+            own = [each for each in own if each[1].model == query.model]
+        slowest = query.order == "slowest"
+        own.sort(key=lambda each: each[1].seconds if slowest else each[1].ended or 0.0, reverse=True)
+        return FinishedRequests([self._finished_row(*each) for each in own[: query.limit]], models)
 
     def _finished_row(self, number: int, record: CallRecord) -> FinishedRow:
         ttft = None if record.first_token is None else round(record.first_token - record.started, 6)
@@ -166,7 +156,6 @@ class CallLog:
             first_token=choices.first_token,
             ended=ended,
             status=None if ended is None else choices.status,
-            internal=call.internal,
         )
 
     def _row_name(self, order: int, tenant: str) -> str:

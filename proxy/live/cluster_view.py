@@ -96,10 +96,9 @@ class ClusterView:
         states, reports = self._states(), self._reports(now)
         self._tokens += sum(r.tokens_per_second for r in reports.values()) * (now - self._looked)
         self._looked = now
-        goodput, transfers = sources.calls.goodput, sources.calls.transfers
-        self._window.add(
-            read_counts(sources.metrics, now, self._tokens, goodput.met, goodput.measured, transfers)
-        )
+        goodput = sources.calls.goodput
+        sources.calls.transfers.poll(now)
+        self._window.add(read_counts(sources.metrics, now, self._tokens, goodput.met, goodput.measured))
         self._worker_failures.poll(states, store_up=sources.pool.store_ok)
         sources.calls.tallies.keep([address for pool, address in states if pool == "encoder"])
         self._looks += 1
@@ -125,7 +124,7 @@ class ClusterView:
             pd_workers=self._pd_workers(states, reports),
             scaling=PoolsScaling(self._scaling("encoder", states), self._scaling("pd", states)),
             rates=self._rates(reports, minute.hit_rate),
-            flows=self._window.last(RATE_SECONDS).flows(),
+            flows=sources.calls.transfers.flows(),
             goodput=sources.calls.goodput.read(now, minute.met_share),
             requests=sources.calls.rows(),
             failures=sorted(

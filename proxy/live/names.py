@@ -24,17 +24,14 @@ class WorkerNames:
 
     def poll(self) -> None:
         """Reads the names that workers have reported."""
-        reported = {
-            key: worker.load.name
-            for key, worker in self._workers.items()
-            if worker.load is not None and worker.load.name
-        }
-        counts = Counter((pool, name) for (pool, _), name in reported.items())
-        for (pool, address), name in reported.items():
-            unique = counts[pool, name] == 1
+        loads = {key: worker.load for key, worker in self._workers.items()}
+        named = {key: load.name for key, load in loads.items() if load is not None and load.name}
+        counts = Counter((pool, name) for (pool, _), name in named.items())
+        for (pool, address), name in named.items():
             self._names.pop(address, None)
-            self._names[address] = name if unique else f"{name} ({short_address(address)})"
-        while len(self._names) > max(MAX_NAMES, len(reported)):
+            alone = counts[pool, name] == 1
+            self._names[address] = name if alone else f"{name} ({short_address(address)})"
+        while len(self._names) > max(MAX_NAMES, len(named)):
             del self._names[next(iter(self._names))]
 
     def __call__(self, address: str) -> str:

@@ -6,6 +6,7 @@ None of it holds a prompt, an output, a media URL, a key, a tenant's name or an 
 from __future__ import annotations
 
 import os
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -101,20 +102,10 @@ class ClusterRates(msgspec.Struct, frozen=True):
 
 
 class Flow(msgspec.Struct, frozen=True):
-    """Embeddings that went one way in a second, over the last ten."""
+    """Embeddings of this proxy's requests that went one way in a second, over the last ten."""
 
     items: float
     bytes: float
-
-
-class ClusterFlows(msgspec.Struct, frozen=True):
-    """Embeddings of this proxy's requests: `encoded` by encoder workers and saved in the store; loaded by PD
-    workers from the `store`, by shared memory (`shm`), or from the encoder worker's port (`peer`)."""
-
-    encoded: Flow
-    store: Flow
-    shm: Flow
-    peer: Flow
 
 
 class ClusterGoodput(msgspec.Struct, frozen=True):
@@ -141,6 +132,15 @@ class RequestRow(msgspec.Struct, frozen=True):
     tokens: int
     pd_worker: str
     attempt: int
+
+
+class FinishedQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The query of a list of calls that have ended; `failed`: only those with a status of 400 or more."""
+
+    order: Literal["newest", "slowest"] = "newest"
+    failed: bool = False
+    model: str = ""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 32
 
 
 class FinishedRow(msgspec.Struct, frozen=True):
@@ -175,7 +175,8 @@ class FailureRow(msgspec.Struct, frozen=True):
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True):
-    """The cluster as one proxy sees it now."""
+    """The cluster as one proxy sees it now. `flows`: embeddings "encoded" and saved by encoder workers, and
+    loaded by PD workers from the "store", by shared memory ("shm"), or from the encoder worker ("peer")."""
 
     time: float
     version: str
@@ -188,7 +189,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     pd_workers: list[PDWorkerState]
     scaling: PoolsScaling
     rates: ClusterRates
-    flows: ClusterFlows
+    flows: dict[str, Flow]
     goodput: ClusterGoodput
     requests: list[RequestRow]
     failures: list[FailureRow]

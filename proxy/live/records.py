@@ -11,10 +11,8 @@ import msgspec
 from triptych.proxy.events import Accepted, Admitted
 from triptych.proxy.requests.views import RequestTimeline
 
-#: Calls that are kept: the newest, and of older ones the slowest and those that failed.
-MAX_NEWEST, MAX_SLOW, MAX_FAILED = 256, 64, 64
-#: Seconds for which a slow call is kept.
-SLOW_SECONDS = 600.0
+#: Calls that are kept: the newest, and of older ones those that failed and the slowest, for these seconds.
+MAX_NEWEST, MAX_KEPT, KEEP_SECONDS = 256, 128, 600.0
 _ERROR = 400
 
 
@@ -22,8 +20,7 @@ class CallRecord(msgspec.Struct, frozen=True):
     """What the waterfall of a call is made from, in flight and afterwards; nothing of the call's content.
 
     `label` names it to its tenant alone. `started`, `first_token` and `ended` are moments of the proxy's
-    clock, `started_at` is the time of day; without `ended` and `status` it is in flight. `internal`: the
-    proxy itself has made it for another call.
+    clock, `started_at` is the time of day; without `ended` and `status` it is in flight.
     """
 
     label: str
@@ -38,7 +35,6 @@ class CallRecord(msgspec.Struct, frozen=True):
     first_token: float | None = None
     ended: float | None = None
     status: int | None = None
-    internal: bool = False
 
     @property
     def seconds(self) -> float:
@@ -62,34 +58,24 @@ class CallRecords:
 
     def __init__(self) -> None:
         self._newest: OrderedDict[int, CallRecord] = OrderedDict()
-        self._slow: OrderedDict[int, CallRecord] = OrderedDict()
-        self._failed: OrderedDict[int, CallRecord] = OrderedDict()
+        self._kept: OrderedDict[int, CallRecord] = OrderedDict()
 
     def get(self, order: int) -> CallRecord | None:
-        kept = (self._newest, self._slow, self._failed)
-        return next((records[order] for records in kept if order in records), None)
+        return self._newest.get(order) or self._kept.get(order)
 
     def all(self) -> Iterator[tuple[int, CallRecord]]:
-        return chain(self._failed.items(), self._slow.items(), self._newest.items())
+        return chain(self._kept.items(), self._newest.items())
 
-    def add(self, order: int, record: CallRecord) -> Iterator[tuple[int, CallRecord]]:
-        """Keeps a call that has just ended; yields those that are no longer kept."""
+    def add(self, order: int, record: CallRecord) -> tuple[int, CallRecord] | None:
+        """Keeps a call that has just ended; returns one that is no longer kept."""
         self._newest[order] = record
         if len(self._newest) <= MAX_NEWEST:
-            return
+            return None
         old, moved = self._newest.popitem(last=False)
-        if moved.failed:
-            self._failed[old] = moved
-            if len(self._failed) > MAX_FAILED:
-                yield self._failed.popitem(last=False)
-            return
-        self._slow[old] = moved
-        if len(self._slow) > MAX_SLOW:
-            yield self._pop_slow((record.ended or 0.0) - SLOW_SECONDS)
-
-    def _pop_slow(self, since: float) -> tuple[int, CallRecord]:
-        """Takes out the oldest where that has ended before `since`, else the fastest."""
-        order = next(iter(self._slow))
-        if (self._slow[order].ended or 0.0) >= since:
-            order = min(self._slow, key=lambda each: self._slow[each].seconds)
-        return order, self._slow.pop(order)
+        self._kept[old] = moved
+        if len(self._kept) <= MAX_KEPT:
+            return None
+        leaves = next(iter(self._kept))
+        if (self._kept[leaves].ended or 0.0) >= (record.ended or 0.0) - KEEP_SECONDS:
+            leaves = min(self._kept, key=lambda each: (self._kept[each].failed, self._kept[each].seconds))
+        return leaves, self._kept.pop(leaves)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypedDict
+from typing import Protocol
 
 import msgspec
 from starlette.requests import Request
@@ -21,12 +21,12 @@ from triptych.base.metrics import ProxyMetrics
 from triptych.base.scaling import ScalingDecision
 from triptych.proxy.auth.middleware import principal_of, sees_all
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.http.json_body import error_json, retry_after
+from triptych.proxy.http.json_body import convert_field, error_json, retry_after
 from triptych.proxy.live.calls import CallLog
 from triptych.proxy.live.cluster_view import ClusterSources, ClusterView
 from triptych.proxy.live.failures import MAX_REFUSALS, FailureLog
 from triptych.proxy.live.names import WorkerNames
-from triptych.proxy.live.objects import ClusterHistory, ClusterSnapshot, RequestRow
+from triptych.proxy.live.objects import ClusterHistory, ClusterSnapshot, FinishedQuery, RequestRow
 from triptych.proxy.live.statistics import STEP_SECONDS, GoodputWindow, Slo
 from triptych.proxy.live.waterfall import waterfall
 from triptych.proxy.pool import WorkerPool
@@ -280,10 +280,10 @@ class LiveEndpoints:
     async def finished(self, request: Request) -> Response:
         """Calls that have ended, by the query: the sender's own, an operator's of all."""
         try:
-            query = finished_query(request.query_params)
+            query = convert_field(dict(request.query_params), FinishedQuery, "query", strict=False)
         except InvalidRequest as error:
             return refusal(error)
-        body = _encode(self._calls.finished(_shown(request.scope), **query))
+        body = _encode(self._calls.finished(_shown(request.scope), query))
         return Response(body, media_type=_JSON, headers=_NO_STORE)
 
     async def record(self, request: Request) -> Response:
@@ -298,40 +298,6 @@ class LiveEndpoints:
             )
         body = _encode(waterfall(found, self._clock(), self._names))
         return Response(body, media_type=_JSON, headers=_NO_STORE)
-
-
-class FinishedQuery(TypedDict):
-    """The query of a list of finished requests."""
-
-    order: str
-    failed: bool
-    model: str
-    limit: int
-
-
-#: Rows of one list of finished requests.
-MAX_FINISHED = 200
-_QUERY = {"order": "newest", "failed": "false", "model": "", "limit": "32"}
-
-
-def finished_query(given: Mapping[str, str]) -> FinishedQuery:
-    """The query with its defaults; InvalidRequest naming the field."""
-    for name in given:
-        if name not in _QUERY:
-            raise InvalidRequest(
-                f"{name[:80]!r} is no parameter: there are {', '.join(_QUERY)}", param=name[:80]
-            )
-    query = {**_QUERY, **given}
-    if query["order"] not in ("newest", "slowest"):
-        raise InvalidRequest("order must be newest or slowest", param="order")
-    if query["failed"] not in ("true", "false"):
-        raise InvalidRequest("failed must be true or false", param="failed")
-    limit = query["limit"]
-    if not (limit.isascii() and limit.isdecimal() and len(limit) < 6 and 1 <= int(limit) <= MAX_FINISHED):
-        raise InvalidRequest(f"limit must be a whole number from 1 to {MAX_FINISHED}", param="limit")
-    return FinishedQuery(
-        order=query["order"], failed=query["failed"] == "true", model=query["model"], limit=int(limit)
-    )
 
 
 class EventsEndpoint:

@@ -12,13 +12,7 @@ from prometheus_client import Counter
 
 from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.events import JobReady
-from triptych.proxy.live.objects import (
-    ClusterFlows,
-    ClusterGoodput,
-    ClusterHistory,
-    ClusterSeries,
-    Flow,
-)
+from triptych.proxy.live.objects import ClusterGoodput, ClusterHistory, ClusterSeries, Flow
 
 WINDOW_SECONDS = 60.0
 #: Calls whose times are kept for percentiles; with more in a minute those are of the newest ones.
@@ -44,14 +38,6 @@ class Counts(NamedTuple):
     tokens: float = 0.0
     met: float = 0.0
     measured: float = 0.0
-    encoded: float = 0.0
-    encoded_bytes: float = 0.0
-    store: float = 0.0
-    store_bytes: float = 0.0
-    shm: float = 0.0
-    shm_bytes: float = 0.0
-    peer: float = 0.0
-    peer_bytes: float = 0.0
 
     def since(self, before: Counts) -> Counts:
         """What has been added since then; `at` is the seconds between."""
@@ -69,37 +55,38 @@ class Counts(NamedTuple):
         """A total as a rate per second."""
         return total / self.at if self.at > 0 else 0.0
 
-    def flows(self) -> ClusterFlows:
-        """The embeddings of a second, by their way."""
-        return ClusterFlows(
-            encoded=self._flow(self.encoded, self.encoded_bytes),
-            store=self._flow(self.store, self.store_bytes),
-            shm=self._flow(self.shm, self.shm_bytes),
-            peer=self._flow(self.peer, self.peer_bytes),
-        )
 
-    def _flow(self, items: float, nbytes: float) -> Flow:
-        return Flow(round(self.rate(items), 2), round(self.rate(nbytes)))
+#: Ways of an embedding, and seconds of which their rates are.
+_WAYS, _FLOW_SECONDS = ("encoded", "store", "shm", "peer"), 10
 
 
 class Transfers:
-    """Counter of embeddings and their bytes by the way that they went: the fields of `ClusterFlows`."""
+    """Counter of embeddings and their bytes by the way that they went."""
 
     def __init__(self) -> None:
-        self.totals = dict.fromkeys(
-            (f"{way}{unit}" for way in ClusterFlows.__struct_fields__ for unit in ("", "_bytes")), 0
-        )
+        self.totals = dict.fromkeys(_WAYS, (0, 0))
+        self._samples = deque([(0.0, self.totals)], maxlen=_FLOW_SECONDS + 1)
 
     def add(self, way: str, nbytes: int) -> None:
         """One embedding; a way that this release does not know is the store's."""
-        way = way if way in self.totals else "store"
-        self.totals[way] += 1
-        self.totals[f"{way}_bytes"] += nbytes
+        way = way if way in _WAYS else "store"
+        items, size = self.totals[way]
+        self.totals[way] = items + 1, size + nbytes
+
+    def poll(self, now: float) -> None:
+        """One poll, every second."""
+        self._samples.append((now, dict(self.totals)))
+
+    def flows(self) -> dict[str, Flow]:
+        (start, before), (end, after) = self._samples[0], self._samples[-1]
+        seconds = max(end - start, 1.0)
+        return {
+            way: Flow(*(round((n - m) / seconds, 2) for n, m in zip(after[way], before[way], strict=True)))
+            for way in _WAYS
+        }
 
 
-def read_counts(
-    metrics: ProxyMetrics, at: float, tokens: float, met: int, measured: int, transfers: Transfers
-) -> Counts:
+def read_counts(metrics: ProxyMetrics, at: float, tokens: float, met: int, measured: int) -> Counts:
     """The totals now. An item that was not "encoded" for its request needed no encoder job of its own."""
     statuses, origins = _by_label(metrics.requests), _by_label(metrics.items)
     errors = sum(count for status, count in statuses.items() if status >= "500" or status == _OVERLOADED)
@@ -116,7 +103,6 @@ def read_counts(
         tokens=tokens,
         met=met,
         measured=measured,
-        **transfers.totals,
     )
 
 

@@ -23,49 +23,35 @@ _SAMPLE_SECONDS = 0.25
 
 
 class BusyClock:
-    """The time that one thread works: `with clock` around the work, `paused` around waits inside it.
-
-    Any thread may read. `clock` is monotonic.
-    """
+    """The time in which one thread works. Any thread may read its `share`. `clock` is monotonic."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        #: Seconds of work that is over, and when the present work began: one tuple, so that readers see both
-        #: from one moment.
+        #: Seconds of work that is over, and when the present work began: one tuple, so that they fit.
         self._state: tuple[float, float | None] = 0.0, None
         self._lock = threading.Lock()
         self._samples: deque[tuple[float, float]] = deque([(clock(), 0.0)])
 
     def mark(self, working: bool) -> None:
         """The thread works from now on, or no longer."""
-        total, since = self._state
-        if working is not (since is not None):
-            now = self._clock()
-            self._state = (total, now) if since is None else (total + now - since, None)
-
-    def __enter__(self) -> None:
-        self.mark(True)
-
-    def __exit__(self, *_: object) -> None:
-        self.mark(False)
+        (total, since), now = self._state, self._clock()
+        self._state = total + (0.0 if since is None else now - since), now if working else None
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """A context that counts as no work, whether or not there is work around it."""
-        working = self._state[1] is not None
-        self.mark(False)
+    def working(self, working: bool) -> Iterator[None]:
+        """A context that is work, or a wait inside work."""
+        before = self._state[1] is not None
+        self.mark(working)
         try:
             yield
         finally:
-            self.mark(working)
+            self.mark(before)
 
     def share(self) -> float:
         """The share of work in the last `BUSY_SECONDS`, or since a last reading before that; 0 to 1."""
         with self._lock:
-            now = self._clock()
-            total, since = self._state
+            (total, since), now, samples = self._state, self._clock(), self._samples
             total += 0.0 if since is None else now - since
-            samples = self._samples
             while len(samples) > 1 and samples[1][0] <= now - BUSY_SECONDS:
                 samples.popleft()
             at, before = samples[0]
@@ -144,7 +130,7 @@ class EngineBeat:
     def turn(self, turn: AbstractContextManager[object]) -> Iterator[None]:
         """Holds `turn`; the wait for it counts as slow, and not as work."""
         with ExitStack() as stack:
-            with self.slow(), self.busy.paused():
+            with self.slow(), self.busy.working(False):
                 stack.enter_context(turn)
             yield
 

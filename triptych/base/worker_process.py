@@ -7,6 +7,7 @@ import contextlib
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
@@ -17,7 +18,7 @@ from triptych.base.config import (
     check_drain_timeout,
 )
 from triptych.base.engine_beat import EngineBeat
-from triptych.base.machine.worker_load import LOAD_HEADER, LoadMeter, encode_load
+from triptych.base.machine.worker_load import LOAD_HEADER, WorkerLoad
 from triptych.base.rpc.channels import STORE_SERVICE
 from triptych.base.tracing.start import check_tracing
 from triptych.base.watchdog import Watchdog, check_stall_timeout
@@ -45,17 +46,17 @@ def check_worker(config: WorkerConfig) -> None:
 class HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # it has no types
     """gRPC's own, with the load of a registration behind the answer for its incarnation."""
 
-    def __init__(self, meters: Mapping[str, LoadMeter]) -> None:
+    def __init__(self, loads: Mapping[str, Callable[[], WorkerLoad]]) -> None:
         super().__init__()
-        self._meters = meters
+        self._loads = loads
 
     async def Check(
         self,
         request: health_pb2.HealthCheckRequest,
         context: aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse],
     ) -> health_pb2.HealthCheckResponse:
-        if (meter := self._meters.get(request.service)) is not None:
-            context.set_trailing_metadata(((LOAD_HEADER, encode_load(meter.read())),))
+        if (load := self._loads.get(request.service)) is not None:
+            context.set_trailing_metadata(((LOAD_HEADER, msgspec.json.encode(load())),))
         return await super().Check(request, context)
 
 
@@ -64,8 +65,8 @@ class Health:
 
     def __init__(self, server: aio.Server) -> None:
         #: By the incarnation of a registration, which nobody knows who does not read the registry.
-        self.meters: dict[str, LoadMeter] = {}
-        self._servicer = HealthServicer(self.meters)
+        self.loads: dict[str, Callable[[], WorkerLoad]] = {}
+        self._servicer = HealthServicer(self.loads)
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
         #: Services that it answers for: the process, and by its incarnation each registration of a worker, so
         #: that a proxy does not take another process at the address for it.

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from grpc import aio
@@ -15,8 +16,8 @@ from prometheus_client import CollectorRegistry
 from triptych.base.config import WorkerConfig, check_advertise, check_worker_encryption, is_loopback
 from triptych.base.engine_beat import BusyClock
 from triptych.base.errors import ConfigError
-from triptych.base.machine.gpu_meter import GpuMeter
-from triptych.base.machine.worker_load import LoadMeter
+from triptych.base.machine.gpu_load import gpu_reader
+from triptych.base.machine.worker_load import read_load
 from triptych.base.metrics import show_expiry
 from triptych.base.progress.progress import ready
 from triptych.base.rpc.channels import listen, make_server
@@ -123,10 +124,9 @@ class WorkerServer:
         if self._token:
             infos = [InternalToken(self._token).signed(info) for info in infos]
         self.health.services.update(info.incarnation for info in infos)
-        gpu = GpuMeter.of(self._device)
+        gpu = gpu_reader(self._device)
         for info, clock in zip(infos, worker.busy_clocks, strict=True):
-            meter = LoadMeter(clock) if gpu is None else LoadMeter(clock, gpu.latest)
-            self.health.meters[info.incarnation] = meter
+            self.health.loads[info.incarnation] = partial(read_load, clock, gpu)
         beats = [Heartbeat(registry, info, healthy=watch.healthy) for info in infos]
         # Not `watch.healthy`: a restart of this process does not help a process that this one waits for.
         status.follow(watch.alive, lambda: (*beats[0].degraded(), *degraded()))

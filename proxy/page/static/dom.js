@@ -64,6 +64,12 @@ export function reconcile(parent, items, key, make) {
   }
 }
 
+/** A table of requests in a box that scrolls. `heads`: [title, class of its column]. */
+export function requestTable(caption, heads, body) {
+  return h("div", { class: "scroll-x" }, h("table", { class: "requests" }, h("caption", { class: "offscreen" }, caption),
+    h("thead", {}, h("tr", {}, heads.map(([name, extra]) => h("th", { scope: "col", class: extra }, name)))), body));
+}
+
 /** Runs the newest of many calls once a frame; a hidden tab has no frames, so a timer is the other way. */
 export function oncePerFrame(work) {
   let pending = false;

@@ -136,7 +136,8 @@ class WorkerPool {
     this.reason.hidden = !scaling?.reason;
     setText(this.none, `No ${this.word} is registered. Requests wait for one up to their time limit: start it, and look at its log if it is started.`);
     this.none.hidden = workers.length > 0;
-    reconcile(this.list, workers.slice(0, 256), (worker) => worker.address, () => this.#row());
+    const byName = workers.slice(0, 256).sort((a, b) => a.name.localeCompare(b.name, "en", { numeric: true }));
+    reconcile(this.list, byName, (worker) => worker.address, () => this.#row());
   }
 
   #row() {

@@ -1,7 +1,7 @@
 // The view Watch: the cluster as it is now, and up to its last hour.
 
 import { ChartGroup, TimeChart } from "./chart.js";
-import { h, oncePerFrame, reconcile, setAttr, setText } from "./dom.js";
+import { h, oncePerFrame, reconcile, requestTable, setAttr, setText } from "./dom.js";
 import { Feed } from "./feed.js";
 import { FinishedCard } from "./finished.js";
 import { count, duration, percent, rate, seconds } from "./format.js";
@@ -54,12 +54,10 @@ export class WatchView {
 
   show() {
     this.feed.start();
-    this.finished.start();
   }
 
   hide() {
     this.feed.stop();
-    this.finished.stop();
   }
 
   #chartsSection() {
@@ -112,8 +110,8 @@ export class WatchView {
     const { now } = this;
     const values = this.series.last(this.minutes);
     for (const chart of this.charts) chart.update(values);
-    this.finished.tick(now?.time);
     if (!now) return;
+    this.finished.tick(now.time);
     this.root.classList.remove("no-data");
     setText(this.about, upWords(now));
     this.version ??= now.version;
@@ -133,10 +131,7 @@ export class WatchView {
     this.noRequests = h("p", { class: "soft" }, "No request is in flight.");
     const heads = [["Request", ""], ["Model", "wide-only"], ["Stage", ""], ["Items", "number"], ["Tokens", "number"], ["PD worker", "wide-only"], ["Age", "number"]];
     return h("section", { class: "card", "aria-label": "Requests in flight" }, h("h2", {}, "Requests in flight"),
-      h("div", { class: "scroll-x" }, h("table", { class: "requests" },
-        h("caption", { class: "offscreen" }, "The newest requests in flight"),
-        h("thead", {}, h("tr", {}, heads.map(([name, extra]) => h("th", { scope: "col", class: extra }, name)))), this.rows)),
-      this.noRequests);
+      requestTable("The newest requests in flight", heads, this.rows), this.noRequests);
   }
 
   #failuresCard() {

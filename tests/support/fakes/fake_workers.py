@@ -10,7 +10,7 @@ from typing import Any
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from triptych.base.hashing import mm_hash
-from triptych.base.machine.worker_load import LoadMeter
+from triptych.base.machine.worker_load import WorkerLoad
 from triptych.base.rpc.channels import STORE_SERVICE, listen, make_server
 from triptych.base.rpc.internal_token import InternalToken
 from triptych.base.rpc.tls.certificates import Certificates
@@ -64,8 +64,8 @@ def choice_text(choice: int, index: int) -> str:
 class StallingHealth(HealthServicer):
     """Health checks that get no answer while `answers` is cleared, as those of a stopped process."""
 
-    def __init__(self, meters: Mapping[str, LoadMeter] | None = None) -> None:
-        super().__init__(meters or {})
+    def __init__(self, loads: Mapping[str, Callable[[], WorkerLoad]] | None = None) -> None:
+        super().__init__(loads or {})
         self.answers = asyncio.Event()
         self.answers.set()
         #: Checks that wait for their answer, and those that have had it.
@@ -105,7 +105,7 @@ class FakeWorker:
         #: The internal token that it asks for and signs its registration with.
         self.token = TOKEN
         #: What reports its load; None: it is of a release without reports.
-        self.meter: LoadMeter | None = None
+        self.load: Callable[[], WorkerLoad] | None = None
         #: None: it speaks no TLS.
         self.certificates: Certificates | None = None
         #: Called when it has been started, as a worker registers whenever it is.
@@ -143,7 +143,7 @@ class FakeWorker:
     async def start(self) -> None:
         self.incarnation += 1
         self.server = make_server(self.token)
-        self.health = StallingHealth({f"i{self.incarnation}": self.meter} if self.meter else None)
+        self.health = StallingHealth({f"i{self.incarnation}": self.load} if self.load else None)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
         for service in ("", f"i{self.incarnation}"):
             await self.health.set(service, health_pb2.HealthCheckResponse.SERVING)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import msgspec
 import pytest
 
 from triptych.base.engine_beat import BUSY_SECONDS, BusyClock
-from triptych.base.machine.gpu_meter import GpuMeter
-from triptych.base.machine.worker_load import GpuLoad, LoadMeter, WorkerLoad, decode_load, encode_load
+from triptych.base.machine.gpu_load import gpu_reader, read_gpu
+from triptych.base.machine.worker_load import GpuLoad, WorkerLoad, decode_load, read_load
 
 
 class Now:
@@ -23,7 +24,7 @@ class Now:
 
 
 def worked(clock: BusyClock, now: Now, seconds: float) -> None:
-    with clock:
+    with clock.working(True):
         now.seconds += seconds
 
 
@@ -33,7 +34,7 @@ def test_an_engine_that_never_rests_is_wholly_busy_in_the_middle_of_a_step_too()
     for _ in range(20):
         worked(clock, now, 1.0)
         assert clock.share() == 1.0
-    with clock:
+    with clock.working(True):
         now.seconds += 3.0
         assert clock.share() == 1.0
 
@@ -41,12 +42,12 @@ def test_an_engine_that_never_rests_is_wholly_busy_in_the_middle_of_a_step_too()
 def test_waits_inside_of_the_work_are_no_work() -> None:
     now = Now()
     clock = BusyClock(now)
-    with clock:
+    with clock.working(True):
         now.seconds += 1.0
-        with clock.paused():
+        with clock.working(False):
             now.seconds += 3.0
     assert clock.share() == pytest.approx(0.25)
-    with clock.paused():
+    with clock.working(False):
         now.seconds += 4.0
     assert clock.share() == pytest.approx(0.125)
 
@@ -65,17 +66,17 @@ def test_the_share_is_of_the_last_seconds_alone() -> None:
 
 def test_a_report_is_read_as_it_was_written_and_anything_else_is_none() -> None:
     load = WorkerLoad("encoder-1", 0.5, 1 << 30, GpuLoad(0.25, 1, 2))
-    assert decode_load(encode_load(load)) == load
+    assert decode_load(msgspec.json.encode(load)) == load
     assert decode_load(b'{"busy": 7, "later": [1], "name": "' + b"n" * 100 + b'"}') == WorkerLoad(
         "n" * 64, 1.0
     )
-    for data in (b"", b"\xff", b"[]", b'{"busy": "x"}', encode_load(WorkerLoad("n" * 5000))):
+    for data in (b"", b"\xff", b"[]", b'{"busy": "x"}', msgspec.json.encode(WorkerLoad("n" * 5000))):
         assert decode_load(data) is None
 
 
 def test_a_meter_names_the_worker_as_its_supervisor_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIPTYCH_SERVICE", "encoder-1")
-    load = LoadMeter(None, lambda: GpuLoad(0.5, 3, 4)).read()
+    load = read_load(None, lambda: GpuLoad(0.5, 3, 4))
     assert (load.name, load.busy, load.gpu) == ("encoder-1", None, GpuLoad(0.5, 3, 4))
     assert load.memory_bytes > 1 << 20
 
@@ -103,16 +104,13 @@ class Driver:
 
 
 def test_a_gpu_is_read_by_the_drivers_library() -> None:
-    meter = GpuMeter(Driver(), "GPU-1")
-    meter.read()
-    assert meter.latest() == GpuLoad(0.71, 16, 24)
+    assert read_gpu(Driver(), "GPU-1") == GpuLoad(0.71, 16, 24)
 
 
-@pytest.mark.parametrize("meter", [GpuMeter(Driver(error=3), "GPU-1"), GpuMeter(Driver(), "GPU-2")])
-def test_a_gpu_that_tells_nothing_is_left_out(meter: GpuMeter) -> None:
-    meter.read()
-    assert meter.latest() is None
+def test_a_gpu_that_tells_nothing_is_left_out() -> None:
+    assert read_gpu(Driver(error=3), "GPU-1") is None
+    assert read_gpu(Driver(), "GPU-2") is None
 
 
 def test_a_worker_on_a_cpu_has_no_gpu() -> None:
-    assert GpuMeter.of("cpu") is None
+    assert gpu_reader("cpu") is None

@@ -37,10 +37,6 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     gpu: GpuLoad | None = None
 
 
-def encode_load(load: WorkerLoad) -> bytes:
-    return msgspec.json.encode(load)
-
-
 def decode_load(data: bytes) -> WorkerLoad | None:
     """None for what no worker writes. A share is between 0 and 1, whatever a worker sends."""
     try:
@@ -56,20 +52,14 @@ def _share(value: float) -> float:
     return min(max(value, 0.0), 1.0)
 
 
-class LoadMeter:
-    """Meter of one worker; `gpu` gives the newest reading of its device's GPU, None without one."""
-
-    def __init__(self, busy: BusyClock | None, gpu: Callable[[], GpuLoad | None] = lambda: None) -> None:
-        self._busy = busy
-        self._gpu = gpu
-
-    def read(self) -> WorkerLoad:
-        return WorkerLoad(
-            name=os.environ.get("TRIPTYCH_SERVICE", ""),
-            busy=None if self._busy is None else round(self._busy.share(), 4),
-            memory_bytes=resident_bytes(),
-            gpu=self._gpu(),
-        )
+def read_load(busy: BusyClock | None, gpu: Callable[[], GpuLoad | None] | None = None) -> WorkerLoad:
+    """The load of this process now; `gpu` reads its device's GPU."""
+    return WorkerLoad(
+        name=os.environ.get("TRIPTYCH_SERVICE", ""),
+        busy=None if busy is None else round(busy.share(), 4),
+        memory_bytes=resident_bytes(),
+        gpu=None if gpu is None else gpu(),
+    )
 
 
 def resident_bytes() -> int:

@@ -5,14 +5,7 @@ from __future__ import annotations
 from triptych.base.machine.worker_load import WorkerLoad
 from triptych.base.types import WorkerInfo
 from triptych.proxy.live.names import MAX_NAMES, WorkerNames
-from triptych.proxy.live.records import (
-    MAX_FAILED,
-    MAX_NEWEST,
-    MAX_SLOW,
-    SLOW_SECONDS,
-    CallRecord,
-    CallRecords,
-)
+from triptych.proxy.live.records import KEEP_SECONDS, MAX_KEPT, MAX_NEWEST, CallRecord, CallRecords
 from triptych.proxy.requests.views import RequestTimeline
 from triptych.proxy.workers import Worker
 
@@ -35,29 +28,23 @@ def record(ended: float, seconds: float = 0.1, status: int = 200) -> CallRecord:
 
 def test_slow_and_failed_calls_are_kept_when_many_others_have_ended_since() -> None:
     records = CallRecords()
-    gone: list[int] = []
+    gone = []
     for order in range(2000):
         seconds, status = (9.0 if order == 7 else 0.1), (503 if order == 8 else 200)
-        gone += [old for old, _ in records.add(order, record(order / 100, seconds, status))]
+        gone.append(records.add(order, record(order / 100, seconds, status)))
     assert records.get(7) is not None and records.get(8) is not None
     kept = {order for order, _ in records.all()}
-    assert len(kept) == MAX_NEWEST + MAX_SLOW + 1
-    assert kept.isdisjoint(gone) and kept | set(gone) == set(range(2000))
+    left = {each[0] for each in gone if each}
+    assert len(kept) == MAX_NEWEST + MAX_KEPT
+    assert kept.isdisjoint(left) and kept | left == set(range(2000))
 
 
 def test_what_was_slow_long_ago_gives_its_place_up() -> None:
     records = CallRecords()
-    list(records.add(0, record(1.0, 60.0)))
-    for order in range(1, 2 * MAX_NEWEST + MAX_SLOW):
-        list(records.add(order, record(SLOW_SECONDS + 100.0)))
-    assert records.get(0) is None
-
-
-def test_failures_are_kept_up_to_their_number() -> None:
-    records = CallRecords()
-    for order in range(MAX_NEWEST + 3 * MAX_FAILED):
-        list(records.add(order, record(float(order), status=500)))
-    assert len(list(records.all())) == MAX_NEWEST + MAX_FAILED
+    records.add(0, record(1.0, 60.0))
+    for order in range(1, MAX_NEWEST + MAX_KEPT + 1):
+        records.add(order, record(KEEP_SECONDS + 100.0))
+    assert records.get(0) is None and records.get(1) is not None
 
 
 def worker(pool: str, address: str, name: str = "") -> Worker:

@@ -23,7 +23,7 @@ def test_errors_are_the_servers_and_refusals_the_clients() -> None:
     metrics = ProxyMetrics()
     for status, count in (("200", 5), ("400", 3), ("429", 2), ("499", 7), ("500", 1), ("503", 1)):
         metrics.requests.labels(status, "other").inc(count)
-    counts = read_counts(metrics, 1.0, 0.0, 0, 0, Transfers())
+    counts = read_counts(metrics, 1.0, 0.0, 0, 0)
     assert (counts.requests, counts.errors, counts.refused) == (19, 4, 3)
 
 
@@ -31,7 +31,7 @@ def test_an_item_hits_unless_it_was_encoded_for_its_request() -> None:
     metrics = ProxyMetrics()
     for origin, count in (("store", 2), ("pd", 1), ("joined", 1), ("encoded", 4)):
         metrics.items.labels(origin).inc(count)
-    counts = read_counts(metrics, 1.0, 0.0, 0, 0, Transfers())
+    counts = read_counts(metrics, 1.0, 0.0, 0, 0)
     assert (counts.items, counts.hits, counts.hit_rate) == (8, 4, 0.5)
 
 
@@ -107,11 +107,13 @@ def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(
 
 
 def test_embeddings_flow_by_the_way_that_they_went() -> None:
-    transfers, window = Transfers(), CountWindow()
-    window.add(read_counts(ProxyMetrics(), 0.0, 0.0, 0, 0, transfers))
+    transfers = Transfers()
+    assert transfers.flows()["shm"] == Flow(0.0, 0.0)
+    for second in range(20):
+        transfers.poll(100.0 + second)
     for way in ("encoded", "encoded", "shm", "of a later release"):
         transfers.add(way, 1000)
-    window.add(read_counts(ProxyMetrics(), 2.0, 0.0, 0, 0, transfers))
-    flows = window.last(10).flows()
-    assert (flows.encoded, flows.shm) == (Flow(1.0, 1000.0), Flow(0.5, 500.0))
-    assert (flows.store, flows.peer) == (Flow(0.5, 500.0), Flow(0.0, 0.0))
+    transfers.poll(120.0)
+    flows = transfers.flows()
+    assert (flows["encoded"], flows["shm"]) == (Flow(0.2, 200.0), Flow(0.1, 100.0))
+    assert (flows["store"], flows["peer"]) == (Flow(0.1, 100.0), Flow(0.0, 0.0))

@@ -137,8 +137,8 @@ def _store_line(seen: ClusterSnapshot) -> Text:
     line.append("up" if store.up else "down", style="green" if store.up else "bold red")
     budget = f" of {size(store.max_bytes)}" if store.max_bytes else ""
     line.append(f" {size(store.used_bytes)}{budget}, {store.evictions} evictions")
-    loads = (("store", seen.flows.store), ("shm", seen.flows.shm), ("peer", seen.flows.peer))
-    line.append("  loads/s " + " ".join(f"{way} {number(flow.items)}" for way, flow in loads))
+    loads = [f"{way} {number(flow.items)}" for way, flow in seen.flows.items() if way != "encoded"]
+    line.append("  loads/s " + " ".join(map(plain, loads)))
     return line
 
 
