@@ -180,6 +180,8 @@ class ChatTemplate:
         self.takes_documents = all(f"'{role}'" in source or f'"{role}"' in source for role in _PAIR)
         #: Whether the template reads content as a list of parts; else it only takes strings.
         self.takes_parts = self._takes_parts()
+        #: The same of a tool's content.
+        self._tool_parts = self.takes_parts and self._takes_tool_parts()
 
     def render(
         self,
@@ -199,7 +201,7 @@ class ChatTemplate:
                 {
                     **(variables or {}),
                     **self._variables,
-                    "messages": [self._shaped(message) for message in messages],
+                    "messages": [self._shaped(at, message) for at, message in enumerate(messages)],
                     "tools": tools or None,
                     "documents": None,
                     "add_generation_prompt": generation_prompt,
@@ -226,10 +228,10 @@ class ChatTemplate:
                 f"chat_template_kwargs may not set {', '.join(reserved)}", param="chat_template_kwargs"
             )
 
-    def _shaped(self, message: TemplateMessage) -> TemplateMessage:
+    def _shaped(self, index: int, message: TemplateMessage) -> TemplateMessage:
         """The message with its content as the template reads it."""
-        content = message["content"]
-        if self.takes_parts:
+        content, of_tool = message["content"], message["role"] == "tool"
+        if self._tool_parts if of_tool else self.takes_parts:
             if not isinstance(content, str):
                 return message
             # Beside tool calls an empty content has to stay empty: templates check for it.
@@ -238,18 +240,56 @@ class ChatTemplate:
         if isinstance(content, str):
             return message
         if any(part["type"] != "text" for part in content):
+            if of_tool and self.takes_parts:
+                raise unwritten_items(index, "tool")
             raise InvalidRequest("this model's chat template takes text only", param="messages")
         return {**message, "content": "".join(part["text"] for part in content)}
 
     def _takes_parts(self) -> bool:
         """Found by a trial: a template for strings drops a list, prints it, or fails on it."""
-        probe = secrets.token_hex(8)
         self.takes_parts = True
+        return bool(self._writes([], "user"))
+
+    def _takes_tool_parts(self) -> bool:
+        """Found in the same way; templates that fail on it either way are taken at their word for users."""
+        call: dict[str, object] = {"name": "f", "arguments": {"a": 1}}
+        turns: list[TemplateMessage] = [
+            {"role": "user", "content": "x"},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"id": "a23456789", "type": "function", "function": call}],
+            },
+        ]
+        self._tool_parts = True
+        if (parts := self._writes(turns, "tool")) is not None:
+            return parts
+        self._tool_parts = False
+        return self._writes(turns, "tool") is None
+
+    def _writes(self, turns: list[TemplateMessage], role: str) -> bool | None:
+        """Whether a text among parts comes out as itself, once; None where the template fails."""
+        probe = secrets.token_hex(8)
+        last: TemplateMessage = {
+            "role": role,
+            "content": [{"type": "text", "text": probe}],
+            "tool_call_id": "a23456789",
+        }
         try:
-            text = self.render([{"role": "user", "content": [{"type": "text", "text": probe}]}])
+            text = self.render([*turns, last])
         except InvalidRequest:
-            return False
+            return None
         return text.count(probe) == 1 and f"'{probe}'" not in text and f'"{probe}"' not in text
+
+
+def unwritten_items(index: int, role: str) -> InvalidRequest:
+    """The error of a message whose items the template does not write."""
+    field = f"messages[{index}].content"
+    return InvalidRequest(
+        f"{field}: this model's chat template has no images in messages of role {role}: "
+        "send them in a user message after it",
+        param=field,
+    )
 
 
 def read_template(path: Path, fallback: object = None) -> str:

@@ -25,6 +25,7 @@ from triptych.pd_worker.frontend.chat_template import (
     parse_variables,
     protect_object,
     read_template,
+    unwritten_items,
 )
 from triptych.pd_worker.frontend.pooled import score_messages
 from triptych.pd_worker.frontend.reasoning import Reasoning, find_reasoning
@@ -105,7 +106,9 @@ class PromptBuilder:
             )
         if [slot == "video" for slot in slots] != [plan.modality == "video" for plan in plans]:
             raise InvalidRequest("messages and items have images and videos in two orders", param="messages")
-        return self._expand(self._encode(parsed, options, plans), plans)
+        token_ids = self._encode(parsed, options, plans)
+        self._check_slots(token_ids, slots, parsed)
+        return self._expand(token_ids, plans)
 
     def build_text(self, text: str) -> Prompt:
         """The prompt of a text without a template.
@@ -128,7 +131,8 @@ class PromptBuilder:
         """Token ids of a chat's prompt, each item still one token."""
         parsed = parse_messages(messages)
         token_ids = self._encode(parsed, options)
-        self._check_slots(token_ids, [modality for message in parsed for modality in message.slots])
+        slots = [modality for message in parsed for modality in message.slots]
+        self._check_slots(token_ids, slots, parsed)
         return token_ids
 
     def resume(
@@ -218,11 +222,16 @@ class PromptBuilder:
                 param=param,
             )
 
-    def _check_slots(self, token_ids: Sequence[int], slots: Sequence[str]) -> None:
+    def _check_slots(
+        self, token_ids: Sequence[int], slots: Sequence[str], messages: Sequence[Message]
+    ) -> None:
         for token, modality in ((self._image, "image"), (self._video, "video")):
             expected = slots.count(modality) if self._image != self._video else len(slots)
             written = token_ids.count(token) if token is not None else 0
             if written != expected:
+                for at, message in enumerate(messages):
+                    if message.role != "user" and message.slots:
+                        raise unwritten_items(at, message.role)
                 raise InvalidRequest(
                     f"the model's chat template wrote {written} {modality} tokens for {expected} {modality}s "
                     "in messages",
@@ -230,7 +239,6 @@ class PromptBuilder:
                 )
 
     def _expand(self, token_ids: Sequence[int], plans: Sequence[ItemPlan]) -> Prompt:
-        self._check_slots(token_ids, ["video" if plan.modality == "video" else "image" for plan in plans])
         written = {self._image, self._video} - {None}
         remaining = iter(plans)
         expanded: list[int] = []

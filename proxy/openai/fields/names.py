@@ -9,7 +9,7 @@ from triptych.base.errors import RequestError
 
 #: A message, and a field of it that has a place of its own in some APIs.
 _MESSAGE = re.compile(
-    r"(messages\[\d+\])(\.content\[\d+\]\.image_url\b|\.tool_calls\[\d+\]\.function\.arguments)?"
+    r"((messages\[\d+\])(?:\.content)?)(?:\[\d+\]\.image_url\b|\.tool_calls\[\d+\]\.function\.arguments)?"
 )
 
 
@@ -33,4 +33,7 @@ class FieldNames:
         return text
 
     def _place(self, match: re.Match[str]) -> str:
-        return self._places.get(match[0]) or self._places.get(match[1], match[1]) + (match[2] or "")
+        """The longest part of the path that has a place, led back to it."""
+        path = match[0]
+        known = next((name for name in (path, match[1], match[2]) if name in self._places), "")
+        return self._places[known] + path[len(known) :] if known else path

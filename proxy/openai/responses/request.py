@@ -165,6 +165,7 @@ class Conversation:
                 self._call(item, place)
             case CallOutputItem():
                 content = _content(item.output, f"{place}.output", flat=True)
+                self.places[f"messages[{len(self.messages)}].content"] = f"{place}.output"
                 self.add(MessageBody("tool", content, tool_call_id=item.call_id), place)
             case ReasoningItem():
                 if text := "".join(part.text for part in item.content or ()):

@@ -86,3 +86,34 @@ def test_the_template_file_goes_before_the_tokenizers(tmp_path):
 def test_no_template_at_all_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match=r"chat_template\.jinja"):
         read_template(tmp_path, None)
+
+
+#: A user's parts, a tool's content in three ways: by its parts, as it stands, and for strings only.
+PARTS = (
+    "{% macro parts(c) %}{% for p in c %}{{ p.text if p.type == 'text' else '<image>' }}{% endfor %}"
+    "{% endmacro %}{% for m in messages %}[{{ m.role }}]"
+    "{% if m.role == 'tool' %}TOOL{% else %}{{ parts(m.content) }}{% endif %}{% endfor %}"
+)
+TOOL_FORMS = {
+    "parts": PARTS.replace("TOOL", "{{ parts(m.content) }}"),
+    "as it stands": PARTS.replace("TOOL", "{{ m.content }}"),
+    "strings": PARTS.replace("TOOL", "{{ m.content + '' }}"),
+}
+SHOT = [
+    {"role": "user", "content": "see"},
+    {"role": "tool", "content": [{"type": "text", "text": "a shot: "}, {"type": "image"}]},
+]
+
+
+def test_a_tools_content_comes_as_the_template_reads_it():
+    for name, source in TOOL_FORMS.items():
+        text = ChatTemplate(source).render([{"role": "tool", "content": "rain"}])
+        assert text == "[tool]rain", name
+
+
+def test_images_of_a_tool_go_to_templates_that_take_them_and_others_say_so():
+    assert ChatTemplate(TOOL_FORMS["parts"]).render(SHOT) == "[user]see[tool]a shot: <image>"
+    for name in ("as it stands", "strings"):
+        with pytest.raises(InvalidRequest, match="send them in a user message") as caught:
+            ChatTemplate(TOOL_FORMS[name]).render(SHOT)
+        assert caught.value.param == "messages[1].content"

@@ -93,6 +93,10 @@ def test_a_template_that_drops_images_is_refused():
     with pytest.raises(InvalidRequest, match="0 image tokens for 1 images") as caught:
         lossy.build(raw(user("", "x")), [plan(3)])
     assert caught.value.param == "messages"
+    tool = {**user("", "x"), "role": "tool"}
+    with pytest.raises(InvalidRequest, match="role tool: send them in a user message") as caught:
+        lossy.build(raw(user("see"), tool), [plan(3)])
+    assert caught.value.param == "messages[1].content"
 
 
 def test_more_messages_than_tokens_are_refused_before_they_are_rendered():

@@ -80,6 +80,12 @@ def test_a_result_may_have_pictures():
     assert [type(part) for part in turn.content] == [TextPart, ImagePart]
 
 
+def test_an_error_about_a_result_names_it():
+    request = parsed(user(text("x")), assistant(USE), user(result([text("shot"), URL])))
+    error = InvalidRequest("messages[2].content: no images", param="messages[2].content")
+    assert request.names.translated(error).param == "messages[2].content[0].content"
+
+
 @pytest.mark.parametrize(
     ("messages", "param"),
     [

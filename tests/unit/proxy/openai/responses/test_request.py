@@ -56,6 +56,24 @@ def test_an_earlier_answer_with_its_calls_and_their_outputs_goes_back():
     assert second.content == "wet"
 
 
+def test_a_calls_output_may_have_pictures_that_keep_their_names():
+    output = [{"type": "input_text", "text": "shot"}, {"type": "input_image", "image_url": PICTURE}]
+    items = [
+        {"role": "user", "content": "look"},
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": output},
+    ]
+    request = _parsed(input=items)
+    turn = request.call.messages[2]
+    assert (turn.role, turn.tool_call_id, turn.content[0]) == ("tool", "c1", TextPart("shot"))
+    for named, field in (
+        (turn.content[1].param, "input[2].output[1].image_url"),
+        ("messages[2].content", "input[2].output"),
+    ):
+        error = InvalidRequest(f"{named}: broken", param=named)
+        assert request.names.translated(error).param == field
+
+
 def test_tools_and_forms_are_those_of_the_chat_api():
     request = _parsed(input="x", tools=[TOOL], tool_choice={"type": "function", "name": "f"})
     assert request.options.tools.form is CallForm.JSON
