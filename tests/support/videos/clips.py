@@ -133,6 +133,7 @@ def changing_size() -> bytes:
 def with_hidden_frame() -> bytes:
     """A VP8 clip of 24 packets, one of which is only referred to."""
     data = io.BytesIO()
+    whole: Any
     with av.open(io.BytesIO(make_clip("webm", "libvpx"))) as whole, av.open(data, "w", format="webm") as file:
         stream = file.add_stream_from_template(whole.streams.video[0])
         packets = [packet for packet in whole.demux(video=0) if packet.size]
