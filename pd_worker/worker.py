@@ -32,6 +32,7 @@ from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import Formats
 from triptych.pd_worker.frontend.input_processor import InputProcessor
 from triptych.pd_worker.frontend.prompt import PromptBuilder, open_checkpoint
+from triptych.pd_worker.item_limits import parse_item_limits
 from triptych.pd_worker.server import MAX_WAITING, EnginePort, PDServicer
 from triptych.protos import pd_pb2
 from triptych.registry.matching import ROW_WIDTH
@@ -192,6 +193,7 @@ class PDWorker:
             grammars=formats,
             two_prompts=two_prompts,
             pooling=model.pooling,
+            item_limits=parse_item_limits(self._config.limit_mm_per_prompt),
         )
         self.servicer = PDServicer(
             engine,

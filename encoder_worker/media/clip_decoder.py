@@ -21,6 +21,7 @@ import numpy as np
 CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "libdav1d", "mpeg4", "mjpeg", "gif"})
 #: Address space of this process.
 _MEMORY = 3 << 30
+_SHOW_FRAME = 0x10
 
 
 class ClipRefused(Exception):
@@ -58,8 +59,10 @@ class Reader:
             stream = self._stream(container)
             rate = float(stream.average_rate or stream.guessed_rate or 0)
             base = float(stream.time_base or 0)
+            vp8 = stream.codec_context.codec.name == "vp8"
             for packet in container.demux(stream):
-                if packet.size == 0 or packet.is_discard:
+                # VP8 keeps frames in packets of their own that are only referred to.
+                if packet.size == 0 or packet.is_discard or (vp8 and not bytes(packet)[0] & _SHOW_FRAME):
                     continue
                 frames += 1
                 self._check("frames", frames)
@@ -72,6 +75,7 @@ class Reader:
             first = next(container_frames(self._opened()), None)
         if first is None:
             raise ClipRefused
+        self._check("pixels", first.width * first.height)
         self._turns = (int(first.rotation) // 90) % 4
         size = (first.height, first.width) if self._turns % 2 else (first.width, first.height)
         return {"frames": frames, "fps": rate, "width": size[0], "height": size[1]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -34,6 +34,7 @@ from triptych.pd_worker.frontend.wire import (
     in_state,
     template_from_proto,
 )
+from triptych.pd_worker.item_limits import ItemLimit, check_item_counts
 from triptych.protos import pd_pb2
 from triptych.protos.convert import sampling_from_proto
 
@@ -62,8 +63,10 @@ class InputProcessor:
         grammars: Formats,
         two_prompts: EncDecPrompts | None = None,
         pooling: PoolingDefaults = GENERATES,
+        item_limits: Mapping[str, ItemLimit] | None = None,
     ) -> None:
         self._pooling = pooling
+        self._item_limits = item_limits or {}
         self._two_prompts = two_prompts
         self._timestamps = timestamp_tokens(defaults)
         self._grammars = grammars
@@ -275,6 +278,7 @@ class InputProcessor:
                 )
             if distinct.setdefault(plan.mm_hash, plan) != plan:
                 raise InvalidRequest("two plans of one mm_hash differ", param="items")
+        check_item_counts(plans, self._item_limits)
         what = "images of messages" if cross is None else "encoder prompt"
         param = "messages" if cross is None else "encoder_prompt"
         tokens = sum(plan.length for plan in plans)

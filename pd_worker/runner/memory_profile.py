@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -19,6 +20,7 @@ from triptych.pd_worker.attention.metadata import (
     gather_limit,
 )
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+from triptych.pd_worker.item_limits import max_embeddings, parse_item_limits
 from triptych.pd_worker.runner.capacity import (
     auto_states,
     block_bytes,
@@ -123,7 +125,9 @@ def embeddings_of_use(config: PDConfig, decoder: DecoderSide) -> int:
     if cross is not None:
         row, rows = cross.width, cross.max_rows or longest
     else:
-        row, rows = geometry.hidden_size * (1 + geometry.deepstack_levels), longest
+        row = geometry.hidden_size * (1 + geometry.deepstack_levels)
+        limits = parse_item_limits(config.limit_mm_per_prompt)
+        rows = max_embeddings(limits, decoder, Path(config.model), longest)
     return config.max_num_seqs * rows * row * decoder.dtype.itemsize
 
 

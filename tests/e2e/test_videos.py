@@ -67,6 +67,7 @@ def expected(case: VideoCase, tmp_path_factory: pytest.TempPathFactory) -> Video
 @pytest.fixture(scope="module")
 def cluster(case: VideoCase, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     limits = ("--max-video-seconds", "20", "--max-video-pixels", "1000000", "--decode-threads", "1")
+    limits += ("--limit-mm-per-prompt", '{"video": 1}')
     flags = ("--threads", "1", "--max-num-batched-tokens", "64", "--max-model-len", "1024", *limits)
     with running_cluster(case.model, tmp_path_factory.mktemp("run"), *flags) as running:
         yield running
@@ -160,6 +161,12 @@ def test_options_of_sampling_are_checked(
     reply = cluster.post(chat(part(case.clip), mm_processor_kwargs=fields))
     assert (reply["status"], reply["error"]["param"]) == (400, param), reply
     assert message in reply["error"]["message"]
+
+
+def test_more_videos_than_the_servers_limit_are_refused(cluster: Cluster, case: VideoCase) -> None:
+    reply = cluster.post(chat(part(case.clip), part(make_clip(frames=12))))
+    assert (reply["status"], reply["error"]["param"]) == (400, "messages"), reply
+    assert "2 videos are more than the 1 that this server takes" in reply["error"]["message"]
 
 
 def test_fewer_frames_are_fewer_tokens(cluster: Cluster, case: VideoCase, expected: VideoAnswer) -> None:

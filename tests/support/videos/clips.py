@@ -128,3 +128,21 @@ def changing_size() -> bytes:
                 packet.stream = stream
                 file.mux(packet)
     return data.getvalue()
+
+
+def with_hidden_frame() -> bytes:
+    """A VP8 clip of 24 packets, one of which is only referred to."""
+    data = io.BytesIO()
+    whole: Any
+    with av.open(io.BytesIO(make_clip("webm", "libvpx"))) as whole, av.open(data, "w", format="webm") as file:
+        stream = file.add_stream_from_template(whole.streams.video[0])
+        packets = [packet for packet in whole.demux(video=0) if packet.size]
+        for number, packet in enumerate(packets):
+            content = bytearray(bytes(packet))
+            if number == 5:
+                content[0] &= ~0x10
+            copy = av.Packet(bytes(content))
+            copy.pts, copy.dts, copy.time_base = packet.pts, packet.dts, packet.time_base
+            copy.is_keyframe, copy.stream = packet.is_keyframe, stream
+            file.mux(copy)
+    return data.getvalue()

@@ -196,6 +196,12 @@ class PDConfig(WorkerConfig):
         size=True,
         auto=True,
     )
+    limit_mm_per_prompt: str = flag(
+        "",
+        'maximum numbers of items in a prompt, as JSON: {"image": 4, "video": 0}; with the largest item of '
+        'both ({"count": 1, "num_frames": 32, "width": 448, "height": 448}), --encoder-cache-memory auto '
+        "counts their embeddings in place of every token of --max-model-len",
+    )
     state_memory: int = flag(
         0,
         "memory for the states of recurrent layers, if the model has any: a slot for each running request,"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import resource
 
 import av
 import numpy as np
@@ -17,6 +18,7 @@ from support.videos.clips import (
     make_clip,
     sound_only,
     turned,
+    with_hidden_frame,
     without_frames,
 )
 from triptych.base.errors import InvalidRequest, TooLarge
@@ -123,6 +125,30 @@ def test_flipped_bytes_end_in_frames_or_a_refusal() -> None:
                 clip.frames([0, 20])
             except InvalidRequest as error:
                 assert error.param == "video"
+
+
+def test_frames_that_are_never_shown_are_not_counted() -> None:
+    data = with_hidden_frame()
+    assert len(by_pyav(data)) == 23
+    with MediaClip(data, VideoLimits()) as clip:
+        assert clip.info.frames == 23
+        assert np.array_equal(clip.frames([22]), np.stack(by_pyav(data)[22:]))
+
+
+def test_the_decoder_has_a_bound_of_memory_and_ends_there() -> None:
+    with MediaClip(make_clip(size=(640, 480)), VideoLimits()) as clip:
+        assert clip.info.frames == 24
+        process = clip._process.pid
+        assert resource.prlimit(process, resource.RLIMIT_AS)[1] == 3 << 30
+        resource.prlimit(process, resource.RLIMIT_AS, (1 << 20, 3 << 30))
+        with pytest.raises(InvalidRequest, match=DAMAGED):
+            clip.frames(range(24))
+
+
+def test_a_picture_beyond_all_bounds_is_refused_by_its_header() -> None:
+    gif = bytearray(make_clip("gif", "gif", "rgb8"))
+    gif[6:10] = b"\x80\x3e\x80\x3e"
+    assert "pixels in a frame allowed" in refusal(bytes(gif), VideoLimits(frames=1000))
 
 
 def test_each_limit_is_named() -> None:

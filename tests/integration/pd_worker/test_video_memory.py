@@ -1,0 +1,106 @@
+"""Memory of a video with more timestamps than embeddings: encoder cache, profile and KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.engine.engine_cell import engine_cell
+from support.videos.cases import VideoCase, answered, built, plan_of, prepared
+from support.videos.classes import CLASSES
+from support.videos.clips import make_clip
+from triptych.base.config import GIB, MIB, PDConfig
+from triptych.models.base import DecoderSide, EncoderSide
+from triptych.models.registry import load_decoder, load_encoder
+from triptych.pd_worker.attention.attention import ATTENTION_NAME
+from triptych.pd_worker.item_limits import max_embeddings, parse_item_limits
+from triptych.pd_worker.runner import memory_profile
+from triptych.pd_worker.runner.memory_plan import WorkerMemory
+
+_CPU: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
+_LIMIT = '{"image": 0, "video": {"count": 1, "num_frames": 24, "width": 8, "height": 8}}'
+
+
+@dataclass
+class Video:
+    """A clip of frames so small that a pair of them has one embedding, and both sides of a Qwen3-VL."""
+
+    case: VideoCase
+    encoder: EncoderSide
+    decoder: DecoderSide
+
+    @property
+    def path(self) -> Path:
+        return self.case.model
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory: pytest.TempPathFactory) -> Video:
+    entry = next(entry for entry in CLASSES if entry.family == "Qwen3VL")
+    settings = {**entry.settings, "size": {"shortest_edge": 64, "longest_edge": 8192}}
+    tiny = type(entry)(entry.family, entry.video_processor, settings, {}, {"num_frames": 24})
+    case = tiny.case(tmp_path_factory.mktemp("video"), make_clip(size=(8, 8)))
+    decoder = load_decoder(case.model, **_CPU, attn_implementation=ATTENTION_NAME)
+    return Video(case, load_encoder(case.model, **_CPU), decoder)
+
+
+class Plenty:
+    """A device with 12 GiB free, where a step takes nothing."""
+
+    share = 1.0
+
+    def free(self) -> int:
+        return 12 * GIB
+
+    def used(self) -> int:
+        return 0
+
+    def reset_peak(self) -> None:
+        return
+
+    def peak(self) -> int:
+        return 0
+
+
+def planned(video: Video, limit: str) -> WorkerMemory:
+    config = PDConfig(
+        model=str(video.path), limit_mm_per_prompt=limit, max_model_len=1024, max_num_seqs=16384
+    )
+    return memory_profile.size_kv_memory(config, video.decoder, Plenty())
+
+
+def test_the_encoder_cache_counts_embeddings_and_no_timestamps(video: Video) -> None:
+    item = prepared(video.case, video.encoder)
+    assert item.rows == 12, "one embedding for each pair of frames"
+    assert item.length > 12 * item.rows, "and a dozen tokens of timestamps beside it"
+    rows = video.encoder.encode([item])
+    plan = plan_of(item, video.encoder.width)
+    prompt = built(video.case, video.decoder, plan)
+    with engine_cell(video, max_model_len=1024, max_num_batched_tokens=64, kv_memory=64 * MIB) as cell:
+        assert len(answered(cell, video.decoder, prompt, rows)) == 16
+        used = cell.metric("triptych_pd_encoder_cache_bytes")
+    assert used == plan.nbytes == item.rows * video.encoder.width * 4
+    assert item.length * video.encoder.width * 4 > 12 * used, "what all tokens of the placeholder would take"
+
+
+def test_the_profile_counts_the_embeddings_of_the_largest_items(video: Video) -> None:
+    limits = parse_item_limits(_LIMIT)
+    assert max_embeddings(limits, video.decoder, video.path, 1024) == 12
+    two = parse_item_limits(_LIMIT.replace('"count": 1', '"count": 2'))
+    assert max_embeddings(two, video.decoder, video.path, 1024) == 24
+    assert max_embeddings(two, video.decoder, video.path, 20) == 20
+    picture = parse_item_limits('{"image": {"width": 32, "height": 32}, "video": 0}')
+    assert max_embeddings(picture, video.decoder, video.path, 1024) == 16
+
+
+def test_what_embeddings_do_not_need_is_the_kv_caches(video: Video) -> None:
+    every_token, masked = planned(video, ""), planned(video, _LIMIT)
+    assert every_token.needs.block == masked.needs.block
+    freed = every_token.needs.embeddings - masked.needs.embeddings
+    assert freed > 8 * masked.needs.embeddings
+    blocks = (masked.kv_memory - every_token.kv_memory) // masked.needs.block
+    assert blocks >= freed // masked.needs.block - 1 > 0
