@@ -164,7 +164,7 @@ class InputProcessor:
             )
         pooling = resolve_pooling(message.pooling, self._pooling, self._decoder.geometry.hidden_size)
         if pooling.scores and not (resume and resume.prompt_token_ids):
-            prompt = self._prompts.build_pair(message.messages, plans)
+            prompt = self._prompts.build_pair(message.messages, plans, by_words=bool(pooling.score_ids))
         else:
             prompt = self._prompt(message, resume, plans)
         if len(prompt.token_ids) > self._max_model_len:

@@ -8,6 +8,7 @@ from triptych.base.errors import InvalidRequest
 from triptych.base.request.chat import Message, Slot, TextPart
 from triptych.models.checkpoint.pooling import METHODS, PoolingDefaults
 from triptych.pd_worker.core.pooling import Pooling
+from triptych.pd_worker.frontend.chat_template import parse_messages
 from triptych.protos import pd_pb2
 
 #: The texts that Qwen's rerankers were trained with, around the query and the document.
@@ -43,22 +44,30 @@ def resolve_pooling(message: pd_pb2.Pooling, defaults: PoolingDefaults, hidden_s
     )
 
 
-def score_messages(messages: Sequence[Message], *, own_roles: bool) -> list[Message]:
-    """A query and a document as the chat template takes them; InvalidRequest.
-
-    `own_roles`: it has the roles "query" and "document". Else they are one message of the user, in the words
-    of Qwen's rerankers.
-    """
-    roles = [message.role for message in messages]
-    if roles not in (["query", "document"], ["system", "query", "document"]):
+def parse_pair(raw: bytes) -> list[Message]:
+    """Submit's messages of a query and a document, after an instruction or none; InvalidRequest."""
+    messages = parse_messages(raw)
+    if [message.role for message in messages][-2:] != ["query", "document"] or len(messages) > 3:
         raise InvalidRequest("a score is of one query and one document, in this order", param="messages")
-    if own_roles:
-        return list(messages)
-    *system, query, document = messages
-    instruction = system[0].content if system and isinstance(system[0].content, str) else _INSTRUCTION
+    return messages
+
+
+def in_words(pair: Sequence[Message]) -> list[Message]:
+    """The pair as one message of the user, in the words of Qwen's rerankers."""
+    *system, query, document = pair
+    instruction = plain_text(system[0]) if system else _INSTRUCTION
     parts: list[TextPart | Slot] = [TextPart(_INSTRUCT + instruction), TextPart(_QUERY)]
     parts += [*_parts(query), TextPart(_DOCUMENT), *_parts(document)]
     return [Message("system", _SYSTEM), Message("user", parts)]
+
+
+def plain_text(message: Message) -> str:
+    """The message's text; InvalidRequest for one with pictures."""
+    parts = _parts(message)
+    texts = [part.text for part in parts if isinstance(part, TextPart)]
+    if len(texts) < len(parts):
+        raise InvalidRequest("this model's pairs have no pictures: send text", param="prompt")
+    return "".join(texts)
 
 
 def _parts(message: Message) -> list[TextPart | Slot]:

@@ -27,7 +27,7 @@ from triptych.pd_worker.frontend.chat_template import (
     read_template,
     unwritten_items,
 )
-from triptych.pd_worker.frontend.pooled import score_messages
+from triptych.pd_worker.frontend.pooled import in_words, parse_pair, plain_text
 from triptych.pd_worker.frontend.reasoning import Reasoning, find_reasoning
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer, load_tokenizer
 from triptych.pd_worker.frontend.tool_format import find_tool_format, marker_tokens
@@ -91,10 +91,19 @@ class PromptBuilder:
         """The prompt of Submit's JSON messages; InvalidRequest names what is wrong."""
         return self._build(parse_messages(messages), plans, options)
 
-    def build_pair(self, messages: bytes, plans: Sequence[ItemPlan]) -> Prompt:
-        """The prompt by which the model scores a document for a query; see `score_messages`."""
-        pair = score_messages(parse_messages(messages), own_roles=self._template.takes_documents)
-        return self._build(pair, plans, _NO_OPTIONS)
+    def build_pair(self, messages: bytes, plans: Sequence[ItemPlan], *, by_words: bool) -> Prompt:
+        """The prompt by which the model scores a document for a query.
+
+        By the chat template where that knows both; else in the words of Qwen's rerankers, or as a pair.
+        """
+        pair = parse_pair(messages)
+        if self._template.takes_documents:
+            return self._build(pair, plans, _NO_OPTIONS)
+        if by_words:
+            return self._build(in_words(pair), plans, _NO_OPTIONS)
+        texts = [plain_text(message) for message in pair[-2:]]
+        self._check_length("".join(texts), "prompt")
+        return self._raw(tuple(self._tokenizer.encode_pair(*texts)))
 
     def _build(
         self, parsed: Sequence[Message], plans: Sequence[ItemPlan], options: TemplateOptions

@@ -113,12 +113,20 @@ class GuardedTokenizer:
 
     def encode_raw(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a client's text in which special tokens count, all but `specials`."""
+        return self._encode(self._named(text), text, add_special_tokens)
+
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Token ids of two texts of a client, as the tokenizer joins a pair."""
+        ids = self._tokenizer.encode(self._named(first), self._named(second)).ids
+        return [self._ids.get(token, token) for token in ids]
+
+    def _named(self, text: str) -> str:
+        """The text with its special tokens, all but `specials`, under their names here."""
         for nonce in self._nonces:
             text = text.replace(nonce, "")
-        named = self._pattern.sub(
+        return self._pattern.sub(
             lambda match: match[0] if match[0] in self._withheld else self._names[match[0]], text
         )
-        return self._encode(named, text, add_special_tokens)
 
     def _encode(self, plain: str, written: str, add_special_tokens: bool) -> list[int]:
         bos_written = bool(self._bos_token) and written.startswith(self._bos_token)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from transformers import AutoConfig, Gemma3ForConditionalGeneration, Gemma3ForSequenceClassification
 
 from support.data.checkpoints import build_checkpoint
 from support.data.oracle import hidden_states
+from support.zoo.checkpoint import checkpoint
 
 #: The tokens by which `reranker` scores.
 YES, NO = 41, 77
@@ -61,3 +64,16 @@ def pair_score(
     ]
     _, logits = hidden_states(path, messages, images)
     return float(torch.sigmoid(logits[-1, YES] - logits[-1, NO]))
+
+
+def classifier(folder: Path) -> Any:
+    """Writes the zoo's Gemma 3 with a head of one label; the model, as transformers has it."""
+    source = checkpoint("Gemma3ForConditionalGeneration")
+    shutil.copytree(source, folder)
+    config = AutoConfig.from_pretrained(source, num_labels=1)
+    torch.manual_seed(1)
+    model = Gemma3ForSequenceClassification(config).eval()
+    whole = Gemma3ForConditionalGeneration.from_pretrained(source, dtype=torch.float32)
+    model.model.load_state_dict(whole.model.state_dict())
+    model.save_pretrained(folder)
+    return model

@@ -60,6 +60,9 @@ def read_pooling(path: Path, tokenizer: Tokenizer) -> PoolingDefaults:
         return _of_modules(path, modules)
     config = read_json(path / "config.json") or {}
     if any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or ()):
+        labels = config.get("num_labels", len(config.get("id2label") or range(2)))
+        if labels != 1:
+            raise ConfigError(f"MODEL={path} has a head of {labels} labels: only one, a score, is served")
         return PoolingDefaults("score")
     words = config.get("classifier_from_token")
     if words is None and "reranker" in _name(path).lower():

@@ -265,7 +265,7 @@ class GenericDecoder(DecoderSide):
     def _head(self) -> Any:
         """The class's outer forward over given hidden states where it caps or scales, else the head."""
         base = base_of(self.module)
-        if base is not self.module:
+        if base is not self.module and self.module.get_output_embeddings() is not None:
             outer = with_module(self.module, "model", _Hidden(base))
             if not _adds_nothing(outer, self.geometry.hidden_size):
                 return _Outer(outer)

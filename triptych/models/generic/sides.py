@@ -74,10 +74,10 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
 
 
 def head_of(model: PreTrainedModel) -> nn.Module | None:
-    """The module that gives logits; of Nemotron-H Omni that of the language model in it."""
+    """The module that gives logits, or scores; of Nemotron-H Omni that of the language model in it."""
     inner: Any = model.get_decoder()
     head: nn.Module | None = model.get_output_embeddings() or inner.get_output_embeddings()
-    return head
+    return getattr(model, "score", None) if head is None else head
 
 
 def path_of(root: nn.Module, module: nn.Module | None) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from support.data.oracle import hidden_states
 from support.data.pictures import picture
-from support.data.retrieval import pair_score, pooled, reranker
+from support.data.retrieval import classifier, pair_score, pooled, reranker
 from support.engine.pd_serving import _config, served_model, serving, slot, stored_items
 from support.fakes.pd_client import Answer, PDClient
 from triptych.pd_worker.native import LoadedModel, load_model
@@ -155,3 +155,24 @@ async def test_a_reranker_generates_nothing(scorer, store_url):
         reply = await client.submit(client.message("r1", "x"))
         assert reply.status == pd_pb2.SubmitReply.STATUS_REFUSED
         assert "/v1/rerank" in reply.error.message
+
+
+async def test_a_class_with_a_head_of_one_label_scores_pairs_of_texts(tmp_path, store_url):
+    reference = classifier(tmp_path / "model")
+    model = load_model(_config(str(tmp_path / "model")))
+    async with serving(model, store_url, max_num_batched_tokens=8) as (_, client):
+        for n, document in enumerate(TEXTS[:3]):
+            message = client.message(f"r{n}", "")
+            pair = [{"role": "query", "content": "which?"}, {"role": "document", "content": document}]
+            message.messages = json.dumps(pair).encode()
+            message.pooling.task = SCORE
+            await client.submit(message)
+        answers = [await client.until(f"r{n}") for n in range(3)]
+        message.request_id, message.pooling.task = "embedding", pd_pb2.Pooling.TASK_EMBED
+        reply = await client.submit(message)
+    assert reply.error.param == "model"
+    for document, answer in zip(TEXTS[:3], answers, strict=True):
+        ids = torch.tensor([model.tokenizer.encode("which?", document).ids])
+        with torch.no_grad():
+            logits = reference(input_ids=ids, token_type_ids=torch.zeros_like(ids)).logits
+        close(vector(answer), torch.sigmoid(logits[0]).numpy())

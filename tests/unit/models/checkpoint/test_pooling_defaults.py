@@ -14,6 +14,7 @@ from triptych.models.checkpoint.pooling import GENERATES, PoolingDefaults, read_
 TOKENIZER = Tokenizer(WordLevel({"yes": 4, "no": 9}, unk_token="no"))
 LAST = {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}
 CLASS = {"architectures": ["Qwen3VLForConditionalGeneration"]}
+HEAD = {"architectures": ["Gemma3ForSequenceClassification"]}
 BY_TWO = PoolingDefaults("score", score_ids=(4, 9))
 MODULES = "sentence_transformers.models"
 
@@ -51,7 +52,7 @@ def test_modules_of_sentence_transformers_decide(tmp_path, modules, defaults):
 @pytest.mark.parametrize(
     ("name", "config", "defaults"),
     [
-        ("model", {"architectures": ["Gemma3ForSequenceClassification"]}, PoolingDefaults("score")),
+        ("model", HEAD | {"id2label": {"0": "relevant"}}, PoolingDefaults("score")),
         ("model", {"classifier_from_token": ["no", "yes"]}, PoolingDefaults("score", score_ids=(4, 9))),
         ("Qwen3-VL-Reranker-2B", {}, PoolingDefaults("score", score_ids=(4, 9))),
         ("Qwen3-VL-Embedding-2B", {}, GENERATES),
@@ -72,6 +73,12 @@ def test_without_modules_the_class_the_config_or_the_name_decides(tmp_path, name
 def test_what_would_give_other_vectors_than_the_checkpoint_s_is_not_served(tmp_path, modules, named):
     with pytest.raises(ConfigError, match=named):
         read_pooling(folder(tmp_path, **modules), TOKENIZER)
+
+
+@pytest.mark.parametrize("labels", [{}, {"id2label": {"0": "no", "1": "yes"}}])
+def test_a_head_of_several_labels_is_not_served(tmp_path, labels):
+    with pytest.raises(ConfigError, match="2 labels"):
+        read_pooling(folder(tmp_path, config=HEAD | labels), TOKENIZER)
 
 
 def test_tokens_that_the_tokenizer_lacks_are_named(tmp_path):
