@@ -188,7 +188,7 @@ class MessagesBody(CountTokensBody, kw_only=True):
     cache_salt: Salt = None
 
 
-class Conversation:
+class AnthropicConversation:
     """Collects messages as the chat API has them; `places` leads from their fields to the client's."""
 
     def __init__(self) -> None:
@@ -320,8 +320,8 @@ def _request(
     return MessagesRequest(call, options, names)
 
 
-def _conversation(body: CountTokensBody) -> Conversation:
-    conversation = Conversation()
+def _conversation(body: CountTokensBody) -> AnthropicConversation:
+    conversation = AnthropicConversation()
     if not body.messages:
         raise InvalidRequest("messages must hold at least one message", param="messages")
     if body.system:

@@ -32,4 +32,6 @@ def test_every_file_that_the_page_names_is_there() -> None:
 
 def test_the_changelog_has_a_heading_with_the_commit_of_this_version() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert re.search(rf"^## {re.escape(__version__)} \(\d{{4}}-\d\d-\d\d, commit [0-9a-f]{{8}}\)$", text, re.M)
+    assert re.search(
+        rf"^## {re.escape(__version__)} \(\d{{4}}-\d\d-\d\d, commit [0-9a-f]{{8}}\)$", text, re.M
+    )
