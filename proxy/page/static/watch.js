@@ -141,12 +141,12 @@ export class WatchView {
   }
 }
 
-function tilesOf({ proxy, rates, goodput }) {
+function tilesOf({ proxy, rates, flows, goodput }) {
   const slo = `SLO ${seconds(goodput.ttft_slo)} / ${seconds(goodput.tpot_slo)}`;
   return [
     ["In flight", count(proxy.in_flight), `${count(proxy.queued)} queued of ${count(proxy.max_queue)}`, ""],
     ["Requests", `${rate(rates.requests)}/s`, rates.errors > 0 ? `${rate(rates.errors)}/s fail` : "none fails", rates.errors > 0 ? "bad" : ""],
-    ["Output", `${rate(rates.tokens)} tok/s`, `${rate(rates.items)} items/s encoded`, ""],
+    ["Output", `${rate(rates.tokens)} tok/s`, `${rate(flows.encoded.items)} items/s encoded`, ""],
     ["Hit rate", percent(rates.hit_rate), "of items, 1 min", ""],
     ["Within SLO", percent(goodput.met), slo, goodput.met !== null && goodput.met < 0.9 ? "warn" : ""],
     ["First token", seconds(goodput.ttft_p50), `P99 ${seconds(goodput.ttft_p99)}`, ""],

@@ -18,6 +18,7 @@ from PIL import Image
 from support.fakes.fake_connector import RecordingWorker, SlowWorker, fake_transfer
 from support.fakes.fake_cuda import fake_cuda
 from triptych.base.cpu.step_pacer import StepPacer
+from triptych.base.engine_beat import BusyClock
 from triptych.base.errors import InternalError, InvalidRequest
 from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import EncoderOutput
@@ -158,6 +159,31 @@ def test_an_item_for_which_the_device_has_no_memory_fails_by_name_and_alone(b: B
     assert (
         isinstance(ends["b"], InternalError) and "had no free memory for a whole image" in ends["b"].message
     )
+
+
+def test_the_tower_is_busy_in_its_batches_and_not_while_it_waits_for_its_turn() -> None:
+    seconds = 0.0
+
+    class Working(Tower):
+        def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
+            nonlocal seconds
+            seconds += 2.0
+            return super().encode(items)
+
+    class Waiting(StepPacer):
+        def __enter__(self) -> None:
+            nonlocal seconds
+            seconds += 3.0
+
+    bench = Bench(Working(), pacer=Waiting())
+    bench.engine.beat.busy = clock = BusyClock(lambda: seconds)
+    bench.start()
+    try:
+        bench.encode([item("a")])
+        bench.take(3)
+    finally:
+        bench.engine.stop()
+    assert clock.share() == pytest.approx(0.4)
 
 
 def test_each_batch_has_a_thread_that_ends_with_it() -> None:

@@ -13,11 +13,12 @@ from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_ce
 from support.engine.engine_requests import CountingText
 from triptych.base.cpu.step_pacer import StepPacer
 from triptych.base.cpu.threads import use_threads_here
+from triptych.base.engine_beat import BusyClock
 from triptych.base.errors import InternalError, InvalidRequest, Unavailable
 from triptych.base.types import FinishReason
 from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.models.layers import before_each_layer
-from triptych.pd_worker.core.outputs import SchedulerOutput
+from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, RequestAdmitted, RequestFinished
 
@@ -46,6 +47,26 @@ def test_events_come_in_order_and_once_per_step(cell: EngineCell, checkpoint: Ch
     assert isinstance(admitted, RequestAdmitted)
     assert list(admitted.prompt_token_ids) == prompt_ids(checkpoint, ONE)
     assert admitted.placements == tuple(feature.placement for feature in request.features)
+
+
+def test_the_engine_is_busy_in_its_steps_alone(
+    cell: EngineCell, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell.answer([TEXT], 8)
+    seconds, execute = 0.0, cell.engine.runner.execute
+
+    def step(output: SchedulerOutput) -> ModelRunnerOutput:
+        nonlocal seconds
+        seconds += 1.0
+        return execute(output)
+
+    monkeypatch.setattr(cell.engine.runner, "execute", step)
+    cell.engine.beat.busy = clock = BusyClock(lambda: seconds)
+    cell.answer([TEXT], 8)
+    assert clock.share() == 1.0
+    cell.assert_at_rest()
+    seconds += 10.0
+    assert clock.share() < 1.0
 
 
 def test_without_a_transfer_no_connector_is_made_and_text_alone_is_answered(
