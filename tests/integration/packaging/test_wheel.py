@@ -26,6 +26,7 @@ WORKS = {
         "python -c 'import triptych; triptych.Client; import triptych.proxy.service'",
     ],
     "cert": ["triptych cert tls"],
+    "video": ["python -c 'import av'"],
     "otel": ["python -c 'import opentelemetry.sdk.trace, triptych.base.tracing.otlp'"],
     "bench": [
         "triptych bench workloads",

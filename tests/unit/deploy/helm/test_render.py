@@ -122,7 +122,7 @@ def test_the_notes_name_the_service_and_say_what_is_open() -> None:
     assert "get secret blue-api-keys" in text
     assert "WARNING: tls.enabled is false" not in text
     assert "WARNING: tls.enabled is false" in notes({"tls": {"enabled": False}})
-    assert "triptych-proxy:0.1.0, which is not there" in text and "set image.registry" in text
+    assert "triptych-proxy:0.2.0, which is not there" in text and "set image.registry" in text
     assert "which is not there" not in notes({"image": {"registry": "registry.example"}})
     open_door = notes({"apiKeys": {"enabled": False}, "networkPolicy": {"enabled": False}})
     assert "WARNING: apiKeys.enabled is false" in open_door

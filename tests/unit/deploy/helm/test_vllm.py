@@ -113,7 +113,7 @@ def test_the_model_is_there_before_its_namespace_is_asked_for() -> None:
     started = pod(worker(model=download))["initContainers"]
     assert [one["name"] for one in started] == ["wait-for-model", "namespace", "vllm"]
     # It computes nothing: the worker's image is on the node already.
-    assert started[0]["image"] == "triptych-worker-cpu:0.1.0"
+    assert started[0]["image"] == "triptych-worker-cpu:0.2.0"
 
 
 def test_the_gpus_are_the_servers_and_the_ranks_too() -> None:
