@@ -1,7 +1,8 @@
 """Prompts of encoder-decoder models: the decoder's, and the text encoder's, as token ids.
 
-The first functions are pure. A decoder prompt given as text is the beginning of the answer: it goes behind
-the model's own start. Given as token ids it is taken as it is, behind the start token.
+The first functions are pure. A decoder prompt given as text to a model of texts is tokenised as the
+encoder's is, with an end token, behind the start token. Beside audio or a picture it is the beginning of the
+answer, and goes behind the model's own start. Token ids are taken as they are, behind the start token.
 """
 
 from __future__ import annotations
@@ -25,6 +26,21 @@ _MOST_CHARS_PER_TOKEN = 128
 def behind_start(token_ids: Sequence[int], defaults: PromptDefaults) -> tuple[int, ...]:
     """A decoder prompt given as ids: the start token goes before it unless it is there already."""
     return defaults.prepend_start(token_ids)
+
+
+def tokenized(
+    token_ids: Sequence[int], head: Sequence[int], tail: Sequence[int], defaults: PromptDefaults
+) -> tuple[int, ...]:
+    """A decoder prompt given as text, between the tokenizer's own special tokens `head` and `tail`.
+
+    Special tokens that the text itself begins or ends with are not repeated.
+    """
+    given, head, tail = tuple(token_ids), tuple(head), tuple(tail)
+    if given[:1] != (defaults.start,) and given[: len(head)] != head:
+        given = (*head, *given)
+    if given[len(given) - len(tail) :] != tail:
+        given = (*given, *tail)
+    return defaults.prepend_start(given)
 
 
 def behind_default(token_ids: Sequence[int], defaults: PromptDefaults) -> tuple[int, ...]:
@@ -76,6 +92,12 @@ class EncDecPrompts:
         self._guarded = guarded
         self._decoder = decoder
         self._max_model_len = max_model_len
+        plain, whole = (
+            self._tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True)
+        )
+        begin = next((at for at in range(len(whole)) if whole[at : at + len(plain)] == plain), 0)
+        #: What the tokenizer puts before and after a text.
+        self._around = whole[:begin], whole[begin + len(plain) :]
 
     def build(self, message: pd_pb2.SubmitRequest, plans: Sequence[ItemPlan]) -> TwoPrompts:
         """Both prompts of a request with these items; a resumed one's are those of the earlier attempt."""
@@ -142,7 +164,10 @@ class EncDecPrompts:
                 self._check_ids(ids, "prompt", "prompt")
                 return ids if message.prompt.unmodified else behind_start(ids, defaults)
         self._check_chars(message.prompt.text, self._max_model_len, "prompt")
-        return behind_default(self._text_ids(message.prompt.text), defaults)
+        text_ids = self._text_ids(message.prompt.text)
+        if self._decoder.modality == "text":
+            return tokenized(text_ids, *self._around, defaults)
+        return behind_default(text_ids, defaults)
 
     def _text_ids(self, text: str) -> list[int]:
         """Token ids of the text, with the special tokens that it spells and no others."""

@@ -50,11 +50,12 @@ class CompletionBook:
         return self._echoes[index // self.options.n] if self.options.echo else ""
 
     def prompt_fields(self, prompt: int) -> Json:
-        """The prompt's token ids; of an encoder-decoder model both prompts, and their texts where given."""
+        """Both prompts of an encoder-decoder model, with their texts where given; of others the token ids
+        where they were asked for."""
         started = self.started[prompt]
         fields: Json = {"prompt_token_ids": started.prompt_token_ids}
         if not (self.options.encoder or started.encoder_prompt_token_ids):
-            return fields
+            return fields if self.options.return_token_ids else {}
         fields["encoder_prompt_token_ids"] = started.encoder_prompt_token_ids
         given = self.options.prompts[prompt]
         if self.options.encoder is None:
@@ -127,11 +128,9 @@ class CompletionStream:
         """The chunk in front of a choice's output, where the prompt is to be repeated in it."""
         self._begun[index] = True
         book = self._book
-        if book.options.return_token_ids:
-            choice = self._choice(index, book.echo(index), Delta("", ()))
-            return self._event([choice | book.prompt_fields(prompt)], {})
-        if book.options.echo:
-            return self._event([self._choice(index, book.echo(index), Delta("", ()))], {})
+        fields = book.prompt_fields(prompt)
+        if fields or book.options.echo:
+            return self._event([self._choice(index, book.echo(index), Delta("", ())) | fields], {})
         return b""
 
     def _last(self, index: int, done: Done) -> bytes:
@@ -200,8 +199,7 @@ class CompletionReply:
         }
         if book.options.return_token_ids:
             choice["token_ids"] = self._token_ids[index]
-            choice |= book.prompt_fields(index // book.options.n)
-        return choice
+        return choice | book.prompt_fields(index // book.options.n)
 
 
 def _top(position: PositionLogprobs) -> dict[str, float]:

@@ -53,10 +53,11 @@ class EncoderMedia(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PromptBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A prompt as an object: a text or token ids, and what the encoder reads."""
+    """A prompt as an object: a text or token ids, under either name, and what the encoder reads."""
 
     prompt: str | None = None
     prompt_token_ids: list[TokenId] | None = None
+    prompt_tokens: list[TokenId] | None = None
     multi_modal_data: EncoderMedia | None = None
 
 
@@ -65,13 +66,21 @@ Singleton = str | list[TokenId] | PromptBody | None
 Prompts = str | PromptBody | Annotated[list[str | TokenId | list[TokenId] | PromptBody], Meta(min_length=1)]
 
 
-def two_prompts(body: CompletionBody) -> tuple[EncoderPrompt | None, RawPrompt | None]:
+def two_prompts(
+    body: CompletionBody, own: EncoderPrompt | None = None
+) -> tuple[EncoderPrompt | None, RawPrompt | None]:
     """What the encoder reads, and what the decoder begins with; (None, None) where only `prompt` is given.
 
-    `prompt` itself is not read here: beside media it is the decoder's. InvalidRequest names the field.
+    `own` are media within `prompt`. `prompt` itself is not read here: beside media it is the decoder's.
+    InvalidRequest names the field.
     """
     if body.encoder_prompt is None and body.decoder_prompt is None and body.multi_modal_data is None:
-        return None, None
+        return own, None
+    if own is not None:
+        raise InvalidRequest(
+            f"prompt.{MEDIA}: send encoder and decoder prompt in one field, or in two",
+            param=f"prompt.{MEDIA}",
+        )
     explicit = "encoder_prompt" if body.encoder_prompt is not None else "decoder_prompt"
     if body.prompt is not None and getattr(body, explicit) is not None:
         raise InvalidRequest(
@@ -117,15 +126,18 @@ def singleton(
     """One prompt in any of its forms, and its media."""
     if not isinstance(value, PromptBody):
         return _plain(value, path), None
-    text, ids, media = value.prompt, value.prompt_token_ids, value.multi_modal_data
-    if (text is not None and ids is not None) or (text is None and ids is None and media is None):
+    text, media = value.prompt, value.multi_modal_data
+    name = "prompt_token_ids" if value.prompt_tokens is None else "prompt_tokens"
+    ids: list[int] | None = getattr(value, name)
+    given = sum(form is not None for form in (text, value.prompt_token_ids, value.prompt_tokens))
+    if given > 1 or (given == 0 and media is None):
         raise InvalidRequest(
             f"{path} holds one of prompt and prompt_token_ids, and may hold {MEDIA}", param=path
         )
     encoder = None if media is None else media_prompt(media, f"{path}.{MEDIA}")
     if text is not None:
         return _plain(text, f"{path}.prompt"), encoder
-    return None if ids is None else _plain(ids, f"{path}.prompt_token_ids"), encoder
+    return None if ids is None else _plain(ids, f"{path}.{name}"), encoder
 
 
 def _plain(value: str | list[int], path: str) -> RawPrompt:
@@ -256,7 +268,11 @@ def parse_completion(
     n = body.n or 1
     if body.best_of not in (None, n):
         raise InvalidRequest("best_of must be equal to n: the server returns all it makes", param="best_of")
-    encoder, decoder = two_prompts(body)
+    own = None
+    if isinstance(body.prompt, dict) and MEDIA in body.prompt:
+        prompt, own = singleton(convert_field(body.prompt, PromptBody, "prompt"), "prompt")
+        body.prompt = list(prompt) if isinstance(prompt, tuple) else prompt
+    encoder, decoder = two_prompts(body, own)
     prompts: tuple[RawPrompt | None, ...] = (decoder,)
     if encoder is None or body.prompt is not None:
         prompts = raw_prompts(body.prompt)

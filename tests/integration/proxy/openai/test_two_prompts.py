@@ -55,10 +55,11 @@ FORMS = [
     ([5, 6], ids_bytes(5, 6), None),
     ({"prompt": "Hi"}, b"Hi", "Hi"),
     ({"prompt_token_ids": [5, 6]}, ids_bytes(5, 6), None),
+    ({"prompt_tokens": [5, 6]}, ids_bytes(5, 6), None),
 ]
 
 
-@pytest.mark.parametrize("encoder", FORMS, ids=["text", "ids", "TextPrompt", "TokensPrompt"])
+@pytest.mark.parametrize("encoder", FORMS, ids=["text", "ids", "TextPrompt", "TokensPrompt", "tokens"])
 async def test_both_prompts_come_in_every_form(store: EmbeddingStore, encoder: Any) -> None:
     given, media, text = encoder
     async with FakeCluster(store, modality="text") as cluster:
@@ -100,8 +101,10 @@ async def test_a_picture_is_the_encoders_in_every_form(store: EmbeddingStore) ->
             assert reply.choices[0].text == whole_text(3)
         data = {"image": url}
         await _complete(cluster, "The", multi_modal_data=data)
+        await _complete(cluster, {"prompt": "The", "multi_modal_data": data})
         await _complete(cluster, encoder_prompt={"multi_modal_data": data}, decoder_prompt=[7])
-        default, *_, text, ids = cluster.pd_workers[0].submits
+        default, *_, text, one_object, ids = cluster.pd_workers[0].submits
+        assert one_object.prompt == text.prompt
         assert not default.HasField("prompt") and not default.HasField("encoder_prompt")
         assert text.prompt.text == "The" and list(ids.prompt.token_ids.ids) == [7]
         assert cluster.encoders[0].media == [PNG], "one item, encoded once"
@@ -116,6 +119,12 @@ REFUSED_BY_PICTURES: list[tuple[dict[str, Any], str]] = [
     ({"encoder_prompt": "x"}, "encoder_prompt"),
     ({"multi_modal_data": AUDIO}, "multi_modal_data.audio"),
     ({"multi_modal_data": {"image": {}}}, "multi_modal_data.image"),
+    (
+        {"prompt": {"prompt": "x", "multi_modal_data": {"image": {"data": "?"}}}},
+        "prompt.multi_modal_data.image.data",
+    ),
+    ({"prompt": {"multi_modal_data": AUDIO}, "decoder_prompt": "x"}, "prompt.multi_modal_data"),
+    ({"prompt": {"prompt_tokens": [1], "prompt_token_ids": [1]}}, "prompt"),
     ({"multi_modal_data": {"image": 5}}, "multi_modal_data.image"),
     ({"multi_modal_data": {"image": {"data": "?"}}}, "multi_modal_data.image.data"),
     ({"multi_modal_data": {"image": {"url": "ftp://x/y.png"}}}, "multi_modal_data.image.url"),
@@ -188,9 +197,7 @@ async def test_a_workers_complaint_about_the_decoders_prompt_names_the_clients_f
 
 async def test_a_streamed_reply_reports_both_prompts_first(store: EmbeddingStore) -> None:
     async with FakeCluster(store, modality="text") as cluster:
-        chunks = await cluster.client.completions.create(
-            model=MODEL, prompt="Hi", max_tokens=2, stream=True, extra_body={"return_token_ids": True}
-        )
+        chunks = await cluster.client.completions.create(model=MODEL, prompt="Hi", max_tokens=2, stream=True)
         first, *rest = [chunk async for chunk in chunks]
         assert first.choices[0].encoder_prompt_token_ids == [72, 105]
         assert first.choices[0].prompt_token_ids == [1, 2, 3]

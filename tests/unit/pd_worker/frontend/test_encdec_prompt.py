@@ -115,7 +115,9 @@ def test_every_form_of_encoder_prompt_with_every_form_of_decoder_prompt(bart: An
     encoders = {"Hi": [0, *inner, 2], (2, 0, 171, 5, 2): [2, 0, 171, 5, 2]}
     decoders: dict[Any, Any] = {
         None: (2, 0),
-        "Hi": (2, 0, *inner),
+        "Hi": (2, 0, *inner, 2),
+        "</s><s>Hi</s>": (2, 0, *inner, 2),
+        "<s>Hi": (2, 0, *inner, 2),
         (51, 178): (2, 51, 178),
         (2, 0, 51, 178, 2): (2, 0, 51, 178, 2),
     }
@@ -128,13 +130,13 @@ def test_every_form_of_encoder_prompt_with_every_form_of_decoder_prompt(bart: An
             assert [feature.placement for feature in two.prompt.features] == [Placement(0, 0)]
 
 
-def test_a_t5_text_ends_for_the_encoder_and_goes_on_for_the_decoder() -> None:
+def test_a_t5_text_has_its_end_token_on_both_sides() -> None:
     tokenizer = t5_tokenizer(300)
     prompts = prompts_of(tokenizer, Fixed(T5, 300))
     inner = tokenizer("Hi", add_special_tokens=False)["input_ids"]
     two = prompts.build(submit("Hi", "Hi"), [plan_of(len(inner) + 1)])
     assert two.encoder_token_ids == (*inner, 1)
-    assert two.prompt.token_ids == (0, *inner)
+    assert two.prompt.token_ids == (0, *inner, 1)
     assert prompts.build(submit("Hi"), [plan_of(len(inner) + 1)]).prompt.token_ids == (0,)
 
 
