@@ -16,7 +16,7 @@ from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.machine.device_memory import DeviceMemory, memory_of
 from triptych.base.progress.progress import step
 from triptych.encoder_worker.graphs.graph_encoder import uncounted_bytes, with_graphs
-from triptych.models.base import EncoderSide, PreparedItem
+from triptych.models.base import EncoderSide, PreparedItem, check_rows
 from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 from triptych.models.identity import ModelIdentity, model_identity
 from triptych.models.registry import load_encoder, resolve_device, resolve_dtype
@@ -103,10 +103,14 @@ def largest_batch(config: EncoderConfig, encoder: EncoderSide) -> Sequence[Prepa
 
 
 def warm_up(encoder: EncoderSide) -> None:
-    """One small forward, so that the first request does not pay for lazy initialisation."""
+    """One small forward, so that the first request does not pay for lazy initialisation.
+
+    InvalidRequest where the tower makes another number of rows than the sample's placeholder has.
+    """
     item = encoder.preprocess(encoder.sample(), {})
     with torch.inference_mode():
-        encoder.encode([item])
+        rows = encoder.encode([item])
+    check_rows(item, len(rows[0]))
 
 
 def parameter_bytes(encoder: EncoderSide) -> int:

@@ -41,6 +41,7 @@ from triptych.pd_worker.engine import Engine
 from triptych.pd_worker.events.attempt_trace import PDTraces
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import GrammarCompiler
+from triptych.pd_worker.frontend.prompt import check_prompts
 from triptych.pd_worker.ranks.decoder_ranks import DecoderRanks
 from triptych.pd_worker.ranks.ranked_runner import OtherRanks, RankedRunner
 from triptych.pd_worker.ranks.share import decoder_threads_of_rank, load_share, sized
@@ -85,6 +86,7 @@ def load_model(config: PDConfig, *, other_peak: int = 0) -> LoadedModel:
     `other_peak` is what another model in this process takes of the device while it computes.
     """
     check_supported(Path(config.model), wanted_by_flags(config))
+    check_prompts(Path(config.model))
     if config.tensor_parallel == 1:
         return _load(config, None, other_peak)
     ranks = DecoderRanks(config)

@@ -16,6 +16,7 @@ from triptych.base.errors import ConfigError, ContextTooLong, InvalidRequest
 from triptych.base.request.chat import Message, TemplateOptions, TextPart
 from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.models.base import DecoderSide
+from triptych.models.registry import family_of
 from triptych.pd_worker.frontend.chat_template import (
     ChatTemplate,
     TemplateMessage,
@@ -296,6 +297,15 @@ def _cut_at(text: str, mark: str) -> str:
             param="messages",
         )
     return before if after.startswith(" ") else before.rstrip()
+
+
+def check_prompts(path: Path) -> None:
+    """ConfigError for a folder that no prompt can be made with, before its weights are read."""
+    decoder = family_of(path).decoder
+    cross = decoder.cross_of(decoder.read_config(path))
+    tokenizer = load_tokenizer(path)
+    if cross is None:
+        read_template(path, tokenizer.chat_template)
 
 
 def open_checkpoint(

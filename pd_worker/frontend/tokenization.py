@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypedDict
 from tokenizers import Tokenizer
 
 from triptych.base.errors import ConfigError
+from triptych.models.checkpoint.folder import check_vocabulary
 
 _NONCE_DIGITS = 32
 #: Characters above which a text is encoded as a batch of one: that releases the interpreter's lock, which
@@ -49,8 +50,11 @@ def load_tokenizer(path: Path) -> FastTokenizer:
     """The checkpoint's fast tokenizer, as transformers loads it; ConfigError when there is none."""
     from transformers import AutoTokenizer
 
+    check_vocabulary(path)
     try:
-        tokenizer: FastTokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        tokenizer: FastTokenizer = AutoTokenizer.from_pretrained(
+            str(path), local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).split("\n", 1)[0][:200]
         raise ConfigError(f"MODEL={path} has no usable tokenizer (tokenizer.json): {reason}") from error

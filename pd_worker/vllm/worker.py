@@ -27,6 +27,7 @@ from triptych.pd_worker.vllm.embeddings import Embeddings, ItemStore
 from triptych.pd_worker.vllm.engine import EngineMetrics, VLLMEngine
 from triptych.pd_worker.worker import PDModel, PDWorker, load_report
 from triptych.protos import pd_pb2
+from triptych.registry.matching import WHOLE_REQUESTS
 
 
 def load_front_model(config: PDConfig, engine_max_model_len: int) -> PDModel:
@@ -92,7 +93,8 @@ class VLLMWorker(PDWorker):
         """The worker's registration."""
         kind = worker_kind(self._config.worker_kind or "vllm", "cpu", 1)
         # Items are looked for in the store, whatever vLLM's prefix cache holds.
-        return self.registration(address, metrics_port, kind, {"encoder_decoder": 0, "keeps_items": 0})
+        capacity = {"encoder_decoder": 0, "keeps_items": 0, WHOLE_REQUESTS: 1}
+        return self.registration(address, metrics_port, kind, capacity)
 
     def start(self) -> None:
         super().start()

@@ -23,6 +23,7 @@ from triptych.proxy.events import ItemPlanned, ItemReady, JobFailed, JobReady, J
 from triptych.proxy.ports import JobFailure, JobStream, RequestEvents, Transport
 from triptych.proxy.routing import MAX_LOSSES
 from triptych.proxy.workers import KnownWorkers
+from triptych.registry.matching import WHOLE_REQUESTS
 
 logger = logging.getLogger(__name__)
 
@@ -165,6 +166,9 @@ class JobRunner:
     def pool_changed(self) -> None:
         """The encoders, or the number of proxies that share them, have changed."""
         self.table.set_encoders(self._slots())
+        self.table.whole_requests = any(
+            worker.info.capacity.get(WHOLE_REQUESTS) for worker in self._pool.serving("pd")
+        )
         for address in self._pool.silent("encoder"):
             self._end_tries(address, ended=False)
         for try_id in self.table.spread(self._clock()):

@@ -56,6 +56,8 @@ class EncoderJobTable:
     ) -> None:
         self.share = share
         self._flow_control = flow_control
+        #: PD workers load a request's items once all of them are stored, not each as it comes.
+        self.whole_requests = False
         self.items = KnownItems()
         self._jobs: dict[EncoderJob, None] = {}
         self._requesters: dict[str, Requester] = {}
@@ -301,7 +303,8 @@ class EncoderJobTable:
                 continue
             assert job.plan is not None
             published = items.published_bytes
-            if self._flow_control and published and published + job.plan.nbytes > self.share:
+            full = self._flow_control and published and published + job.plan.nbytes > self.share
+            if full and self._share_returns():
                 break  # strict order: smaller items behind must not starve this one
             job.state = JobState.RUNNING
             self._run_turns.begin(job.rank[2], *(self._requesters[each].admission for each in job.admitted))
@@ -309,6 +312,14 @@ class EncoderJobTable:
             self._settle(job, 0.0)
             runs.append(StartRun(job))
         return runs
+
+    def _share_returns(self) -> bool:
+        """Whether published bytes are loaded without another run: where whole requests are loaded, one of
+        those that have still to load must wait for no further item."""
+        return not self.whole_requests or any(
+            all(job.state is JobState.RUNNING for job in self._requesters[each].jobs)
+            for each in self.items.loaders
+        )
 
     def _starts(self, now: float) -> list[StartPlan | StartRun]:
         started: list[StartPlan | StartRun] = []

@@ -51,6 +51,11 @@ class KnownItems:
     def __len__(self) -> int:
         return len(self._items)
 
+    @property
+    def loaders(self) -> Iterable[str]:
+        """Requests that have items to load whose bytes count."""
+        return self._loads
+
     def job(self, mm_hash: str) -> EncoderJob | None:
         item = self._items.get(mm_hash)
         return None if item is None else item.job

@@ -184,8 +184,13 @@ async def test_values_that_a_small_store_evicts_are_encoded_again(door, checkpoi
         store.call("DEL", key)
     encoded = door.total("encoder", "triptych_encoder_tower_items_total")
     evicted = store.call("INFO", "stats")["evicted_keys"]
-    store.call("CONFIG", "SET", "maxmemory", store.call("INFO", "memory")["used_memory"] + 1_500_000)
+    size = store.call("INFO", "memory")["used_memory"] + 1_500_000
+    store.call("CONFIG", "SET", "maxmemory", size)
     try:
+        # Their shares of it: before, they would have more encoded at once than it holds.
+        await holds(
+            "the proxies to see it", lambda: door.total("proxy", "triptych_store_max_bytes") == 2 * size
+        )
         # What the first round has saved, the second one finds in part.
         for _ in range(2):
             async with Streams(door.urls[0], LARGE, tokens, ("evicted",)) as streams:

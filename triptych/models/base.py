@@ -56,6 +56,15 @@ class PreparedItem:
         return sum(t.numel() * t.element_size() for t in self.tensors.values())
 
 
+def check_rows(item: PreparedItem, rows: int) -> None:
+    """InvalidRequest where the tower makes another number of rows of an item than its placeholder has."""
+    if rows != item.rows:
+        raise InvalidRequest(
+            f"its processor writes {item.rows} placeholders for an item of which its tower makes {rows} "
+            "rows: correct preprocessor_config.json and processor_config.json, or fetch the checkpoint again"
+        )
+
+
 class EncoderSide(ABC):
     """Tower and projector of one checkpoint on one device."""
 

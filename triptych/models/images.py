@@ -80,7 +80,8 @@ class ImageProcessor:
 
 def load_image_processor(path: Path) -> Any:
     """The checkpoint's image processor on PIL; ConfigError where there is none."""
-    if all(read_json(path / name) is None for name in SETTINGS_FILES):
+    whole = read_json(path / "processor_config.json") or {}
+    if read_json(path / "preprocessor_config.json") is None and "image_processor" not in whole:
         raise ConfigError(
             f"MODEL={path} has no image processor: give MODEL=/folder with preprocessor_config.json"
         )

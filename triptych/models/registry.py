@@ -142,7 +142,8 @@ def family_of(path: Path) -> Family:
     known = "; ".join(f"{family.title} ({family.architecture})" for family in FAMILIES)
     raise ConfigError(
         f"MODEL={path} is of an unknown architecture, {named}: the families are {known}; and "
-        f"image-text classes of transformers {transformers.__version__} (remote code is never run)"
+        f"image-text classes of transformers {transformers.__version__}: give one of those, or install a "
+        "package with its adapter (remote code is never run)"
     )
 
 

@@ -15,6 +15,8 @@ from triptych.base.types import WorkerInfo
 ROW_WIDTH = "row_width"
 #: In a worker's capacity: 1 of an encoder that serves its embeddings, or a PD worker that reads them there.
 DIRECT = "direct"
+#: In a PD worker's capacity: 1 where it loads a request's embeddings once all of them are stored.
+WHOLE_REQUESTS = "whole_requests"
 #: The reasons of a Mismatch, which are labels of a metric.
 MISMATCHES = ("model", "model_key", "modality", "row_width", "namespace")
 _SHOWN = 12

@@ -16,6 +16,7 @@ from triptych.base.rpc.internal_token import InternalToken
 from triptych.base.rpc.tls.certificates import Certificates
 from triptych.base.types import WorkerInfo
 from triptych.base.worker_process import HealthServicer
+from triptych.registry.matching import WHOLE_REQUESTS
 
 TOKEN = "internal-token-of-the-fakes"
 MODEL = "demo"
@@ -94,6 +95,8 @@ class FakeWorker:
     row_width = 0
     #: Whether a PD worker keeps what items gave; None: it is an older one that does not say.
     keeps_items: bool | None = None
+    #: Whether a PD worker loads a request's items once all of them are stored.
+    whole_requests = False
 
     def __init__(self) -> None:
         self.port = 0
@@ -125,6 +128,8 @@ class FakeWorker:
             capacity["max_model_len"] = self.max_model_len
         if self.keeps_items is not None:
             capacity["keeps_items"] = int(self.keeps_items)
+        if self.whole_requests:
+            capacity[WHOLE_REQUESTS] = 1
         if self.row_width:
             capacity["row_width"] = self.row_width
         incarnation = f"i{self.incarnation}"

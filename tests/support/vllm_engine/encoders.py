@@ -14,6 +14,7 @@ from PIL import Image
 
 from support.engine.encoder_bench import Job, png
 from support.processes.cluster import wait_for
+from support.waiting import within
 from triptych.base.hashing import mm_hash
 from triptych.base.parent import supervised
 from triptych.base.rpc.channels import make_channel
@@ -69,16 +70,16 @@ class EncoderProcess:
             await store.close()
 
     def encode(self, *pictures: Image.Image) -> None:
-        """Has the pictures encoded and saved, as a proxy would."""
-        asyncio.run(self._encode(pictures))
+        """Has the pictures encoded and saved; what fails and may be tried again is, as by a proxy."""
+        asyncio.run(within("the pictures to be encoded", self._encode(pictures)))
 
     async def _encode(self, pictures: tuple[Image.Image, ...]) -> None:
         async with make_channel(self._address) as channel:
             bench = SimpleNamespace(stub=encoder_pb2_grpc.EncoderServiceStub(channel))
             for picture in pictures:
-                job = Job(bench, png(picture), namespace=self.namespace)
-                end = await (await job.planned()).finished()
-                assert end.WhichOneof("body") == "ready", end
+                while not await _ready(Job(bench, png(picture), namespace=self.namespace)):
+                    # A worker does not know at once that a store which was away is there again.
+                    await asyncio.sleep(0.1)
 
     def key(self, picture: Image.Image) -> str:
         """The picture's mm_hash."""
@@ -87,3 +88,16 @@ class EncoderProcess:
     def stop(self) -> None:
         self._process.terminate()
         self._process.wait(60)
+
+
+async def _ready(job: Job) -> bool:
+    """Whether the job has ended with an embedding, and not with an error after which it is tried again."""
+    await job.start()
+    await job.send_media()
+    end = await job.event()
+    if end.WhichOneof("body") == "planned":
+        end = await job.finished()
+    if end.WhichOneof("body") == "ready":
+        return True
+    assert end.failed.retryable, end
+    return False

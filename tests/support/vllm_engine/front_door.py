@@ -27,6 +27,8 @@ from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
 
 DTYPE = ("--dtype", "float32")
+#: Requests wait for a store that is away, however slow this machine is to start it again.
+_PROXY_WORDS = ("proxy", "--port", "0", "--grpc-port", "0", "--store-wait", "120")
 _PROXY = re.compile(r"ready: proxy (http://127\.0\.0\.1:\d+)")
 
 
@@ -56,7 +58,7 @@ class FrontDoor:
                 f"pd-{n}": ("pd", *model, "--engine", "vllm", "--engine-url", server.url)
                 for n, server in enumerate(servers)
             },
-            **{f"proxy-{n}": ("proxy", "--port", "0", "--grpc-port", "0") for n in range(proxies)},
+            **{f"proxy-{n}": _PROXY_WORDS for n in range(proxies)},
         }
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 

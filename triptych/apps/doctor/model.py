@@ -189,10 +189,13 @@ def _cross(cross: CrossGeometry, itemsize: int) -> CheckResult:
 
 def _load(path: Path, family: Family, pd: PDConfig, device: torch.device, dtype: torch.dtype) -> CheckResult:
     """Loads for real: missing or unknown tensors, and prompts or items that cannot be made, are errors."""
+    from triptych.encoder_worker.loading import warm_up
     from triptych.models.registry import generation_defaults, load_decoder, load_encoder
     from triptych.models.weights.loading import parameter_bytes
-    from triptych.pd_worker.frontend.prompt import open_checkpoint
+    from triptych.pd_worker.frontend.prompt import check_prompts, open_checkpoint
 
+    family.encoder.processor_config(path)
+    check_prompts(path)
     encoder = load_encoder(path, device=device, dtype=dtype, quantization=pd.quantization)
     decoder = load_decoder(
         path, device=device, dtype=dtype, attn_implementation="sdpa", quantization=pd.quantization
@@ -200,7 +203,7 @@ def _load(path: Path, family: Family, pd: PDConfig, device: torch.device, dtype:
     generation_defaults(path)
     open_checkpoint(path, decoder, decoder.geometry.max_position_embeddings)
     try:
-        encoder.preprocess(encoder.sample(), {})
+        warm_up(encoder)
     except InvalidRequest as error:
         raise ConfigError(f"MODEL={path} cannot take its own sample: {error.message}") from error
     sides = [format_size(parameter_bytes(side.module)) for side in (encoder, decoder)]

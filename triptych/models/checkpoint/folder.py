@@ -128,6 +128,16 @@ def read_json(file: Path) -> JsonObject | None:
     return value
 
 
+#: The files that a tokenizer's vocabulary may be in.
+_VOCABULARIES = ("tokenizer.json", "vocab*", "*.model", "*.spm", "*.tiktoken", "tekken.json")
+
+
+def check_vocabulary(path: Path) -> None:
+    """ConfigError where the folder has no tokenizer: transformers makes an empty one then."""
+    if not any(True for pattern in _VOCABULARIES for _ in path.glob(pattern)):
+        raise ConfigError(f"MODEL={path} has no tokenizer: put its tokenizer.json into the folder")
+
+
 def safetensors_files(path: Path) -> list[Path]:
     """The files that hold the tensors, sorted; ConfigError if there are none or the index names others."""
     index = read_json(path / _INDEX)

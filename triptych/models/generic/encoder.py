@@ -19,14 +19,14 @@ from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.machine.device_memory import host_empty
 from triptych.base.types import JsonObject, Options, runs_of
 from triptych.base.vllm_classes import GRIDS
-from triptych.models.base import PIXELS_OF_VIDEOS, EncoderSide, Media, PreparedItem
+from triptych.models.base import PIXELS_OF_VIDEOS, EncoderSide, Media, PreparedItem, check_rows
 from triptych.models.checkpoint.config import load_config
 from triptych.models.families.fixed_size import FixedSizeEncoder
 from triptych.models.generic.capture import PromptCapture
 from triptych.models.generic.examine import Examined, examine
 from triptych.models.generic.layout import ItemLayout
 from triptych.models.generic.processor import GenericProcessor, ProcessedItem, processor_settings
-from triptych.models.generic.sides import base_of, keep_encoder, load_side
+from triptych.models.generic.sides import base_of, empty_model, keep_encoder, load_side
 from triptych.models.video.clip import Clip
 
 #: Width and height of pictures: small, wide, tall, large.
@@ -72,8 +72,16 @@ class GenericEncoder(EncoderSide):
     ) -> GenericEncoder:
         if quantize:
             raise ConfigError(f"MODEL={path} cannot be quantized while loading: leave out --quantization")
-        side = cls.without_processor(path, device=device, dtype=dtype)
-        side._processor = GenericProcessor(path, load_config(path).image_token_id, side._examined.type_names)
+        config = load_config(path)
+        examined = examine(config, capture_class=cls.capture_class)
+        # Before the weights: what is wrong with the folder is said at once.
+        processor = GenericProcessor(path, config.image_token_id, examined.type_names)
+        empty = empty_model(config)
+        keep_encoder(empty)
+        cls._check_rows(path, cls._of(empty, examined, torch.device("meta"), torch.float32), processor)
+        module = load_side(path, keep_encoder, device=device, dtype=dtype)
+        side = cls._of(module, examined, device, dtype)
+        side._processor = processor
         if cls is not GenericEncoder or not has_fixed_size(side):
             return side
         fixed = FixedSizeImages.__new__(FixedSizeImages)
@@ -84,10 +92,31 @@ class GenericEncoder(EncoderSide):
     def without_processor(cls, path: Path, *, device: torch.device, dtype: torch.dtype) -> Self:
         """The tower alone, for items that are prepared elsewhere."""
         examined = examine(load_config(path), capture_class=cls.capture_class)
-        module, geometry = load_side(path, keep_encoder, device=device, dtype=dtype), examined.geometry
+        return cls._of(load_side(path, keep_encoder, device=device, dtype=dtype), examined, device, dtype)
+
+    @classmethod
+    def _of(
+        cls, module: PreTrainedModel, examined: Examined, device: torch.device, dtype: torch.dtype
+    ) -> Self:
+        geometry = examined.geometry
         side = cls(module, geometry.hidden_size, geometry.deepstack_levels, device=device, dtype=dtype)
         side._examined = examined
         return side
+
+    @staticmethod
+    def _check_rows(path: Path, empty: GenericEncoder, processor: GenericProcessor) -> None:
+        """ConfigError where the tower, on meta, makes more or fewer rows of a picture than the processor
+        writes placeholders. A tower that reads values has its rows compared when it warms up."""
+        empty._processor = processor
+        try:
+            item = empty.preprocess(empty.sample(), {})
+            rows = len(empty.encode_item(item))
+        except Exception:  # of any kind: code of the class, without values
+            return
+        try:
+            check_rows(item, rows)
+        except InvalidRequest as error:
+            raise ConfigError(f"MODEL={path}: {error.message}") from error
 
     @classmethod
     def processor_config(cls, path: Path) -> JsonObject:

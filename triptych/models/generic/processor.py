@@ -20,7 +20,7 @@ from transformers.video_utils import VideoMetadata
 
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.types import JsonObject, Options
-from triptych.models.checkpoint.folder import read_config, read_json
+from triptych.models.checkpoint.folder import check_vocabulary, read_config, read_json
 from triptych.models.generic.options import ProcessorOptions
 from triptych.models.images import SETTINGS_FILES, load_image_processor, processor_identity
 from triptych.models.level_steps import on_levels
@@ -191,10 +191,13 @@ def _sizes(inputs: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _load(path: Path) -> Any:
+    check_vocabulary(path)
     cls = _class_of(path)
     parts: dict[str, Callable[[], Any]] = {
         "image_processor": lambda: on_levels(load_image_processor(path)),
-        "tokenizer": lambda: transformers.AutoTokenizer.from_pretrained(path, local_files_only=True),
+        "tokenizer": lambda: transformers.AutoTokenizer.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        ),
         "video_processor": lambda: _video_processor(path),
     }
     # A processor of pictures works without one of videos.

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from triptych.base.errors import ConfigError
-from triptych.models.checkpoint.config import load_config
+from triptych.models.checkpoint.config import load_config, unknown_type
 from triptych.models.checkpoint.folder import safetensors_files
 
 #: Features that a class's base may ask a getter for, in the order in which they are tried.
@@ -42,9 +42,8 @@ def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
             return cls(config).eval()
     except Exception as error:  # of many kinds
         reason = " ".join(f"{type(error).__name__} {error}".split())
-        raise ConfigError(
-            f"MODEL's config.json describes no {cls.__name__} ({reason}): correct it"
-        ) from error
+        reason = unknown_type(config.to_dict()) or f"describes no {cls.__name__} ({reason}): correct it"
+        raise ConfigError(f"MODEL's config.json {reason}") from error
 
 
 def base_of(model: PreTrainedModel) -> PreTrainedModel:

@@ -14,6 +14,7 @@ from triptych.base.hashing import framed_digest
 from triptych.base.types import ItemPlan
 from triptych.pd_worker.vllm.run import MAX_FAILURES
 from triptych.protos import pd_pb2
+from triptych.registry.matching import WHOLE_REQUESTS
 from triptych.store import keys
 
 QUESTION = [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}]
@@ -47,6 +48,10 @@ async def submit(served, state: pd_pb2.ItemState = pd_pb2.ITEM_STATE_READY, name
 async def notify(served, *plans: ItemPlan) -> None:
     notice = pd_pb2.ItemsNotice(proxy_id="proxy", mm_hashes=[one.mm_hash for one in plans])
     await served.client.stub.NotifyItems(notice)
+
+
+async def test_the_worker_registers_that_it_loads_whole_requests(served):
+    assert served.worker.info("127.0.0.1:1", 2).capacity[WHOLE_REQUESTS] == 1
 
 
 async def test_items_go_to_vllm_by_key_place_and_grid_without_pixels(server, served, store):

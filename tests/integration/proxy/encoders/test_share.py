@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from support.fakes.fake_pd import FakePD
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.base.config import ProxyConfig
@@ -29,3 +30,16 @@ async def test_the_share_is_divided_by_live_proxies_and_whole_again_when_one_has
         await until(lambda: cluster.pool.proxies == 1)
         await upkeep.poll()
         assert table.share == MEMORY // 2
+
+
+async def test_requests_are_whole_where_a_pd_worker_loads_them_so(store):
+    async with FakeCluster(store, pd_workers=0) as cluster:
+        assert not cluster.dispatcher.jobs.table.whole_requests
+        worker = FakePD()
+        worker.whole_requests = True
+        await worker.start()
+        try:
+            await cluster.registry.register(worker.info, term=600.0)
+            await until(lambda: cluster.dispatcher.jobs.table.whole_requests)
+        finally:
+            await worker.kill()

@@ -115,6 +115,25 @@ def test_an_item_above_the_share_runs_alone() -> None:
     assert [job.mm_hash for job in running(jobs)] == ["small"]
 
 
+def test_a_request_that_is_loaded_whole_runs_above_the_share_unless_another_frees_bytes() -> None:
+    jobs = table(4, EncoderSlot("e1", (SPACE,), 9, 9))
+    jobs.whole_requests = True
+    for key, request in (("a", "r1"), ("b", "r1"), ("c", "r2")):
+        jobs.want(key, request, SPACE)
+    for job in started(jobs):
+        jobs.planned(job.try_id, plan(job.mm_hash))
+    jobs.admit("r1")
+    jobs.admit("r2")
+    first, second = running(jobs)
+    assert (first.mm_hash, second.mm_hash) == ("a", "b")
+    for job in (first, second):
+        jobs.ready(job.try_id, plan(job.mm_hash))
+    assert running(jobs) == [], "r1 has all that it needs, and loads it"
+    jobs.loaded("r1", "a")
+    jobs.loaded("r1", "b")
+    assert [job.mm_hash for job in running(jobs)] == ["c"]
+
+
 def test_the_share_returns_at_the_end_of_the_attempt() -> None:
     jobs = table(4)
     job = planned(jobs, "a", "r")
@@ -194,24 +213,27 @@ def test_a_job_never_goes_to_an_encoder_of_another_namespace() -> None:
     assert started(jobs) == []
 
 
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("slots", [1, 2])
 @given(seed=st.integers(0, 1 << 30))
 @settings(max_examples=80, deadline=None)
-def test_with_credit_one_and_a_share_of_one_item_every_job_ends(slots: int, seed: int) -> None:
-    Simulation(random.Random(seed), slots).run()
+def test_with_credit_one_and_a_share_of_one_item_every_job_ends(slots: int, whole: bool, seed: int) -> None:
+    Simulation(random.Random(seed), slots, whole=whole).run()
 
 
 class Simulation:
     """Requests with several items arrive, are admitted by room, load, leave; encoders fail now and then.
 
-    Modelled PD room is two items: the table must make progress although little fits anywhere.
+    Modelled PD room is two items: the table must make progress although little fits anywhere. A `whole`
+    engine loads a request's items when all of them are stored.
     """
 
     ROOM = 4
 
-    def __init__(self, rng: random.Random, slots: int) -> None:
+    def __init__(self, rng: random.Random, slots: int, *, whole: bool) -> None:
         self.rng = rng
         self.jobs = EncoderJobTable(4)
+        self.jobs.whole_requests = whole
         self.jobs.set_encoders(EncoderSlot(f"e{i}", (SPACE,), 1, 1) for i in range(slots))
         self.need: dict[str, set[str]] = {}
         self.plans: dict[str, set[str]] = {}
@@ -234,7 +256,7 @@ class Simulation:
     def step(self) -> None:
         if self.arrivals and self.rng.random() < 0.5:
             self.arrive()
-        if self.need and self.rng.random() < 0.05:
+        if self.need and not self.jobs.whole_requests and self.rng.random() < 0.05:
             self.leave(self.rng.choice(sorted(self.need)))
         self.pump()
         for try_id in sorted(self.open):
@@ -287,7 +309,11 @@ class Simulation:
 
     def load(self) -> None:
         for name in sorted(self.admitted):
-            for key in sorted(self.need[name] - self.admitted[name]):
+            lacking = self.need[name] - self.admitted[name]
+            if self.jobs.whole_requests and (absent := lacking - self.stored):
+                self.report_missing(name, absent)
+                continue
+            for key in sorted(lacking):
                 if key not in self.stored or self.rng.random() < 0.3:
                     continue
                 self.jobs.loaded(name, key)
@@ -298,6 +324,14 @@ class Simulation:
                     self.admitted[name].add(key)
             if self.admitted[name] == self.need[name]:
                 self.leave(name)
+
+    def report_missing(self, name: str, absent: set[str]) -> None:
+        """Those that are lost since their jobs ended, as another request has found."""
+        for key in sorted(absent):
+            job = self.jobs.items.job(key)
+            if job is None or name not in job.waiters:
+                self.jobs.loaded(name, key)
+                self.want(name, key, again=True)
 
     def leave(self, name: str) -> None:
         for job in self.jobs.leave(name):
