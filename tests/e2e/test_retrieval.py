@@ -20,6 +20,8 @@ from support.data.oracle import hidden_states
 from support.data.pictures import picture
 from support.data.retrieval import pair_score, pooled, reranker
 from support.processes.cluster import Cluster, data_url, start_cluster
+from triptych import Client
+from triptych.base.errors import InvalidRequest
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -209,3 +211,24 @@ async def test_a_reranker_neither_chats_nor_completes(scorer):
             await client.chat.completions.create(model="judge", messages=[{"role": "user", "content": "x"}])
         with pytest.raises(BadRequestError, match="/v1/rerank"):
             await client.completions.create(model="judge", prompt="x")
+
+
+def test_the_client_embeds_and_ranks(embedder, scorer):
+    with Client(embedder.cluster.url) as client:
+        ids = client.tokenize(TEXTS[5])
+        made = client.embed([TEXTS[5], TEXTS[6]], dimensions=32)
+        pictured = client.embed(TEXTS[2], files=picture(5, 64, 48), add_generation_prompt=True)
+        with pytest.raises(InvalidRequest, match="dimension"):
+            client.embed("x", dimension=3)  # type: ignore[call-arg]
+    whole = of_ids(embedder.path, ids)[:32]
+    close(made.vectors[0], whole / np.linalg.norm(whole))
+    assert (len(made.vectors), len(made.vectors[1])) == (2, 32)
+    assert made.usage.prompt_tokens > len(ids)
+    content = [{"type": "image"}, {"type": "text", "text": TEXTS[2]}]
+    hidden, _ = hidden_states(embedder.path, [{"role": "user", "content": content}], [picture(5, 64, 48)])
+    close(pictured.vectors[0], pooled(hidden))
+    with Client(scorer.cluster.url) as client:
+        ranking = client.rerank("which harbour?", [TEXTS[1], TEXTS[4]], top_n=1)
+    scores = [pair_score(scorer.path, "which harbour?", TEXTS[at]) for at in (1, 4)]
+    assert [result.index for result in ranking.results] == [int(np.argmax(scores))]
+    close(ranking.results[0].score, np.array(max(scores)))
