@@ -4,12 +4,12 @@ from triptych.apps.client.answers import (
     Answer,
     Chunk,
     Completion,
-    Embeddings,
     Ranked,
     Ranking,
     Segment,
     ToolCall,
     Transcript,
+    Vectors,
 )
 from triptych.apps.client.async_client import AsyncClient
 from triptych.apps.client.client import Client
@@ -21,7 +21,7 @@ __all__ = [
     "Chunk",
     "Client",
     "Completion",
-    "Embeddings",
+    "Vectors",
     "File",
     "Ranked",
     "Ranking",

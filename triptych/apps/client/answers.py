@@ -85,7 +85,7 @@ class Transcript:
 
 
 @dataclass(frozen=True, slots=True)
-class Embeddings:
+class Vectors:
     """One vector for each input, in order."""
 
     vectors: tuple[tuple[float, ...], ...]
@@ -108,12 +108,12 @@ class Ranking:
     usage: Usage
 
 
-def embeddings_of(raw: JsonObject) -> Embeddings:
+def embeddings_of(raw: JsonObject) -> Vectors:
     """The reply to /v1/embeddings in base64; InternalError when it is none."""
     try:
         data = [base64.b64decode(item["embedding"], validate=True) for item in raw["data"]]
         vectors = tuple(struct.unpack(f"<{len(vector) // 4}f", vector) for vector in data)
-        return Embeddings(vectors, usage_of(raw["usage"]))
+        return Vectors(vectors, usage_of(raw["usage"]))
     except (KeyError, TypeError, ValueError, struct.error) as error:
         raise InternalError(f"the server's reply holds no embeddings: {error!r}") from None
 

@@ -118,7 +118,7 @@ class AsyncClient:
         files: fields.Files = (),
         model: str = "",
         **options: Unpack[fields.EmbeddingFields],
-    ) -> answers.Embeddings:
+    ) -> answers.Vectors:
         """A vector for each input: texts or token ids, or one of messages, or of a text with `files`."""
         body = await endpoint.in_thread(wire.embedding_body, inputs, files, model, options)
         return answers.embeddings_of(await self._call(wire.EMBEDDINGS, body))

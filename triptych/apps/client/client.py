@@ -119,7 +119,7 @@ class Client:
         files: fields.Files = (),
         model: str = "",
         **options: Unpack[fields.EmbeddingFields],
-    ) -> answers.Embeddings:
+    ) -> answers.Vectors:
         """A vector for each input: texts or token ids, or one of messages, or of a text with `files`."""
         body = endpoint.at_once(wire.embedding_body, inputs, files, model, options)
         return answers.embeddings_of(self._call(wire.EMBEDDINGS, body))
