@@ -46,6 +46,16 @@ class ProxyServiceStub:
                 request_serializer=triptych_dot_protos_dot_proxy__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=triptych_dot_protos_dot_proxy__pb2.ChatEvent.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_stream(
+                '/triptych.v1.ProxyService/Embed',
+                request_serializer=triptych_dot_protos_dot_proxy__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=triptych_dot_protos_dot_proxy__pb2.Embedding.FromString,
+                _registered_method=True)
+        self.Rerank = channel.unary_stream(
+                '/triptych.v1.ProxyService/Rerank',
+                request_serializer=triptych_dot_protos_dot_proxy__pb2.RerankRequest.SerializeToString,
+                response_deserializer=triptych_dot_protos_dot_proxy__pb2.RankedDocument.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/triptych.v1.ProxyService/ListModels',
                 request_serializer=triptych_dot_protos_dot_proxy__pb2.ListModelsRequest.SerializeToString,
@@ -74,6 +84,20 @@ class ProxyServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """One embedding for each input, in order: what POST /v1/embeddings does.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rerank(self, request, context):
+        """The documents by their relevance to a query, the best first: what POST /v1/rerank does.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Models that can be asked.
         """
@@ -93,6 +117,16 @@ def add_ProxyServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=triptych_dot_protos_dot_proxy__pb2.GenerateRequest.FromString,
                     response_serializer=triptych_dot_protos_dot_proxy__pb2.ChatEvent.SerializeToString,
+            ),
+            'Embed': grpc.unary_stream_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=triptych_dot_protos_dot_proxy__pb2.EmbedRequest.FromString,
+                    response_serializer=triptych_dot_protos_dot_proxy__pb2.Embedding.SerializeToString,
+            ),
+            'Rerank': grpc.unary_stream_rpc_method_handler(
+                    servicer.Rerank,
+                    request_deserializer=triptych_dot_protos_dot_proxy__pb2.RerankRequest.FromString,
+                    response_serializer=triptych_dot_protos_dot_proxy__pb2.RankedDocument.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -156,6 +190,60 @@ class ProxyService:
             '/triptych.v1.ProxyService/Generate',
             triptych_dot_protos_dot_proxy__pb2.GenerateRequest.SerializeToString,
             triptych_dot_protos_dot_proxy__pb2.ChatEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/triptych.v1.ProxyService/Embed',
+            triptych_dot_protos_dot_proxy__pb2.EmbedRequest.SerializeToString,
+            triptych_dot_protos_dot_proxy__pb2.Embedding.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rerank(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/triptych.v1.ProxyService/Rerank',
+            triptych_dot_protos_dot_proxy__pb2.RerankRequest.SerializeToString,
+            triptych_dot_protos_dot_proxy__pb2.RankedDocument.FromString,
             options,
             channel_credentials,
             insecure,

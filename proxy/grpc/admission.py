@@ -82,7 +82,7 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
             raise ValueError("not a number")
 
 
-_OPERATIONS = {"Chat": "chat", "Generate": "generate_content"}
+_OPERATIONS = {"Chat": "chat", "Generate": "generate_content", "Embed": "embeddings"}
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -90,19 +90,23 @@ def _message(index: int, message: proxy_pb2.ChatMessage) -> ChatMessage:
     calls = _tool_calls(message, role, path)
     if not message.parts and not calls:
         raise InvalidRequest(f"{path}.parts must hold at least one part", param=f"{path}.parts")
+    content = content_of(message.parts, path)
+    reasoning = message.reasoning or None
+    return ChatMessage(role, content, message.name or None, calls, message.tool_call_id or None, reasoning)
+
+
+def content_of(given: Sequence[proxy_pb2.ChatPart], path: str) -> str | tuple[TextPart | ImagePart, ...]:
+    """What parts say: a text alone, or texts and pictures."""
     parts: list[TextPart | ImagePart] = []
-    for at, part in enumerate(message.parts):
+    for at, part in enumerate(given):
         kind = part.WhichOneof("body")
         if kind is None:
             raise InvalidRequest(f"{path}.parts[{at}] is empty", param=f"{path}.parts[{at}]")
         parts.append(_part(part, f"{path}.parts[{at}].{kind}"))
-    content: str | tuple[TextPart | ImagePart, ...] = tuple(parts)
     if not parts:
-        content = ""
-    elif len(parts) == 1 and isinstance(parts[0], TextPart):
-        content = parts[0].text
-    reasoning = message.reasoning or None
-    return ChatMessage(role, content, message.name or None, calls, message.tool_call_id or None, reasoning)
+        return ""
+    only = parts[0] if len(parts) == 1 else None
+    return only.text if isinstance(only, TextPart) else tuple(parts)
 
 
 def _tool_calls(message: proxy_pb2.ChatMessage, role: Role, path: str) -> tuple[MessageToolCall, ...]:

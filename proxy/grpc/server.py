@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -15,10 +15,12 @@ from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.protos.convert import logprobs_to_proto
 from triptych.proxy.call.answer import ChoiceReader, Shown, ShownReasoning, whole_calls
 from triptych.proxy.call.chat import ChatCall, Done, EncoderPrompt, Output, RawPrompt, Started, Transcription
+from triptych.proxy.call.pairs import best_first
 from triptych.proxy.call.tools import ToolUse
 from triptych.proxy.call.validation import check_salt, check_token_count, in_range
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.grpc.request import call_of, processor_options, sampling_of_message
+from triptych.proxy.grpc.retrieval import embed_calls, embeddings, rerank_pairs
 from triptych.proxy.media.source import AudioPart, ImagePart, parse_image_url
 from triptych.proxy.pool import WorkerPool
 
@@ -104,7 +106,21 @@ def _transcription(request: proxy_pb2.GenerateRequest) -> Transcription | None:
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R", proxy_pb2.ChatRequest, proxy_pb2.GenerateRequest)
+E = TypeVar("E")
 Context = aio.ServicerContext[Any, Any]
+
+
+async def _guarded(events: AsyncGenerator[E]) -> AsyncIterator[E]:
+    """The events; an unexpected error is logged, and an InternalError to the client."""
+    try:
+        async with aclosing(events):
+            async for event in events:
+                yield event
+    except RequestError:
+        raise
+    except Exception:
+        logger.exception("a gRPC call")
+        raise InternalError("an unexpected error in the proxy") from None
 
 
 class ProxyServicer(proxy_pb2_grpc.ProxyServiceServicer):
@@ -126,12 +142,20 @@ class ProxyServicer(proxy_pb2_grpc.ProxyServiceServicer):
         self._timeout = timeout
 
     def Chat(self, request: proxy_pb2.ChatRequest, context: Context) -> AsyncIterator[proxy_pb2.ChatEvent]:
-        return self._answer(request, self._chat_call)
+        return _guarded(self._answer(request, self._chat_call))
 
     def Generate(
         self, request: proxy_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[proxy_pb2.ChatEvent]:
-        return self._answer(request, self._generate_call)
+        return _guarded(self._answer(request, self._generate_call))
+
+    def Embed(self, request: proxy_pb2.EmbedRequest, context: Context) -> AsyncIterator[proxy_pb2.Embedding]:
+        return _guarded(self._embed(request))
+
+    def Rerank(
+        self, request: proxy_pb2.RerankRequest, context: Context
+    ) -> AsyncIterator[proxy_pb2.RankedDocument]:
+        return _guarded(self._rerank(request))
 
     def _chat_call(self, request: proxy_pb2.ChatRequest) -> tuple[ChatCall, ToolUse]:
         images, choices = self._max_images, self._max_choices
@@ -140,23 +164,31 @@ class ProxyServicer(proxy_pb2_grpc.ProxyServiceServicer):
     def _generate_call(self, request: proxy_pb2.GenerateRequest) -> tuple[ChatCall, ToolUse]:
         return generate_call(request, timeout=self._timeout, max_choices=self._max_choices), ToolUse()
 
+    async def _embed(self, request: proxy_pb2.EmbedRequest) -> AsyncGenerator[proxy_pb2.Embedding]:
+        calls = embed_calls(request, max_images=self._max_images, timeout=self._timeout)
+        del request  # it holds the media again
+        async for embedding in embeddings(self._dispatcher, calls):
+            yield embedding
+
+    async def _rerank(self, request: proxy_pb2.RerankRequest) -> AsyncGenerator[proxy_pb2.RankedDocument]:
+        top_n = request.top_n
+        pairs = rerank_pairs(request, max_images=self._max_images, timeout=self._timeout)
+        del request
+        scores = await pairs.scores(self._dispatcher, lambda done: None)
+        for index in best_first(scores, top_n):
+            yield proxy_pb2.RankedDocument(index=index, score=scores[index])
+
     async def _answer(
         self, request: R, parse: Callable[[R], tuple[ChatCall, ToolUse]]
-    ) -> AsyncIterator[proxy_pb2.ChatEvent]:
-        try:
-            call, tools = parse(request)
-            events = _Events(request.return_token_ids, tools, call.n)
-            del request  # it holds the media again
-            async with aclosing(self._dispatcher.chat(call)) as batches:
-                async for outputs in batches:
-                    for output in outputs:
-                        if (event := events.of(output)) is not None:
-                            yield event
-        except RequestError:
-            raise
-        except Exception:
-            logger.exception("a gRPC call")
-            raise InternalError("an unexpected error in the proxy") from None
+    ) -> AsyncGenerator[proxy_pb2.ChatEvent]:
+        call, tools = parse(request)
+        events = _Events(request.return_token_ids, tools, call.n)
+        del request  # it holds the media again
+        async with aclosing(self._dispatcher.chat(call)) as batches:
+            async for outputs in batches:
+                for output in outputs:
+                    if (event := events.of(output)) is not None:
+                        yield event
 
     async def ListModels(
         self, request: proxy_pb2.ListModelsRequest, context: Context

@@ -34,8 +34,8 @@ from triptych.proxy.openai.messages.endpoint import CountTokensEndpoint, Message
 from triptych.proxy.openai.openapi.document import DocsEndpoints
 from triptych.proxy.openai.responses.endpoint import ResponsesEndpoint
 from triptych.proxy.openai.retrieval.embeddings import EmbeddingsEndpoint
-from triptych.proxy.openai.retrieval.pooled_calls import PooledEndpoint
 from triptych.proxy.openai.retrieval.ranking import RerankEndpoint, ScoreEndpoint
+from triptych.proxy.openai.retrieval.reply import PooledEndpoint
 from triptych.proxy.openai.tokenize import DetokenizeEndpoint, TokenizeEndpoint
 from triptych.proxy.page.endpoint import PageEndpoints
 from triptych.proxy.pd.queries import PDQueries

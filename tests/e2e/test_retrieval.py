@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
+from grpc import aio
 from openai import AsyncOpenAI, BadRequestError
 
 from support.data.checkpoints import build_checkpoint
@@ -20,6 +22,10 @@ from support.data.oracle import hidden_states
 from support.data.pictures import picture
 from support.data.retrieval import pair_score, pooled, reranker
 from support.processes.cluster import Cluster, data_url, start_cluster
+from triptych import Client
+from triptych.base.errors import InvalidRequest
+from triptych.base.rpc.channels import make_channel
+from triptych.protos import proxy_pb2, proxy_pb2_grpc
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -209,3 +215,60 @@ async def test_a_reranker_neither_chats_nor_completes(scorer):
             await client.chat.completions.create(model="judge", messages=[{"role": "user", "content": "x"}])
         with pytest.raises(BadRequestError, match="/v1/rerank"):
             await client.completions.create(model="judge", prompt="x")
+
+
+def test_the_client_embeds_and_ranks(embedder, scorer):
+    with Client(embedder.cluster.url) as client:
+        ids = client.tokenize(TEXTS[5])
+        made = client.embed([TEXTS[5], TEXTS[6]], dimensions=32)
+        pictured = client.embed(TEXTS[2], files=picture(5, 64, 48), add_generation_prompt=True)
+        with pytest.raises(InvalidRequest, match="dimension"):
+            client.embed("x", dimension=3)  # type: ignore[call-arg]
+    whole = of_ids(embedder.path, ids)[:32]
+    close(made.vectors[0], whole / np.linalg.norm(whole))
+    assert (len(made.vectors), len(made.vectors[1])) == (2, 32)
+    assert made.usage.prompt_tokens > len(ids)
+    content = [{"type": "image"}, {"type": "text", "text": TEXTS[2]}]
+    hidden, _ = hidden_states(embedder.path, [{"role": "user", "content": content}], [picture(5, 64, 48)])
+    close(pictured.vectors[0], pooled(hidden))
+    with Client(scorer.cluster.url) as client:
+        ranking = client.rerank("which harbour?", [TEXTS[1], TEXTS[4]], top_n=1)
+    scores = [pair_score(scorer.path, "which harbour?", TEXTS[at]) for at in (1, 4)]
+    assert [result.index for result in ranking.results] == [int(np.argmax(scores))]
+    close(ranking.results[0].score, np.array(max(scores)))
+
+
+async def test_grpc_embeds_and_ranks(embedder, scorer):
+    _, tokenized = await embedder.post("/tokenize", {"prompt": TEXTS[5]})
+    ids = tokenized["tokens"]
+    buffer = io.BytesIO()
+    picture(3, 64, 48).save(buffer, "PNG")
+    async with make_channel(embedder.cluster.grpc_address) as channel:
+        stub = proxy_pb2_grpc.ProxyServiceStub(channel)
+        request = proxy_pb2.EmbedRequest(inputs=[{"text": TEXTS[5]}, {"token_ids": {"ids": ids}}])
+        made = [embedding async for embedding in stub.Embed(request)]
+        parts = [{"image": buffer.getvalue()}, {"text": TEXTS[2]}]
+        chat = proxy_pb2.EmbedRequest(messages=[{"role": "user", "parts": parts}], generation_prompt=True)
+        pictured = [embedding async for embedding in stub.Embed(chat)]
+        for wrong, field in (
+            (proxy_pb2.EmbedRequest(inputs=[{"text": "x"}], dimensions=65), "dimensions"),
+            (proxy_pb2.EmbedRequest(inputs=[{"text": "x"}, {}]), r"inputs\[1\]"),
+            (proxy_pb2.EmbedRequest(), "inputs"),
+        ):
+            with pytest.raises(aio.AioRpcError, match=field):
+                await anext(aiter(stub.Embed(wrong)))
+    assert [embedding.index for embedding in made] == [0, 1]
+    for embedding in made:
+        close(embedding.values, of_ids(embedder.path, ids))
+        assert embedding.prompt_tokens == len(ids)
+    content = [{"type": "image"}, {"type": "text", "text": TEXTS[2]}]
+    hidden, _ = hidden_states(embedder.path, [{"role": "user", "content": content}], [picture(3, 64, 48)])
+    close(pictured[0].values, pooled(hidden))
+    async with make_channel(scorer.cluster.grpc_address) as channel:
+        query = {"parts": [{"text": "which harbour?"}]}
+        documents = [{"parts": [{"text": TEXTS[at]}]} for at in (1, 4, 9)]
+        ask = proxy_pb2.RerankRequest(query=query, documents=documents, top_n=2)
+        ranked = [document async for document in proxy_pb2_grpc.ProxyServiceStub(channel).Rerank(ask)]
+    scores = [pair_score(scorer.path, "which harbour?", TEXTS[at]) for at in (1, 4, 9)]
+    assert [document.index for document in ranked] == sorted(range(3), key=lambda at: -scores[at])[:2]
+    close([document.score for document in ranked], np.array([scores[document.index] for document in ranked]))

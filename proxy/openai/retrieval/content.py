@@ -8,13 +8,10 @@ import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request.chat import TextPart
+from triptych.proxy.call.pairs import Content
+from triptych.proxy.call.pooled import MAX_INPUTS
 from triptych.proxy.call.validation import check_text
-from triptych.proxy.media.source import ImagePart, VideoPart
 from triptych.proxy.openai.chat.request import ImageUrl, PartBody, image_of, part_of
-
-#: Parts of one query, document or text, which stand where a chat has a message's content.
-Content = str | tuple[TextPart | ImagePart | VideoPart, ...]
 
 
 class ContentBody(msgspec.Struct, omit_defaults=True):
@@ -27,8 +24,6 @@ class ContentBody(msgspec.Struct, omit_defaults=True):
 
 
 ContentField = str | ContentBody
-#: Documents of one request, and texts of one.
-MAX_INPUTS = 2048
 Contents = Annotated[list[ContentField], Meta(min_length=1, max_length=MAX_INPUTS)]
 
 
@@ -53,11 +48,6 @@ def content_of(body: ContentField, path: str) -> Content:
         url, name = url.url, f"{name}.url"
     assert url is not None
     return (image_of(url, name),)
-
-
-def images_of(content: Content) -> int:
-    """Its pictures and videos."""
-    return 0 if isinstance(content, str) else sum(not isinstance(part, TextPart) for part in content)
 
 
 def _text(text: str, path: str) -> str:

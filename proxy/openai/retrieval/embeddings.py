@@ -11,12 +11,10 @@ import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.types import SamplingParams
 from triptych.proxy.call.chat import ChatCall, Done, PoolingOptions
-from triptych.proxy.call.validation import check_options, check_salt
+from triptych.proxy.call.pooled import MAX_INPUTS, input_calls, pool_all, pooled_call, vector_of
 from triptych.proxy.http.endpoint import HttpReply
 from triptych.proxy.http.json_body import decode_body, to_json
-from triptych.proxy.media.spool import MediaHold
 from triptych.proxy.openai.chat.request import ChatBody, MessageBody, call_of
 from triptych.proxy.openai.completions.request import Prompts, raw_prompts
 from triptych.proxy.openai.fields.sampling import (
@@ -27,8 +25,7 @@ from triptych.proxy.openai.fields.sampling import (
     TemplateVariables,
     late,
 )
-from triptych.proxy.openai.retrieval.content import MAX_INPUTS
-from triptych.proxy.openai.retrieval.pooled_calls import PooledEndpoint, PooledReply, pool_all, vector_of
+from triptych.proxy.openai.retrieval.reply import PooledEndpoint, PooledReply
 
 
 class PooledBody(msgspec.Struct, kw_only=True):
@@ -123,34 +120,16 @@ def parse_embeddings(raw: bytes, request_id: str, *, max_images: int, timeout: f
         calls = [replace(call, pooling=pooling, whole=True)]
     else:
         prompts = raw_prompts(body.input, "input", MAX_INPUTS)
-        first = pooled_call(body, request_id, timeout, pooling)
+        first = first_call(body, request_id, timeout, pooling)
         several = isinstance(body.input, list) and len(prompts) > 1
-        calls = [
-            replace(
-                first,
-                label=f"{request_id}#i{at}" if at else request_id,
-                prompt=prompt,
-                prompt_param=f"input[{at}]" if several else "input",
-                media=MediaHold(),
-            )
-            for at, prompt in enumerate(prompts)
-        ]
+        calls = input_calls(first, prompts, "input", several=several)
     return EmbeddingRequest(tuple(calls), body.encoding_format == "base64")
 
 
-def pooled_call(body: PooledBody, request_id: str, timeout: float, pooling: PoolingOptions) -> ChatCall:
+def first_call(body: PooledBody, request_id: str, timeout: float, pooling: PoolingOptions) -> ChatCall:
     """A call with the fields that all have, and no prompt yet."""
-    return ChatCall(
-        label=request_id,
-        model=body.model or "",
-        messages=(),
-        sampling=SamplingParams(),
-        timeout=timeout,
-        cache_salt=check_salt(body.cache_salt or ""),
-        processor_options=check_options(body.mm_processor_kwargs or {}),
-        pooling=pooling,
-        whole=True,
-    )
+    options = body.mm_processor_kwargs or {}
+    return pooled_call(request_id, body.model or "", timeout, pooling, body.cache_salt or "", options)
 
 
 def list_head(reply_id: str, model: str) -> dict[str, object]:

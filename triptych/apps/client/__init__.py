@@ -1,6 +1,16 @@
 """A small client of a running cluster, blocking or for asyncio: `triptych.Client(url)`."""
 
-from triptych.apps.client.answers import Answer, Chunk, Completion, Segment, ToolCall, Transcript
+from triptych.apps.client.answers import (
+    Answer,
+    Chunk,
+    Completion,
+    Ranked,
+    Ranking,
+    Segment,
+    ToolCall,
+    Transcript,
+    Vectors,
+)
 from triptych.apps.client.async_client import AsyncClient
 from triptych.apps.client.client import Client
 from triptych.apps.client.fields import File
@@ -11,7 +21,10 @@ __all__ = [
     "Chunk",
     "Client",
     "Completion",
+    "Vectors",
     "File",
+    "Ranked",
+    "Ranking",
     "Segment",
     "ToolCall",
     "Transcript",

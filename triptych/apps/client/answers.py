@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import struct
 from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -82,6 +84,49 @@ class Transcript:
     raw: JsonObject
 
 
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """One vector for each input, in order."""
+
+    vectors: tuple[tuple[float, ...], ...]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A document by its place in the request, and its score."""
+
+    index: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The documents, the best first."""
+
+    results: tuple[Ranked, ...]
+    usage: Usage
+
+
+def embeddings_of(raw: JsonObject) -> Vectors:
+    """The reply to /v1/embeddings in base64; InternalError when it is none."""
+    try:
+        data = [base64.b64decode(item["embedding"], validate=True) for item in raw["data"]]
+        vectors = tuple(struct.unpack(f"<{len(vector) // 4}f", vector) for vector in data)
+        return Vectors(vectors, usage_of(raw["usage"]))
+    except (KeyError, TypeError, ValueError, struct.error) as error:
+        raise InternalError(f"the server's reply holds no embeddings: {error!r}") from None
+
+
+def ranking_of(raw: JsonObject) -> Ranking:
+    """The reply to /v1/rerank; InternalError when it is none."""
+    try:
+        results = [Ranked(result["index"], result["relevance_score"]) for result in raw["results"]]
+        return Ranking(tuple(results), usage_of(raw["usage"]))
+    except (KeyError, TypeError) as error:
+        raise InternalError(f"the server's reply is not a ranking: {error!r}") from None
+
+
 def completion_of(raw: JsonObject) -> Completion:
     """The reply to /v1/completions with return_token_ids; InternalError when it is none."""
     try:
@@ -145,7 +190,7 @@ def chunk_of(raw: JsonObject) -> Chunk:
 def usage_of(raw: JsonObject) -> Usage:
     """The token counts of a reply."""
     cached = (raw.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-    return Usage(raw["prompt_tokens"], raw["completion_tokens"], cached)
+    return Usage(raw["prompt_tokens"], raw.get("completion_tokens", 0), cached)
 
 
 def _tool_call(raw: JsonObject) -> ToolCall:

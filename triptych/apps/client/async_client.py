@@ -111,6 +111,30 @@ class AsyncClient:
         )
         return answers.completion_of(await self._call(wire.COMPLETIONS, body))
 
+    async def embed(
+        self,
+        inputs: fields.Prompt | fields.Messages,
+        *,
+        files: fields.Files = (),
+        model: str = "",
+        **options: Unpack[fields.EmbeddingFields],
+    ) -> answers.Vectors:
+        """A vector for each input: texts or token ids, or one of messages, or of a text with `files`."""
+        body = await endpoint.in_thread(wire.embedding_body, inputs, files, model, options)
+        return answers.embeddings_of(await self._call(wire.EMBEDDINGS, body))
+
+    async def rerank(
+        self,
+        query: fields.Content,
+        documents: Sequence[fields.Content],
+        *,
+        model: str = "",
+        **options: Unpack[fields.RerankFields],
+    ) -> answers.Ranking:
+        """The documents by their relevance to the query: texts, or objects such as {"image": URL}."""
+        body = await endpoint.in_thread(wire.rerank_body, query, documents, model, options)
+        return answers.ranking_of(await self._call(wire.RERANK, body))
+
     async def transcribe(
         self, file: fields.AudioFile, *, model: str = "", **options: Unpack[fields.TranscriptFields]
     ) -> answers.Transcript:

@@ -112,6 +112,30 @@ class Client:
         )
         return answers.completion_of(self._call(wire.COMPLETIONS, body))
 
+    def embed(
+        self,
+        inputs: fields.Prompt | fields.Messages,
+        *,
+        files: fields.Files = (),
+        model: str = "",
+        **options: Unpack[fields.EmbeddingFields],
+    ) -> answers.Vectors:
+        """A vector for each input: texts or token ids, or one of messages, or of a text with `files`."""
+        body = endpoint.at_once(wire.embedding_body, inputs, files, model, options)
+        return answers.embeddings_of(self._call(wire.EMBEDDINGS, body))
+
+    def rerank(
+        self,
+        query: fields.Content,
+        documents: Sequence[fields.Content],
+        *,
+        model: str = "",
+        **options: Unpack[fields.RerankFields],
+    ) -> answers.Ranking:
+        """The documents by their relevance to the query: texts, or objects such as {"image": URL}."""
+        body = endpoint.at_once(wire.rerank_body, query, documents, model, options)
+        return answers.ranking_of(self._call(wire.RERANK, body))
+
     def transcribe(
         self, file: fields.AudioFile, *, model: str = "", **options: Unpack[fields.TranscriptFields]
     ) -> answers.Transcript:

@@ -28,6 +28,10 @@ Messages = str | Sequence[JsonObject]
 Prompt = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]] | JsonObject
 
 
+#: A text, or an object with one of `text`, `image`, `image_url` and `content`.
+Content = str | JsonObject
+
+
 class SamplingFields(TypedDict, total=False):
     """How tokens are chosen: the fields that chat and completions share."""
 
@@ -88,6 +92,33 @@ class CompletionFields(SamplingFields, total=False):
     echo: bool
     suffix: str
     add_special_tokens: bool
+
+
+class PooledFields(TypedDict, total=False):
+    """Fields of requests without generation."""
+
+    mm_processor_kwargs: JsonObject
+    cache_salt: str
+    #: Further fields, which the clients do not know.
+    extra_body: JsonObject
+
+
+class EmbeddingFields(PooledFields, total=False):
+    """The further fields of /v1/embeddings."""
+
+    dimensions: int
+    pooling: Literal["last", "mean", "cls"]
+    normalize: bool
+    add_generation_prompt: bool
+    continue_final_message: bool
+    chat_template_kwargs: JsonObject
+
+
+class RerankFields(PooledFields, total=False):
+    """The further fields of /v1/rerank."""
+
+    top_n: int
+    instruction: str
 
 
 class SpeechFields(TypedDict, total=False):

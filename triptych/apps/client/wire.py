@@ -9,17 +9,21 @@ import os
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from triptych.apps.client.fields import (
     AudioFile,
     ChatFields,
     CompletionFields,
+    Content,
+    EmbeddingFields,
     File,
     Files,
     JsonObject,
     Messages,
     Picture,
     Prompt,
+    RerankFields,
     TranscriptFields,
 )
 from triptych.base.errors import (
@@ -146,6 +150,8 @@ class AudioForm:
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+EMBEDDINGS = "/v1/embeddings"
+RERANK = "/v1/rerank"
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 TRANSLATIONS = "/v1/audio/translations"
 #: Longest pause before another try, in seconds.
@@ -217,6 +223,27 @@ def completion_body(
             )
         body["multi_modal_data"] = {"image": image_part(image)["image_url"]}
     return {"return_token_ids": True, **body, **options} | _model(model)
+
+
+def embedding_body(
+    inputs: Prompt | Messages, files: Files, model: str, options: Mapping[str, object]
+) -> JsonObject:
+    """A body of /v1/embeddings: of messages where there are files, or roles. OSError as above."""
+    given = {"encoding_format": "base64", **_checked(options, EmbeddingFields.__optional_keys__ | {"model"})}
+    pictures = list(_listed(files))
+    first = inputs[0] if isinstance(inputs, Sequence) and inputs else None
+    if pictures or (isinstance(first, Mapping) and "role" in first):
+        return {"messages": conversation(cast("Messages", inputs), pictures), **given} | _model(model)
+    return {"input": inputs, **given} | _model(model)
+
+
+def rerank_body(
+    query: Content, documents: Sequence[Content], model: str, options: Mapping[str, object]
+) -> JsonObject:
+    """A body of /v1/rerank."""
+    given = _checked(options, RerankFields.__optional_keys__ | {"model"})
+    body = {"query": query, "documents": list(documents), "return_documents": False}
+    return {**body, **given} | _model(model)
 
 
 def audio_form(

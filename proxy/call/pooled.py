@@ -1,4 +1,4 @@
-"""The calls of one request without generation, some at a time, and what comes back of them."""
+"""Calls without generation: how they begin, some of a request at a time, and their vectors."""
 
 from __future__ import annotations
 
@@ -7,70 +7,21 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TypeVar
+from types import MappingProxyType
 
 import numpy as np
 
 from triptych.base.errors import DeadlineExceeded, InternalError, Overloaded
-from triptych.proxy.call.chat import ChatCall, Done, Output
-from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.http.delivery import CURRENT_DELIVERY
-from triptych.proxy.http.endpoint import PostEndpoint
-from triptych.proxy.http.json_body import to_json
-from triptych.proxy.quotas.quota import HOLDER, Quota
+from triptych.base.types import SamplingParams
+from triptych.proxy.call.chat import ChatCall, Done, Output, PoolingOptions, RawPrompt
+from triptych.proxy.call.validation import check_options, check_salt
+from triptych.proxy.media.spool import MediaHold
 
+#: Inputs, or documents, of one request.
+MAX_INPUTS = 2048
 #: Calls of one request under way at once: they fill a step of a PD worker, and leave places for others.
 AT_ONCE = 32
-P = TypeVar("P")
 Vector = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
-
-
-class PooledReply:
-    """A reply of one part for each call, which count as the reply's memory as they come."""
-
-    def __init__(self, quota: Quota, count: int = 0) -> None:
-        self._hold = quota.hold(HOLDER.get(), 0)
-        if (delivery := CURRENT_DELIVERY.get()) is not None:
-            delivery.keep(self._hold)
-        self._parts: list[bytes] = [b""] * count
-        self._prompt_tokens = self._cached_tokens = 0
-
-    def put(self, index: int, part: bytes) -> None:
-        """QuotaExceeded where there is no memory for the part."""
-        self._hold.add(len(part))
-        self._parts[index] = part
-
-    def append(self, part: bytes) -> None:
-        """As `put`, after all parts."""
-        self._hold.add(len(part))
-        self._parts.append(part)
-
-    def count(self, done: Done) -> None:
-        """A call's prompt is part of the usage."""
-        self._prompt_tokens += done.usage.prompt_tokens
-        self._cached_tokens += done.usage.cached_tokens
-
-    def body(self, head: Mapping[str, object], name: str) -> bytes:
-        """The JSON reply, its parts under `name`."""
-        usage = {
-            "prompt_tokens": self._prompt_tokens,
-            "total_tokens": self._prompt_tokens,
-            "prompt_tokens_details": {"cached_tokens": self._cached_tokens},
-        }
-        before, after = to_json({**head, name: [], "usage": usage}).split(f'"{name}":[]'.encode())
-        return b"".join((before, f'"{name}":['.encode(), b",".join(self._parts), b"]", after))
-
-
-class PooledEndpoint(PostEndpoint[P]):
-    """An endpoint whose calls are pooled; `max_images` are those of one prompt."""
-
-    smaller = "send fewer inputs at once"
-
-    def __init__(self, dispatcher: Dispatcher, *, max_images: int, max_body: int, timeout: float) -> None:
-        super().__init__(dispatcher.quotas["parser"], max_body=max_body)
-        self.dispatcher = dispatcher
-        self.max_images = max_images
-        self.timeout = timeout
 
 
 def vector_of(done: Done) -> Vector:
@@ -135,3 +86,41 @@ def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def pooled_call(
+    label: str,
+    model: str,
+    timeout: float,
+    pooling: PoolingOptions,
+    cache_salt: str = "",
+    processor_options: Mapping[str, object] = MappingProxyType({}),
+) -> ChatCall:
+    """A call that has no prompt yet; InvalidRequest for a salt or options out of bounds."""
+    return ChatCall(
+        label=label,
+        model=model,
+        messages=(),
+        sampling=SamplingParams(),
+        timeout=timeout,
+        cache_salt=check_salt(cache_salt),
+        processor_options=check_options(processor_options),
+        pooling=pooling,
+        whole=True,
+    )
+
+
+def input_calls(
+    first: ChatCall, prompts: Sequence[RawPrompt], param: str, *, several: bool
+) -> list[ChatCall]:
+    """One call for each prompt; `several`: a worker's complaint names its place in the field `param`."""
+    return [
+        replace(
+            first,
+            label=f"{first.label}#i{at}" if at else first.label,
+            prompt=prompt,
+            prompt_param=f"{param}[{at}]" if several else param,
+            media=MediaHold(),
+        )
+        for at, prompt in enumerate(prompts)
+    ]
