@@ -42,7 +42,7 @@ WORKS = {
 #: vLLM brings a torch of its own, for the machine that it runs on: tests/with_vllm has an environment of it.
 ELSEWHERE = {"vllm"}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 
 def run(*words: str | Path, folder: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -50,7 +50,7 @@ def run(*words: str | Path, folder: Path, check: bool = True) -> subprocess.Comp
     hidden = ("PYTHONPATH", "VIRTUAL_ENV")
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
     done = subprocess.run(
-        [*map(str, words)], cwd=folder, env=kept, capture_output=True, text=True, timeout=800, check=False
+        [*map(str, words)], cwd=folder, env=kept, capture_output=True, text=True, timeout=1800, check=False
     )
     assert done.returncode == 0 or not check, f"{words}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
     return done
