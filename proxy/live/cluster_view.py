@@ -1,4 +1,4 @@
-"""View of the cluster from one proxy: looked at once a second, made into a snapshot when somebody asks."""
+"""View of the cluster from one proxy: polled once a second, made into a snapshot on demand."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class ClusterView:
         self._sources = sources
         self._clock = clock
         self._wall = wall
-        self._started = self._looked = clock()
-        self._looks = 0
+        self._started = self._polled_at = clock()
+        self._polls = 0
         self._tokens = 0.0
         self._window = CountWindow()
         self._history = HistoryRing()
@@ -94,15 +94,15 @@ class ClusterView:
         sources, now = self._sources, self._clock()
         sources.names.poll()
         states, reports = self._states(), self._reports(now)
-        self._tokens += sum(r.tokens_per_second for r in reports.values()) * (now - self._looked)
-        self._looked = now
+        self._tokens += sum(r.tokens_per_second for r in reports.values()) * (now - self._polled_at)
+        self._polled_at = now
         goodput = sources.calls.goodput
         sources.calls.transfers.poll(now)
         self._window.add(read_counts(sources.metrics, now, self._tokens, goodput.met, goodput.measured))
         self._worker_failures.poll(states, store_up=sources.pool.store_ok)
         sources.calls.tallies.keep([address for pool, address in states if pool == "encoder"])
-        self._looks += 1
-        if self._looks % STEP_SECONDS == 0:
+        self._polls += 1
+        if self._polls % STEP_SECONDS == 0:
             self._history.add(self._point(states, reports), self._wall())
 
     def history(self) -> ClusterHistory:
@@ -138,17 +138,17 @@ class ClusterView:
 
     def _states(self) -> dict[Key, tuple[Worker, WorkerState, str]]:
         links = self._sources.dispatcher.pd_links
-        found = {}
+        states = {}
         for key, worker in self._sources.pool.workers.items():
             link = links.get(key[1]) if key[0] == "pd" else None
-            found[key] = (worker, *worker_state(worker, set_aside=link is not None and link.set_aside))
-        return found
+            states[key] = (worker, *worker_state(worker, set_aside=link is not None and link.set_aside))
+        return states
 
     def _reports(self, now: float) -> dict[str, PDLoadReport]:
         """The load of each PD worker that reports one, by address."""
         links = self._sources.dispatcher.pd_links
-        found = ((address, link.load(now)) for address, link in links.items())
-        return {address: report for address, report in found if report is not None}
+        loads = ((address, link.load(now)) for address, link in links.items())
+        return {address: report for address, report in loads if report is not None}
 
     def _proxy(self) -> ProxyState:
         sources = self._sources

@@ -17,7 +17,7 @@ MAX_FAILURES = 32
 #: Kinds of refusals, in a log of their own: they push no failures out.
 MAX_REFUSALS = 8
 _ERROR_ID = re.compile(r"error id ([0-9a-f]{8,32})")
-#: What a failed request's error says, as a part of it: words and remedy of our own. Its text is not shown: it
+#: What a failed request's error says, as a part of it: words and remedy of our own. Its text is left out: it
 #: may name a field of a tenant's request.
 _KNOWN = (
     ("no encoder worker", "no encoder worker could be reached in time", "start encoder workers of its model"),
@@ -96,10 +96,10 @@ class FailureLog:
 
 def described(error: RequestError) -> tuple[str, str]:
     """A server's error in our own words, with what helps; only an error id is taken from its text."""
-    known = (words[1:] for words in _KNOWN if words[0] in error.message)
+    known = (entry[1:] for entry in _KNOWN if entry[0] in error.message)
     what, remedy = next(known, _BY_STATUS.get(error.status, _OTHER))
-    found = _ERROR_ID.search(error.message)
-    return (f"{what} (error id {found[1]})" if found else what), remedy
+    match = _ERROR_ID.search(error.message)
+    return (f"{what} (error id {match[1]})" if match else what), remedy
 
 
 class WorkerState(enum.StrEnum):
@@ -195,10 +195,10 @@ class WorkerFailures:
         before = self._states.get(key, WorkerState.SERVING)
         self._states[key] = state
         if state is not before and state in _BAD:
-            words = "does not fit" if state is WorkerState.MISMATCHED else f"is {state}"
-            self._add(key, words, reason or REMEDIES[state])
+            event = "does not fit" if state is WorkerState.MISMATCHED else f"is {state}"
+            self._add(key, event, reason or REMEDIES[state])
 
-    def _add(self, key: Key, words: str, remedy: str) -> None:
+    def _add(self, key: Key, event: str, remedy: str) -> None:
         pool, address = key
         where = self._name(address)
-        self._log.add(self._time(), f"{POOL_NAMES.get(pool, 'worker')} {where} {words}", remedy, where)
+        self._log.add(self._time(), f"{POOL_NAMES.get(pool, 'worker')} {where} {event}", remedy, where)

@@ -52,6 +52,11 @@ class CallRecord(msgspec.Struct, frozen=True):
     def failed(self) -> bool:
         return self.status is not None and self.status >= _ERROR
 
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Failed calls before others, slow ones before fast ones: those with a higher rank are kept."""
+        return self.failed, self.seconds
+
 
 class CallRecords:
     """The records of calls that have ended, by their order of arrival."""
@@ -59,6 +64,8 @@ class CallRecords:
     def __init__(self) -> None:
         self._newest: OrderedDict[int, CallRecord] = OrderedDict()
         self._kept: OrderedDict[int, CallRecord] = OrderedDict()
+        #: No kept call has a lower rank.
+        self._floor = False, 0.0
 
     def get(self, order: int) -> CallRecord | None:
         return self._newest.get(order) or self._kept.get(order)
@@ -72,10 +79,16 @@ class CallRecords:
         if len(self._newest) <= MAX_NEWEST:
             return None
         old, moved = self._newest.popitem(last=False)
-        self._kept[old] = moved
-        if len(self._kept) <= MAX_KEPT:
+        if len(self._kept) < MAX_KEPT:
+            self._kept[old] = moved
             return None
         leaves = next(iter(self._kept))
         if (self._kept[leaves].ended or 0.0) >= (record.ended or 0.0) - KEEP_SECONDS:
-            leaves = min(self._kept, key=lambda each: (self._kept[each].failed, self._kept[each].seconds))
+            # Most calls are none of the slowest: they cost no search.
+            if moved.rank <= self._floor:
+                return old, moved
+            leaves = min(self._kept, key=lambda each: self._kept[each].rank)
+            self._floor = self._kept[leaves].rank
+        self._floor = min(self._floor, moved.rank)
+        self._kept[old] = moved
         return leaves, self._kept.pop(leaves)

@@ -54,8 +54,8 @@ class ClusterReader(Protocol):
 class Listener:
     """One reader of the feed. Holds at most the newest event that it has not read."""
 
-    def __init__(self, shown: str = "") -> None:
-        self.shown = shown
+    def __init__(self, visible: str = "") -> None:
+        self.visible = visible
         self._newest: bytes | None = None
         self._missed = 0
         self._wake = asyncio.Event()
@@ -93,7 +93,7 @@ class LiveFeed:
         self._task: asyncio.Task[None] | None = None
         self._snapshot: tuple[float, ClusterSnapshot] | None = None
         #: The snapshot as JSON, by the tenant whose requests it shows.
-        self._shown: dict[str, bytes] = {}
+        self._by_tenant: dict[str, bytes] = {}
         self._history: tuple[float, bytes] | None = None
         self._draining = False
 
@@ -116,24 +116,24 @@ class LiveFeed:
         for listener in self._listeners:
             listener.close()
 
-    def snapshot(self, shown: str = "") -> bytes:
+    def snapshot(self, visible: str = "") -> bytes:
         """The snapshot as JSON, at most a second old: any number of requests for it costs one.
 
-        It lists the requests of the tenant `shown`, or of all where that is empty.
+        It lists the requests of the tenant `visible`, or of all where that is empty.
         """
         now = asyncio.get_running_loop().time()
         if self._snapshot is None or now - self._snapshot[0] >= POLL_SECONDS:
             self._renew(now)
         assert self._snapshot is not None
-        if shown not in self._shown:
+        if visible not in self._by_tenant:
             snapshot = self._snapshot[1]
-            if shown:
-                snapshot = msgspec.structs.replace(snapshot, requests=self._view.requests(shown))
-            self._shown[shown] = _encode(snapshot)
-        return self._shown[shown]
+            if visible:
+                snapshot = msgspec.structs.replace(snapshot, requests=self._view.requests(visible))
+            self._by_tenant[visible] = _encode(snapshot)
+        return self._by_tenant[visible]
 
     def _renew(self, now: float) -> None:
-        self._snapshot, self._shown = (now, self._view.snapshot()), {}
+        self._snapshot, self._by_tenant = (now, self._view.snapshot()), {}
 
     def history(self) -> bytes:
         """The history as JSON, made once for each of its points."""
@@ -143,18 +143,18 @@ class LiveFeed:
         return self._history[1]
 
     @contextmanager
-    def listen(self, tenant: str = "", shown: str = "") -> Iterator[Listener]:
+    def listen(self, tenant: str = "", visible: str = "") -> Iterator[Listener]:
         """A listener for as long as the context lasts. QuotaExceeded when there are too many.
 
-        `tenant` is empty where no API keys are in use, `shown` where it may see the requests of all.
+        `tenant` is empty where no API keys are in use, `visible` where it may see the requests of all.
         """
         if self._draining:
             raise Unavailable("this proxy is stopping", retry_after=_RETRY_AFTER)
         with self._places.hold(tenant, 1):
-            listener = Listener(shown)
+            listener = Listener(visible)
             self._listeners.add(listener)
             try:
-                listener.offer(event("snapshot", self.snapshot(shown)))
+                listener.offer(event("snapshot", self.snapshot(visible)))
                 yield listener
             finally:
                 self._listeners.discard(listener)
@@ -166,10 +166,11 @@ class LiveFeed:
             return
         self._renew(asyncio.get_running_loop().time())
         shared = {
-            shown: event("snapshot", self.snapshot(shown)) for shown in {o.shown for o in self._listeners}
+            visible: event("snapshot", self.snapshot(visible))
+            for visible in {o.visible for o in self._listeners}
         }
         for listener in self._listeners:
-            listener.offer(shared[listener.shown])
+            listener.offer(shared[listener.visible])
 
     async def _forever(self) -> None:
         while True:
@@ -275,7 +276,9 @@ class LiveEndpoints:
         self._clock = clock
 
     async def snapshot(self, request: Request) -> Response:
-        return Response(self._feed.snapshot(_shown(request.scope)), media_type=_JSON, headers=_NO_STORE)
+        return Response(
+            self._feed.snapshot(_visible_tenant(request.scope)), media_type=_JSON, headers=_NO_STORE
+        )
 
     async def finished(self, request: Request) -> Response:
         """Calls that have ended, by the query: the sender's own, an operator's of all."""
@@ -283,7 +286,7 @@ class LiveEndpoints:
             query = convert_field(dict(request.query_params), FinishedQuery, "query", strict=False)
         except InvalidRequest as error:
             return refusal(error)
-        body = _encode(self._calls.finished(_shown(request.scope), query))
+        body = _encode(self._calls.finished(_visible_tenant(request.scope), query))
         return Response(body, media_type=_JSON, headers=_NO_STORE)
 
     async def record(self, request: Request) -> Response:
@@ -309,7 +312,7 @@ class EventsEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with self._feed.listen(principal_of(scope), _shown(scope)) as listener:
+            with self._feed.listen(principal_of(scope), _visible_tenant(scope)) as listener:
                 if scope["method"] == "HEAD":
                     listener.close()
                 await self._serve(listener, receive, send)
@@ -342,8 +345,8 @@ class EventsEndpoint:
             await send(message)
 
 
-def _shown(scope: Scope) -> str:
-    """The tenant whose requests the sender is shown; empty: those of all."""
+def _visible_tenant(scope: Scope) -> str:
+    """The tenant whose requests the sender may see; empty: those of all."""
     return "" if sees_all(scope) else principal_of(scope)
 
 

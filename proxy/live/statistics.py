@@ -195,8 +195,8 @@ def percentile(ordered: Sequence[float], percent: int) -> float | None:
 
 def mean(values: Iterable[float]) -> float | None:
     """None of nothing."""
-    found = list(values)
-    return sum(found) / len(found) if found else None
+    known = list(values)
+    return sum(known) / len(known) if known else None
 
 
 class HistoryPoint(msgspec.Struct, frozen=True):

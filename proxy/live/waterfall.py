@@ -21,7 +21,7 @@ IN_STORE = "in the store: no encoder job"
 HELD = "held by the KV cache"
 JOINED = "encoded for another request"
 ALREADY = "in the store by then: the tower did not run"
-#: Digits of a second that are shown: microseconds.
+#: Digits of a second of a result: microseconds.
 _DIGITS = 6
 
 
@@ -33,7 +33,7 @@ def waterfall(record: CallRecord, now: float, worker_name: Callable[[str], str] 
     for moment in timeline.moments:
         phases.add(moment)
     items = [_clipped(span, start, end) for span in item_spans(timeline.moments, end)]
-    spans = [part for tile in _tiles(phases.found, start, end) for part in _by_item(tile, items)]
+    spans = [part for tile in _tiles(phases.phases, start, end) for part in _by_item(tile, items)]
     spans += items
     if timeline.rest is not None:
         note = f"{timeline.items - TIMED_ITEMS} further items, summed"
@@ -115,7 +115,7 @@ class _Phases:
     """
 
     def __init__(self, start: float, items: int, rest: tuple[float, float] | None) -> None:
-        self.found = [RequestPhase(start, "fetch", PROXY)]
+        self.phases = [RequestPhase(start, "fetch", PROXY)]
         self._items = items
         self._rest_end = rest[1] if rest else 0.0
         self._lacking = 0
@@ -133,7 +133,7 @@ class _Phases:
                 self._lacking, self._admitted = min(self._items, TIMED_ITEMS), False
                 self._begin(moment, "queue", PROXY, "for a PD worker")
             case events.Accepted if not self._admitted:
-                self._begin(moment, "queue", moment.where, "for room")
+                self._begin(moment, "queue", moment.where, "for memory")
             case events.Admitted:
                 self._admitted = True
                 self._wait_for_items(moment)
@@ -151,13 +151,13 @@ class _Phases:
 
     def _begin(self, moment: Moment, name: str, where: str, note: str = "", at: float | None = None) -> None:
         """The phase from `at` on, or from the moment; never before the phase that it follows."""
-        at = max(moment.at if at is None else at, self.found[-1].at)
-        self.found.append(RequestPhase(at, name, where, note, moment.attempt))
+        at = max(moment.at if at is None else at, self.phases[-1].at)
+        self.phases.append(RequestPhase(at, name, where, note, moment.attempt))
 
     def _fetched(self, moment: Moment) -> None:
-        start = self.found[0].at
+        start = self.phases[0].at
         began = max(moment.at - moment.spent[0], start)
-        self.found = [RequestPhase(start, "wait", PROXY, "for its turn and its model")]
+        self.phases = [RequestPhase(start, "wait", PROXY, "for its turn and its model")]
         self._begin(moment, "fetch", PROXY, "" if self._items else "no media", began)
         if self._items:
             self._begin(moment, "wait", STORE, "look-up of its items")
@@ -176,9 +176,9 @@ class _Phases:
         same = first is not None and first.attempt == moment.attempt
         decoding = first.at if first is not None and same else moment.at - decode
         began = decoding - prefill
-        where = next((p.where for p in reversed(self.found) if p.attempt == moment.attempt), "")
-        kept = [p for p in self.found if p.attempt != moment.attempt or p.at < began]
-        self.found = [
+        where = next((p.where for p in reversed(self.phases) if p.attempt == moment.attempt), "")
+        kept = [p for p in self.phases if p.attempt != moment.attempt or p.at < began]
+        self.phases = [
             replace(p, name="queue", note=_FOR_STEP)
             if p.attempt == moment.attempt and p.name == "prefill"
             else p
@@ -278,7 +278,7 @@ class _Item:
         for name, start, end, where, note in (
             ("queue", awaited.at, begun, PROXY, "for an encoder worker"),
             ("preprocess", begun, planned, moment.where, ""),
-            ("queue", planned, encoding, moment.where, "for room at a PD worker, and for the tower"),
+            ("queue", planned, encoding, moment.where, "for memory at a PD worker, and for the tower"),
             ("encode", encoding, saving, moment.where, awaited.note),
             ("save", saving, moment.at, STORE, ""),
         ):

@@ -135,10 +135,10 @@ class ProcessWatch:
         await asyncio.to_thread(self._watchdog.stop)
 
     async def _follow(self) -> None:
-        shown = True
+        last = True
         while True:
             self._loop.tick()
-            if (healthy := self.healthy()) is not shown:
-                shown = healthy
+            if (healthy := self.healthy()) is not last:
+                last = healthy
                 await (self._health.serving() if healthy else self._health.stalled())
             await asyncio.sleep(self._watchdog.interval)

@@ -54,16 +54,16 @@ export class TimeChart {
     setAttr(this.area, "d", areaPath(this.values[0], high));
     setText(this.max, this.format(high));
     this.read(this.at);
-    setAttr(this.plot, "aria-label", this.#words());
+    setAttr(this.plot, "aria-label", this.#description());
   }
 
-  #words() {
-    const words = this.lines.map(({ label }, index) => {
+  #description() {
+    const parts = this.lines.map(({ label }, index) => {
       const seen = this.values[index].filter((value) => value !== null);
       if (!seen.length) return `${label}: no values`;
       return `${label}: now ${this.format(seen.at(-1))}, between ${this.format(Math.min(...seen))} and ${this.format(Math.max(...seen))}`;
     });
-    return `${this.title}, since ${this.span}. ${words.join(". ")}. Arrow keys read single points.`;
+    return `${this.title}, since ${this.span}. ${parts.join(". ")}. Arrow keys read single points.`;
   }
 
   #point(event) {

@@ -121,8 +121,8 @@ export class Composer {
   #dialer() {
     const digits = h("input", { type: "text", inputMode: "numeric", pattern: "[0-9]*", maxLength: 8, value: "5551234", size: 9, "aria-label": "Digits to dial" });
     const make = async () => {
-      const wanted = digits.value.replace(/\D/g, "").slice(0, 8);
-      if (wanted) this.setMedia([new Media("tones.wav", "audio/wav", await dialTones(wanted))]);
+      const dialled = digits.value.replace(/\D/g, "").slice(0, 8);
+      if (dialled) this.setMedia([new Media("tones.wav", "audio/wav", await dialTones(dialled))]);
       else this.say("Write digits to dial.");
     };
     return h("span", { class: "dial" }, digits, h("button", { type: "button", class: "quiet", onclick: make }, "Dial tones"));

@@ -86,7 +86,7 @@ class Answer {
   #end = "";
   usage = null;
 
-  /** What `pieceOf` found in one event. */
+  /** What `pieceOf` read of one event. */
   add(piece) {
     if (piece.text || piece.calls || piece.reasoning) {
       this.#first ??= performance.now();
@@ -132,14 +132,14 @@ class Answer {
     this.#thought.hidden = !this.#reasoning;
     setText(this.#thoughtText, this.#reasoning);
     this.#letters.appendData(this.text.slice(this.#letters.length));
-    setText(this.#meta, this.#words());
+    setText(this.#meta, this.#summary());
   }
 
   get firstToken() {
     return this.#first === null ? null : (this.#first - this.#started) / 1000;
   }
 
-  #words() {
+  #summary() {
     if (this.#first === null && this.#ended === null) return "Waiting for the first token …";
     const tokens = this.usage?.completion_tokens ?? this.pieces;
     const last = this.#ended ?? performance.now();

@@ -26,8 +26,8 @@ function fill(node, props, children) {
 
 /** Sets a text only where it differs: an untouched node costs no layout. */
 export function setText(node, text) {
-  const wanted = String(text);
-  if (node.textContent !== wanted) node.textContent = wanted;
+  const value = String(text);
+  if (node.textContent !== value) node.textContent = value;
 }
 
 /** Sets an attribute, or removes it where the value is null. */
@@ -45,12 +45,12 @@ const rowsOf = new WeakMap();
 export function reconcile(parent, items, key, make) {
   if (!rowsOf.has(parent)) rowsOf.set(parent, new Map());
   const known = rowsOf.get(parent);
-  const wanted = new Set();
+  const kept = new Set();
   let at = parent.firstChild;
   for (const item of items) {
     const name = key(item);
-    if (wanted.has(name)) continue;
-    wanted.add(name);
+    if (kept.has(name)) continue;
+    kept.add(name);
     if (!known.has(name)) known.set(name, make(item));
     const row = known.get(name);
     row.update(item);
@@ -58,7 +58,7 @@ export function reconcile(parent, items, key, make) {
     else parent.insertBefore(row.node, at);
   }
   for (const [name, row] of known) {
-    if (wanted.has(name)) continue;
+    if (kept.has(name)) continue;
     row.node.remove();
     known.delete(name);
   }

@@ -71,9 +71,9 @@ class Panel {
       h("header", {}, h("h2", {}, this.dot, title)), this.state, this.lines);
   }
 
-  update([mark, words], lines) {
+  update([mark, text], lines) {
     setAttr(this.dot, "class", `dot ${mark}`);
-    setText(this.state, words);
+    setText(this.state, text);
     setAttr(this.state, "class", `state ${mark === "good" ? "offscreen" : mark}`);
     reconcile(this.lines, lines, ([name]) => name, lineRow);
   }

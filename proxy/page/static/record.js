@@ -1,4 +1,4 @@
-// The record of one request: fetched until it has ended, and shown as a waterfall in a dialog.
+// The record of one request: fetched until it has ended, drawn as a waterfall in a dialog.
 
 import { call } from "./api.js";
 import { h } from "./dom.js";
@@ -6,7 +6,7 @@ import { waterfall } from "./waterfall.js";
 
 const POLL_MS = 500;
 
-/** The record, or an Error that says in words why there is none. */
+/** The record, or an Error that says why there is none. */
 export async function fetchRecord(id) {
   try {
     return await (await call(`cluster/requests/${encodeURIComponent(id)}`)).json();

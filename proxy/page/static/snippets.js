@@ -23,9 +23,9 @@ export function pythonLines(base, request, keyed) {
   const text = (value, depth) => literal(value, depth, media);
   const lines = ["from openai import OpenAI", "", `client = OpenAI(base_url=${JSON.stringify(`${base}v1`)}, api_key="${keyed ? "YOUR_KEY" : "none"}")`];
   const { named, extra } = split(request.form ?? request.body);
-  const words = Object.entries(named).map(([name, value]) => `    ${name}=${keyword(name, value, text)},`);
-  if (Object.keys(extra).length) words.push(`    extra_body=${text(extra, 1)},`);
-  lines.push(`stream = client.${call}.create(`, ...words, ")", "for event in stream:", `    ${printing(own)}`);
+  const parameters = Object.entries(named).map(([name, value]) => `    ${name}=${keyword(name, value, text)},`);
+  if (Object.keys(extra).length) parameters.push(`    extra_body=${text(extra, 1)},`);
+  lines.push(`stream = client.${call}.create(`, ...parameters, ")", "for event in stream:", `    ${printing(own)}`);
   return (media.length ? [...lines.slice(0, 1), ...READER, ...lines.slice(1)] : lines).join("\n");
 }
 

@@ -79,8 +79,8 @@ export class TryView {
     if (!composer.models.length) return;
     const text = composer.text.value.trim();
     const media = composer.media;
-    const lacking = missing(composer.chosen, text, media);
-    if (lacking) return composer.say(lacking);
+    const lack = missing(composer.chosen, text, media);
+    if (lack) return composer.say(lack);
     let request;
     try {
       request = makeRequest(composer.chosen, this.history, text, media, composer.options.read());
@@ -219,10 +219,10 @@ export class TryView {
   }
 
   /** Without a request: the stages that a request goes through. */
-  #noTime(words = "Ask something: its stages appear here, each with its worker and its time.") {
+  #noTime(text = "Ask something: its stages appear here, each with its worker and its time.") {
     this.watched = null;
     const stages = STAGES.map(([name, does]) => h("div", {}, h("dt", {}, h("span", { class: `swatch stage-${name.toLowerCase()}` }), name), h("dd", { class: "soft" }, does)));
-    this.time.replaceChildren(h("p", { class: "soft" }, words), h("dl", { class: "stages" }, stages));
+    this.time.replaceChildren(h("p", { class: "soft" }, text), h("dl", { class: "stages" }, stages));
   }
 
   async #loadExamples() {
@@ -233,13 +233,13 @@ export class TryView {
   #fillEmpty() {
     const mode = this.composer.mode;
     const cards = mode === "chat" ? (this.examples ?? []).map((example) => this.#exampleCard(example)) : [];
-    const words = {
+    const [title, hint] = {
       chat: ["Ask about a picture", "Drop pictures here, paste them, or take one of the demo's."],
       speech: ["Write speech down", "Drop a sound file here, or dial tones below: the audio demo hears digits."],
       picture: ["Read a picture", "Drop one picture here: the model writes down what it shows."],
       text: ["Write a text", "The model's encoder reads it, its decoder answers."],
     }[mode];
-    this.empty.replaceChildren(h("h1", {}, words[0]), h("p", { class: "soft" }, words[1]), h("ul", { class: "examples", "aria-label": "Examples" }, cards));
+    this.empty.replaceChildren(h("h1", {}, title), h("p", { class: "soft" }, hint), h("ul", { class: "examples", "aria-label": "Examples" }, cards));
   }
 
   #exampleCard({ pictures, question }) {

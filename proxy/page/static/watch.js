@@ -35,7 +35,7 @@ export class WatchView {
     this.feed = new Feed({
       history: (data) => (this.series.setHistory(data), this.draw()),
       snapshot: (data) => this.#take(data),
-      state: (name, words) => this.#state(name, words),
+      state: (name, message) => this.#state(name, message),
     });
     this.pools = new Pools((worker) => this.dialog.open(worker, this.now));
     this.record = new RecordDialog();
@@ -87,23 +87,23 @@ export class WatchView {
     this.pill = h("span", { class: "pill", role: "status" }, "Connecting …");
     this.about = h("span", { class: "soft small" });
     this.newer = h("button", { type: "button", class: "quiet small", hidden: true, onclick: () => location.reload() }, "This page is of another version: reload it");
-    this.words = h("p", { class: "notice", hidden: true });
-    this.give = h("button", { type: "button", class: "primary", hidden: true, onclick: () => askForKey(this.words.textContent) }, "Give an API key");
-    return h("div", { class: "strip" }, h("h1", {}, "The cluster, live"), this.pill, this.about, this.newer, this.words, this.give);
+    this.message = h("p", { class: "notice", hidden: true });
+    this.give = h("button", { type: "button", class: "primary", hidden: true, onclick: () => askForKey(this.message.textContent) }, "Give an API key");
+    return h("div", { class: "strip" }, h("h1", {}, "The cluster, live"), this.pill, this.about, this.newer, this.message, this.give);
   }
 
-  #state(name, words) {
+  #state(name, message) {
     const marks = { live: "good", connecting: "", waiting: "warn", key: "warn", absent: "bad", paused: "" };
     const short = { live: "Live", connecting: "Connecting …", waiting: "Reconnecting", key: "Give an API key", absent: "No live data", paused: "Paused" };
     setText(this.pill, short[name]);
     setAttr(this.pill, "class", `pill ${marks[name]}`);
     const explain = ["waiting", "key", "absent"].includes(name);
-    this.words.hidden = !explain;
-    setText(this.words, explain ? words : "");
-    setAttr(this.words, "class", `notice ${marks[name]}`);
+    this.message.hidden = !explain;
+    setText(this.message, explain ? message : "");
+    setAttr(this.message, "class", `notice ${marks[name]}`);
     this.give.hidden = name !== "key";
     setAttr(this.root, "data-state", name);
-    if (name === "key") askForKey(words);
+    if (name === "key") askForKey(message);
   }
 
   #draw() {
@@ -160,9 +160,9 @@ function tileRow([name]) {
   const node = h("div", {}, h("dt", {}, name), value, note);
   return {
     node,
-    update([, text, words, mark]) {
+    update([, text, detail, mark]) {
       setText(value, text);
-      setText(note, words);
+      setText(note, detail);
       setAttr(node, "class", `tile ${mark}`);
     },
   };
@@ -194,9 +194,9 @@ function failureRow(failure, time) {
   const when = h("span", { class: "soft small" });
   return {
     node: h("li", {}, h("p", {}, h("strong", {}, failure.what), failure.where ? h("code", {}, failure.where) : null, when), h("p", { class: "soft" }, failure.remedy)),
-    update(shown) {
-      const times = shown.count > 1 ? `, ${count(shown.count)} times` : "";
-      setText(when, `${duration(Math.max(0, time() - shown.time))} ago${times}`);
+    update(current) {
+      const times = current.count > 1 ? `, ${count(current.count)} times` : "";
+      setText(when, `${duration(Math.max(0, time() - current.time))} ago${times}`);
     },
   };
 }

@@ -3,21 +3,21 @@
 import { h } from "./dom.js";
 import { count, percent, seconds } from "./format.js";
 
-const WORDS = {
+const TITLES = {
   fetch: "Fetch", queue: "Queue", preprocess: "Preprocess", encode: "Encode", save: "Save", load: "Load", prefill: "Prefill", decode: "Decode", wait: "Wait",
 };
-/** What is shown of a request of many items; the table's rows end there too. */
+/** What is drawn of a request of many items; the table's rows end there too. */
 const MAX_LANES = 8;
 const MAX_ROWS = 80;
 
 const isItem = (span) => span.item !== null && span.item !== undefined;
 /** The one span of all items that are not told apart. */
 const isSummed = (span) => isItem(span) && /further items, summed/.test(span.note ?? "");
-const word = (name) => (Object.hasOwn(WORDS, name) ? WORDS[name] : String(name));
+const title = (name) => (Object.hasOwn(TITLES, name) ? TITLES[name] : String(name));
 
 /** A class name that is one of ours, whatever the server calls a span. */
 export function stage(name) {
-  return Object.hasOwn(WORDS, name) ? name : "wait";
+  return Object.hasOwn(TITLES, name) ? name : "wait";
 }
 
 /** Seconds that at least one span covers. */
@@ -59,10 +59,10 @@ export function waterfall(record) {
 
 function facts(record, spans, total) {
   const hits = new Set(spans.filter((span) => isItem(span) && isHit(span.note)).map((span) => span.item)).size;
-  const shown = new Set(spans.filter((span) => isItem(span) && !isSummed(span)).map((span) => span.item)).size;
-  const items = Math.max(shown, record.items ?? 0);
+  const single = new Set(spans.filter((span) => isItem(span) && !isSummed(span)).map((span) => span.item)).size;
+  const items = Math.max(single, record.items ?? 0);
   // Of a request with very many items the first ones alone are told apart.
-  const of = items > shown ? `${hits} of the first ${shown}, of ${count(items)}` : `${hits} of ${items}`;
+  const of = items > single ? `${hits} of the first ${single}, of ${count(items)}` : `${hits} of ${items}`;
   const pairs = [
     ["Total", record.seconds === null ? `${seconds(total)} …` : seconds(total)],
     ["Prompt", `${count(record.prompt_tokens)} tokens`],
@@ -98,7 +98,7 @@ function lane(name, spans, total, time) {
 function bar(span, total) {
   const left = Math.min(100, (100 * span.start) / total);
   const width = Math.max(0, Math.min(100 - left, (100 * (span.end - span.start)) / total));
-  const tip = [word(span.name), span.where, span.note, seconds(span.end - span.start)].filter(Boolean).join(" · ");
+  const tip = [title(span.name), span.where, span.note, seconds(span.end - span.start)].filter(Boolean).join(" · ");
   // A wait has the colour of the stage that it waits for, hatched.
   const kind = span.awaits ? `stage-${stage(span.awaits)} awaits` : `stage-${stage(span.name)}`;
   return h("span", { class: `span ${kind}${isHit(span.note) ? " hit" : ""}`, title: tip, style: { left: `${left}%`, width: `${width}%` } });
@@ -109,7 +109,7 @@ function legend(spans) {
   const rows = [["Request", spans.filter((span) => !isItem(span))], ["Items", spans.filter((span) => isItem(span) && span.end > span.start)]];
   return rows.filter(([, own]) => own.length).map(([name, own]) => h("ul", { class: "legend", "aria-label": `Stages of the ${name.toLowerCase()}` },
     h("li", { class: "of" }, name),
-    stageTimes(own).map(([each, sum]) => h("li", {}, h("span", { class: `swatch stage-${stage(each)}` }), `${word(each)} `, h("strong", {}, seconds(sum))))));
+    stageTimes(own).map(([each, sum]) => h("li", {}, h("span", { class: `swatch stage-${stage(each)}` }), `${title(each)} `, h("strong", {}, seconds(sum))))));
 }
 
 function allSpans(spans, total) {
@@ -127,7 +127,7 @@ function table(spans, total) {
   );
 }
 
-function itemWord(span) {
+function itemTitle(span) {
   if (!isItem(span)) return "";
   return isSummed(span) ? " (others)" : ` ${span.item + 1}`;
 }
@@ -138,7 +138,7 @@ function spanRow(span) {
   return h(
     "tr", { class: item ? "item" : "" },
     h("th", { scope: "row" },
-      h("span", { class: `swatch stage-${stage(span.name)}` }), word(span.name) + itemWord(span),
+      h("span", { class: `swatch stage-${stage(span.name)}` }), title(span.name) + itemTitle(span),
       span.note ? h("span", { class: isHit(span.note) ? "note good" : "note" }, span.note) : null,
       h("span", { class: "narrow-only", "aria-hidden": "true" }, where)),
     h("td", { class: "where" }, where),

@@ -12,9 +12,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from triptych.base.machine.worker_load import LOAD_HEADER, WorkerLoad, decode_load
 from triptych.base.rpc.channels import make_channel, make_server
 from triptych.base.rpc.internal_token import InternalToken
 from triptych.base.types import WorkerInfo
+from triptych.base.worker_process import Health
 from triptych.protos import common_pb2, encoder_pb2, encoder_pb2_grpc, pd_pb2, pd_pb2_grpc
 
 TOKEN = "the-token-of-this-test"
@@ -193,6 +195,26 @@ async def test_health_needs_no_token_and_is_sent_none(worker):
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
     await server.stop(None)
     assert sent and "authorization" not in sent
+
+
+async def test_the_load_goes_to_those_alone_who_know_the_incarnation():
+    server = make_server(TOKEN)
+    worker = Health(server)
+    worker.services.add("the-incarnation")
+    worker.loads["the-incarnation"] = lambda: WorkerLoad("encoder-0", 0.5)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await worker.serving()
+    await server.start()
+    try:
+        async with make_channel(f"127.0.0.1:{port}") as channel:
+            for service, load in (("", None), ("the-incarnation", WorkerLoad("encoder-0", 0.5))):
+                check = health_pb2_grpc.HealthStub(channel).Check
+                call = check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+                assert (await call).status == health_pb2.HealthCheckResponse.SERVING
+                sent = (await call.trailing_metadata()).get(LOAD_HEADER)
+                assert (sent and decode_load(sent)) == load
+    finally:
+        await server.stop(None)
 
 
 async def test_a_worker_without_a_token_accepts_every_client():

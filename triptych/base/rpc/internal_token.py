@@ -21,7 +21,7 @@ Q = TypeVar("Q")
 R = TypeVar("R")
 
 TOKEN_HEADER = "authorization"
-#: Calls without a token: they say no more than whether the process serves.
+#: Calls without a token: they say whether the process serves, and its load to who knows its incarnation.
 _OPEN_PATH = "/grpc.health."
 _REFUSAL = "the call does not carry the cluster's internal token"
 _DIGEST = "sha256"

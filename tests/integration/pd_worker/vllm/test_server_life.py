@@ -9,6 +9,7 @@ import pytest
 
 from support.vllm.scripted_server import ScriptedServer, greedy, hangs, scripted_server
 from support.vllm.serving import front_config, fronting
+from triptych.base.engine_beat import BusyClock
 from triptych.base.errors import ConfigError
 from triptych.base.rpc.channels import INCARNATION_HEADER
 from triptych.pd_worker.vllm.health import EngineHealth
@@ -54,6 +55,18 @@ async def test_the_end_of_the_server_looks_like_the_end_of_the_worker(server, se
     await client.submit(client.message("r1", "", attempt=2, resume=resume, **SAMPLING))
     found = await client.until("r1")
     assert found.token_ids == greedy({"token_ids": list(half.admitted.prompt_token_ids)}, 12)
+
+
+async def test_the_worker_is_busy_while_the_server_computes_a_request(server, served):
+    seconds = 0.0
+    served.worker._beat.busy = clock = BusyClock(lambda: seconds)
+    seconds += 5.0
+    server.scripts = [hangs(1)]
+    await served.client.submit(served.client.message("r1", "hello", **SAMPLING))
+    await served.client.until("r1", tokens=1)
+    served.worker._load()
+    seconds += 5.0
+    assert clock.share() == 0.5
 
 
 async def test_a_server_whose_engine_has_died_is_lost_at_once(server, served):

@@ -40,7 +40,7 @@ def test_everything_of_a_snapshot_is_on_the_screen(width: int) -> None:
             "310ms",
             "1.90s",
         ),
-        *("179 MiB of 512 MiB", "12 evictions", "1 live, 2 wanted (flow)", "encoder-0", "lost"),
+        *("179 MiB of 512 MiB", "12 evictions", "1 live, 2 desired (flow)", "encoder-0", "lost"),
         *(
             "31%",
             "97%",

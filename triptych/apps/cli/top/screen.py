@@ -74,8 +74,8 @@ def _rows(seen: ClusterSnapshot, height: int, wide: bool, below: int) -> tuple[i
         return _MAX_ROWS, _MAX_ROWS
     free = height - _HEAD_LINES - _TABLE_LINES * (2 if wide else 3) - below
     workers = max(free // (2 if wide else 3), _MIN_ROWS)
-    shown = [min(len(pool), workers) for pool in (seen.encoders, seen.pd_workers)]
-    return workers, max(free - (max(shown) if wide else sum(shown)), _MIN_ROWS)
+    listed = [min(len(pool), workers) for pool in (seen.encoders, seen.pd_workers)]
+    return workers, max(free - (max(listed) if wide else sum(listed)), _MIN_ROWS)
 
 
 def _beside(pools: list[RenderableType]) -> Table:
@@ -144,13 +144,13 @@ def _store_line(seen: ClusterSnapshot) -> Text:
 
 def _scaling_line(seen: ClusterSnapshot) -> Text:
     pools = (("encoder workers", seen.scaling.encoder), ("PD workers", seen.scaling.pd))
-    return Text("  ".join(f"{name} {_wanted(pool)}" for name, pool in pools))
+    return Text("  ".join(f"{name} {_sizes(pool)}" for name, pool in pools))
 
 
-def _wanted(pool: PoolScaling) -> str:
+def _sizes(pool: PoolScaling) -> str:
     if pool.desired is None:
         return f"{pool.live} live"
-    return f"{pool.live} live, {pool.desired} wanted ({plain(pool.reason)})"
+    return f"{pool.live} live, {pool.desired} desired ({plain(pool.reason)})"
 
 
 SECONDS = 1.0

@@ -70,11 +70,11 @@ def bar(share: float | None, width: int) -> str:
 
 def sparkline(values: Iterable[float]) -> str:
     """Values over time, each as a column by the largest of them."""
-    found = list(values)
-    highest = max(found, default=0.0)
+    known = list(values)
+    highest = max(known, default=0.0)
     if highest <= 0:
-        return _BARS[0] * len(found)
-    return "".join(_BARS[min(int(value / highest * len(_BARS)), len(_BARS) - 1)] for value in found)
+        return _BARS[0] * len(known)
+    return "".join(_BARS[min(int(value / highest * len(_BARS)), len(_BARS) - 1)] for value in known)
 
 
 _COLORS = {"serving": "green", "draining": "yellow", "stalled": "red", "lost": "red", "mismatched": "red"}
@@ -182,4 +182,4 @@ def failure_lines(failures: Sequence[FailureRow], max_rows: int) -> list[Text]:
 
 
 def _title(name: str, count: int, max_rows: int) -> str:
-    return f"{name}: {count}, {max_rows} of them shown" if count > max_rows else f"{name}: {count}"
+    return f"{name}: {count}, {max_rows} of them listed" if count > max_rows else f"{name}: {count}"
