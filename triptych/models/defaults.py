@@ -7,8 +7,10 @@ from typing import TypeVar
 
 import torch
 
+from triptych.base.config import WorkerConfig
 from triptych.base.errors import ConfigError
 from triptych.base.machine.device import DEVICES, Device
+from triptych.base.machine.start_lock import StartLock
 from triptych.models.base import GenerationDefaults
 from triptych.models.checkpoint.folder import read_config, read_json
 
@@ -75,6 +77,12 @@ def resolve_device(name: str) -> torch.device:
     opened = Device.of(device)
     opened.open()
     return opened.torch
+
+
+def start_lock(config: WorkerConfig) -> StartLock:
+    """The lock of this worker's start, acquired: till its release no other measures the device's memory."""
+    alone = not config.device_memory
+    return StartLock(Device.of(resolve_device(config.device)).start_name if alone else "").acquire()
 
 
 def resolve_dtype(path: Path, device: torch.device | str, name: str = "auto") -> torch.dtype:

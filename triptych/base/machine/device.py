@@ -28,6 +28,11 @@ class Device:
         """The device of this name; KeyError for a type that workers do not serve."""
         return DEVICES[device.type](device)
 
+    @property
+    def start_name(self) -> str:
+        """The name of its `StartLock`; "" where workers may start together."""
+        return ""
+
     def open(self) -> None:
         """Sets this process's options of the device's libraries."""
 
@@ -65,6 +70,10 @@ class Accelerator(Device):
     def module(self) -> Any:
         """torch.cuda, or what is in its place."""
         return torch.get_device_module(self.type)
+
+    @property
+    def start_name(self) -> str:
+        return f"{self.type}-{self.module.get_device_properties(self.torch).uuid}"
 
     def open(self) -> None:
         self.select()
