@@ -72,8 +72,8 @@ def resolve_device(name: str) -> torch.device:
         raise ConfigError(f"--device {name} is unknown: use cpu, cuda or cuda:N") from error
     if device.type not in DEVICES:
         raise ConfigError(f"--device {name} is not served: use cpu, cuda or cuda:N")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {name}: this torch finds no CUDA device; use --device cpu")
+    if not DEVICES[device.type].available():
+        raise ConfigError(f"--device {name}: this torch finds no {device.type} device; use --device cpu")
     opened = Device.of(device)
     opened.open()
     return opened.torch
