@@ -75,11 +75,11 @@ class Waits(TorchDispatchMode):
     def __enter__(self) -> Self:
         for name in _READING:
             self._patch.setattr(torch.Tensor, name, self._counting(name, getattr(torch.Tensor, name)))
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._patch.undo()
 
     def _counting(self, name: str, read: Callable[..., Any]) -> Callable[..., Any]:
