@@ -38,6 +38,7 @@ from triptych.encoder_worker.ranks.tower import DataParallelTower, RankMetrics, 
 from triptych.encoder_worker.scheduler import EncoderScheduler
 from triptych.encoder_worker.server import EncoderServicer
 from triptych.models.base import EncoderSide
+from triptych.models.defaults import start_lock
 from triptych.models.identity import ModelIdentity
 from triptych.models.layers import before_each_layer
 from triptych.protos import encoder_pb2_grpc
@@ -267,7 +268,9 @@ async def run(config: EncoderConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
     async with worker_process(config) as process:
         use_threads(threads_of_rank(tower_threads(config.threads, config.cpus), config.encoder_data_parallel))
+        starting = await asyncio.to_thread(start_lock, config)
         encoder, model = await asyncio.to_thread(load_ranks, config)
+        starting.release()
         try:
             await _serve(config, encoder, model, process)
         finally:

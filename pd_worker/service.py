@@ -16,6 +16,7 @@ from triptych.base.metrics import PDMetrics
 from triptych.base.tracing.start import worker_tracer
 from triptych.base.vllm_classes import class_of
 from triptych.base.worker_process import ProcessWatch
+from triptych.models.defaults import start_lock
 from triptych.models.layers import before_each_layer
 from triptych.models.registry import family_of
 from triptych.pd_worker.native import LoadedModel, NativeWorker, load_model
@@ -52,6 +53,7 @@ async def run(config: PDConfig) -> None:
 
 async def _serve_native(config: PDConfig, process: WorkerProcess) -> None:
     config = share_of_rank(config)
+    starting = await asyncio.to_thread(start_lock, config)
     model = await asyncio.to_thread(in_short_lived_thread, load_model, config)
     metrics, incarnation = PDMetrics(model.name), uuid.uuid4().hex
     server = WorkerServer(config, "pd", process)
@@ -59,6 +61,7 @@ async def _serve_native(config: PDConfig, process: WorkerProcess) -> None:
     pacer = _step_pacer(config, model)
     async with worker_tracer(config, "pd", incarnation) as tracer:
         worker = NativeWorker(config, model, metrics, pacer=pacer, tracer=tracer, incarnation=incarnation)
+        starting.release()
         beat = worker.engine.beat
         before_each_layer(model.decoder.module, beat.tick)
         before_each_layer(model.decoder.module, pacer.choose_threads)

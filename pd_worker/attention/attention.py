@@ -156,7 +156,7 @@ def _decode(
         if meta.bias is not None:
             bias = _bound_bias(module, meta, -1, keys.shape[1], group, keep=len(groups) == 1)
         part = q[:, group.first : group.last]
-        mask = _part_of(meta.decode_mask(options.rule), group, keys)
+        mask = _part_of(meta.decode_mask(options.rule, _added(q, meta, options)), group, keys)
         out[group.first : group.last] = _attend_decodes(part, keys, values, mask, options, meta, bias)
 
 
@@ -193,6 +193,16 @@ def _context(
     return [(gathered[0], gathered[1])]
 
 
+def _by_kernel(meta: AttentionMetadata, options: _Options) -> bool:
+    """Whether torch's attention computes it, if no bias is added."""
+    return options.softcap is None and meta.backend == "sdpa"
+
+
+def _added(q: torch.Tensor, meta: AttentionMetadata, options: _Options) -> torch.dtype | None:
+    """The dtype of a mask that is added to the scores; None where a bool is needed."""
+    return q.dtype if meta.bias is None and _by_kernel(meta, options) else None
+
+
 def _part_of(mask: torch.Tensor | None, group: GatherGroup, keys: torch.Tensor) -> torch.Tensor | None:
     """The part of the mask for one group's decodes and their keys."""
     return None if mask is None else mask[group.first : group.last, ..., : keys.shape[2]]
@@ -224,7 +234,7 @@ def _cross_decode(
         for group in meta.cross.groups:
             tables = meta.cross.decode_tables[group.first : group.last, : group.blocks]
             k, v = _gather(keys, tables), _gather(values, tables)
-            mask = _part_of(meta.cross_mask(), group, k)
+            mask = _part_of(meta.cross_mask(q.dtype if _by_kernel(meta, options) else None), group, k)
             part = q[:, group.first : group.last]
             outputs.append(_attend_decodes(part, k, v, mask, options, meta, None))
         return torch.cat(outputs)
@@ -272,7 +282,7 @@ def _prefill(
     span = meta.prefills[index]
     k = _gather(keys, span.table[None])[:, :, : span.end]
     v = _gather(values, span.table[None])[:, :, : span.end]
-    mask = meta.prefill_mask(index, options.rule)
+    mask = meta.prefill_mask(index, options.rule, _added(q, meta, options))
     bias = None if meta.bias is None else _bound_bias(module, meta, index, None)
     return _attend(q[None], k, v, mask, options, meta, bias, causal=mask is None)[0].transpose(0, 1)
 
@@ -346,7 +356,7 @@ def _attend(
     *,
     causal: bool = False,
 ) -> torch.Tensor:
-    if bias is None and options.softcap is None and meta.backend == "sdpa":
+    if bias is None and _by_kernel(meta, options):
         # The usual case.
         return fused(q, k, v, mask, causal=causal, scale=options.scale)
     of = None if bias is None else bias.of

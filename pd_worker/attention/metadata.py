@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -187,10 +187,11 @@ class AttentionMetadata:
     states: RecurrentStates | None = None
     #: The runs of the first decodes, as many as attend run by run; the others are gathered.
     decode_runs: Sequence[tuple[KVRun, ...]] = ()
-    _masks: dict[tuple[int, LayerRule], torch.Tensor | None] = field(default_factory=dict)
+    _masks: dict[tuple[int, LayerRule | None, torch.dtype | None], torch.Tensor | None] = field(
+        default_factory=dict
+    )
     _runs: dict[int | None, Sequence[tuple[KVRun, ...]]] = field(default_factory=dict)
-    #: Masks that are the same in all layers, and whole biases by the modules that share them.
-    _cross_mask: list[torch.Tensor | None] = field(default_factory=list)
+    #: Whole biases by the modules that share them.
     biases: dict[tuple[object, int], torch.Tensor] = field(default_factory=dict)
 
     @property
@@ -206,12 +207,24 @@ class AttentionMetadata:
             self._runs[window] = [last_tokens(runs, window) for runs in self.decode_runs]
         return self._runs[window]
 
-    def decode_mask(self, rule: LayerRule) -> torch.Tensor | None:
-        """Bool [D, 1, 1, blocks * block_size], True where a key is attended to; None when all are."""
-        key = (-1, rule)
-        if key not in self._masks:
-            self._masks[key] = self._decode_mask(rule)
-        return self._masks[key]
+    def decode_mask(self, rule: LayerRule, dtype: torch.dtype | None = None) -> torch.Tensor | None:
+        """[D, 1, 1, blocks * block_size], True where a key is attended to; None when all are.
+
+        With a `dtype`, here as in the other masks, what is added to the scores: 0 there, -inf elsewhere. Each
+        is made once in a step, for all layers.
+        """
+        return self._mask((-1, rule), lambda: self._decode_mask(rule), dtype)
+
+    def _mask(
+        self,
+        key: tuple[int, LayerRule | None],
+        make: Callable[[], torch.Tensor | None],
+        dtype: torch.dtype | None,
+    ) -> torch.Tensor | None:
+        if (*key, dtype) not in self._masks:
+            mask = make() if dtype is None else self._mask(key, make, None)
+            self._masks[*key, dtype] = mask if mask is None or dtype is None else added_mask(mask, dtype)
+        return self._masks[*key, dtype]
 
     def _decode_mask(self, rule: LayerRule) -> torch.Tensor | None:
         if rule.window is None and rule.chunk is None and not self.decode_padded:
@@ -225,16 +238,16 @@ class AttentionMetadata:
         """[1, keys] of gathered tables [D, blocks]."""
         return torch.arange(tables.shape[1] * self.cache.block_size, device=tables.device)[None]
 
-    def cross_mask(self) -> torch.Tensor | None:
-        """Bool [D, 1, 1, blocks * block_size] of the decodes' cross tables; None when all rows count."""
+    def cross_mask(self, dtype: torch.dtype | None = None) -> torch.Tensor | None:
+        """[D, 1, 1, blocks * block_size] of the decodes' cross tables; None when all rows count."""
+        return self._mask((-2, None), self._cross_mask, dtype)
+
+    def _cross_mask(self) -> torch.Tensor | None:
         assert self.cross is not None
-        if not self._cross_mask:
-            mask = None
-            if self.cross.decode_padded:
-                position = self._key_positions(self.cross.decode_tables)
-                mask = (position < self.cross.decode_lengths[:, None])[:, None, None]
-            self._cross_mask.append(mask)
-        return self._cross_mask[0]
+        if not self.cross.decode_padded:
+            return None
+        position = self._key_positions(self.cross.decode_tables)
+        return (position < self.cross.decode_lengths[:, None])[:, None, None]
 
     def bias_positions(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Positions of queries [B, q] and keys [B, k] of the decodes (-1) or of prefill `index`."""
@@ -248,12 +261,11 @@ class AttentionMetadata:
             torch.arange(span.end, device=device)[None],
         )
 
-    def prefill_mask(self, index: int, rule: LayerRule) -> torch.Tensor | None:
-        """Bool [queries, keys] of prefill `index`; None when plain causal from position 0."""
-        key = (index, rule)
-        if key not in self._masks:
-            self._masks[key] = self._prefill_mask(self.prefills[index], rule)
-        return self._masks[key]
+    def prefill_mask(
+        self, index: int, rule: LayerRule, dtype: torch.dtype | None = None
+    ) -> torch.Tensor | None:
+        """[queries, keys] of prefill `index`; None when plain causal from position 0."""
+        return self._mask((index, rule), lambda: self._prefill_mask(self.prefills[index], rule), dtype)
 
     def _prefill_mask(self, span: PrefillSpan, rule: LayerRule) -> torch.Tensor | None:
         atomic = span.atomic if rule.spans is not SpanRule.NONE else ()
@@ -269,6 +281,16 @@ class AttentionMetadata:
             if rule.spans is SpanRule.WHOLE:
                 near |= both
         return mask & near
+
+
+def added_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """0 where `mask` is True, -inf elsewhere: of a bool, torch's attention makes it again in every layer.
+
+    Rows begin at multiples of 16 elements: the kernels of CUDA copy others.
+    """
+    keys = mask.shape[-1]
+    wide = torch.zeros(*mask.shape[:-1], -(-keys // 16) * 16, dtype=dtype, device=mask.device)
+    return wide[..., :keys].masked_fill_(~mask, float("-inf"))
 
 
 def _near(query: torch.Tensor, key: torch.Tensor, rule: LayerRule) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from triptych.base.config import PDConfig, format_size
 from triptych.base.errors import ConfigError
+from triptych.base.machine.device import Device
 from triptych.models.base import CrossGeometry, DecoderGeometry, DecoderSide
 from triptych.pd_worker.core.limits import CrossLimits
 
@@ -146,7 +147,7 @@ def uses_graphs(config: PDConfig, device: torch.device, geometry: DecoderGeometr
         )
     if ranks > 1 and mode == "auto":
         return False
-    return mode in ("static", "cuda") or (mode == "auto" and device.type == "cuda")
+    return mode in ("static", "cuda") or (mode == "auto" and Device.of(device).captures)
 
 
 def num_host_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtype) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -205,49 +204,36 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         if self._parallel is not None:
             output.batch_digest = batch_digest(ordered)
         hidden = self._hidden(batch, output)
-        counts = [chunk.count for chunk in ordered]
-        if non_finite := non_finite_chunks(hidden, counts, self.kv_cache.finite):
+        inputs = [sampler_input(chunk) for chunk in batch.sampling if not chunk.pools]
+        logits, tokens = self._choose(hidden, batch, inputs)
+        # The step's only wait for the device: for its tokens, and whether its output is finite.
+        chosen = torch.cat([tokens, all_finite(hidden, self.kv_cache.finite)]).tolist()
+        if not chosen.pop():
+            non_finite = non_finite_chunks(hidden, [chunk.count for chunk in ordered], self.kv_cache.finite)
             hidden = self._forget(non_finite, ordered, batch, hidden)
             gone = {id(ordered[index]) for index in non_finite}
             output.non_finite = frozenset(i for i, chunk in enumerate(chunks) if id(chunk) in gone)
+            logits, tokens = self._choose(hidden, batch, inputs)
+            chosen = tokens.tolist()
         pooled = add_chunks(ordered, hidden)
         if batch.sampling:
-            logits = self._decoder.logits(hidden[batch.last])
             if self._parallel is not None and self._parallel.rank:
                 return
-            pooled |= self._sample(chunks, batch.sampling, logits, output)
+            pooled |= _scores(batch.sampling, logits)
+            _add_tokens(output, chunks, batch.sampling, chosen, inputs, logits)
         if pooled:
             output.pooled = {i: pooled[id(chunk)] for i, chunk in enumerate(chunks) if id(chunk) in pooled}
 
-    def _sample(
-        self,
-        chunks: Sequence[ScheduledChunk],
-        sampling: Sequence[ScheduledChunk],
-        logits: torch.Tensor,
-        output: ModelRunnerOutput,
-    ) -> dict[int, bytes]:
-        """Writes a token for each chunk of `sampling`, whose `logits` these are; the scores, by `id`."""
-        scores = {
-            id(chunk): score(row, chunk.state.request.pooling)
-            for chunk, row in zip(sampling, logits, strict=True)
-            if chunk.pools and chunk.state.request.pooling is not None
-        }
-        if scores:
-            kept = [index for index, chunk in enumerate(sampling) if not chunk.pools]
-            sampling, logits = [sampling[index] for index in kept], logits[kept]
-        output.sampled = [0] * sum(chunk.samples for chunk in chunks)
-        if not sampling:
-            return scores
-        inputs = [sampler_input(chunk) for chunk in sampling]
-        tokens = sample(logits, inputs)
-        place = {id(chunk): index for index, chunk in enumerate(c for c in chunks if c.samples)}
-        places = [place[id(chunk)] for chunk in sampling]
-        chosen = [0 if token is None else token for token in tokens]
-        for at, token in zip(places, chosen, strict=True):
-            output.sampled[at] = token
-        _add_logprobs(output, logits, chosen, inputs, places)
-        _add_errors(output, sampling, tokens, places)
-        return scores
+    def _choose(
+        self, hidden: torch.Tensor, batch: Batch, inputs: Sequence[SamplerInput]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits of all `sampling` chunks, and tokens of those that do not pool; other ranks choose none."""
+        none = hidden.new_empty(0, dtype=torch.int64)
+        if not batch.sampling:
+            return none, none
+        logits = self._decoder.logits(hidden[batch.last])
+        on_first = self._parallel is None or not self._parallel.rank
+        return logits, sample(_sampled(batch.sampling, logits), inputs) if inputs and on_first else none
 
     def _hidden(self, batch: Batch, output: ModelRunnerOutput) -> torch.Tensor:
         """[T, hidden_size], by a graph where one fits the step."""
@@ -307,6 +293,41 @@ def sampler_input(chunk: ScheduledChunk) -> SamplerInput:
     )
 
 
+def _sampled(sampling: Sequence[ScheduledChunk], logits: torch.Tensor) -> torch.Tensor:
+    """The rows of the chunks that are given a token."""
+    kept = [index for index, chunk in enumerate(sampling) if not chunk.pools]
+    return logits if len(kept) == len(sampling) else logits[kept]
+
+
+def _scores(sampling: Sequence[ScheduledChunk], logits: torch.Tensor) -> dict[int, bytes]:
+    """The scores of the chunks that pool, by `id`."""
+    return {
+        id(chunk): score(row, chunk.state.request.pooling)
+        for chunk, row in zip(sampling, logits, strict=True)
+        if chunk.pools and chunk.state.request.pooling is not None
+    }
+
+
+def _add_tokens(
+    output: ModelRunnerOutput,
+    chunks: Sequence[ScheduledChunk],
+    sampling: Sequence[ScheduledChunk],
+    tokens: Sequence[int],
+    inputs: Sequence[SamplerInput],
+    logits: torch.Tensor,
+) -> None:
+    """Writes the tokens, by the places of their chunks in the step; 0 for those that pool or have none."""
+    place = {id(chunk): index for index, chunk in enumerate(c for c in chunks if c.samples)}
+    output.sampled = [0] * len(place)
+    given = [chunk for chunk in sampling if not chunk.pools]
+    places = [place[id(chunk)] for chunk in given]
+    for at, token in zip(places, tokens, strict=True):
+        output.sampled[at] = max(0, token)
+    if given:
+        _add_logprobs(output, _sampled(sampling, logits), tokens, inputs, places)
+        _add_errors(output, given, tokens, places)
+
+
 def _add_logprobs(
     output: ModelRunnerOutput,
     logits: torch.Tensor,
@@ -325,19 +346,25 @@ def _add_logprobs(
 def _add_errors(
     output: ModelRunnerOutput,
     chunks: Sequence[ScheduledChunk],
-    tokens: Sequence[int | None],
+    tokens: Sequence[int],
     places: Sequence[int],
 ) -> None:
     for place, chunk, token in zip(places, chunks, tokens, strict=True):
         grammar = chunk.state.request.grammar
         if grammar is not None and grammar.error is not None:
             output.errors[place] = grammar.error
-        elif token is None:
+        elif token < 0:
             request = chunk.state.request
             logger.warning("request %s: its logits leave no token", request.name, extra=request.log_extra)
             output.errors[place] = InternalError(
                 "the model's logits for this request are NaN, infinite or all masked: no token can be chosen"
             )
+
+
+def all_finite(hidden: torch.Tensor, written: torch.Tensor | None = None) -> torch.Tensor:
+    """int64 [1], 1 where `hidden` [T, hidden] has no NaN or infinity, and nothing that was `written` has."""
+    finite = hidden.sum(dtype=torch.float32).isfinite()
+    return (finite if written is None else finite & written.all()).long()[None]
 
 
 def non_finite_chunks(
@@ -349,8 +376,6 @@ def non_finite_chunks(
     NaN. A value that is not finite shows in the row of its own token, which attends to itself; a key need
     not, since a score of -inf is ignored. `written` [T], where keys may overflow, says which were finite.
     """
-    if math.isfinite(float(hidden.sum(dtype=torch.float32))) and (written is None or bool(written.all())):
-        return []
     finite = hidden.isfinite().all(-1)
     if written is not None:
         finite &= written

@@ -1,12 +1,14 @@
 """The sampler: a pure function of logits, parameters, prompt, output, seed and position.
 
-Every row is computed alone and its random number comes from a counter, so that a token depends neither
-on the batch around it nor on the attempt that computes it.
+Every row is computed alone and its random number comes from a counter, so that for equal logits a token
+depends neither on the batch around it nor on the attempt that computes it. Logits are equal on a CPU in
+float32, but for their last bits. In 16 bits, and on CUDA, the batch, its graph, the chunks of the prompt and
+prefix hits choose other kernels, whose sums differ: there a seed repeats an answer as long as no two tokens
+are nearly as likely.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +20,7 @@ from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.sampling import ResolvedSampling, banned_ids
 
 _WORD = (1 << 64) - 1
-#: So many tokens nearly always hold the nucleus; to sort a whole vocabulary takes 20 times as long.
+#: So many tokens nearly always hold the nucleus; on a CPU, sorting a whole vocabulary takes 20 times as long.
 _LIKELY = 1024
 
 
@@ -53,24 +55,20 @@ class SamplerInput:
 
 
 @torch.no_grad()
-def sample(logits: torch.Tensor, requests: Sequence[SamplerInput]) -> list[int | None]:
-    """One token id per row of `logits` [N, V], which are not changed.
+def sample(logits: torch.Tensor, requests: Sequence[SamplerInput]) -> torch.Tensor:
+    """int64 [N], one token id per row of `logits` [N, V], which are not changed. Never waits for the device.
 
-    None where no token can be chosen: logits with NaN or +inf, or -inf for all allowed tokens.
+    -1 where no token can be chosen: logits with NaN or +inf, or -inf for all allowed tokens.
 
     In this order, as transformers does it: the checkpoint's rules, logit_bias, repetition penalty, frequency
     and presence penalty, min_tokens, the grammar, temperature; then, as vLLM does it, min_p, top_k, top_p.
     """
     # NaN counts as the largest, so that a finite largest logit means that all are usable.
-    largest, best = logits.max(dim=-1)
-    values = largest.tolist()
-    tokens: list[int | None] = []
-    for index, (request, token) in enumerate(zip(requests, best.tolist(), strict=True)):
-        if not math.isfinite(values[index]):
-            tokens.append(None)
-        else:
-            tokens.append(int(token) if request.plain else _sample_row(logits[index], request))
-    return tokens
+    largest, tokens = logits.max(dim=-1)
+    for index, request in enumerate(requests):
+        if not request.plain:
+            tokens[index] = _sample_row(logits[index], request)
+    return torch.where(largest.isfinite(), tokens, -1)
 
 
 def uniform(seed: int, position: int, choice: int = 0) -> float:
@@ -80,8 +78,8 @@ def uniform(seed: int, position: int, choice: int = 0) -> float:
     return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())
 
 
-def _sample_row(row: torch.Tensor, request: SamplerInput) -> int | None:
-    """The token of one row [V]; None where rules and masks leave none."""
+def _sample_row(row: torch.Tensor, request: SamplerInput) -> torch.Tensor:
+    """The token of one row [V]; -1 where rules and masks leave none."""
     params = request.params
     row = row.to(torch.float32, copy=True)
     for rule in request.rules:
@@ -91,20 +89,24 @@ def _sample_row(row: torch.Tensor, request: SamplerInput) -> int | None:
     _mask(row, request)
     if not params.greedy:
         row = row / params.temperature
-    best = int(row.argmax())
-    if not bool(row[best].isfinite()):
-        return None
-    if params.greedy:
-        return best
-    weights, ids, mass = _candidates(row, params)
+    largest, token = row.max(dim=-1)
+    if not params.greedy:
+        token = _draw(row, params, uniform(params.seed, request.position, params.choice))
+    return torch.where(largest.isfinite(), token, -1)
+
+
+def _draw(scaled: torch.Tensor, params: ResolvedSampling, number: float) -> torch.Tensor:
+    """The token of `scaled` logits [V] that `number` in [0, 1) falls on."""
+    weights, ids, mass = _candidates(scaled, params)
     cumulative = weights.cumsum(dim=-1)
-    last = cumulative.shape[0] - 1
+    count = cumulative.shape[0]
+    last = torch.full_like(cumulative[0], count - 1, dtype=torch.int64)
     if params.min_p > 0 and ids is not None:
-        last = min(max(int((weights >= params.min_p * weights[0]).sum()) - 1, 0), last)
+        last = (weights >= params.min_p * weights[0]).sum().clamp(1, count) - 1
     if params.top_p < 1:
-        last = min(int(torch.searchsorted(cumulative, params.top_p * mass)), last)
-    index = _pick(cumulative[: last + 1], uniform(params.seed, request.position, params.choice))
-    return index if ids is None else int(ids[index])
+        last = last.minimum(torch.searchsorted(cumulative, params.top_p * mass))
+    index = _pick(cumulative, last, number)
+    return index if ids is None else ids.take(index)
 
 
 def _mask(row: torch.Tensor, request: SamplerInput) -> None:
@@ -123,8 +125,7 @@ def _mask(row: torch.Tensor, request: SamplerInput) -> None:
         return
     kept = row[ending]
     row[ending] = -torch.inf
-    if bool(row.max() == -torch.inf):
-        row[ending] = kept
+    row[ending] = torch.where(row.max() == -torch.inf, kept, -torch.inf)
 
 
 def _ending_ids(request: SamplerInput, vocab_size: int) -> list[int]:
@@ -138,7 +139,7 @@ def _ending_ids(request: SamplerInput, vocab_size: int) -> list[int]:
 
 def _candidates(
     scaled: torch.Tensor, params: ResolvedSampling
-) -> tuple[torch.Tensor, torch.Tensor | None, float]:
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """Weights of the tokens that may come, largest first, their ids, and the mass that top_p is a share of.
 
     Without ids, all tokens in their order. The mass is that of the tokens that min_p leaves.
@@ -152,27 +153,28 @@ def _candidates(
     if params.top_p == 1:
         least = params.min_p * weights.max()
         return (torch.where(weights < least, 0, weights) if params.min_p > 0 else weights), None, mass
-    if weights.shape[0] > _LIKELY:
+    if weights.is_cpu and weights.shape[0] > _LIKELY:
         likely, ids = weights.topk(_LIKELY)
-        if float(likely.sum()) >= params.top_p * mass:
+        if bool(likely.sum() >= params.top_p * mass):
             return likely, ids, mass
     ordered, ids = weights.sort(descending=True, stable=True)
     return ordered, ids, mass
 
 
-def _mass(weights: torch.Tensor, min_p: float) -> float:
+def _mass(weights: torch.Tensor, min_p: float) -> torch.Tensor:
     """The sum of the weights that min_p leaves."""
-    return float(weights[weights >= min_p * weights.max()].sum()) if min_p > 0 else 1.0
+    if min_p == 0:
+        return torch.ones_like(weights[0])
+    return torch.where(weights >= min_p * weights.max(), weights, 0).sum()
 
 
-def _pick(cumulative: torch.Tensor, number: float) -> int:
-    """The first index whose cumulative weight exceeds `number` of the whole; never one of weight zero."""
-    total = cumulative[-1]
-    index = int(torch.searchsorted(cumulative, number * total, right=True))
-    if index < cumulative.shape[0]:
-        return index
+def _pick(cumulative: torch.Tensor, last: torch.Tensor, number: float) -> torch.Tensor:
+    """The first index up to `last` whose cumulative weight exceeds `number` of all; its weight is not 0."""
+    total = cumulative.take(last)
+    index = torch.searchsorted(cumulative, number * total, right=True)
     # Weights that are NaN must not fail the whole batch.
-    return min(int(torch.searchsorted(cumulative, total)), cumulative.shape[0] - 1)
+    end = torch.searchsorted(cumulative, total).minimum(last)
+    return torch.where(index <= last, index, end)
 
 
 def penalises(params: ResolvedSampling) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,18 @@ import torch
 from triptych.base.machine.device import Device
 
 collect_ignore_glob = [] if torch.cuda.is_available() else ["test_*.py"]
+
+
+#: Seconds of a test: the first of a process compiles kernels, and makes graphs.
+_TIMEOUT = 300
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Longer than elsewhere, and a warning of CUDA, Triton or a driver of the day fails no test."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(_TIMEOUT))
+            item.add_marker(pytest.mark.filterwarnings("default"))
 
 
 @pytest.fixture(autouse=True)

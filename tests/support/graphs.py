@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -61,6 +62,38 @@ class _Recorder(TorchDispatchMode):
             for old, new in zip(tree_leaves(recorded), tree_leaves(out), strict=True):
                 if isinstance(old, torch.Tensor):
                     made[id(old)] = new
+
+
+class Waits(TorchDispatchMode):
+    """Counts what would wait for a device in the calling thread, inside `with`."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+        self._patch = pytest.MonkeyPatch()
+
+    def __enter__(self) -> Self:
+        for name in _READING:
+            self._patch.setattr(torch.Tensor, name, self._counting(name, getattr(torch.Tensor, name)))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._patch.undo()
+
+    def _counting(self, name: str, read: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(tensor: torch.Tensor, *args: Any) -> Any:
+            self.names.append(name)
+            return read(tensor, *args)
+
+        return counting
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in _WAITING or (name in _INDEXED and _has_mask(args[1])):
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
 
 
 def _has_mask(indices: Any) -> bool:

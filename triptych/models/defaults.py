@@ -7,8 +7,10 @@ from typing import TypeVar
 
 import torch
 
+from triptych.base.config import WorkerConfig
 from triptych.base.errors import ConfigError
 from triptych.base.machine.device import DEVICES, Device
+from triptych.base.machine.start_lock import StartLock
 from triptych.models.base import GenerationDefaults
 from triptych.models.checkpoint.folder import read_config, read_json
 
@@ -70,11 +72,17 @@ def resolve_device(name: str) -> torch.device:
         raise ConfigError(f"--device {name} is unknown: use cpu, cuda or cuda:N") from error
     if device.type not in DEVICES:
         raise ConfigError(f"--device {name} is not served: use cpu, cuda or cuda:N")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {name}: this torch finds no CUDA device; use --device cpu")
+    if not DEVICES[device.type].available():
+        raise ConfigError(f"--device {name}: this torch finds no {device.type} device; use --device cpu")
     opened = Device.of(device)
     opened.open()
     return opened.torch
+
+
+def start_lock(config: WorkerConfig) -> StartLock:
+    """The lock of this worker's start, acquired: till its release no other measures the device's memory."""
+    alone = not config.device_memory
+    return StartLock(Device.of(resolve_device(config.device)).start_name if alone else "").acquire()
 
 
 def resolve_dtype(path: Path, device: torch.device | str, name: str = "auto") -> torch.dtype:

@@ -10,11 +10,15 @@ import torch
 
 from support.fakes.fake_cuda import FakeCuda, fake_cuda
 from triptych.base.cpu.threads import in_short_lived_thread
+from triptych.base.errors import ConfigError
 from triptych.base.machine import device as devices
 from triptych.base.machine.copy_stream import CopyStream
 from triptych.base.machine.device import Accelerator, CudaDevice, Device
+from triptych.base.machine.device_memory import memory_of
+from triptych.base.ranks.process_group import device_of
 from triptych.base.types import ItemPlan
 from triptych.ec_connector.connectors.device_copy import DeviceCopier
+from triptych.models.defaults import resolve_device
 from triptych.pd_worker.engine import Command, Engine
 
 CUDA = torch.device("cuda", 1)
@@ -65,6 +69,18 @@ def test_a_copy_to_the_device_is_waited_for_by_an_event_that_leaves_the_core_fre
         ("set_device", "meta:0"),
         ("event.synchronize", "meta:0"),
     ]
+
+
+def test_another_accelerator_is_one_class(meta: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MetaDevice, "available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7, 9))
+    assert resolve_device("meta") == torch.device("meta", 0)
+    assert ("set_device", "meta:0") in meta.calls
+    assert memory_of(torch.device("meta")).free() == 7
+    assert device_of(torch.device("meta"), 2) == torch.device("meta", 2)
+    monkeypatch.setattr(MetaDevice, "available", lambda: False)
+    with pytest.raises(ConfigError, match="--device meta: this torch finds no"):
+        resolve_device("meta")
 
 
 def test_copies_of_swapped_blocks_wait_for_the_model_and_the_model_for_them(meta: FakeCuda) -> None:

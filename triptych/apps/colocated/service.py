@@ -14,6 +14,7 @@ from triptych.base.cpu.step_pacer import StepPacer
 from triptych.base.cpu.threads import decoder_threads, in_short_lived_thread, use_threads
 from triptych.base.engine_beat import BusyClock, EngineBeat
 from triptych.base.errors import InternalError
+from triptych.base.machine.start_lock import StartLock
 from triptych.base.metrics import EncoderMetrics, PDMetrics, new_registry
 from triptych.base.tracing.context import Producers
 from triptych.base.tracing.start import worker_tracer
@@ -25,6 +26,7 @@ from triptych.ec_connector.connectors.memory_store import MemoryStore
 from triptych.encoder_worker import loading as encoder_loading
 from triptych.encoder_worker import service as encoder_service
 from triptych.models.base import EncoderSide
+from triptych.models.defaults import start_lock
 from triptych.models.identity import ModelIdentity
 from triptych.models.layers import before_each_layer
 from triptych.pd_worker import native as pd_worker
@@ -91,8 +93,9 @@ class LoadedReplica:
 async def run(config: ColocatedConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
     async with worker_process(config.pd) as process:
+        starting = await asyncio.to_thread(start_lock, config.pd)
         model = await asyncio.to_thread(in_short_lived_thread, load, config)
-        await _serve(config, model, process)
+        await _serve(config, model, process, starting)
 
 
 def load(config: ColocatedConfig) -> LoadedReplica:
@@ -105,10 +108,13 @@ def load(config: ColocatedConfig) -> LoadedReplica:
     return LoadedReplica(encoder, identity, decoder)
 
 
-async def _serve(config: ColocatedConfig, model: LoadedReplica, process: WorkerProcess) -> None:
+async def _serve(
+    config: ColocatedConfig, model: LoadedReplica, process: WorkerProcess, starting: StartLock
+) -> None:
     server = WorkerServer(config.pd, "colocated", process, options=encoder_service.UNREAD_STREAMS)
     async with worker_tracer(config.pd, "colocated", uuid.uuid4().hex) as tracer:
         replica = Replica(config, model, process.store, server.address, tracer)
+        starting.release()
         server.publish(replica.registry)
         encoder_pb2_grpc.add_EncoderServiceServicer_to_server(replica.encoder.servicer, server.grpc)
         pd_pb2_grpc.add_PDServiceServicer_to_server(replica.pd.servicer, server.grpc)

@@ -96,10 +96,10 @@ class EncoderConfig(WorkerConfig):
         "every batch, with one GPU each or a part of --threads",
     )
     encoder_graphs: str = flag(
-        "off",
+        "auto",
         "capture tower calls of a few fixed sizes at startup: cuda, as CUDA graphs (never run on a GPU "
         "yet); static, the same buffers without a graph, for tests; auto, cuda on a GPU if capture "
-        "succeeds",
+        "succeeds, else off",
         choices=GRAPH_MODES,
     )
     encoder_graph_budgets: str = flag(

@@ -19,6 +19,10 @@ class Device:
     type: ClassVar[str] = "cpu"
     #: Device memory is host memory, so that nothing is copied between them.
     on_host: ClassVar[bool] = True
+    #: Whether graphs of it can be captured (`CudaGraph`).
+    captures: ClassVar[bool] = False
+    #: torch.distributed's backend between such devices.
+    collectives: ClassVar[str] = "gloo"
 
     def __init__(self, device: torch.device) -> None:
         self.torch = device
@@ -27,6 +31,16 @@ class Device:
     def of(device: torch.device) -> Device:
         """The device of this name; KeyError for a type that workers do not serve."""
         return DEVICES[device.type](device)
+
+    @classmethod
+    def available(cls) -> bool:
+        """Whether this process finds one."""
+        return True
+
+    @property
+    def start_name(self) -> str:
+        """The name of its `StartLock`; "" where workers may start together."""
+        return ""
 
     def open(self) -> None:
         """Sets this process's options of the device's libraries."""
@@ -61,10 +75,18 @@ class Accelerator(Device):
     def __init__(self, device: torch.device) -> None:
         super().__init__(torch.device(device.type, device.index or 0))
 
+    @classmethod
+    def available(cls) -> bool:
+        return bool(torch.get_device_module(cls.type).is_available())
+
     @property
     def module(self) -> Any:
         """torch.cuda, or what is in its place."""
         return torch.get_device_module(self.type)
+
+    @property
+    def start_name(self) -> str:
+        return f"{self.type}-{self.module.get_device_properties(self.torch).uuid}"
 
     def open(self) -> None:
         self.select()
@@ -88,6 +110,8 @@ class CudaDevice(Accelerator):
     """A CUDA device."""
 
     type = "cuda"
+    captures = True
+    collectives = "nccl"
 
     def open(self) -> None:
         # On Hopper torch prefers cuDNN's attention, which builds a plan for every new shape: 40 to 400 ms

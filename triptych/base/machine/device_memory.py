@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from triptych.base.config import CPU_SHARE, CUDA_CONTEXT_BYTES, CUDA_SHARE
+from triptych.base.machine.device import Accelerator, Device
 from triptych.base.machine.resources import available_memory
 
 
@@ -48,29 +49,29 @@ class DeviceMemory(Protocol):
         ...
 
 
-class CudaMemory:
-    """A GPU, by torch's allocator and the driver."""
+class AcceleratorMemory:
+    """An accelerator, by torch's allocator and the driver."""
 
     share = CUDA_SHARE
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: Accelerator) -> None:
+        self._device, self._module = device.torch, device.module
 
     def free(self) -> int:
-        return int(torch.cuda.mem_get_info(self._device)[0])
+        return int(self._module.mem_get_info(self._device)[0])
 
     def used(self) -> int:
-        return CUDA_CONTEXT_BYTES + int(torch.cuda.memory_allocated(self._device))
+        return CUDA_CONTEXT_BYTES + int(self._module.memory_allocated(self._device))
 
     def reset_peak(self) -> None:
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(self._device)
+        self._module.synchronize(self._device)
+        self._module.empty_cache()
+        self._module.reset_peak_memory_stats(self._device)
 
     def peak(self) -> int:
-        torch.cuda.synchronize(self._device)
+        self._module.synchronize(self._device)
         # Reserved, not allocated: fragments between tensors cannot be used by other processes.
-        return CUDA_CONTEXT_BYTES + int(torch.cuda.max_memory_reserved(self._device))
+        return CUDA_CONTEXT_BYTES + int(self._module.max_memory_reserved(self._device))
 
 
 class CpuMemory:
@@ -97,7 +98,8 @@ class CpuMemory:
 
 def memory_of(device: torch.device) -> DeviceMemory:
     """The memory of a torch device."""
-    return CudaMemory(device) if device.type == "cuda" else CpuMemory()
+    owner = Device.of(device)
+    return AcceleratorMemory(owner) if isinstance(owner, Accelerator) else CpuMemory()
 
 
 def _status(name: str) -> int:

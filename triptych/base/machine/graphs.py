@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 
 from triptych.base.errors import ConfigError
+from triptych.base.machine.device import Device
 
 #: Runs before a capture: libraries choose kernels and allocate workspaces in the first ones.
 _WARM_UPS = 2
@@ -89,10 +90,11 @@ def graph_backend(mode: str, device: torch.device, flag: str) -> GraphBackend | 
 
     ConfigError for cuda on another device.
     """
-    if mode == "cuda" and device.type != "cuda":
+    captures = Device.of(device).captures
+    if mode == "cuda" and not captures:
         raise ConfigError(f"{flag} cuda needs --device cuda, not {device}: use {flag} auto or off")
     if mode == "static":
         return EagerStatic()
-    if mode == "cuda" or (mode == "auto" and device.type == "cuda"):
+    if mode == "cuda" or (mode == "auto" and captures):
         return CudaGraph(device)
     return None

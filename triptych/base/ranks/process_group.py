@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from triptych.base.errors import ConfigError
+from triptych.base.machine.device import Device
 
 #: Both listen for their peers, and neither asks who connects: on this machine alone.
 _INTERFACES = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
@@ -31,14 +32,14 @@ def join(descriptor: int, rank: int, size: int, device: torch.device, *, seconds
     # Exported by torch, but not for type checkers.
     store = dist.FileStore(f"/proc/self/fd/{descriptor}", size)  # type: ignore[attr-defined]
     store.set_timeout(timeout)
-    on_gpu = device.type == "cuda"
+    owner = Device.of(device)
     dist.init_process_group(
-        "nccl" if on_gpu else "gloo",
+        owner.collectives,
         store=store,
         rank=rank,
         world_size=size,
         timeout=timeout,
-        device_id=device if on_gpu else None,
+        device_id=None if owner.on_host else device,
     )
     group = dist.group.WORLD
     assert group is not None
@@ -57,9 +58,9 @@ MOST_RANKS = 64
 
 def device_of(device: torch.device, rank: int) -> torch.device:
     """The device of a rank: of a worker on cuda:2, rank 0 has cuda:2, rank 1 cuda:3; a CPU is everyone's."""
-    if device.type != "cuda":
+    if Device.of(device).on_host:
         return device
-    return torch.device("cuda", (device.index or 0) + rank)
+    return torch.device(device.type, (device.index or 0) + rank)
 
 
 def check_ranks(
@@ -69,7 +70,7 @@ def check_ranks(
     if not 1 <= ranks <= MOST_RANKS:
         raise ConfigError(f"{option} {ranks}: give a number of ranks from 1 to {MOST_RANKS}")
     first = device.index or 0
-    if device.type == "cuda" and ranks > 1 and first + ranks > gpus():
+    if not Device.of(device).on_host and ranks > 1 and first + ranks > gpus():
         raise ConfigError(
             f"{option} {ranks} from --device {device} on needs GPUs {first} to {first + ranks - 1} and "
             f"{gpus()} are there: lower it, or give the worker more GPUs"

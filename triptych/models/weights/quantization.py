@@ -73,11 +73,11 @@ class Int8Linear(nn.Module):
 
     def _suits_kernel(self, rows: torch.Tensor) -> bool:
         few = len(rows) <= _KERNEL_ROWS and self.in_features % _KERNEL_INPUTS == 0
-        return few and rows.dtype == torch.bfloat16 and not rows.is_cuda
+        return few and rows.dtype == torch.bfloat16 and rows.is_cpu
 
     def _by_casting(self, rows: torch.Tensor) -> torch.Tensor:
         step = max(1, _CAST_BYTES // (self.in_features * rows.element_size()))
-        if rows.is_cuda or step >= self.out_features:
+        if not rows.is_cpu or step >= self.out_features:
             return functional.linear(rows, self.weight.to(rows.dtype))
         # One buffer for all: fresh memory for each part would cost as much as the product.
         buffer = rows.new_empty(step, self.in_features)

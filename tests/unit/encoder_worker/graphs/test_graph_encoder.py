@@ -13,6 +13,7 @@ from PIL import Image
 from support.data.checkpoints import build_checkpoint
 from triptych.base.config import EncoderConfig
 from triptych.base.errors import ConfigError
+from triptych.base.machine import graphs
 from triptych.base.machine.device import Device
 from triptych.base.machine.graphs import EagerStatic
 from triptych.base.metrics import EncoderMetrics
@@ -35,9 +36,13 @@ def encoder() -> EncoderSide:
     return load_encoder(build_checkpoint("qwen3_vl"), device=torch.device("cpu"), dtype=torch.float32)
 
 
-def test_by_default_and_with_auto_on_a_cpu_there_are_no_graphs(encoder: EncoderSide) -> None:
+def test_by_default_a_cpu_has_no_graphs_and_a_gpu_has(
+    encoder: EncoderSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert with_graphs(EncoderConfig(), encoder) is encoder
-    assert with_graphs(EncoderConfig(encoder_graphs="auto"), encoder) is encoder
+    monkeypatch.setattr(graphs, "CudaGraph", lambda device: EagerStatic())
+    backend = graphs.graph_backend(EncoderConfig().encoder_graphs, torch.device("cuda"), "--encoder-graphs")
+    assert isinstance(backend, EagerStatic)
 
 
 def test_cuda_graphs_need_cuda(encoder: EncoderSide) -> None:
@@ -78,15 +83,15 @@ def test_a_tower_without_a_form_of_fixed_shape_is_refused(encoder: EncoderSide) 
 
 
 def test_it_encodes_like_the_tower_and_counts_in_the_worker_s_metrics(encoder: EncoderSide) -> None:
-    graphs = with_graphs(STATIC, encoder)
-    assert isinstance(graphs, GraphEncoder)
+    graphed = with_graphs(STATIC, encoder)
+    assert isinstance(graphed, GraphEncoder)
     metrics = EncoderMetrics("m")
     count_graphs(encoder, metrics, "m")
-    count_graphs(graphs, metrics, "m")
+    count_graphs(graphed, metrics, "m")
     items = [
-        graphs.preprocess(Image.new("RGB", size, "red"), {}) for size in ((64, 64), (400, 600), (90, 40))
+        graphed.preprocess(Image.new("RGB", size, "red"), {}) for size in ((64, 64), (400, 600), (90, 40))
     ]
-    for own, output in zip(encoder.encode(items), graphs.encode(items), strict=True):
+    for own, output in zip(encoder.encode(items), graphed.encode(items), strict=True):
         torch.testing.assert_close(output, own, atol=1e-5, rtol=0)
     value = metrics.registry.get_sample_value
     labels = {"model_name": "m"}
@@ -95,7 +100,7 @@ def test_it_encodes_like_the_tower_and_counts_in_the_worker_s_metrics(encoder: E
     assert value("triptych_encoder_graph_replays_total", labels | {"token_budget": "64"}) == 1
     padding = 64 - items[0].rows - items[2].rows
     assert value("triptych_encoder_graph_padding_rows_total", labels) == padding
-    assert value("triptych_encoder_graph_buffer_bytes", labels) == graphs.graphs.nbytes > 0
+    assert value("triptych_encoder_graph_buffer_bytes", labels) == graphed.graphs.nbytes > 0
 
 
 class Cuda(Device):
@@ -110,15 +115,15 @@ def test_what_a_gpu_loses_to_its_graphs_counts_beside_the_weights(
     losses = iter((900 << 20, 600 << 20))
     monkeypatch.setattr(graph_encoder.Device, "of", Cuda)
     monkeypatch.setattr(graph_encoder, "memory_of", lambda _: SimpleNamespace(free=lambda: next(losses)))
-    graphs = with_graphs(STATIC, encoder)
-    assert isinstance(graphs, GraphEncoder)
-    assert uncounted_bytes(graphs) == (300 << 20) - graphs.graphs.nbytes > 0
+    graphed = with_graphs(STATIC, encoder)
+    assert isinstance(graphed, GraphEncoder)
+    assert uncounted_bytes(graphed) == (300 << 20) - graphed.graphs.nbytes > 0
     assert uncounted_bytes(encoder) == 0
     memory = SimpleNamespace(
         reset_peak=lambda: None, used=lambda: 10, peak=lambda: 15, free=lambda: 1 << 30, share=0.5
     )
-    held = 10 + uncounted_bytes(graphs)
+    held = 10 + uncounted_bytes(graphed)
     config = EncoderConfig(device_memory=held + 4, max_image_pixels=128 * 128, encoder_batch_patches=64)
     with pytest.raises(ConfigError, match=r"needs 2\d\d.* MiB for its weights and 5 "):
-        check_encoder_memory(config, graphs, memory)
-    assert check_encoder_memory(replace(config, device_memory=held + 5), graphs, memory) == 5
+        check_encoder_memory(config, graphed, memory)
+    assert check_encoder_memory(replace(config, device_memory=held + 5), graphed, memory) == 5

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -9,7 +10,14 @@ import torch
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
 
 from support.engine.engine_requests import greedy
-from triptych.pd_worker.runner.sampler import SamplerInput, sample
+from triptych.pd_worker.runner import sampler
+from triptych.pd_worker.runner.sampler import SamplerInput
+
+
+def sample(logits: torch.Tensor, requests: Sequence[SamplerInput]) -> list[int | None]:
+    """The tokens as numbers; None for -1."""
+    return [None if token < 0 else token for token in sampler.sample(logits, requests).tolist()]
+
 
 VOCAB = 50
 PROMPT = (1, 2, 3, 2, 40)

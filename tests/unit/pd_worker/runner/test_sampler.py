@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,7 +12,14 @@ import torch
 from triptych.base.types import SamplingParams
 from triptych.models.base import GenerationDefaults
 from triptych.pd_worker.core.sampling import resolve
-from triptych.pd_worker.runner.sampler import SamplerInput, sample, uniform
+from triptych.pd_worker.runner import sampler
+from triptych.pd_worker.runner.sampler import SamplerInput, uniform
+
+
+def sample(logits: torch.Tensor, requests: Sequence[SamplerInput]) -> list[int | None]:
+    """The tokens as numbers; None for -1."""
+    return [None if token < 0 else token for token in sampler.sample(logits, requests).tolist()]
+
 
 VOCAB = 50
 
