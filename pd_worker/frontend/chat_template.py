@@ -286,7 +286,7 @@ def unwritten_items(index: int, role: str) -> InvalidRequest:
     """The error of a message whose items the template does not write."""
     field = f"messages[{index}].content"
     return InvalidRequest(
-        f"{field}: this model's chat template has no images in messages of role {role}: "
+        f"{field}: this model's chat template has no images and videos in messages of role {role}: "
         "send them in a user message after it",
         param=field,
     )

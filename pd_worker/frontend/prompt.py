@@ -34,7 +34,7 @@ from triptych.pd_worker.frontend.tokenization import GuardedTokenizer, load_toke
 from triptych.pd_worker.frontend.tool_format import find_tool_format, marker_tokens
 
 #: No vocabulary's token is longer, so that a longer text is too long before it is tokenised.
-_MOST_CHARS_PER_TOKEN = 128
+_MAX_CHARS_PER_TOKEN = 128
 _NO_OPTIONS = TemplateOptions()
 
 
@@ -225,7 +225,7 @@ class PromptBuilder:
         return "".join(parts)
 
     def _check_length(self, text: str, param: str) -> None:
-        if len(text) > self._max_model_len * _MOST_CHARS_PER_TOKEN:
+        if len(text) > self._max_model_len * _MAX_CHARS_PER_TOKEN:
             raise ContextTooLong(
                 f"the prompt has {len(text)} characters, which is more than the {self._max_model_len} "
                 f"tokens that the model takes: shorten {param}",

@@ -15,7 +15,7 @@ from triptych.proxy.call.tools import NO_TOOLS, CallForm, ToolUse
 
 
 @dataclass(frozen=True, slots=True)
-class ShownCall:
+class CallBegin:
     """A call begins: its place among the choice's calls, and an id to answer to."""
 
     index: int
@@ -24,7 +24,7 @@ class ShownCall:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownArguments:
+class CallPiece:
     """The next piece of the arguments of the call at `index`, the last one."""
 
     index: int
@@ -32,21 +32,21 @@ class ShownArguments:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownReasoning:
+class ReasoningPiece:
     """Reasoning, which comes before content and calls."""
 
     text: str
 
 
-Shown = str | ShownCall | ShownArguments | ShownReasoning
+AnswerPiece = str | CallBegin | CallPiece | ReasoningPiece
 
 
-def whole_calls(shown: Sequence[Shown]) -> list[tuple[ShownCall, str]]:
+def whole_calls(pieces: Sequence[AnswerPiece]) -> list[tuple[CallBegin, str]]:
     """The calls with all of their arguments."""
-    calls = [piece for piece in shown if isinstance(piece, ShownCall)]
+    calls = [piece for piece in pieces if isinstance(piece, CallBegin)]
     parts: dict[int, list[str]] = {call.index: [] for call in calls}
-    for piece in shown:
-        if isinstance(piece, ShownArguments):
+    for piece in pieces:
+        if isinstance(piece, CallPiece):
             parts[piece.index].append(piece.text)
     return [(call, "".join(parts[call.index])) for call in calls]
 
@@ -54,7 +54,7 @@ def whole_calls(shown: Sequence[Shown]) -> list[tuple[ShownCall, str]]:
 class ChoiceReader:
     """Finds reasoning and calls of `tools` in one choice's output; without tools, the answer is its text.
 
-    `reasoning_tokens` counts the tokens whose text is reasoning; with `reasoning` False it is not shown.
+    `reasoning_tokens` counts the tokens whose text is reasoning; with `reasoning` False it is left out.
     """
 
     def __init__(self, tools: ToolUse = NO_TOOLS, *, reasoning: bool = True) -> None:
@@ -87,40 +87,41 @@ class ChoiceReader:
         """Whether all further text is content as it comes."""
         return self._parser is None and (self._splitter is None or self._splitter.answers)
 
-    def read(self, delta: Delta) -> list[Shown]:
-        """What new output shows; text that may yet be a marker or a call is held back."""
-        text, shown = delta.text, list[Shown]()
+    def read(self, delta: Delta) -> list[AnswerPiece]:
+        """What new output adds; text that may yet be a marker or a call is held back."""
+        text, pieces = delta.text, list[AnswerPiece]()
         if self._splitter is not None and not self._splitter.answers:
             reasoning, text = self._splitter.feed(text)
             if reasoning or self._splitter.reasons:
                 self.reasoning_tokens += len(delta.token_ids)
-            shown = self._reasoning(reasoning)
+            pieces = self._reasoning(reasoning)
         if self._parser is not None:
-            return shown + self._shown(self._parser.feed(text))
-        return [*shown, text] if text else shown
+            return pieces + self._numbered(self._parser.feed(text))
+        return [*pieces, text] if text else pieces
 
-    def end(self, done: Done) -> tuple[list[Shown], str]:
+    def end(self, done: Done) -> tuple[list[AnswerPiece], str]:
         """What was held back, and OpenAI's finish reason."""
         reasoning, text = self._splitter.finish() if self._splitter is not None else ("", "")
         rest = self._reasoning(reasoning)
         if self._parser is not None:
-            rest += self._shown(self._parser.feed(text)) + self._shown(self._parser.finish())
+            rest += self._numbered(self._parser.feed(text)) + self._numbered(self._parser.finish())
         elif text:
             rest.append(text)
         called = self._calls > 0 and done.reason is FinishReason.STOP
         return rest, "tool_calls" if called else done.reason.value
 
-    def _reasoning(self, text: str) -> list[Shown]:
-        return [ShownReasoning(text)] if text and self._with_reasoning else []
+    def _reasoning(self, text: str) -> list[AnswerPiece]:
+        return [ReasoningPiece(text)] if text and self._with_reasoning else []
 
-    def _shown(self, pieces: list[Piece]) -> list[Shown]:
-        shown: list[Shown] = []
+    def _numbered(self, pieces: list[Piece]) -> list[AnswerPiece]:
+        """The parser's pieces with the places and ids of calls."""
+        numbered: list[AnswerPiece] = []
         for piece in pieces:
             if isinstance(piece, str):
-                shown.append(piece)
+                numbered.append(piece)
             elif isinstance(piece, CallArguments):
-                shown.append(ShownArguments(self._calls - 1, piece.text))
+                numbered.append(CallPiece(self._calls - 1, piece.text))
             else:
-                shown.append(ShownCall(self._calls, f"call_{uuid.uuid4().hex[:24]}", piece.name))
+                numbered.append(CallBegin(self._calls, f"call_{uuid.uuid4().hex[:24]}", piece.name))
                 self._calls += 1
-        return shown
+        return numbered

@@ -13,7 +13,7 @@ from grpc import aio
 from triptych.base.errors import InternalError, InvalidRequest, RequestError
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.protos.convert import logprobs_to_proto
-from triptych.proxy.call.answer import ChoiceReader, Shown, ShownReasoning, whole_calls
+from triptych.proxy.call.answer import AnswerPiece, ChoiceReader, ReasoningPiece, whole_calls
 from triptych.proxy.call.chat import ChatCall, Done, EncoderPrompt, Output, RawPrompt, Started, Transcription
 from triptych.proxy.call.pairs import best_first
 from triptych.proxy.call.tools import ToolUse
@@ -202,7 +202,7 @@ class _Events:
     def __init__(self, with_ids: bool, tools: ToolUse, choices: int) -> None:
         self._with_ids = with_ids
         self._answers = [ChoiceReader(tools) for _ in range(choices)]
-        self._open_calls: list[list[Shown]] = [[] for _ in range(choices)]
+        self._open_calls: list[list[AnswerPiece]] = [[] for _ in range(choices)]
         self._started: Started | None = None
 
     def of(self, output: Output) -> proxy_pb2.ChatEvent | None:
@@ -218,26 +218,28 @@ class _Events:
             self._started = None
         answer = self._answers[output.choice]
         if isinstance(output, Done):
-            shown, reason = answer.end(output)
-            self._show(event, shown, last=True)
+            pieces, reason = answer.end(output)
+            self._add_pieces(event, pieces, last=True)
             event.finish.CopyFrom(_finish(output, reason))
             return event
-        self._show(event, answer.read(output))
+        self._add_pieces(event, answer.read(output))
         event.logprobs.extend(logprobs_to_proto(position) for position in output.logprobs)
         if self._with_ids:
             event.token_ids.extend(output.token_ids)
         return event
 
-    def _show(self, event: proxy_pb2.ChatEvent, shown: Sequence[Shown], *, last: bool = False) -> None:
+    def _add_pieces(
+        self, event: proxy_pb2.ChatEvent, pieces: Sequence[AnswerPiece], *, last: bool = False
+    ) -> None:
         open_calls = self._open_calls[event.choice]
-        for piece in shown:
-            if isinstance(piece, ShownReasoning):
+        for piece in pieces:
+            if isinstance(piece, ReasoningPiece):
                 event.reasoning += piece.text
             elif isinstance(piece, str):
                 event.text += piece
             else:
                 open_calls.append(piece)
-        if open_calls and (last or (shown and isinstance(shown[-1], str))):
+        if open_calls and (last or (pieces and isinstance(pieces[-1], str))):
             for call, arguments in whole_calls(open_calls):
                 event.tool_calls.add(index=call.index, id=call.id, name=call.name, arguments=arguments)
             open_calls.clear()

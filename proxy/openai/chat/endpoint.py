@@ -9,11 +9,11 @@ from contextlib import aclosing
 
 from triptych.base.types import PositionLogprobs, TokenLogprob, Usage
 from triptych.proxy.call.answer import (
+    AnswerPiece,
+    CallBegin,
+    CallPiece,
     ChoiceReader,
-    Shown,
-    ShownArguments,
-    ShownCall,
-    ShownReasoning,
+    ReasoningPiece,
     whole_calls,
 )
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started, Timings
@@ -113,7 +113,7 @@ def _reasoning_body(text: str) -> Json:
     return {"reasoning_content": text, "reasoning": text}
 
 
-def _call_body(call: ShownCall, arguments: str) -> Json:
+def _call_body(call: CallBegin, arguments: str) -> Json:
     function = {"name": call.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
 
@@ -141,7 +141,7 @@ class ChoiceState:
     def __init__(self, options: ChatReplyOptions) -> None:
         self.reader = ChoiceReader(options.tools, reasoning=options.reasoning)
         self.begun = False
-        self.shown: list[Shown] = []
+        self.pieces: list[AnswerPiece] = []
         self.reason = ""
         self.token_ids: list[int] = []
         self.logprobs: list[PositionLogprobs] = []
@@ -181,10 +181,10 @@ class ChatStream:
         state = self._choices[index]
         state.token_ids += output.token_ids
         state.logprobs += output.logprobs
-        shown = state.reader.read(output)
-        if not shown and self._has_waiting(index):
-            shown = [""]
-        return first + b"".join([self._piece(index, piece) for piece in shown])
+        pieces = state.reader.read(output)
+        if not pieces and self._has_waiting(index):
+            pieces = [""]
+        return first + b"".join([self._piece(index, piece) for piece in pieces])
 
     def _has_waiting(self, index: int) -> bool:
         """Whether tokens were asked for that no text carries: they are reported as they come."""
@@ -198,20 +198,20 @@ class ChatStream:
             extra["prompt_token_ids"], self._prompt = self._prompt, None
         return self._chunk(index, {"role": "assistant", "content": ""}, extra=extra)
 
-    def _piece(self, index: int, piece: Shown) -> bytes:
+    def _piece(self, index: int, piece: AnswerPiece) -> bytes:
         if isinstance(piece, str):
             return self._chunk(index, {"content": piece})
-        if isinstance(piece, ShownReasoning):
+        if isinstance(piece, ReasoningPiece):
             return self._chunk(index, _reasoning_body(piece.text))
-        if isinstance(piece, ShownArguments):
+        if isinstance(piece, CallPiece):
             return self._chunk(
                 index, {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
             )
         return self._chunk(index, {"tool_calls": [{"index": piece.index, **_call_body(piece, "")}]})
 
     def _last(self, index: int, done: Done) -> bytes:
-        shown, reason = self._choices[index].reader.end(done)
-        parts = [self._piece(index, piece) for piece in shown]
+        pieces, reason = self._choices[index].reader.end(done)
+        parts = [self._piece(index, piece) for piece in pieces]
         extra: Json = {}
         if done.final and self._options.timings:
             extra["triptych_timings"] = timings_body(done.timings)
@@ -259,10 +259,10 @@ async def whole_reply(
             if isinstance(output, Delta):
                 state.token_ids += output.token_ids
                 state.logprobs += output.logprobs
-                state.shown += state.reader.read(output)
+                state.pieces += state.reader.read(output)
                 continue
             rest, state.reason = state.reader.end(output)
-            state.shown += rest
+            state.pieces += rest
             last = output
     assert last is not None and last.final
     reply = _head(request_id, "chat.completion", model)
@@ -276,9 +276,9 @@ async def whole_reply(
 
 
 def _whole_choice(index: int, state: ChoiceState, options: ChatReplyOptions) -> Json:
-    calls = [_call_body(call, arguments) for call, arguments in whole_calls(state.shown)]
-    text = "".join(piece for piece in state.shown if isinstance(piece, str))
-    reasoning = "".join(piece.text for piece in state.shown if isinstance(piece, ShownReasoning))
+    calls = [_call_body(call, arguments) for call, arguments in whole_calls(state.pieces)]
+    text = "".join(piece for piece in state.pieces if isinstance(piece, str))
+    reasoning = "".join(piece.text for piece in state.pieces if isinstance(piece, ReasoningPiece))
     content = None if (calls or reasoning) and not text else text
     message: Json = {"role": "assistant", "content": content, "refusal": None}
     if reasoning:

@@ -10,7 +10,7 @@ import msgspec
 
 from triptych.base.errors import RequestError
 from triptych.base.types import FinishReason, Usage
-from triptych.proxy.call.answer import ChoiceReader, Shown, ShownArguments, ShownCall, ShownReasoning
+from triptych.proxy.call.answer import AnswerPiece, CallBegin, CallPiece, ChoiceReader, ReasoningPiece
 from triptych.proxy.call.chat import Delta, Done, Output, Started
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
@@ -60,19 +60,19 @@ class MessageBook:
                 yield {"type": "message_start", "message": self.message}
                 yield {"type": "ping"}
             elif isinstance(output, Delta):
-                yield from self._show(self._answer.read(output))
+                yield from self._add_pieces(self._answer.read(output))
             else:
                 yield from self._end(output)
 
-    def _show(self, shown: Sequence[Shown]) -> Iterator[Json]:
-        for piece in shown:
+    def _add_pieces(self, pieces: Sequence[AnswerPiece]) -> Iterator[Json]:
+        for piece in pieces:
             match piece:
-                case ShownReasoning(text=text):
+                case ReasoningPiece(text=text):
                     yield from self._text(text, {"type": "thinking", "thinking": "", "signature": ""})
-                case ShownCall(id=name):
+                case CallBegin(id=name):
                     call: Json = {"type": "tool_use", "id": name, "name": piece.name, "input": {}}
                     yield from self._open(call)
-                case ShownArguments(text=text):
+                case CallPiece(text=text):
                     yield self._delta(text)
                 case str():
                     yield from self._text(piece, {"type": "text", "text": ""})
@@ -108,7 +108,7 @@ class MessageBook:
 
     def _end(self, done: Done) -> Iterator[Json]:
         rest, reason = self._answer.end(done)
-        yield from self._show(rest)
+        yield from self._add_pieces(rest)
         yield from self._close()
         ending = {"stop_reason": _stop_reason(done, reason), "stop_sequence": done.stop_sequence or None}
         usage = _usage(done.usage, self._answer.reasoning_tokens)

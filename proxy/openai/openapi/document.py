@@ -279,10 +279,10 @@ def _complete(schema: dict[str, Any], max_choices: int) -> None:
 def _operation(op: Operation) -> dict[str, Any]:
     """One operation of the document."""
     ok: dict[str, Any] = {"description": "The answer", "content": _content(op)}
-    found = {"200": ok}
+    replies_by_status = {"200": ok}
     for status in sorted({*op.statuses, 500, *((401,) if op.needs_key else ())}):
         shape = replies.StatusReply if op.path == "/ready" and status == 503 else op.error
-        found[str(status)] = {
+        replies_by_status[str(status)] = {
             "description": _ERRORS[status],
             "content": {"application/json": {"schema": _reference(shape)}},
         }
@@ -298,7 +298,7 @@ def _operation(op: Operation) -> dict[str, Any]:
         "summary": op.summary,
         **_path_parameters(op.path),
         **body,
-        "responses": found,
+        "responses": replies_by_status,
         "security": [{"key": []}, {}] if op.needs_key else [],
     }
 

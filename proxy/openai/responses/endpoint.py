@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 from triptych.base.errors import RequestError
 from triptych.base.types import FinishReason, PositionLogprobs, Usage
-from triptych.proxy.call.answer import ChoiceReader, Shown, ShownArguments, ShownCall, ShownReasoning
+from triptych.proxy.call.answer import AnswerPiece, CallBegin, CallPiece, ChoiceReader, ReasoningPiece
 from triptych.proxy.call.chat import Delta, Done, Output, Started
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
@@ -47,7 +47,7 @@ class ResponseBook:
                 yield from self._begin()
             elif isinstance(output, Delta):
                 self._waiting += output.logprobs
-                yield from self._show(self._answer.read(output))
+                yield from self._add_pieces(self._answer.read(output))
             else:
                 yield from self._end(output)
 
@@ -71,13 +71,13 @@ class ResponseBook:
             yield self._event("response.created", response=self.response)
             yield self._event("response.in_progress", response=self.response)
 
-    def _show(self, shown: Sequence[Shown]) -> Iterator[Json]:
-        for piece in shown:
-            if isinstance(piece, ShownReasoning):
+    def _add_pieces(self, pieces: Sequence[AnswerPiece]) -> Iterator[Json]:
+        for piece in pieces:
+            if isinstance(piece, ReasoningPiece):
                 yield from self._reason(piece.text)
                 continue
             yield from self._close_reasoning("completed")
-            if isinstance(piece, ShownArguments):
+            if isinstance(piece, CallPiece):
                 assert self._call is not None
                 self._texts.append(piece.text)
                 yield self._event(
@@ -163,7 +163,7 @@ class ResponseBook:
         yield self._event("response.output_item.done", output_index=place["output_index"], item=self._message)
         self._message, self._texts, self._waiting, self._logprobs = None, [], [], []
 
-    def _open_call(self, call: ShownCall) -> Iterator[Json]:
+    def _open_call(self, call: CallBegin) -> Iterator[Json]:
         yield from self._close_message("completed")
         number = len(self._output)
         self._call = {
@@ -194,7 +194,7 @@ class ResponseBook:
     def _end(self, done: Done) -> Iterator[Json]:
         yield from self._begin()
         rest, _ = self._answer.end(done)
-        yield from self._show(rest)
+        yield from self._add_pieces(rest)
         whole = done.reason is not FinishReason.LENGTH
         status = "completed" if whole else "incomplete"
         yield from self._close_reasoning(status)

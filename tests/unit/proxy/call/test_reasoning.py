@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.base.types import FinishReason, ReasoningMarkers, Usage
-from triptych.proxy.call.answer import ChoiceReader, ShownArguments, ShownCall, ShownReasoning
+from triptych.proxy.call.answer import CallBegin, CallPiece, ChoiceReader, ReasoningPiece
 from triptych.proxy.call.chat import Delta, Done, Started, Timings
 from triptych.proxy.call.reasoning import ReasoningSplitter
 from triptych.proxy.call.tools import CallForm, ToolUse
@@ -70,9 +70,9 @@ def test_a_call_after_the_reasoning_is_found_and_one_in_it_is_not():
     reader = ChoiceReader(ToolUse(form=CallForm.TAGGED))
     reader.begin(Started((1,), reasoning=BEGUN))
     call = '<tool_call>{"name": "look"}</tool_call>'
-    shown = [*reader.read(Delta(f"{call}</think>\n{call}", [1, 2])), *reader.end(done())[0]]
-    assert [type(piece) for piece in shown] == [ShownReasoning, ShownCall, ShownArguments]
-    assert shown[0].text == call
+    pieces = [*reader.read(Delta(f"{call}</think>\n{call}", [1, 2])), *reader.end(done())[0]]
+    assert [type(piece) for piece in pieces] == [ReasoningPiece, CallBegin, CallPiece]
+    assert pieces[0].text == call
 
 
 def test_reasoning_that_is_not_wanted_is_counted_all_the_same():
