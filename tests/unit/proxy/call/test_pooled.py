@@ -14,7 +14,7 @@ from triptych.proxy.call.chat import ChatCall, Done, Output, PoolingOptions, Tim
 from triptych.proxy.call.pairs import Pair, PairScoring, best_first
 from triptych.proxy.call.pooled import AT_ONCE, input_calls, pool_all, pooled_call, vector_of
 
-FIRST = pooled_call("r", "m", 60.0, PoolingOptions())
+FIRST = pooled_call("r", "m", 60.0, PoolingOptions(), "", {})
 
 
 def done(value: float = 1.0) -> Done:
