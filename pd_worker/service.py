@@ -16,6 +16,7 @@ from triptych.base.metrics import PDMetrics
 from triptych.base.tracing.start import worker_tracer
 from triptych.base.vllm_classes import class_of
 from triptych.base.worker_process import ProcessWatch
+from triptych.models.checkpoint.pooling import read_task
 from triptych.models.defaults import start_lock
 from triptych.models.layers import before_each_layer
 from triptych.models.registry import family_of
@@ -37,7 +38,7 @@ async def run(config: PDConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
     architecture = family_of(Path(config.model)).architecture
     program = "" if config.engine == "native" else vllm_program()
-    choice = choose_engine(config, architecture, program)
+    choice = choose_engine(config, architecture, program, read_task(Path(config.model)))
     logger.info("engine: %s (%s)", choice.engine, choice.reason)
     serve: Callable[[PDConfig, WorkerProcess], Awaitable[None]] = _serve_vllm
     if choice.engine == "native":

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from types import MappingProxyType
 
 import numpy as np
 
@@ -93,8 +92,8 @@ def pooled_call(
     model: str,
     timeout: float,
     pooling: PoolingOptions,
-    cache_salt: str = "",
-    processor_options: Mapping[str, object] = MappingProxyType({}),
+    cache_salt: str,
+    processor_options: Mapping[str, object],
 ) -> ChatCall:
     """A call that has no prompt yet; InvalidRequest for a salt or options out of bounds."""
     return ChatCall(

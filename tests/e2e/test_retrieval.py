@@ -21,7 +21,7 @@ from support.data.checkpoints import build_checkpoint
 from support.data.oracle import hidden_states
 from support.data.pictures import picture
 from support.data.retrieval import pair_score, pooled, reranker
-from support.processes.cluster import Cluster, data_url, start_cluster
+from support.processes.cluster import Cluster, data_url, start_cluster, wait_for
 from triptych import Client
 from triptych.base.errors import InvalidRequest
 from triptych.base.rpc.channels import make_channel
@@ -131,14 +131,23 @@ async def test_a_thousand_inputs_beside_a_chat_come_in_order(embedder):
 
 
 async def test_a_client_that_leaves_takes_its_inputs_with_it(embedder):
+    before = embedder.cluster.total("pd", "vllm:prompt_tokens_total")
     with pytest.raises(httpx2.ReadTimeout):
         async with httpx2.AsyncClient(timeout=0.5) as http:
             body = json.dumps({"input": [text + " and on" * 60 for text in TEXTS] * 20})
             await http.post(f"{embedder.cluster.url}/v1/embeddings", content=body.encode())
-    status, _ = await embedder.post("/v1/embeddings", {"input": "one"})
+    cluster = embedder.cluster
+
+    def at_work() -> float:
+        page = cluster.metrics("pd")[0]
+        return page["vllm:num_requests_running"] + page["vllm:num_requests_waiting"]
+
+    wait_for("the PD worker to be idle", lambda: at_work() == 0)
+    done = cluster.total("pd", "vllm:prompt_tokens_total")
+    status, _ = await embedder.post("/v1/embeddings", {"input": [7] * 5})
     assert status == 200
-    page = embedder.cluster.metrics("pd")[0]
-    assert page["vllm:num_requests_waiting"] == 0
+    assert cluster.total("pd", "vllm:prompt_tokens_total") == done + 5, "inputs of the client that left"
+    assert done - before < 800 * 60, "all of its inputs were computed"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,24 +55,33 @@ def read_pooling(path: Path, tokenizer: Tokenizer) -> PoolingDefaults:
     `classifier_from_token` in config.json is vLLM's name for the two tokens, that for "no" first; a folder
     named as a reranker, whose class has a head for text, has the tokens "yes" and "no".
     """
+    defaults, words = _read(path)
+    ids = tuple(token for word in reversed(words) if (token := tokenizer.token_to_id(word)) is not None)
+    if len(ids) != len(words):
+        raise ConfigError(f"MODEL={path}: its tokenizer lacks one of {words}, by which it scores: correct it")
+    return replace(defaults, score_ids=ids) if words else defaults
+
+
+def read_task(path: Path) -> Task:
+    """What the checkpoint is made for; ConfigError."""
+    return _read(path)[0].task
+
+
+def _read(path: Path) -> tuple[PoolingDefaults, list[str]]:
+    """The defaults, and the words in whose tokens' place `score_ids` are to come."""
     modules = _modules(path / "modules.json")
     if modules is not None:
-        return _of_modules(path, modules)
+        return _of_modules(path, modules), []
     config = read_json(path / "config.json") or {}
     if any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or ()):
         labels = config.get("num_labels", len(config.get("id2label") or range(2)))
         if labels != 1:
             raise ConfigError(f"MODEL={path} has a head of {labels} labels: only one, a score, is served")
-        return PoolingDefaults("score")
+        return PoolingDefaults("score"), []
     words = config.get("classifier_from_token")
     if words is None and "reranker" in _name(path).lower():
         words = ["no", "yes"]
-    if words is None:
-        return GENERATES
-    ids = tuple(token for word in reversed(words) if (token := tokenizer.token_to_id(word)) is not None)
-    if len(ids) != len(words):
-        raise ConfigError(f"MODEL={path}: its tokenizer lacks one of {words}, by which it scores: correct it")
-    return PoolingDefaults("score", score_ids=ids)
+    return (GENERATES, []) if words is None else (PoolingDefaults("score"), [str(word) for word in words])
 
 
 def _name(path: Path) -> str:

@@ -1,0 +1,125 @@
+"""The calls of one request without generation: how many at once, in which order, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from triptych.base.errors import InternalError, InvalidRequest, Overloaded
+from triptych.base.types import FinishReason, Usage
+from triptych.proxy.call.chat import ChatCall, Done, Output, PoolingOptions, Timings
+from triptych.proxy.call.pairs import Pair, PairScoring, best_first
+from triptych.proxy.call.pooled import AT_ONCE, input_calls, pool_all, pooled_call, vector_of
+
+FIRST = pooled_call("r", "m", 60.0, PoolingOptions(), "", {})
+
+
+def done(value: float = 1.0) -> Done:
+    return Done(FinishReason.STOP, Usage(3, 0, 0), Timings(), pooled=struct.pack("<f", value))
+
+
+class Dispatch:
+    """Ends each call once `places` allow it; remembers what was under way at once, and what was cancelled."""
+
+    def __init__(self, places: int = 1000, fails: str = "") -> None:
+        self.places, self.fails = places, fails
+        self.running = self.most = 0
+        self.calls: list[ChatCall] = []
+        self.cancelled: list[object] = []
+
+    async def chat(self, call: ChatCall) -> AsyncGenerator[list[Output], None]:
+        if self.running >= self.places:
+            raise Overloaded("full", retry_after=1.0)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await asyncio.sleep(0)
+            if call.prompt == self.fails:
+                raise InvalidRequest("no", param=call.prompt_param)
+            if self.fails:
+                await asyncio.Event().wait()
+            self.calls.append(call)
+            yield [done(float(str(call.prompt)))]
+        except asyncio.CancelledError:
+            self.cancelled.append(call.prompt)
+            raise
+        finally:
+            self.running -= 1
+
+    def scores_pairs(self, model: str) -> bool:
+        return True
+
+
+async def pool(dispatch: Dispatch, count: int) -> dict[int, float]:
+    ends: dict[int, float] = {}
+    calls = input_calls(FIRST, [str(n) for n in range(count)], "input", several=True)
+    await pool_all(dispatch.chat, calls, lambda at, end: ends.update({at: float(vector_of(end)[0])}))
+    return ends
+
+
+async def test_each_input_has_its_own_vector_and_no_more_than_some_are_under_way():
+    dispatch = Dispatch()
+    assert await pool(dispatch, 100) == {n: float(n) for n in range(100)}
+    assert dispatch.most == AT_ONCE
+
+
+@pytest.mark.parametrize("places", [1, 5])
+async def test_a_full_proxy_takes_fewer_at_once_and_all_in_the_end(places):
+    dispatch = Dispatch(places)
+    assert await pool(dispatch, 50) == {n: float(n) for n in range(50)}
+    assert dispatch.most == places
+
+
+async def test_a_proxy_without_any_place_refuses():
+    with pytest.raises(Overloaded):
+        await pool(Dispatch(0), 50)
+
+
+async def test_the_first_error_names_its_input_and_ends_the_others():
+    dispatch = Dispatch(fails="7")
+    with pytest.raises(InvalidRequest) as caught:
+        await pool(dispatch, 10)
+    assert caught.value.param == "input[7]"
+    assert len(dispatch.cancelled) == 9
+    assert dispatch.running == 0
+
+
+async def test_only_the_first_call_holds_the_places_of_the_reply():
+    dispatch = Dispatch()
+    await pool(dispatch, 3)
+    assert sorted(call.is_part for call in dispatch.calls) == [False, True, True]
+    assert all(0 < call.timeout <= FIRST.timeout for call in dispatch.calls)
+
+
+@pytest.mark.parametrize("pooled", [b"", b"abc"])
+def test_what_is_no_vector_is_an_error_of_the_server(pooled):
+    with pytest.raises(InternalError):
+        vector_of(Done(FinishReason.STOP, Usage(1, 0, 0), Timings(), pooled=pooled))
+
+
+def test_a_pair_is_one_call_with_the_instruction_first():
+    pairs = PairScoring(FIRST, (Pair("q", "query", "d", "documents[0]"),), "Judge.")
+    (call,) = pairs.pair_calls()
+    assert [(message.role, message.content) for message in call.messages] == [
+        ("system", "Judge."),
+        ("query", "q"),
+        ("document", "d"),
+    ]
+    assert call.pooling == PoolingOptions(scores=True)
+    assert call.prompt_param == "documents[0]"
+
+
+def test_a_query_of_many_documents_is_embedded_once():
+    query = "q"
+    pairs = tuple(Pair(query, "query", f"d{n}", f"documents[{n}]") for n in range(3))
+    calls, places = PairScoring(FIRST, pairs).text_calls()
+    assert [call.prompt for call in calls] == ["q", "d0", "d1", "d2"]
+    assert places == [(0, 1), (0, 2), (0, 3)]
+
+
+def test_the_best_come_first_and_equal_ones_in_order():
+    assert best_first([0.1, 0.9, 0.5, 0.9], 0) == [1, 3, 2, 0]
+    assert best_first([0.1, 0.9, 0.5, 0.9], 2) == [1, 3]
