@@ -104,14 +104,14 @@ def graph_limits(config: EncoderConfig, encoder: EncoderSide, graph: EncoderCuda
 
     By default a replay takes as many items as smallest budgets go into the largest one.
     """
-    multiple, least = graph.token_multiple, graph.min_token_budget
+    multiple, min_budget = graph.token_multiple, graph.min_token_budget
     if config.encoder_graph_budgets:
         budgets = parse_budgets(config.encoder_graph_budgets, multiple)
     else:
         sample = encoder.preprocess(encoder.sample(), {})
         rows = config.batch_patches * sample.rows // max(1, sample.cost)
-        budgets = token_budgets(least, min(rows, graph.max_token_budget or rows), multiple)
-    items = config.encoder_graph_max_items or max(1, budgets[-1] // least)
+        budgets = token_budgets(min_budget, min(rows, graph.max_token_budget or rows), multiple)
+    items = config.encoder_graph_max_items or max(1, budgets[-1] // min_budget)
     # Of pictures each is one frame.
     return GraphLimits(budgets, items, items)
 

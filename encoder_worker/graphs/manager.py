@@ -147,7 +147,7 @@ class EncoderCudaGraphManager:
         return sum(graph.nbytes for graph in self._graphs.values())
 
     def capture(self) -> None:
-        """Captures each budget once, the largest first: smaller ones find room in its memory pool.
+        """Captures each budget once, the largest first: smaller ones fit its memory pool.
 
         Raises what the tower or the device raises; then there are no graphs.
         """
@@ -190,9 +190,9 @@ class EncoderCudaGraphManager:
 
     def _capture_budget_graph(self, budget: int) -> BudgetGraphMetadata:
         tower, limits = self._tower, self.limits
-        most, frames = limits.max_batch_size, limits.max_frames_per_batch
+        items, frames = limits.max_batch_size, limits.max_frames_per_batch
         inputs = tower.prepare_encoder_cudagraph_capture_inputs(
-            budget, most, frames, tower.device, tower.dtype
+            budget, items, frames, tower.device, tower.dtype
         ).values
         check_keys("capture inputs", inputs, dict.fromkeys(self._config.buffer_keys))
         shape = (budget, self._config.out_hidden_size)
@@ -208,7 +208,7 @@ class EncoderCudaGraphManager:
         # One call, whatever the backend: a tower that cannot do it fails here, not at the first request.
         run()
         graph = self._backend.capture(run)
-        return BudgetGraphMetadata(budget, most, frames, graph, inputs, output)
+        return BudgetGraphMetadata(budget, items, frames, graph, inputs, output)
 
     def _run_budget_graph(
         self, graph: BudgetGraphMetadata, items: Sequence[PreparedItem]

@@ -107,7 +107,7 @@ def _verify(spec: JobSpec, frames: Sequence[bytes]) -> VerifiedMedia:
 class MediaBudget:
     """A first-come-first-served semaphore over bytes: at most `limit`, or one item alone that is larger.
 
-    An item with room needs only the media threads to release it, so every wait ends.
+    An admitted item needs only the media threads to release it, so every wait ends.
     """
 
     def __init__(self, limit: int) -> None:

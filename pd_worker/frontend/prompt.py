@@ -95,7 +95,7 @@ class PromptBuilder:
     def build_pair(self, messages: bytes, plans: Sequence[ItemPlan], *, by_words: bool) -> Prompt:
         """The prompt by which the model scores a document for a query.
 
-        By the chat template where that knows both; else in the words of Qwen's rerankers, or as a pair.
+        By the chat template where that knows both; else in the form of Qwen's rerankers, or as a pair.
         """
         pair = parse_pair(messages)
         if self._template.takes_documents:
@@ -290,8 +290,8 @@ def _mark_end(message: Message, shaped: TemplateMessage) -> str:
 
 def _cut_at(text: str, mark: str) -> str:
     """The text before the mark, stripped where the template strips."""
-    before, found, after = text.rpartition(mark)
-    if not found:
+    before, separator, after = text.rpartition(mark)
+    if not separator:
         raise InvalidRequest(
             "the model's chat template does not write the last message: continue_final_message cannot be",
             param="messages",

@@ -10,18 +10,18 @@ from triptych.base.errors import ConfigError
 #: One eighth of the free memory is for embeddings: they are resident until their rows are prefilled, keys
 #: and values until the last token.
 EMBEDDING_PART = 8
-LEAST_EMBEDDINGS = 64 * MIB
+MIN_EMBEDDINGS = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerNeeds:
     """Bytes that a worker takes of its device's memory beside keys and values.
 
-    `held` are weights and libraries, measured; `activations` the most that a step takes above them, measured;
-    `gathered` copies of keys and values in one layer, and its masks. `block` is one KV block, `most` what the
-    limits on requests can use. `graphs` is what decode graphs keep, `states` what recurrent layers do. `host`
-    are page-locked buffers beside all that, in the machine's memory; with `copies_on_host` those of
-    embeddings are in it too.
+    `held` are weights and libraries, measured; `activations` the maximum that a step takes above them,
+    measured; `gathered` copies of keys and values in one layer, and its masks. `block` is one KV block,
+    `max_kv` what the limits on requests can use. `graphs` is what decode graphs keep, `states` what recurrent
+    layers do. `host` are page-locked buffers beside all that, in the machine's memory; with `copies_on_host`
+    those of embeddings are in it too.
     """
 
     held: int
@@ -30,7 +30,7 @@ class WorkerNeeds:
     embeddings: int
     swapped: int
     block: int
-    most: int
+    max_kv: int
     graphs: int = 0
     states: int = 0
     host: int = 0
@@ -74,17 +74,17 @@ class WorkerMemory:
             ("of this worker (--device-memory)", self.budget),
             ("buffers of the host, beside that", needs.host),
         )
-        shown = [(name, nbytes) for name, nbytes in parts if nbytes]
-        width = max(len(name) for name, _ in shown)
+        lines = [(name, nbytes) for name, nbytes in parts if nbytes]
+        width = max(len(name) for name, _ in lines)
         sign = ("", "-")
         return "\n".join(
-            f"  {name:<{width}}  {sign[nbytes < 0] + format_size(abs(nbytes)):>12}" for name, nbytes in shown
+            f"  {name:<{width}}  {sign[nbytes < 0] + format_size(abs(nbytes)):>12}" for name, nbytes in lines
         )
 
 
-def auto_embeddings(left: int, most: int) -> int:
-    """Bytes for embeddings, of `left` for them and the KV cache; `most` is what requests can use of them."""
-    return max(LEAST_EMBEDDINGS, min(left // EMBEDDING_PART, most))
+def auto_embeddings(left: int, max_use: int) -> int:
+    """Bytes for embeddings, of `left` for them and the KV cache; `max_use`: what requests can use."""
+    return max(MIN_EMBEDDINGS, min(left // EMBEDDING_PART, max_use))
 
 
 def plan_worker_memory(
@@ -116,4 +116,4 @@ def plan_worker_memory(
 
 
 def _left(budget: int, needs: WorkerNeeds) -> int:
-    return max(0, min(budget - needs.fixed, needs.most)) // needs.block * needs.block
+    return max(0, min(budget - needs.fixed, needs.max_kv)) // needs.block * needs.block

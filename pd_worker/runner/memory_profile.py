@@ -89,11 +89,11 @@ def needs_of(config: PDConfig, decoder: DecoderSide, held: int, activations: int
         activations=activations,
         gathered=gathered + masks,
         graphs=_graph_bytes(config, decoder, activations, gathered, blocks * block),
-        embeddings=config.encoder_cache_memory,  # 0: to be found
+        embeddings=config.encoder_cache_memory,  # 0: from what is left
         swapped=swapped if on_cpu else 0,
-        states=config.state_memory if geometry.states else 0,  # 0: to be found
+        states=config.state_memory if geometry.states else 0,  # 0: from what is left
         block=block,
-        most=config.max_num_seqs * blocks * block,
+        max_kv=config.max_num_seqs * blocks * block,
         host=0 if on_cpu else config.encoder_cache_memory + swapped,
         copies_on_host=not on_cpu,
     )
@@ -132,7 +132,7 @@ def embeddings_of_use(config: PDConfig, decoder: DecoderSide) -> int:
 
 
 def activation_bytes(config: PDConfig, decoder: DecoderSide, memory: DeviceMemory) -> int:
-    """The most that a prefill of --max-num-batched-tokens takes, with logits of --max-num-seqs requests.
+    """The maximum that a prefill of --max-num-batched-tokens takes, with logits of --max-num-seqs requests.
 
     Without what it writes to the cache.
     """

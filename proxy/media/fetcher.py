@@ -39,12 +39,12 @@ _RETRYABLE = frozenset({408, 425, 429})
 
 
 class FetchFailed(Exception):
-    """`words` complete "the image's server …"; `result` names the outcome in metrics, `cause` in the log."""
+    """`message` completes "the image's server …"; `result` is for metrics, `cause` for the log."""
 
-    def __init__(self, result: str, words: str, *, retryable: bool = False, cause: str = "") -> None:
-        super().__init__(words)
+    def __init__(self, result: str, message: str, *, retryable: bool = False, cause: str = "") -> None:
+        super().__init__(message)
         self.result = result
-        self.words = words
+        self.message = message
         self.retryable = retryable
         self.cause = cause
 
@@ -199,8 +199,8 @@ class MediaFetcher:
                 return media
             except TimeoutError:
                 result = "timeout"
-                words = f"did not send it within {self._limits.timeout:g} s"
-                raise InvalidRequest(f"{param}: the {kind.noun}'s server {words}", param=param) from None
+                message = f"did not send it within {self._limits.timeout:g} s"
+                raise InvalidRequest(f"{param}: the {kind.noun}'s server {message}", param=param) from None
             except NameUnanswered:
                 result = "unanswered"
                 message = f"{param}: no name server answers for the {kind.noun}'s server; try again later"
@@ -208,7 +208,7 @@ class MediaFetcher:
             except FetchFailed as error:
                 result, cause = error.result, error.cause or cause
                 refusal = TooLarge if isinstance(error, MediaTooLarge) else InvalidRequest
-                raise refusal(f"{param}: the {kind.noun}'s server {error.words}", param=param) from None
+                raise refusal(f"{param}: the {kind.noun}'s server {error.message}", param=param) from None
             finally:
                 self._metrics.media_fetch_seconds.observe(time.monotonic() - started)
                 self._metrics.media_fetches.labels(result).inc()
@@ -232,10 +232,10 @@ class MediaFetcher:
     async def _follow(self, url: URL, kind: MediaKind) -> SpooledMedia:
         """Follows redirects to the image; every hop is checked like the first URL."""
         for _ in range(MAX_REDIRECTS + 1):
-            found = await self._hop(url, kind)
-            if isinstance(found, SpooledMedia):
-                return found
-            url = found
+            step = await self._hop(url, kind)
+            if isinstance(step, SpooledMedia):
+                return step
+            url = step
         raise FetchFailed("redirects", f"redirects more than {MAX_REDIRECTS} times")
 
     async def _hop(self, url: URL, kind: MediaKind) -> SpooledMedia | URL:

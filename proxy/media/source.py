@@ -103,11 +103,11 @@ def parse_media_url(url: str, param: str, kind: MediaKind) -> str | WebUrl | Fil
 
 def _data_content(url: str, param: str, kind: MediaKind) -> str:
     head, comma, _ = url[:_DATA_HEAD].partition(",")
-    words = head[len("data:") :].strip().lower().split(";")
-    if not comma or words[-1] != "base64":
+    fields = head[len("data:") :].strip().lower().split(";")
+    if not comma or fields[-1] != "base64":
         example = "image/png" if kind is IMAGES else "video/mp4"
         raise InvalidRequest(f"{param} must read data:{example};base64,…", param=param)
-    if words[0] not in kind.types:
+    if fields[0] not in kind.types:
         known = ", ".join(sorted(kind.types))
         raise InvalidRequest(f"{param}: the media type must be one of {known}", param=param)
     return url[len(head) + 1 :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from support.processes.cluster import PATIENCE, Cluster, running_cluster
+from support.videos.clips import make_clip
 from triptych.apps.launch.model_path import DEMO_MODEL
 from triptych.demo import examples
 
@@ -106,6 +108,31 @@ def test_a_file_of_ones_own_is_asked_about_and_the_conversation_goes_on(cluster:
     assert second.value.post_data_json["messages"][1]["content"] == "There are four shapes."
 
 
+def test_a_clip_that_is_dropped_is_sent_as_a_video(cluster: Cluster, page: Page):
+    page.goto(cluster.url)
+    content = base64.b64encode(make_clip(frames=8)).decode()
+    page.evaluate(
+        """content => {
+          const files = new DataTransfer();
+          const bytes = Uint8Array.from(atob(content), letter => letter.charCodeAt(0));
+          files.items.add(new File([bytes], "clip.mp4", { type: "video/mp4" }));
+          const drop = new DragEvent("drop", { dataTransfer: files, bubbles: true });
+          document.querySelector(".talk").dispatchEvent(drop);
+        }""",
+        content,
+    )
+    expect(page.locator(".composer .thumbs video")).to_have_attribute("aria-label", "clip.mp4")
+    expect(page.get_by_label("The request as code")).to_contain_text("video_url")
+    page.get_by_label("Your question").fill("What happens?")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.get_by_role("button", name="Send").click()
+    part, text = sent.value.post_data_json["messages"][0]["content"]
+    assert part == {"type": "video_url", "video_url": {"url": f"data:video/mp4;base64,{content}"}}
+    assert text["text"] == "What happens?"
+    expect(page.locator(".theirs[aria-busy=false] .text")).not_to_be_empty()
+    expect(page.locator(".theirs [role=alert]")).to_have_count(0)
+
+
 def test_what_is_not_a_picture_and_what_is_no_json_are_refused_in_words(
     cluster: Cluster, page: Page, tmp_path: Path
 ):
@@ -113,7 +140,7 @@ def test_what_is_not_a_picture_and_what_is_no_json_are_refused_in_words(
     wrong = tmp_path / "notes.txt"
     wrong.write_text("hello")
     page.locator("input[type=file]").set_input_files(str(wrong))
-    expect(page.get_by_role("alert")).to_have_text("notes.txt is neither a picture nor a sound.")
+    expect(page.get_by_role("alert")).to_have_text("notes.txt is no picture, video or sound.")
     page.get_by_text("Tools and JSON schema").click()
     box = page.get_by_label("Answer's JSON schema")
     box.fill("{")

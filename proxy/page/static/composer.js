@@ -21,7 +21,7 @@ export class Composer {
     this.actions = actions;
     this.model = h("select", { onchange: () => this.#modelChosen() });
     this.text = h("textarea", { rows: 2, "aria-label": "Your question", oninput: actions.changed, onkeydown: (event) => this.#key(event) });
-    this.files = h("input", { type: "file", multiple: true, accept: "image/*,audio/*", class: "offscreen", tabindex: "-1", "aria-hidden": "true", onchange: () => this.#picked() });
+    this.files = h("input", { type: "file", multiple: true, accept: "image/*,audio/*,video/*", class: "offscreen", tabindex: "-1", "aria-hidden": "true", onchange: () => this.#picked() });
     this.thumbs = h("ul", { class: "thumbs", "aria-label": "Added files" });
     this.notice = h("p", { class: "error", role: "alert" });
     this.dial = this.#dialer();

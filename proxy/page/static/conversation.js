@@ -39,9 +39,10 @@ export class Conversation {
   }
 }
 
-/** A picture or sound as it was added. */
+/** A picture, video or sound as it was added. */
 export function mediaView(media) {
   if (media.isSound) return h("audio", { controls: true, src: media.url, "aria-label": media.name });
+  if (media.isVideo) return h("video", { controls: true, muted: true, src: media.url, "aria-label": media.name });
   return h("img", { src: media.url, alt: media.name, title: media.name });
 }
 

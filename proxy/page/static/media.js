@@ -1,4 +1,4 @@
-// Pictures and sound: from files, from the clipboard, from the demo, and dial tones made here.
+// Pictures, videos and sound: from files, from the clipboard, from the demo, and dial tones made here.
 
 import { address } from "./api.js";
 import { Media } from "./request.js";
@@ -6,9 +6,9 @@ import { Media } from "./request.js";
 /** Base64 adds a third; the server's default limit of a body is 64 MiB. */
 const MAX_BYTES = 40 << 20;
 const MAX_FILES = 16;
-const TYPES = { wav: "audio/wav", flac: "audio/flac", mp3: "audio/mpeg", ogg: "audio/ogg", m4a: "audio/mp4", webm: "audio/webm" };
+const TYPES = { wav: "audio/wav", flac: "audio/flac", mp3: "audio/mpeg", ogg: "audio/ogg", m4a: "audio/mp4", webm: "video/webm", mp4: "video/mp4", mov: "video/quicktime" };
 
-/** The files as Media; throws an Error in plain words for what is no picture or sound. */
+/** The files as Media; throws an Error in plain words for what is no picture, video or sound. */
 export async function readFiles(files) {
   if (files.length > MAX_FILES) throw new Error(`At most ${MAX_FILES} files at once.`);
   return Promise.all([...files].map(readFile));
@@ -16,7 +16,7 @@ export async function readFiles(files) {
 
 async function readFile(file) {
   const type = file.type || TYPES[file.name.split(".").pop().toLowerCase()] || "";
-  if (!/^(image|audio)\/[\w.+-]+$/.test(type)) throw new Error(`${file.name} is neither a picture nor a sound.`);
+  if (!/^(image|audio|video)\/[\w.+-]+$/.test(type)) throw new Error(`${file.name} is no picture, video or sound.`);
   if (file.size > MAX_BYTES) throw new Error(`${file.name} is larger than 40 MiB.`);
   return new Media(file.name, type, await dataUrl(file, type));
 }

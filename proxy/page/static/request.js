@@ -1,6 +1,6 @@
 // A request from what the form holds: its path, its body, and nothing of the page.
 
-/** A picture or sound that was added: `url` is its data: URL. */
+/** A picture, video or sound that was added: `url` is its data: URL. */
 export class Media {
   constructor(name, type, url) {
     this.name = name.replace(/[^\w.-]+/g, "_").slice(-60) || "file";
@@ -10,6 +10,10 @@ export class Media {
 
   get isSound() {
     return this.type.startsWith("audio/");
+  }
+
+  get isVideo() {
+    return this.type.startsWith("video/");
   }
 
   get base64() {
@@ -57,8 +61,8 @@ function chatBody(common, history, text, media, options) {
 
 export function userMessage(text, media) {
   if (!media.length) return { role: "user", content: text };
-  const pictures = media.map((one) => ({ type: "image_url", image_url: { url: one } }));
-  return { role: "user", content: [...pictures, ...(text ? [{ type: "text", text }] : [])] };
+  const parts = media.map((one) => (one.isVideo ? { type: "video_url", video_url: { url: one } } : { type: "image_url", image_url: { url: one } }));
+  return { role: "user", content: [...parts, ...(text ? [{ type: "text", text }] : [])] };
 }
 
 function speechForm(model, text, media, options) {

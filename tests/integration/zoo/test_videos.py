@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 
+from support.data.pictures import picture
 from support.engine.engine_cell import engine_cell
 from support.videos.cases import VideoAnswer, VideoCase, answered, built, plan_of, prepared, reference
 from support.videos.classes import CLASSES, VideoClass
@@ -20,6 +21,8 @@ from triptych.pd_worker.attention.attention import ATTENTION_NAME
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 OWN_FAMILY = [entry for entry in CLASSES if entry.family in ("Qwen2_5_VL", "Qwen3VL")]
+#: A frame of InternVL is a picture of the same getter; the others have a getter for each.
+MIXED = ("Qwen2_5_VL", "Qwen3VL", "Qwen3_5", "InternVL")
 _CPU: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
 _LIMITS = {"max_num_batched_tokens": 1024, "max_model_len": 1024, "kv_memory": 64 * MIB}
 
@@ -36,9 +39,10 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[VideoCa
     """Of all classes, by one start of the other environment."""
     folder = tmp_path_factory.mktemp("videos")
     clip = make_clip()
-    cases = [entry.case(folder, clip) for entry in CLASSES]
-    given = zip(cases, reference(cases, folder), strict=True)
-    return {entry.family: pair for entry, pair in zip(CLASSES, given, strict=True)}
+    cases = {entry.family: entry.case(folder, clip) for entry in CLASSES}
+    cases |= {f"{name} with a picture": replace(cases[name], picture=picture(1, 28, 20)) for name in MIXED}
+    given = zip(cases.values(), reference(list(cases.values()), folder), strict=True)
+    return dict(zip(cases, given, strict=True))
 
 
 @pytest.mark.parametrize("entry", CLASSES, ids=lambda entry: entry.family)
@@ -59,6 +63,23 @@ def test_the_family_of_its_own_gives_the_same(
     sides = Sides(case.model, load_encoder(case.model, **_CPU), decoder)
     assert type(sides.encoder) is not ENCODER
     check(case, expected, sides)
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_a_picture_and_a_video_in_one_prompt_are_answered_as_by_transformers(
+    name: str, answers: dict[str, tuple[VideoCase, VideoAnswer]]
+) -> None:
+    case, expected = answers[f"{name} with a picture"]
+    assert not expected.error
+    decoder = load_decoder(case.model, **_CPU, attn_implementation=ATTENTION_NAME)
+    sides = Sides(case.model, load_encoder(case.model, **_CPU), decoder)
+    items = [sides.encoder.preprocess(case.picture, {}), prepared(case, sides.encoder)]
+    plans = [plan_of(item, sides.encoder.width, number) for number, item in enumerate(items)]
+    prompt = built(case, decoder, *plans)
+    assert list(prompt.token_ids) == expected.prompt
+    rows = sides.encoder.encode(items)
+    with engine_cell(sides, **_LIMITS) as cell:
+        assert answered(cell, decoder, prompt, rows) == expected.output
 
 
 def check(case: VideoCase, expected: VideoAnswer, sides: Sides) -> None:

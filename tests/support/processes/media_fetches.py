@@ -17,7 +17,7 @@ from triptych.base.errors import RequestError
 from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.media.connection import LookUpHost, MediaConnections, look_up_host, parse_rules
 from triptych.proxy.media.fetcher import FetchLimits, MediaFetcher
-from triptych.proxy.media.source import WebUrl, parse_image_url
+from triptych.proxy.media.source import IMAGES, MediaKind, WebUrl, parse_image_url
 from triptych.proxy.media.spool import MediaSpool
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 
@@ -69,10 +69,10 @@ class Fetching:
         places = self.quotas["fetches"]
         self.fetcher = MediaFetcher(connections, self.spool, self.metrics, FetchLimits(**limits), places)
 
-    async def get(self, url: str) -> bytes:
+    async def get(self, url: str, kind: MediaKind = IMAGES) -> bytes:
         source = parse_image_url(url, "field")
         assert isinstance(source, WebUrl)
-        media = await self.fetcher.fetch(source, "field")
+        media = await self.fetcher.fetch(source, "field", kind)
         try:
             return await content(media)
         finally:
@@ -95,9 +95,9 @@ async def fetching(**options: Any) -> AsyncIterator[Fetching]:
         it.spool.close()
 
 
-async def refusal(it: Fetching, url: str) -> RequestError:
+async def refusal(it: Fetching, url: str, kind: MediaKind = IMAGES) -> RequestError:
     with pytest.raises(RequestError) as caught:
-        await it.get(url)
+        await it.get(url, kind)
     assert caught.value.param == "field"
     assert caught.value.message.startswith("field: ")
     return caught.value

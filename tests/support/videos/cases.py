@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from support.engine.engine_cell import EngineCell
@@ -38,10 +39,13 @@ class VideoCase:
     video_processor: str
     sampling: Mapping[str, Any]
     options: Mapping[str, Any] = field(default_factory=dict)
+    #: With a picture before the clip.
+    picture: Image.Image | None = None
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        content = [{"type": "video"}, {"type": "text", "text": "What happens?"}]
+        items = [{"type": "image"}] * (self.picture is not None) + [{"type": "video"}]
+        content = [*items, {"type": "text", "text": "What happens?"}]
         return [{"role": "user", "content": content}]
 
 
@@ -70,6 +74,7 @@ def reference(cases: Sequence[VideoCase], folder: Path) -> list[VideoAnswer]:
                 "model": str(case.model),
                 "video": str(file),
                 "messages": case.messages,
+                "picture": _saved(case.picture, file.with_suffix(".png")),
                 "sampling": dict(case.sampling),
                 "tokens": TOKENS,
             }
@@ -86,6 +91,13 @@ def reference(cases: Sequence[VideoCase], folder: Path) -> list[VideoAnswer]:
     ]
 
 
+def _saved(picture: Image.Image | None, file: Path) -> str:
+    if picture is None:
+        return ""
+    picture.save(file)
+    return str(file)
+
+
 def prepared(case: VideoCase, encoder: EncoderSide) -> PreparedItem:
     """The clip as an encoder worker prepares it."""
     with MediaClip(case.clip, VideoLimits()) as clip:
@@ -94,15 +106,15 @@ def prepared(case: VideoCase, encoder: EncoderSide) -> PreparedItem:
 
 def plan_of(item: PreparedItem, width: int, number: int = 0) -> ItemPlan:
     return ItemPlan(
-        f"{number:064x}", "n" * 64, "video", item.rows, width, "float32",
+        f"{number:064x}", "n" * 64, "video" if item.video else "image", item.rows, width, "float32",
         item.length, item.runs, item.grid_thw, item.layout,
     )  # fmt: skip
 
 
-def built(case: VideoCase, decoder: DecoderSide, plan: ItemPlan) -> Prompt:
+def built(case: VideoCase, decoder: DecoderSide, *plans: ItemPlan) -> Prompt:
     """The prompt as a PD worker builds it."""
     builder, _ = open_checkpoint(case.model, decoder, 4096)
-    return builder.build(json.dumps(case.messages).encode(), [plan])
+    return builder.build(json.dumps(case.messages).encode(), plans)
 
 
 def answered(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from transformers import AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
 from transformers.video_utils import load_video
@@ -45,8 +46,10 @@ def answer(case: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, lis
     text = processor.tokenizer.apply_chat_template(
         case["messages"], tokenize=False, add_generation_prompt=True
     )
+    pictures = {"images": [Image.open(case["picture"]).convert("RGB")]} if case["picture"] else {}
     inputs = processor(
         text=[text],
+        **pictures,
         videos=[video],
         video_metadata=[metadata],
         do_sample_frames=True,

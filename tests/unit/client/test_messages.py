@@ -29,6 +29,24 @@ def test_paths_bytes_and_urls_become_parts_in_front_of_the_question(tmp_path: Pa
     ]
 
 
+def test_videos_follow_the_pictures(tmp_path: Path):
+    clips = {"a.mp4": b"\0\0\0\x20ftypisom", "b.webm": b"\x1a\x45\xdf\xa3webm", "c.gif": b"GIF89a"}
+    for name, data in clips.items():
+        (tmp_path / name).write_bytes(data)
+    videos = [*(str(tmp_path / name) for name in clips), "https://x.org/a.mp4"]
+    (message,) = conversation("why?", [PNG], videos)
+    first, *others, text = message["content"]
+    assert (first["type"], text["type"]) == ("image_url", "text")
+    kinds = ("video/mp4", "video/webm", "image/gif")
+    assert [part["video_url"]["url"] for part in others] == [
+        *(_url(data, kind) for data, kind in zip(clips.values(), kinds, strict=True)),
+        "https://x.org/a.mp4",
+    ]
+    (tmp_path / "notes.txt").write_bytes(b"hello")
+    with pytest.raises(InvalidRequest, match=r"notes.txt: not a video of a known format \(MP4"):
+        conversation("why?", (), [str(tmp_path / "notes.txt")])
+
+
 def test_files_beside_a_list_of_messages_are_refused():
     with pytest.raises(InvalidRequest, match="files can only be given with a question"):
         conversation([{"role": "user", "content": "x"}], [PNG])

@@ -11,11 +11,13 @@ from triptych.base.hashing import mm_hash
 from triptych.base.request.chat import TextPart
 from triptych.base.types import SamplingParams
 from triptych.proxy.call.chat import ChatCall, ChatMessage
-from triptych.proxy.media.source import ImagePart
+from triptych.proxy.media.source import ImagePart, VideoPart
 from triptych.proxy.splitter import SplitRequest
 
 
-def call(*parts: TextPart | ImagePart, salt: str = "", options: dict[str, object] | None = None) -> ChatCall:
+def call(
+    *parts: TextPart | ImagePart | VideoPart, salt: str = "", options: dict[str, object] | None = None
+) -> ChatCall:
     messages = (ChatMessage("system", "be brief"), ChatMessage("user", parts))
     return ChatCall("r", "m", messages, SamplingParams(), 1.0, salt, options or {})
 
@@ -36,6 +38,23 @@ async def test_pictures_become_empty_slots_in_order() -> None:
         {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}]},
     ]
     assert contents == [b"one", b"two"]
+
+
+async def test_options_of_sampling_belong_to_the_videos_beside_pictures() -> None:
+    video = VideoPart(base64.b64encode(b"clip").decode(), "field")
+    options: dict[str, object] = {"fps": 1, "max_pixels": 64}
+    request, contents = await split_alone(call(video, image(b"one"), options=options))
+    slots = [part["type"] for part in json.loads(request.messages)[1]["content"]]
+    assert (slots, contents) == (["video", "image"], [b"clip", b"one"])
+    assert [item.modality for item in request.items] == ["video", "image"]
+    first, second = (item.mm_hash for item in request.items)
+    assert first == mm_hash(b"clip", namespace="n", modality="video", processor_options=options, salt="")
+    pictures = {"max_pixels": 64}
+    assert second == mm_hash(b"one", namespace="n", modality="image", processor_options=pictures, salt="")
+    # Alone, a picture gets all options: one that it does not know is refused.
+    alone = await made(call(image(b"one"), options=options))
+    expected = mm_hash(b"one", namespace="n", modality="image", processor_options=options, salt="")
+    assert alone.items[0].mm_hash == expected
 
 
 async def test_the_key_is_the_shared_one_over_the_decoded_bytes() -> None:

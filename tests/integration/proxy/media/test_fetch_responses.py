@@ -11,6 +11,7 @@ import pytest
 from support.processes.media_fetches import LARGE, fetching, refusal
 from support.processes.web import PNG, WebServer, reply
 from triptych.base.errors import TooLarge
+from triptych.proxy.media.source import VIDEOS
 
 
 async def test_a_picture_is_fetched_small_and_large(web: WebServer) -> None:
@@ -21,6 +22,19 @@ async def test_a_picture_is_fetched_small_and_large(web: WebServer) -> None:
         fetched = it.metrics.registry.get_sample_value("triptych_media_fetched_bytes_total")
         assert fetched == len(PNG) + len(LARGE)
         assert it.metrics.registry.get_sample_value("triptych_media_fetch_seconds_count") == 2
+
+
+async def test_a_video_is_fetched_as_one_and_nothing_else_is(web: WebServer) -> None:
+    clip = b"\0\0\0\x20ftypisom" + bytes(100)
+    async with fetching() as it:
+        for kind in ("video/mp4", "application/octet-stream"):
+            assert await it.get(web.give(f"/{kind}", reply(clip, content_type=kind)), VIDEOS) == clip
+        error = await refusal(it, web.give("/page", reply(clip, content_type="text/html")), VIDEOS)
+        assert "the video's server sent a content type that is no video's" in error.message
+        error = await refusal(it, web.give("/a.png", reply(content_type="video/mp4")), VIDEOS)
+        assert "sent no MP4, MOV, WebM or GIF file" in error.message
+        error = await refusal(it, web.give("/a.mp4", reply(clip, content_type="video/mp4")))
+        assert "no picture's" in error.message
 
 
 async def test_a_5xx_is_tried_again_and_a_4xx_is_not(web: WebServer) -> None:

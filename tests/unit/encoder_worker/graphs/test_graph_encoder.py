@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,9 @@ import torch
 from PIL import Image
 
 from support.data.checkpoints import build_checkpoint
+from support.videos.cases import prepared
+from support.videos.classes import CLASSES
+from support.videos.clips import make_clip
 from triptych.base.config import EncoderConfig
 from triptych.base.errors import ConfigError
 from triptych.base.machine import graphs
@@ -101,6 +105,24 @@ def test_it_encodes_like_the_tower_and_counts_in_the_worker_s_metrics(encoder: E
     padding = 64 - items[0].rows - items[2].rows
     assert value("triptych_encoder_graph_padding_rows_total", labels) == padding
     assert value("triptych_encoder_graph_buffer_bytes", labels) == graphed.graphs.nbytes > 0
+
+
+def test_a_video_beside_pictures_is_encoded_without_a_graph(tmp_path: Path) -> None:
+    # So small that its rows would fit.
+    clip = make_clip(size=(16, 16), frames=4)
+    case = next(entry for entry in CLASSES if entry.family == "Qwen3VL").case(tmp_path, clip)
+    plain = load_encoder(case.model, device=torch.device("cpu"), dtype=torch.float32)
+    graphs = with_graphs(STATIC, plain)
+    assert isinstance(graphs, GraphEncoder)
+    metrics = EncoderMetrics("m")
+    count_graphs(graphs, metrics, "m")
+    picture = graphs.preprocess(Image.new("RGB", (16, 16), "red"), {})
+    items = [picture, prepared(case, graphs), picture]
+    for own, output in zip(plain.encode(items), graphs.encode(items), strict=True):
+        torch.testing.assert_close(output, own, atol=1e-5, rtol=0)
+    value = metrics.registry.get_sample_value
+    assert value("triptych_encoder_graph_hits_total", {"model_name": "m"}) == 2
+    assert value("triptych_encoder_graph_misses_total", {"model_name": "m"}) == 1
 
 
 class Cuda(Device):

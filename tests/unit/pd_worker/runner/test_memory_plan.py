@@ -16,7 +16,7 @@ from triptych.base.errors import ConfigError
 from triptych.base.machine.device_memory import CpuMemory, memory_of
 from triptych.pd_worker.runner import memory_profile
 from triptych.pd_worker.runner.memory_plan import (
-    LEAST_EMBEDDINGS,
+    MIN_EMBEDDINGS,
     WorkerMemory,
     WorkerNeeds,
     auto_embeddings,
@@ -25,7 +25,7 @@ from triptych.pd_worker.runner.memory_plan import (
 
 NEEDS = WorkerNeeds(
     held=8 * GIB, activations=2 * GIB, gathered=GIB, embeddings=GIB, swapped=0, block=MIB,
-    most=1000 * GIB,
+    max_kv=1000 * GIB,
 )  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def test_keys_and_values_get_what_the_rest_leaves_in_whole_blocks() -> None:
 def test_no_plan_is_above_its_budget_or_above_what_requests_can_use(seed: int) -> None:
     draw = random.Random(seed)
     sizes = [draw.randrange(0, 5 * GIB) for _ in range(5)]
-    needs = WorkerNeeds(*sizes, block=draw.randrange(1, MIB), most=GIB)
+    needs = WorkerNeeds(*sizes, block=draw.randrange(1, MIB), max_kv=GIB)
     try:
         plan = plan_worker_memory(draw.randrange(0, 30 * GIB), needs, draw.choice([0, 0, GIB // 2]))
     except ConfigError:
@@ -113,7 +113,7 @@ def test_a_step_is_run_and_what_it_takes_is_not_given_away(checkpoint: Checkpoin
     assert quiet.budget == hungry.budget == 8 * MIB + 28 * MIB
     written = 64 // config.block_size * quiet.needs.block
     assert hungry.needs.activations == 26 * MIB - written
-    assert hungry.kv_memory < quiet.kv_memory == quiet.needs.most
+    assert hungry.kv_memory < quiet.kv_memory == quiet.needs.max_kv
 
 
 @pytest.mark.parametrize(
@@ -122,8 +122,8 @@ def test_a_step_is_run_and_what_it_takes_is_not_given_away(checkpoint: Checkpoin
         (80 * GIB, 100 * GIB, 10 * GIB),
         (80 * GIB, 3 * GIB, 3 * GIB),
         (GIB, 100 * GIB, 128 * MIB),
-        (100 * MIB, 100 * GIB, LEAST_EMBEDDINGS),
-        (-GIB, 100 * GIB, LEAST_EMBEDDINGS),
+        (100 * MIB, 100 * GIB, MIN_EMBEDDINGS),
+        (-GIB, 100 * GIB, MIN_EMBEDDINGS),
     ],
 )
 def test_embeddings_get_a_part_of_what_is_left_and_no_more_than_requests_can_use(
@@ -137,7 +137,7 @@ def test_what_embeddings_get_is_in_the_plan_and_not_the_kv_caches(checkpoint: Ch
     flags = {"encoder_cache_memory": 0, "max_model_len": 4096, "max_num_seqs": 4096}
     plan = memory_profile.size_kv_memory(_config(**flags), checkpoint.decoder, memory)
     left = plan.budget - (plan.needs.fixed - plan.needs.embeddings)
-    assert plan.needs.embeddings == left // 8 > LEAST_EMBEDDINGS
+    assert plan.needs.embeddings == left // 8 > MIN_EMBEDDINGS
     assert plan.needs.fixed + plan.kv_memory + plan.rest == plan.budget
     assert 0 <= plan.rest < 2 * plan.needs.block
 
@@ -181,7 +181,7 @@ def test_the_pool_of_cuda_graphs_counts_beside_steps_without_a_graph(
 def test_a_budget_that_is_given_counts_and_not_what_is_free_now(checkpoint: Checkpoint) -> None:
     full = FakeMemory(64 * MIB, 8 * MIB, 0, others=56 * MIB)
     plan = memory_profile.size_kv_memory(_config(device_memory=32 * MIB), checkpoint.decoder, full)
-    assert plan.budget == 32 * MIB and plan.kv_memory == plan.needs.most
+    assert plan.budget == 32 * MIB and plan.kv_memory == plan.needs.max_kv
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_the_longest_batch_of_every_family_runs_for_real_on_a_cpu(family: str) -
     assert isinstance(memory, CpuMemory) and memory.share == CPU_SHARE
     plan = memory_profile.size_kv_memory(PDConfig(encoder_cache_memory=MIB), decoder, memory)
     assert plan.needs.held > 10 * MIB, "the process as it is"
-    assert 0 < plan.kv_memory <= plan.needs.most
+    assert 0 < plan.kv_memory <= plan.needs.max_kv
     assert plan.kv_memory % plan.needs.block == 0
 
 
