@@ -112,10 +112,12 @@ class PromptBuilder:
         slots = [modality for message in parsed for modality in message.slots]
         if len(slots) != len(plans):
             raise InvalidRequest(
-                f"messages hold {len(slots)} images, but {len(plans)} items came", param="messages"
+                f"messages hold {len(slots)} images and videos, but {len(plans)} items came", param="messages"
             )
         if [slot == "video" for slot in slots] != [plan.modality == "video" for plan in plans]:
-            raise InvalidRequest("messages and items have images and videos in two orders", param="messages")
+            raise InvalidRequest(
+                "messages and items name images and videos in other orders", param="messages"
+            )
         token_ids = self._encode(parsed, options, plans)
         self._check_slots(token_ids, slots, parsed)
         return self._expand(token_ids, plans)
