@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from triptych.base.config import format_size
 from triptych.base.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Unavailable
@@ -119,22 +120,9 @@ class InputProcessor:
         if chat and self._prompts.kept:
             decoder = MarkerDecoder(decoder, self._prompts.kept)
         output = OutputText(decoder, sampling, received, resume.text_sent_chars if resume else 0)
-        given = self._decoder.prompt_inputs(prompt.token_ids, prompt.features)
         options = {} if two is None else two.options
         return EngineRequest(
-            request_id=message.request_id,
-            attempt=message.attempt,
-            proxy_id=message.proxy_id,
-            arrival=arrival,
-            deadline=arrival + message.timeout,
-            prompt_token_ids=prompt.token_ids,
-            features=prompt.features,
-            ready=in_state(message, pd_pb2.ITEM_STATE_READY),
-            unencoded=in_state(message, pd_pb2.ITEM_STATE_UNENCODED),
-            positions=given.positions,
-            position_delta=given.delta,
-            both_ways=given.spans,
-            inputs=given.inputs,
+            **self._fields(message, arrival, prompt),
             sampling=sampling,
             prefix_root=prefix_root(self._model_key, message.salt),
             output=output,
@@ -148,7 +136,6 @@ class InputProcessor:
             timestamps=self._timestamps if options.get("timestamps") else None,
             reasoning=None if reasoning is None else reasoning.told(phase),
             tool_format=self._prompts.tool_format if chat else "",
-            label=message.label,
         )
 
     def _pooled(
@@ -173,29 +160,35 @@ class InputProcessor:
                 "send less",
                 param="prompt" if pooling.scores or message.HasField("prompt") else "messages",
             )
-        given = self._decoder.prompt_inputs(prompt.token_ids, prompt.features)
         # Of rows that a cached prefix would leave out: only this attempt's own blocks are of use to it.
         names = (message.proxy_id, message.request_id, str(message.attempt)) if pooling.reads_all_rows else ()
         return EngineRequest(
-            request_id=message.request_id,
-            attempt=message.attempt,
-            proxy_id=message.proxy_id,
-            arrival=arrival,
-            deadline=arrival + message.timeout,
-            prompt_token_ids=prompt.token_ids,
-            features=prompt.features,
-            ready=in_state(message, pd_pb2.ITEM_STATE_READY),
-            unencoded=in_state(message, pd_pb2.ITEM_STATE_UNENCODED),
-            positions=given.positions,
-            position_delta=given.delta,
-            both_ways=given.spans,
-            inputs=given.inputs,
+            **self._fields(message, arrival, prompt),
             sampling=NO_SAMPLING,
             prefix_root=prefix_root(self._model_key, "/".join((message.salt, *names))),
             output=NoText(),
             pooling=pooling,
-            label=message.label,
         )
+
+    def _fields(self, message: pd_pb2.SubmitRequest, arrival: float, prompt: Prompt) -> dict[str, Any]:
+        """The fields of every request, generated or pooled."""
+        given = self._decoder.prompt_inputs(prompt.token_ids, prompt.features)
+        return {
+            "request_id": message.request_id,
+            "attempt": message.attempt,
+            "proxy_id": message.proxy_id,
+            "label": message.label,
+            "arrival": arrival,
+            "deadline": arrival + message.timeout,
+            "prompt_token_ids": prompt.token_ids,
+            "features": prompt.features,
+            "ready": in_state(message, pd_pb2.ITEM_STATE_READY),
+            "unencoded": in_state(message, pd_pb2.ITEM_STATE_UNENCODED),
+            "positions": given.positions,
+            "position_delta": given.delta,
+            "both_ways": given.spans,
+            "inputs": given.inputs,
+        }
 
     def tokenize(self, message: pd_pb2.TokenizeRequest) -> pd_pb2.TokenizeReply:
         """The token ids that Submit would make of this prompt, items not expanded. RequestError."""

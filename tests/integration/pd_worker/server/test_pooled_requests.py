@@ -176,3 +176,19 @@ async def test_a_class_with_a_head_of_one_label_scores_pairs_of_texts(tmp_path, 
         with torch.no_grad():
             logits = reference(input_ids=ids, token_type_ids=torch.zeros_like(ids)).logits
         close(vector(answer), torch.sigmoid(logits[0]).numpy())
+
+
+async def test_two_ranks_pool_and_score_as_one(tmp_path, store_url):
+    path = reranker(tmp_path / "model")
+    model = load_model(_config(str(path), tensor_parallel=2))
+    options = {"tensor_parallel": 2, "max_num_batched_tokens": 32}
+    async with serving(model, store_url, **options) as (_, client):
+        message = client.message("pair", "")
+        pair = [{"role": "query", "content": "which?"}, {"role": "document", "content": TEXTS[3]}]
+        message.messages = json.dumps(pair).encode()
+        message.pooling.task = SCORE
+        await client.submit(message)
+        mean = await embed(client, "mean", TEXTS[2], method="mean", normalize=True)
+        scored = await client.until("pair")
+    close(vector(scored), np.array([pair_score(path, "which?", TEXTS[3])]))
+    close(vector(mean), reference(path, TEXTS[2], (), "mean", True))
