@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
+from PIL import Image
 
 from support.data.pictures import picture
 from support.data.traffic import Case, ask
-from support.vllm_engine.classes import ADAPTED, class_checkpoint
+from support.vllm_engine.classes import ADAPTED, class_checkpoint, processor
 from support.vllm_engine.encoders import EncoderProcess
 from support.vllm_engine.engines import Engines
 from support.vllm_engine.fleet import raw
 from support.vllm_engine.front_door import FrontDoor
+from support.zoo.cases import assert_exact
+from support.zoo.models import RECIPES, Reference
+from support.zoo.own_processor import TEXT, generated
+from support.zoo.processors import make_processor
 from triptych.base.vllm_classes import CLASSES
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 
 TOKENS = 12
-QUESTION = "What is this?"
+QUESTION = TEXT
+#: Classes whose answers are compared with those of transformers, too.
+GENERATED = ("Gemma3ForConditionalGeneration", "InternVLForConditionalGeneration")
 #: Pictures that no processor resizes, or all of them in one way.
 SIZE = (32, 16)
 
@@ -41,6 +50,14 @@ class Served:
         reply = self.engines.servers[0].ask([*parts, {"type": "text", "text": QUESTION}], TOKENS)
         assert reply["status"] == 200, reply
         return reply["token_ids"], reply["usage"]["prompt_tokens"]
+
+    def generated(self, images: Sequence[Image.Image]) -> tuple[list[int], Reference]:
+        """The prompt and the answer of transformers, from the same checkpoint."""
+        cls = getattr(transformers, self.name)
+        model = cls.from_pretrained(self.checkpoint, dtype=torch.float32).eval()
+        # `generate` fills what a call leaves out from here: nothing ends an answer early.
+        model.generation_config = transformers.GenerationConfig(pad_token_id=0)
+        return generated(model, make_processor(processor(RECIPES[self.name])), images, TOKENS)
 
 
 @pytest.fixture(scope="module", params=ADAPTED)
@@ -90,6 +107,11 @@ async def test_a_pd_worker_gives_vllm_the_rows_and_gets_its_own_answers(served):
     finally:
         door.stop()
     assert encoded == len(images)
+    if served.name in GENERATED:
+        for case, answer in zip(cases[:2], answers, strict=False):
+            prompt, expected = await asyncio.to_thread(served.generated, case.images)
+            assert answer.prompt_token_ids == prompt
+            assert_exact(expected, answer.token_ids, f"{len(case.images)} pictures")
     for case, answer in zip(cases, answers, strict=True):
         own = await asyncio.to_thread(served.answer, *(raw(image) for image in case.images))
         assert (answer.token_ids, answer.usage.prompt_tokens) == own

@@ -42,12 +42,18 @@ def processor_of(name: str) -> ProcessorMixin:
     return make_processor(own)
 
 
-@torch.no_grad()
 def reference(
     name: str, images: Sequence[Image.Image], count: int, options: Options = _NONE
 ) -> tuple[list[int], Reference]:
+    """As `generated`, of a recipe's checkpoint."""
+    return generated(model_of(name), processor_of(name), images, count, options)
+
+
+@torch.no_grad()
+def generated(
+    model: Any, processor: Any, images: Sequence[Image.Image], count: int, options: Options = _NONE
+) -> tuple[list[int], Reference]:
     """The prompt's ids and the greedy answer, by transformers' processor under `options` and `generate`."""
-    processor = processor_of(name)
     text = processor.tokenizer.apply_chat_template(
         messages(len(images)), tokenize=False, add_generation_prompt=True
     )
@@ -58,7 +64,6 @@ def reference(
     tensors = {key: value for key, value in inputs.items() if torch.is_tensor(value) and key != "labels"}
     # In the model's dtype, as its own example asks: Llama 4's processor gives bfloat16.
     tensors = {key: value.float() if value.is_floating_point() else value for key, value in tensors.items()}
-    model = model_of(name)
     if hasattr(getattr(model, "model", None), "rope_deltas"):
         model.model.rope_deltas = None
     config = transformers.GenerationConfig(
