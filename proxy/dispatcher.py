@@ -93,6 +93,7 @@ class Dispatcher:
             flow_control=flow_control,
             epoch=lambda: (pool.epoch, store.clock_jumps),
             on_ready=self._recorder.encoded,
+            pd_idle=lambda: self._router.idle,
         )
         self.backpressure = Backpressure(flow_control=flow_control)
         self._items = ItemSupply(store, self.jobs, self.backpressure, metrics, clock, skip_held_items, pool)

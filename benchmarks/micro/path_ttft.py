@@ -41,6 +41,7 @@ _CASES = {
 _FLAGS = (
     *("--threads", "1", "--encoder-threads", "1", "--dtype", "bfloat16"),
     *("--encoder-cache-memory", "512MiB", "--kv-memory", "256MiB"),
+    *("--cpu-sharing", "free"),  # else each cluster's PD worker keeps to another core
 )
 #: Seconds after a round in which saves beside the answers end: their CPU time counts.
 _SAVES = 0.4

@@ -135,6 +135,8 @@ class EncoderJob:
     #: What its encoder needs of the item; of the waiter that waits longest.
     source: ItemSource | None = None
     re_encode: bool = False
+    #: It may run before a PD worker has reserved memory for it.
+    early: bool = False
     damaged_digest: str = ""
     state: JobState = JobState.QUEUED
     address: str = ""

@@ -48,7 +48,8 @@ class JobRunner:
     """The encoder jobs of one proxy.
 
     `on_arrival` is called for every new item that no cache has, `on_ready` for every job that has ended with
-    its item in the store, whose epoch is `epoch()` then.
+    its item in the store, whose epoch is `epoch()` then. Where the PD workers are idle (`pd_idle`) an item
+    alone is encoded while one of them reads its prompt: there will be memory for it.
     """
 
     def __init__(
@@ -63,11 +64,12 @@ class JobRunner:
         flow_control: bool = True,
         epoch: Callable[[], StoreEpoch] = lambda: ("", 0),
         on_ready: Callable[[JobReady], None] = lambda end: None,
+        pd_idle: Callable[[], bool] = lambda: False,
     ) -> None:
         self.model = WorkModel()
         self.arrived = ArrivedItems()
         self.on_arrival: Callable[[], None] = lambda: None
-        self._epoch, self._on_ready = epoch, on_ready
+        self._epoch, self._on_ready, self._pd_idle = epoch, on_ready, pd_idle
         self.table = EncoderJobTable(share, tower_patches, self.model, flow_control=flow_control)
         self._pool = pool
         self._metrics = metrics
@@ -274,7 +276,7 @@ class JobRunner:
         await stream.close()
 
     def _planned(self, job_id: str, plan: ItemPlan) -> None:
-        job = self.table.planned(job_id, plan)
+        job = self.table.planned(job_id, plan, early=len(self.table) == 1 and self._pd_idle())
         if job is not None:
             self.arrived.resize(job, tower_patches(plan), self._clock())
             self._tell(job, ItemPlanned(job.mm_hash, plan))

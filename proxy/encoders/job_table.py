@@ -217,12 +217,15 @@ class EncoderJobTable:
                 dropped.append(job)
         return sorted(dropped, key=lambda job: job.order)
 
-    def planned(self, try_id: str, plan: ItemPlan) -> EncoderJob | None:
-        """Preprocessing is done: the plan credit returns. None for a report of an old try."""
+    def planned(self, try_id: str, plan: ItemPlan, *, early: bool = False) -> EncoderJob | None:
+        """Preprocessing is done: the plan credit returns. None for a report of an old try.
+
+        An `early` job need not wait for admission; its bytes count against the share from then on.
+        """
         job = self._current(try_id, plan.mm_hash)
         if job is None or job.state is not JobState.PLANNING:
             return None
-        job.plan = plan
+        job.plan, job.early = plan, early
         self.items.learn(plan)
         job.state = JobState.PLANNED
         self._settle(job, 0.0)
@@ -307,8 +310,10 @@ class EncoderJobTable:
             if full and self._share_returns():
                 break  # strict order: smaller items behind must not starve this one
             job.state = JobState.RUNNING
-            self._run_turns.begin(job.rank[2], *(self._requesters[each].admission for each in job.admitted))
-            self._publish(job)
+            if job.admitted or not job.early:
+                turns = (self._requesters[each].admission for each in job.admitted)
+                self._run_turns.begin(job.rank[2], *turns)
+                self._publish(job)
             self._settle(job, 0.0)
             runs.append(StartRun(job))
         return runs
@@ -397,14 +402,15 @@ class EncoderJobTable:
         self._loads.count(job)
         if job.suspect and job.state in AT_WORK:
             self.suspects.begin(job, job.address)
-        if job.state is not JobState.PLANNED or job.admitted or not self._flow_control:
+        may_run = job.admitted or job.early or not self._flow_control
+        if job.state is not JobState.PLANNED or may_run:
             self.outstanding.count(job, self._loads.patches(job))
         else:
             self.outstanding.remove(job)
         self._queued.discard(job)
         self._planned.discard(job)
         if job.state is JobState.PLANNED:
-            if job.admitted or not self._flow_control:
+            if may_run:
                 self._planned.file(job, job.run_key, job.rank)
         elif job.state is JobState.QUEUED:
             job.avoid = {address: until for address, until in job.avoid.items() if until > now}

@@ -154,6 +154,13 @@ class PDRouter:
         waiting = len(self._waiting)
         return waiting + sum(link.in_flight for link in self._links.values()), waiting
 
+    @property
+    def idle(self) -> bool:
+        """No request is at a PD worker or waits for one, as far as is known."""
+        now, links = self._clock(), self._links.values()
+        reports = [report for link in links if (report := link.load(now)) is not None]
+        return bool(links) and not self.load[0] and not any(each.running or each.waiting for each in reports)
+
     def known_prefixes(self, request: InFlightRequest) -> int:
         """How many prefixes of its chain the worker has had that would get the request now; 0 where that one
         does not keep what it computes."""

@@ -66,6 +66,7 @@ FAULTS = (
     Fault("pd", "ends the request as unavailable", "stream", attempts=2),
     Fault("pd", "says what cannot be", "stream", status=500),
     Fault("pd", "refuses as unavailable", "asked", attempts=2),
-    Fault("pd", "is full, and so is the other", "asked", 2, status=429, encodings=0, attempts=2),
+    # Alone its item may be encoded meanwhile.
+    Fault("pd", "is full, and so is the other", "asked", 2, status=429, encodings=None, attempts=2),
     Fault("pd", "repeats every frame", "asked"),
 )

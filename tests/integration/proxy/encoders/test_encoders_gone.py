@@ -28,7 +28,7 @@ async def admitted_without_encoders(cluster: FakeCluster, *pictures: bytes) -> a
     runs = encoder.runs
     asked = asyncio.create_task(cluster.stream(user("first", *pictures)))
     await until(lambda: encoder.runs == runs + 1, "the tower's turn")
-    assert pd.reserved == 1
+    await until(lambda: pd.reserved == 1, "its room at the PD worker")
     await encoder.kill()
     encoder.tower.set()
     return asked

@@ -68,6 +68,33 @@ def test_a_job_runs_only_for_an_admitted_request() -> None:
     assert running(jobs) == [job]
 
 
+def test_an_early_job_runs_unadmitted_and_its_bytes_count_from_the_admission_on() -> None:
+    jobs = table()
+    jobs.want("a", "r", SPACE)
+    (job,) = started(jobs)
+    jobs.planned(job.try_id, plan("a"), early=True)
+    assert running(jobs) == [job] and not jobs.published_bytes
+    jobs.admit("r")
+    assert jobs.published_bytes == plan("a").nbytes
+    jobs.ready(job.try_id, plan("a"))
+    jobs.loaded("r", "a")
+    assert not jobs.published_bytes
+
+
+def test_an_early_job_that_is_ready_before_the_admission_counts_never() -> None:
+    jobs = table()
+    jobs.want("a", "r", SPACE)
+    (job,) = started(jobs)
+    jobs.planned(job.try_id, plan("a"), early=True)
+    assert running(jobs) == [job]
+    jobs.ready(job.try_id, plan("a"))
+    jobs.admit("r")
+    assert not jobs.published_bytes and not len(jobs)
+    other = planned(jobs, "b", "s")
+    jobs.admit("s")
+    assert running(jobs) == [other]
+
+
 def test_jobs_run_in_admission_order_and_re_encodes_first() -> None:
     jobs = table(1 << 20, EncoderSlot("e1", (SPACE,), 9, 1))
     for key, request in (("a", "r1"), ("b", "r2"), ("c", "r3")):

@@ -36,16 +36,15 @@ def test_a_lone_picture_takes_the_sum_of_its_stages() -> None:
         COSTS.encoder.prepare(PIXELS),
         COSTS.encoder.tower(1, PATCHES),
         COSTS.encoder.save(nbytes),
-        COSTS.pd.take(prompt),
         COSTS.pd.load(nbytes),
         # The few tokens before the embedding get no step of their own while it moves.
         prefill(prompt),
         COSTS.proxy.token,
     )
     # To the store and back: the proxy's look-up and its epoch, the encoder's two, its lease. To the encoder:
-    # the job, the permission; back: planned, ready. To the PD worker: the request, the notice; back:
-    # admitted, the token.
-    messages = 5 * 2 + 4 + 4
+    # the job, the permission; back: planned, ready. To the PD worker: the notice; back: the token. That it
+    # takes the request is beside the tower: alone an item does not wait for its admission.
+    messages = 5 * 2 + 4 + 2
     assert record.ttft == pytest.approx(sum(stages) + messages * RPC)
     assert record.caches == ("encoded",)
     assert record.stages["encode"] == pytest.approx(stages[2])
