@@ -308,16 +308,18 @@ class WorkerPool(KnownWorkers):
         """What it says of itself, and of the store. Meanwhile it may become silent."""
         channel = watch.connection.channel
         process = self._ask(channel, watch.worker.info.incarnation, wait_for_ready=restarted)
-        asked = asyncio.gather(process, self._ask(channel, STORE_SERVICE))
+        asked = [asyncio.ensure_future(one) for one in (process, self._ask(channel, STORE_SERVICE))]
         try:
             for _ in range(2):  # a busy process looks late, and reads the answer only after that
-                await asyncio.wait([asked], timeout=SILENCE_SECONDS / 2)
-            if not asked.done() and not restarted and not watch.worker.silent:
+                _, late = await asyncio.wait(asked, timeout=SILENCE_SECONDS / 2)
+            if late and not restarted and not watch.worker.silent:
                 watch.worker.silent = True
                 self.report_change()
-            return await asked
+            return await asked[0], await asked[1]
         finally:
-            asked.cancel()
+            for one in asked:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
 
     async def _pause(self, watch: _Watch) -> None:
         """Waits until the worker's next check: not for long where the registry does not name it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import struct
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -338,7 +339,8 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         if self.fail_with is not None and self.fail_choice in (None, sampling.choice):
             self.emit(held, finished=pd_pb2.Finished(reason="error", error=self.fail_with))
             return
-        count = sampling.max_tokens or 8
+        pooling = submit.pooling if submit.HasField("pooling") else None
+        count = 0 if pooling else sampling.max_tokens or 8
         said: list[int] | None = None
         if submit.transcription.timestamps or submit.transcription.detect_language:
             start = submit.items[0].plan.grid_thw[0]
@@ -372,6 +374,9 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
             decode_seconds=1.0,
             stop_sequence=self.stop_sequence,
         )
+        if pooling is not None:
+            scores = pooling.task == pd_pb2.Pooling.TASK_SCORE
+            finished.pooled = struct.pack("<f", 0.75) if scores else struct.pack("<2f", 0.6, 0.8)
         self.emit(held, finished=finished)
         self.requests.pop(submit.request_id, None)
 

@@ -122,8 +122,8 @@ class FakeWorker:
     def info(self) -> WorkerInfo:
         namespaces = (self.namespace,) if self.pool == "encoder" else ()
         capacity = {"plan_credit": 4, "tower_credit": 2} if self.pool == "encoder" else {"max_num_seqs": 64}
-        if self.pool == "pd" and self.encoder_decoder:
-            capacity["encoder_decoder"] = 1
+        if self.pool == "pd":
+            capacity |= {"encoder_decoder": 1} if self.encoder_decoder else {"pools": 1}
         if self.pool == "pd" and self.max_model_len:
             capacity["max_model_len"] = self.max_model_len
         if self.keeps_items is not None:
