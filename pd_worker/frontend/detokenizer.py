@@ -68,11 +68,12 @@ class IncrementalDecoder:
                 self._window.pop()
             return ""
         new = text[len(self._returned_text) : -1]
-        start = len(self._window) - 1
-        while start > self._returned and self._decode(self._window[start - 1 :]) == _REPLACEMENT:
-            start -= 1
-        self._window = self._window[start:]
-        self._returned, self._returned_text = 0, ""
+        for start in range(len(self._window) - 1, self._returned, -1):
+            if self._decode(self._window[:start]) == text[:-1]:
+                self._window, self._returned, self._returned_text = self._window[start:], 0, ""
+                return new
+        # The last character begins inside a token: the window stays whole.
+        self._returned, self._returned_text = len(self._window), text[:-1]
         return new
 
     def _advance(self, start: int) -> None:
