@@ -41,7 +41,7 @@ ASSIGNED = re.compile(r"^[A-Za-z_]+=")
 
 def load(path: Path) -> dict[str, Any]:
     """The workflow; every value is a text, for YAML 1.1 reads `on` as true."""
-    loaded: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)
+    loaded: dict[str, Any] = yaml.BaseLoader(path.read_text(encoding="utf-8")).get_single_data()
     return loaded
 
 

@@ -8,6 +8,7 @@ import os
 import socket
 import stat
 import sys
+from ast import literal_eval
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ class Program:
 
     @property
     def starts(self) -> list[list[object]]:
-        return [eval(line) for line in self._log.read_text().splitlines()]
+        return [literal_eval(line) for line in self._log.read_text().splitlines()]
 
     @property
     def pids(self) -> list[int]:

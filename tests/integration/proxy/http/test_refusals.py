@@ -38,7 +38,7 @@ async def test_every_refusal_is_counted_by_status_and_route(store: EmbeddingStor
         assert await send(cluster, "POST", CHAT, json={"messages": "x"}) == 400
         assert await send(cluster, "POST", CHAT, content=b"x" * (2 << 20)) == 413
         assert await send(cluster, "GET", CHAT) == 405
-        for path in ("/v1/embeddings", "/admin", "/%00"):
+        for path in ("/v1/moderations", "/admin", "/%00"):
             assert await send(cluster, "POST", path, json={}) == 404
         assert await send(cluster, "GET", "/v1/models/renamed") == 404
         assert await send(cluster, "POST", CHAT, json={**HELLO, "max_tokens": 3}) == 200
