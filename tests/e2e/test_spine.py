@@ -32,7 +32,7 @@ WATCHING = ("proxy/live/", "proxy/requests/recorder.py", "proxy/requests/views.p
 #: What runs when the client has its reply, which may be in the next request's time: no carrier either.
 AFTER_REPLY = ("proxy/http/delivery.py",)
 #: Files that run code for one request with an image, in all processes together.
-MAX_FILES = 178
+MAX_FILES = 170
 
 
 @dataclass(frozen=True)
