@@ -129,6 +129,7 @@ def trial_setup() -> TrialSetup:
             pd=PDConfig(
                 kv_memory=20 * GIB,
                 max_num_seqs=256,
+                max_model_len=65_536,
                 max_num_batched_tokens=2048,
                 encoder_cache_memory=4 * GIB,
             ),

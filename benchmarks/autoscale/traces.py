@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from triptych.goodput.load.azure_lmm import lmm_workload
 from triptych.goodput.load.workload import PlannedRequest, Workload, plan_requests
 from triptych.simulator.costs.costs import EncoderCosts, ModelShape
 
@@ -91,7 +92,24 @@ def step() -> Trace:
     return Trace("step", tuple(Phase(seconds, share, share, load) for seconds, share, load in parts))
 
 
-TRACES = {"diurnal": diurnal, "burst": burst, "step": step}
+#: Requests of calm hours of Azure's trace, and of its bursts: hundreds of pictures in every fifth request.
+_CALM = replace(lmm_workload(25), reuse=0.0)
+_GRIDS = ((0, 0.45), (1, 0.25), (9, 0.08), (100, 0.02), (289, 0.05), (441, 0.05), (484, 0.04), (529, 0.06))
+_BURST = replace(lmm_workload(), images=_GRIDS)
+#: Of a burst's peak, minute by minute: most swings are from one minute to the next.
+_SWINGS = (0.3, 0.35, 0.6, 0.2, 1.0, 0.3, 0.15, 0.7, 0.4, 0.25, 0.9, 0.45, 0.3, 0.55, 0.1, 0.8, 0.35, 0.5)
+
+
+def azure_lmm() -> Trace:
+    """70 minutes in the shape of Azure's LMM trace around a burst of pictures (18 October 2024, morning).
+
+    The peak there are about 18,000 pictures a minute; here what PEAK_WORKERS can take, about a third of it.
+    """
+    swings = tuple(Phase(60, share, share, _BURST) for share in _SWINGS)
+    return Trace("azure-lmm", (Phase(1500, 0.03, 0.04, _CALM), *swings, Phase(1620, 0.06, 0.03, _CALM)))
+
+
+TRACES = {"diurnal": diurnal, "burst": burst, "step": step, "azure-lmm": azure_lmm}
 
 
 def work_of(workload: Workload, costs: EncoderCosts, model: ModelShape) -> float:

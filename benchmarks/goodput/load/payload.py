@@ -5,16 +5,15 @@ from __future__ import annotations
 import base64
 import io
 import mmap
-import random
 import tempfile
 from collections.abc import Iterable
 from contextlib import ExitStack
 
 import msgspec
-import numpy as np
-from PIL import Image
 
 from triptych.goodput.load.job import LoadJob, Target
+from triptych.goodput.load.pictures import draw
+from triptych.goodput.load.words import text
 from triptych.goodput.load.workload import Picture, PlannedRequest
 
 _json = msgspec.json.encode
@@ -88,26 +87,6 @@ def _head(target: Target, request: PlannedRequest) -> bytes:
     return _json(fields | dict(target.extra))[:-1]
 
 
-_LIST = (
-    "the of and to in is was for on that with as by at from his her they this be are not have had which "
-    "or one you were all their there been many some time very when much new write would like so these "
-    "long make thing see him two has look more day could go come did number sound no most people my over "
-    "know water than call first who may down side now find any work part take get place made live where "
-    "after back little only round man year came show every good me give our under name very through just "
-    "form sentence great think say help low line differ turn cause same mean move right boy old too does "
-    "tell set three want air well also play small end put home read hand port large spell add even land "
-    "here must big high such follow act why ask men change went light kind off need house picture try us "
-    "again animal point "
-)
-WORDS = tuple(_LIST.split())
-
-
-def text(tokens: int, seed: int, words_per_token: float = 1.0) -> str:
-    """Words by chance: every seed begins another prefix, so that no prefix cache answers."""
-    rng = random.Random(f"text-{seed}")
-    return " ".join(rng.choices(WORDS, k=max(1, round(tokens * words_per_token))))
-
-
 def words_per_token(short: tuple[int, int], long: tuple[int, int]) -> float:
     """From two (words, prompt tokens by the server's usage): what chat templates add falls out."""
     words, tokens = long[0] - short[0], long[1] - short[1]
@@ -116,20 +95,6 @@ def words_per_token(short: tuple[int, int], long: tuple[int, int]) -> float:
 
 #: JPEG quality of PIL's default, which `vllm bench serve` sends too.
 QUALITY = 75
-
-
-def draw(picture: Picture) -> Image.Image:
-    """`noise`: every pixel by chance, as vLLM's random-mm has it; `waves`: smooth, with small files."""
-    rng = np.random.default_rng(picture.seed)
-    if picture.content == "noise":
-        pixels = rng.integers(0, 256, (picture.height, picture.width, 3), np.uint8)
-    else:
-        y, x = np.mgrid[0 : picture.height, 0 : picture.width]
-        pace = rng.uniform(0.01, 0.2, (3, 2))
-        phase = rng.uniform(0, 6.28, 3)
-        waves = [127 + 127 * np.sin(a * x + b * y + p) for (a, b), p in zip(pace, phase, strict=True)]
-        pixels = np.stack(waves, -1).astype(np.uint8)
-    return Image.fromarray(pixels)
 
 
 def jpeg(picture: Picture) -> bytes:

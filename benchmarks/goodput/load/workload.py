@@ -17,13 +17,17 @@ from triptych.base.errors import ConfigError
 #: Pictures of different windows and seeds never meet: a cache must not answer for them.
 _SEED_SPACE = 1 << 48
 
+#: Rising (share of requests below, tokens).
+Quantiles = tuple[tuple[float, int], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """`images`: (pictures in a request, weight); `sizes`: (width, height, weight), drawn for every picture.
 
     `reuse` is the chance that a picture is one that an earlier request has already shown. Lengths are in
-    tokens and drawn uniformly from ± their spread (0 to 1).
+    tokens and drawn uniformly from ± their spread (0 to 1), or from quantiles where there are some, of which
+    `text_tokens` and `output_tokens` are then the means.
     """
 
     text_tokens: int = 32
@@ -34,6 +38,8 @@ class Workload:
     text_spread: float = 0.0
     output_spread: float = 0.0
     content: str = "noise"
+    text_quantiles: Quantiles = ()
+    output_quantiles: Quantiles = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +88,8 @@ def plan_requests(load: Workload, count: int, seed: int) -> list[PlannedRequest]
         planned.append(
             PlannedRequest(
                 seed=(seed * 1_000_003 + index) % _SEED_SPACE,
-                text_tokens=_drawn(rng, load.text_tokens, load.text_spread),
-                output_tokens=_drawn(rng, load.output_tokens, load.output_spread),
+                text_tokens=_drawn(rng, load.text_tokens, load.text_spread, load.text_quantiles),
+                output_tokens=_drawn(rng, load.output_tokens, load.output_spread, load.output_quantiles),
                 pictures=pictures,
             )
         )
@@ -103,8 +109,21 @@ def _pictures(load: Workload, rng: random.Random, shown: Sequence[Picture], seed
     return tuple(found)
 
 
-def _drawn(rng: random.Random, mean: int, spread: float) -> int:
+def _drawn(rng: random.Random, mean: int, spread: float, quantiles: Quantiles) -> int:
+    if quantiles:
+        return at_share(quantiles, rng.random())
     return max(1, round(mean * (1 + spread * rng.uniform(-1, 1))))
+
+
+def at_share(quantiles: Quantiles, share: float) -> int:
+    """The tokens below which `share` of the requests lie: between two quantiles by logarithm."""
+    low_share, low = quantiles[0]
+    for high_share, high in quantiles:
+        if share < high_share:
+            part = (share - low_share) / (high_share - low_share) if share > low_share else 0.0
+            return max(1, round(low * (high / low) ** part))
+        low_share, low = high_share, high
+    return low
 
 
 def parse_images(text: str) -> tuple[tuple[int, float], ...]:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from triptych.base.errors import ConfigError
-from triptych.goodput.load.workload import Workload
+from triptych.goodput.load.azure_lmm import OUTPUT_TOKENS, TEXT_TOKENS, lmm_workload
+from triptych.goodput.load.workload import Quantiles, Workload
 
 #: Time to first token, time per output token after it, end-to-end latency.
 METRICS = ("ttft", "tpot", "e2el")
@@ -58,6 +59,8 @@ def _milliseconds(word: str, value: str) -> float:
 
 _PUBLISHED_SLO = Slo((("ttft", 20_000.0), ("tpot", 100.0)))
 _TIGHT_SLO = Slo((("ttft", 1_000.0), ("tpot", 100.0)))
+#: From a thumbnail's 0.15 to a camera's 8 million pixels.
+PHOTO_SIZES = ((448, 336, 0.3), (1024, 768, 0.4), (1920, 1080, 0.25), (3264, 2448, 0.05))
 _LOCAL = Workload(text_tokens=32, output_tokens=64, sizes=((320, 320, 1.0),))
 
 
@@ -81,6 +84,10 @@ def _matrix() -> dict[str, Preset]:
     return found
 
 
+def _quarter(quantiles: Quantiles) -> Quantiles:
+    return tuple((share, max(1, tokens // 4)) for share, tokens in quantiles)
+
+
 def _local(rates: tuple[float, ...] = (1, 2, 4, 6), **changes: object) -> Preset:
     return Preset(replace(_LOCAL, **changes), rates, _TIGHT_SLO)  # type: ignore[arg-type]
 
@@ -93,6 +100,23 @@ PRESETS: dict[str, Preset] = {
     "reuse-50": _local(images=((1, 1.0),), reuse=0.5),
     "reuse-90": _local(images=((1, 1.0),), reuse=0.9),
     **_matrix(),
+    "photos": _local(images=((1, 1.0),), sizes=PHOTO_SIZES, content="photos"),
+    "documents": _local(images=((1, 1.0),), sizes=((827, 1169, 1.0),), content="documents"),
+    "screenshots": _local(
+        images=((1, 0.6), (2, 0.4)), sizes=((1280, 800, 1.0),), reuse=0.5, content="screenshots"
+    ),
+    "azure-lmm": Preset(lmm_workload(), (1, 2, 4, 8), _PUBLISHED_SLO),
+    "small-azure-lmm": Preset(
+        replace(
+            lmm_workload(9),
+            text_tokens=350,
+            output_tokens=48,
+            text_quantiles=_quarter(TEXT_TOKENS),
+            output_quantiles=_quarter(OUTPUT_TOKENS),
+        ),
+        (0.25, 0.5, 1, 2),
+        _TIGHT_SLO,
+    ),
 }
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from triptych.base.errors import ConfigError
+from triptych.goodput.load.azure_lmm import read_azure_csv
 from triptych.goodput.load.generator import run_window
 from triptych.goodput.load.job import LoadJob, Progress, Target, WindowReport
 from triptych.goodput.load.workload import (
@@ -72,7 +73,9 @@ class RunSettings:
 def make_job(settings: RunSettings, seed: int) -> LoadJob:
     """The window that `seed` decides: requests, pictures and times."""
     if settings.trace:
-        schedule = read_trace(Path(settings.trace), settings.trace_speed, seed)
+        path = Path(settings.trace)
+        read = read_azure_csv if path.suffix == ".csv" else read_trace
+        schedule = read(path, settings.trace_speed, seed)
         warm_up = sum(time < settings.warm_up for time, _ in schedule)
     else:
         warm_up, measured = _counts(settings)

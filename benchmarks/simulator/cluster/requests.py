@@ -11,7 +11,7 @@ from triptych.simulator.costs.costs import ModelShape
 
 NAMESPACE, MODALITY = "0" * 64, "image"
 #: Bytes of a JPEG file per pixel at the load generator's quality, by what is drawn.
-JPEG_BYTES = {"noise": 0.61, "waves": 0.17}
+JPEG_BYTES = {"noise": 0.61, "waves": 0.17, "photos": 0.1, "documents": 0.2, "screenshots": 0.12}
 #: float32 values of one pixel as the tower takes it: three colours, a still picture as two frames.
 _PREPARED_BYTES = 3 * 2 * 4
 _TEMPLATE_TOKEN, _ITEM_TOKEN, _FIRST_TEXT_TOKEN = 1, 2, 3

@@ -32,6 +32,9 @@ WORKS = {
         "triptych bench workloads",
         "triptych plan --gpu l4 --workload image --devices 2 --quick --output-tokens 8 --plot plan.svg",
     ],
+    "bench,photos": [
+        "python -c 'from triptych.goodput.load.pictures import *; draw(Picture(0, 64, 64, \"photos\"))'"
+    ],
     "ray": ["python -c 'import ray, triptych.apps.launch.ray.connection'", "triptych cert tls"],
     "worker,embedded": [
         "triptych doctor --port 0 --grpc-port 0",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from triptych.goodput.run import Course, Output
 
 T = TypeVar("T")
+_CONTENTS = ("noise", "waves", "photos", "documents", "screenshots")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class WorkloadOptions(CommandOptions):
     images: str = flag("", 'pictures of a request: 2, or weights like "0:0.8,1:0.2"')
     image_size: str = flag("", '640x640, or weights like "320x320:0.7,1280x720:0.3"')
     image_reuse: float | None = flag(None, "share of pictures shown before, 0 to 0.95", kind=float)
-    image_content: str | None = flag(None, "what pictures show", choices=("noise", "waves"))
+    image_content: str | None = flag(None, "what pictures show", choices=_CONTENTS)
     slo: tuple[str, ...] = flag((), 'like "ttft:500 tpot:50 e2el:8000", in ms; the preset\'s')
 
     def make_workload(self) -> Workload:
@@ -45,8 +46,10 @@ class WorkloadOptions(CommandOptions):
         workload = replace(
             base,
             text_tokens=_given(self.text_tokens, base.text_tokens),
+            text_quantiles=base.text_quantiles if self.text_tokens is None else (),
             text_spread=_given(self.text_spread, base.text_spread),
             output_tokens=_given(self.output_tokens, base.output_tokens),
+            output_quantiles=base.output_quantiles if self.output_tokens is None else (),
             output_spread=_given(self.output_spread, base.output_spread),
             reuse=_given(self.image_reuse, base.reuse),
             content=_given(self.image_content, base.content),
@@ -74,7 +77,7 @@ class LoadOptions(CommandOptions):
     )
     burstiness: float = flag(1.0, "of gamma; below 1: in bursts")
     ramp_to: float = flag(0.0, "rate at the end of a ramp")
-    trace: str = flag("", "replay this JSONL file instead of --workload")
+    trace: str = flag("", "replay this JSONL file, or Azure's LMM trace in CSV, instead of --workload")
     trace_speed: float = flag(1.0, "2 replays twice as fast")
     concurrency: int = flag(0, "closed loop: as many requests in flight")
     seconds: float = flag(60.0, "measured part of a window")
