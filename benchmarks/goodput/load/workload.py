@@ -121,7 +121,7 @@ def at_share(quantiles: Quantiles, share: float) -> int:
     for high_share, high in quantiles:
         if share < high_share:
             part = (share - low_share) / (high_share - low_share) if share > low_share else 0.0
-            return max(1, round(low * (high / low) ** part))
+            return max(1, round(low * math.pow(high / low, part)))
         low_share, low = high_share, high
     return low
 
