@@ -7,7 +7,6 @@ Without I/O: calls are events, `pump` returns what may start now. A job's states
 
 The bytes of a run count against the share from its start until an admitted waiter has loaded the item,
 reported it missing, or ended its attempt.
-
 Jobs are filed by what they wait for, so that an event costs what it moves, however many jobs there are.
 """
 
@@ -414,8 +413,7 @@ class EncoderJobTable:
                 self._planned.file(job, job.run_key, job.rank)
         elif job.state is JobState.QUEUED:
             job.avoid = {address: until for address, until in job.avoid.items() if until > now}
-            waits = [job.not_before] if job.not_before > now else list(job.avoid.values())
-            for when in waits:
+            for when in [job.not_before] if job.not_before > now else list(job.avoid.values()):
                 heapq.heappush(self._timers, (when, job.order, job.tries, job))
             if job.not_before <= now:
                 self._queued.file(job, job.plan_key, job.rank)

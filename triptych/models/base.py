@@ -36,10 +36,7 @@ Media = Any
 
 @dataclass(frozen=True, slots=True)
 class PreparedItem:
-    """A preprocessed item: the tower's inputs, and the size of its output.
-
-    `cost` is the item's share of an encoder batch's budget, in patches.
-    """
+    """The tower's inputs of an item, and the size of its output; `cost` is in patches of a batch's budget."""
 
     rows: int
     length: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 
 import pytest
@@ -120,3 +121,12 @@ async def test_workers_that_a_flush_has_unregistered_stay_in_use_by_their_health
         assert reply.choices[0].message.content == whole_text(8)
         await cluster.encoders[0].kill()
         await until(lambda: len(cluster.pool.workers) == 1)
+
+
+async def test_a_check_that_a_proxys_end_cuts_short_leaves_no_error_behind(store, caplog) -> None:
+    async with FakeCluster(store) as cluster:
+        worker = cluster.encoders[0]
+        worker.health.answers.clear()
+        await until(lambda: worker.health.asked, "a check without an answer")
+    gc.collect()
+    assert "never retrieved" not in caplog.text

@@ -1,4 +1,4 @@
-"""Limits on the items of a prompt: what the flag takes, and what a request above them is told."""
+"""--limit-mm-per-prompt: the values that it accepts, and the errors of requests above them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from triptych.pd_worker.vllm import own_server
 from triptych.pd_worker.vllm.own_server import OwnServer, server_words, with_dtype
 
 STORE = "redis://user:secret@127.0.0.1:6379/0"
-#: Writes its arguments and process id to a file, then does as it is told.
+#: Writes its process id and arguments to a log, then runs the test's own lines.
 PROGRAM = """#!{python}
 import os, socket, sys, time
 with open({log!r}, "a") as log:
