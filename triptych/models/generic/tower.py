@@ -52,12 +52,12 @@ def speed_up(module: nn.Module) -> None:
 
 
 @functools.cache
-def attends_in_segments(attention: type[nn.Module]) -> bool:
+def attends_in_segments(attention: Any) -> bool:
     """Whether transformers computes this attention by the same code as that of Qwen3-VL's tower."""
     return _code(attention) == _code(Qwen3VLVisionAttention)
 
 
-def _code(attention: type[nn.Module]) -> list[str]:
+def _code(attention: Any) -> list[str]:
     module = vars(sys.modules[attention.__module__])
     helpers = [module.get(name) for name in ("apply_rotary_pos_emb_vision", "rotate_half")]
     return [inspect.getsource(part) for part in (attention.forward, *helpers) if part is not None]
