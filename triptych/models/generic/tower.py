@@ -47,7 +47,8 @@ def speed_up(module: nn.Module) -> None:
         if type(part) in _CONVOLUTIONS and not any(part.padding) and part.groups == 1:  # type: ignore[arg-type]
             part.__class__ = _CONVOLUTIONS[type(part)]  # type: ignore[index]
         for name, child in part.named_children():
-            if hasattr(child, "qkv") and attends_in_segments(type(child)):
+            kind: Any = type(child)
+            if hasattr(child, "qkv") and attends_in_segments(kind):
                 setattr(part, name, SegmentAttention(child))
 
 
