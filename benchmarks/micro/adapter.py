@@ -4,7 +4,7 @@
 
 Per MODEL (of Qwen3-VL, Qwen2.5-VL or LLaVA) three ways in one run, in turns forwards and backwards: the
 adapter, the override as it is loaded, and the override with fused layers and packed weights, as a worker has
-it. One thread, float32, medians.
+it. One thread, float32, medians; ratios are medians of those of each round.
 """
 
 from __future__ import annotations
@@ -48,14 +48,16 @@ def timed(work: Callable[[], object]) -> float:
     return (time.process_time() - began) * 1e3
 
 
-def medians(works: Works, rounds: int) -> list[float]:
-    """After a round that does not count."""
+def medians(works: Works, rounds: int) -> tuple[list[float], list[float]]:
+    """Of each way, and of its ratio to the first in the same round; the first round does not count."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(rounds + 1):
         for name in list(works)[:: 1 if turn % 2 else -1]:
             taken = works[name]()
             times[name] += [taken] if turn else []
-    return [statistics.median(each) for each in times.values()]
+    first, *others = times.values()
+    paired = [[one / other for one, other in zip(first, each, strict=True)] for each in others]
+    return [statistics.median(each) for each in times.values()], [statistics.median(each) for each in paired]
 
 
 def for_adapter(path: Path, image: Image.Image, item: PreparedItem) -> PreparedItem:
@@ -89,7 +91,7 @@ def decode_steps(path: Path, sides: Mapping[str, Any], options: argparse.Namespa
     return {name: partial(step, side, engines[name]) for name, side in sides.items()}
 
 
-def measure(path: Path, options: argparse.Namespace) -> list[tuple[str, list[float]]]:
+def measure(path: Path, options: argparse.Namespace) -> list[tuple[str, tuple[list[float], list[float]]]]:
     decoders: tuple[Any, ...] = (DECODER.load, family_of(path).decoder.load, load_decoder)
     encoders: tuple[Any, ...] = (ENCODER.without_processor, family_of(path).encoder.load, load_encoder)
     sides = {
@@ -122,10 +124,11 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = []
     for path in options.models:
-        for what, (adapter, override, fused) in measure(path, options):
-            ratios = [f"{adapter / other:.2f}" if other > 0.005 else "" for other in (override, fused)]
-            times = [f"{each:.2f}" for each in (adapter, override, fused)]
-            rows.append(f"| {' | '.join((path.name, what, *times, *ratios))} |")
+        for what, (times, ratios) in measure(path, options):
+            shown = [
+                f"{ratio:.2f}" if time > 0.005 else "" for ratio, time in zip(ratios, times[1:], strict=True)
+            ]
+            rows.append(f"| {' | '.join((path.name, what, *(f'{each:.2f}' for each in times), *shown))} |")
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     page = fill("adapter", **vars(options) | versions | {"prompt": _PROMPT, "rows": "\n".join(rows)})
     publish(page, RESULT, write=options.write)

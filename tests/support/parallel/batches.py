@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from support.data.checkpoints import FAMILIES as MERGING
+from support.encdec.checkpoints import FAMILIES as CROSSING
 from support.encdec.reference import NAME as CROSS
 from support.encdec.reference import DenseBatch
 from support.engine.reference_attention import NAME as MERGED
@@ -35,7 +35,7 @@ def open_decoder(
         path,
         device=torch.device("cpu"),
         dtype=getattr(torch, dtype),
-        attn_implementation=MERGED if family_of(path).name in MERGING else CROSS,
+        attn_implementation=CROSS if family_of(path).name in CROSSING else MERGED,
         quantization=quantization,
         parallel=parallel,
     )

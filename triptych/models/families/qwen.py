@@ -7,14 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn import functional
 
 from triptych.base.errors import InvalidRequest
 from triptych.base.types import ItemPlan, JsonObject, MMFeature, Options
 from triptych.models.base import Media, PreparedItem, PromptInputs
 from triptych.models.families.qwen_graph import QwenGraph
-from triptych.models.families.segments import SegmentAttention
 from triptych.models.generic.layout import ItemLayout
 from triptych.models.generic.override import DecoderOverride, EncoderOverride
 from triptych.models.generic.sides import base_of
@@ -29,25 +26,6 @@ def _is_size(value: object) -> bool:
 _OPTIONS = {"min_pixels": is_count, "max_pixels": is_count, "size": _is_size}
 
 
-class PatchLinear(nn.Module):
-    """A patch embedding as one matrix product, several times as fast as the convolution that it replaces.
-
-    The convolution's kernel and stride are one patch, so that no output depends on a neighbour.
-
-    Takes [patches, channels, *patch] and gives [patches, out, 1, ...], as the convolution does.
-    """
-
-    def __init__(self, original: nn.Conv3d) -> None:
-        super().__init__()
-        if original.kernel_size != original.stride or any(original.padding) or original.groups != 1:
-            raise ValueError(f"{original} looks beyond one patch")
-        self.weight, self.bias = original.weight, original.bias
-
-    def forward(self, patches: torch.Tensor) -> torch.Tensor:
-        rows = functional.linear(patches.flatten(1), self.weight.flatten(1), self.bias)
-        return rows.view(*rows.shape, *(1 for _ in patches.shape[2:]))
-
-
 class QwenEncoder(EncoderOverride, QwenGraph):
     """The tower of a Qwen checkpoint. A row is one merged patch."""
 
@@ -56,9 +34,6 @@ class QwenEncoder(EncoderOverride, QwenGraph):
         self.vision_config = self.config.vision_config
         self.merge_size = int(self.vision_config.spatial_merge_size)
         self._recipe = self.images.patch_recipe()
-        self.tower.patch_embed.proj = PatchLinear(self.tower.patch_embed.proj)
-        for block in self.tower.blocks:
-            block.attn = SegmentAttention(block.attn)
 
     def preprocess(self, media: Media, options: Options) -> PreparedItem:
         limits = self._limits(options)

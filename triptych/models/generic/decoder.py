@@ -18,6 +18,7 @@ from triptych.models.checkpoint.config import load_config
 from triptych.models.generic.capture import CapturedPrompt, PromptCapture
 from triptych.models.generic.examine import Examined, examine
 from triptych.models.generic.layout import ItemLayout
+from triptych.models.generic.ranks import load_rank
 from triptych.models.generic.sides import (
     base_of,
     decoder_of,
@@ -105,11 +106,12 @@ class GenericDecoder(DecoderSide):
         parallel: TensorParallel | None,
     ) -> PreTrainedModel:
         """The class without its encoder, with this side's weights."""
-        if parallel is not None:
-            raise ConfigError(f"MODEL={path} is served by one rank only: leave --tensor-parallel at 1")
         if quantize:
             raise ConfigError(f"MODEL={path} cannot be quantized while loading: leave out --quantization")
-        return load_side(path, keep_decoder, device=device, dtype=dtype)
+        if parallel is None:
+            return load_side(path, keep_decoder, device=device, dtype=dtype)
+        config = cls.read_config(path)
+        return load_rank(path, config, cls.geometry_of(config), parallel, device=device, dtype=dtype)
 
     @classmethod
     def without_weights(cls, path: Path, *, dtype: torch.dtype) -> Self:

@@ -27,6 +27,7 @@ from triptych.models.generic.examine import Examined, examine
 from triptych.models.generic.layout import ItemLayout
 from triptych.models.generic.processor import GenericProcessor, ProcessedItem, processor_settings
 from triptych.models.generic.sides import base_of, empty_model, keep_encoder, load_side
+from triptych.models.generic.tower import speed_up
 from triptych.models.video.clip import Clip
 
 #: Width and height of pictures: small, wide, tall, large.
@@ -53,6 +54,7 @@ class GenericEncoder(EncoderSide):
     ) -> None:
         self.config: Any = module.config
         self.module = module
+        speed_up(module)
         self.row_token_ids = self.capture_class.row_tokens(self.config)
         patch = getattr(getattr(self.config, "vision_config", None), "patch_size", None)
         self._patch = patch if isinstance(patch, int) else 14

@@ -88,7 +88,7 @@ class EncoderOverride(GenericEncoder):
         return side
 
     def prepare(self) -> None:
-        """Puts faster modules in the place of the loaded tower's."""
+        """Reads what the family needs of the loaded tower."""
 
     @classmethod
     def processor_config(cls, path: Path) -> JsonObject:

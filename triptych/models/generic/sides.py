@@ -146,12 +146,17 @@ def _forget_tied(model: PreTrainedModel) -> None:
 
 
 def load_side(
-    path: Path, keep: Callable[[PreTrainedModel], None], *, device: torch.device, dtype: torch.dtype
+    path: Path,
+    keep: Callable[[PreTrainedModel], None],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    divide: Callable[[PreTrainedModel], object] | None = None,
 ) -> PreTrainedModel:
     """One side of the checkpoint, read by transformers, which knows the names of every release.
 
-    The other side is dropped while all of it is still on meta, so that only this side is read. ConfigError
-    for anything missing or misshapen.
+    The other side is dropped while all of it is still on meta, so that only this side is read. `divide` keeps
+    a rank's share of it, before it is copied. ConfigError for anything missing or misshapen.
     """
     cls = class_of(load_config(path))
     safetensors_files(path)
@@ -176,6 +181,8 @@ def load_side(
         if bars:
             transformers_logging.enable_progress_bar()
     _check_loaded(path, model, info)
+    if divide is not None:
+        divide(model)
     for parameter in model.parameters() if device.type == "cpu" else ():
         # Not as it is mapped from the file, in small pages: a decode step would take 5 % longer.
         parameter.data = parameter.data.clone()

@@ -32,6 +32,12 @@ class Style(StrEnum):
     VOCABULARY = "vocabulary"
     #: Every rank holds the whole layer.
     REPLICATE = "replicate"
+    #: Experts stacked in parameters that have a style each: their outputs are summed over the ranks.
+    EXPERTS = "experts"
+    #: As COLUMN, of gate and up side by side in one parameter of experts: each of them is divided.
+    PACKED_COLUMN = "packed_column"
+    #: As PACKED_COLUMN, where the parameter is transposed.
+    PACKED_ROW = "packed_row"
 
 
 #: Our style for each of transformers'; the projections of attention are recognised by their names.
@@ -39,6 +45,9 @@ _STYLES = {
     "colwise": Style.COLUMN,
     "rowwise": Style.ROW,
     "replicated_with_grad_allreduce": Style.REPLICATE,
+    "moe_tp_experts": Style.EXPERTS,
+    "packed_colwise": Style.PACKED_COLUMN,
+    "packed_rowwise": Style.PACKED_ROW,
 }
 _BY_HEADS = {
     "q_proj": Style.HEADS,

@@ -16,6 +16,8 @@ from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.models.weights.loading import load_into
 
 _ROWS = (Style.ROW, Style.HEADS_ROW)
+#: The dimension by which a parameter of stacked experts is divided, and how many layers are in it.
+_STACKED = {Style.ROW: (2, 1), Style.COLUMN: (1, 1), Style.PACKED_COLUMN: (1, 2), Style.PACKED_ROW: (2, 2)}
 
 
 def divide(module: nn.Module, plan: ShardPlan, parallel: TensorParallel) -> dict[str, Cut]:
@@ -29,7 +31,9 @@ def divide(module: nn.Module, plan: ShardPlan, parallel: TensorParallel) -> dict
         if style is Style.REPLICATE:
             continue
         layer = module.get_submodule(name)
-        if isinstance(layer, nn.Linear):
+        if style is Style.EXPERTS:
+            _divide_experts(name, layer, plan, parallel)
+        elif isinstance(layer, nn.Linear):
             cuts |= _divide_linear(name, layer, style, plan, parallel)
         elif isinstance(layer, nn.Embedding) and style is Style.HEADS:
             cuts |= _divide_table(name, layer, plan, parallel)
@@ -54,6 +58,8 @@ def join(module: nn.Module, plan: ShardPlan, parallel: TensorParallel, cuts: Map
             module.set_submodule(name, RowParallelLinear(layer, parallel))
         elif style is Style.VOCABULARY:
             module.set_submodule(name, _head(module, layer, cuts[f"{name}.weight"], parallel))
+        elif style is Style.EXPERTS:
+            layer.register_forward_hook(lambda _, __, out: parallel.all_reduce(out))
 
 
 def _divide_linear(
@@ -81,6 +87,21 @@ def _divide_table(
     table.weight = nn.Parameter(cut.of(table.weight), requires_grad=False)
     table.embedding_dim = last - first
     return {f"{name}.weight": cut}
+
+
+def _divide_experts(name: str, experts: nn.Module, plan: ShardPlan, parallel: TensorParallel) -> None:
+    """Parameters [experts, ...]: a rank has its columns, or rows, of every expert."""
+    for key, parameter in list(experts.named_parameters(recurse=False)):
+        style = plan.style(f"{name}.{key}")
+        if parameter.dim() != 3 or style not in _STACKED:
+            raise ConfigError(
+                f"the tensor-parallel plan does not divide {name}.{key}: give --tensor-parallel 1"
+            )
+        dim, packed = _STACKED[style]
+        halves = parameter.chunk(packed, dim)
+        first, last = shares.columns(halves[0].shape[dim], parallel.rank, parallel.size)
+        share = torch.cat([half.narrow(dim, first, last - first) for half in halves], dim)
+        setattr(experts, key, nn.Parameter(share, requires_grad=False))
 
 
 def _part(whole: int, style: Style, plan: ShardPlan, parallel: TensorParallel) -> tuple[int, int]:

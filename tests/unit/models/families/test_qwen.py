@@ -6,14 +6,13 @@ import random
 
 import pytest
 import torch
-from torch import nn
 from transformers import AutoConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
 from support.data.checkpoints import build_checkpoint
 from triptych.base.types import ItemPlan, MMFeature, Placement
-from triptych.models.families.qwen import PatchLinear, mrope_positions
+from triptych.models.families.qwen import mrope_positions
 
 MERGE = 2
 
@@ -73,19 +72,3 @@ def test_features_may_come_in_any_order() -> None:
     forward, _ = mrope_positions(12, features, MERGE)
     backward, _ = mrope_positions(12, features[::-1], MERGE)
     assert torch.equal(forward, backward)
-
-
-def test_a_patch_embedding_is_the_convolution_it_stands_for() -> None:
-    generator = torch.Generator().manual_seed(1)
-    convolution = nn.Conv3d(3, 8, kernel_size=(2, 4, 4), stride=(2, 4, 4))
-    patches = torch.randn(5, 3, 2, 4, 4, generator=generator)
-    with torch.inference_mode():
-        wanted = convolution(patches)
-        given = PatchLinear(convolution)(patches)
-    assert given.shape == wanted.shape
-    torch.testing.assert_close(given, wanted, atol=1e-6, rtol=1e-5)
-
-
-def test_a_convolution_that_looks_beyond_its_patch_is_refused() -> None:
-    with pytest.raises(ValueError, match="beyond one patch"):
-        PatchLinear(nn.Conv3d(3, 8, kernel_size=4, stride=2))

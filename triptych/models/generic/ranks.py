@@ -1,0 +1,78 @@
+"""A rank's share of any class's decoder, by transformers' tensor-parallel plan for its text model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from triptych.base.errors import ConfigError
+from triptych.models.base import DecoderGeometry
+from triptych.models.checkpoint.folder import Cut
+from triptych.models.generic.probe import probe
+from triptych.models.generic.sides import decoder_of, empty_model, head_of, keep_decoder, load_side, path_of
+from triptych.models.parallel.plan import (
+    ShardPlan,
+    Style,
+    check_divides,
+    geometry_of_rank,
+    rules_of_transformers,
+)
+from triptych.models.parallel.sharding import divide, join
+from triptych.models.parallel.tensor_parallel import TensorParallel
+
+
+def load_rank(
+    path: Path,
+    config: PreTrainedConfig,
+    geometry: DecoderGeometry,
+    parallel: TensorParallel,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> PreTrainedModel:
+    """Reads the whole decoder and keeps the share. ConfigError for a class that only one rank can serve."""
+    plan = _plan(path, config, geometry, parallel)
+    cuts: dict[str, Cut] = {}
+    module = load_side(
+        path,
+        keep_decoder,
+        device=device,
+        dtype=dtype,
+        divide=lambda model: cuts.update(divide(model, plan, parallel)),
+    )
+    join(module, plan, parallel, cuts)
+    return module
+
+
+def _plan(
+    path: Path, config: PreTrainedConfig, geometry: DecoderGeometry, parallel: TensorParallel
+) -> ShardPlan:
+    """The plan, proven on meta: every layer attends with the heads of one rank."""
+    model = empty_model(config)
+    name, decoder = type(model).__name__, decoder_of(model)
+    text: Any = decoder.config
+    own: Any = getattr(text, "base_model_tp_plan", None)
+    if geometry.states or geometry.kv_shapes:
+        raise _refusal(path, name, "its layers keep states, or keys and values of different shapes")
+    if not own:
+        raise _refusal(path, name, "transformers has no tensor-parallel plan for its text model")
+    keep_decoder(model)
+    head = (re.escape(path_of(model, head_of(model))), Style.VOCABULARY)
+    rules = rules_of_transformers(own, f"{path_of(model, decoder)}.")
+    # What transformers' plan leaves out is whole on every rank, and nothing of it is summed.
+    plan = ShardPlan((*rules, head, (".*", Style.REPLICATE)), geometry.num_heads, geometry.num_kv_heads)
+    check_divides(path, plan.heads, plan.kv_heads, parallel.size)
+    divide(model, plan, parallel)
+    calls, _ = probe(name, decoder, geometry.hidden_size, geometry.position_rows, {})
+    share = geometry_of_rank(geometry, parallel)
+    if any((call.heads, call.shape.heads) != (share.num_heads, share.num_kv_heads) for call in calls):
+        raise _refusal(path, name, "transformers' plan does not divide its attention")
+    return plan
+
+
+def _refusal(path: Path, name: str, reason: str) -> ConfigError:
+    return ConfigError(f"MODEL={path}: {name} is served by one rank, as {reason}: give --tensor-parallel 1")
