@@ -20,6 +20,7 @@ from benchmarks.result_page import add_write_flag
 from triptych.goodput.report.machine import chip
 from triptych.models.base import DecoderSide, EncoderSide, PreparedItem
 from triptych.models.weights.loading import parameter_bytes
+from triptych.simulator.costs.costs import CHIPS
 
 #: Bytes read, and the side of the matrices multiplied, to measure a device: small ones are for a CPU.
 _READ, _SIDE = {"cpu": 256 << 20, "cuda": 4 << 30}, {"cpu": 1024, "cuda": 8192}
@@ -54,6 +55,16 @@ def limits_of(arguments: argparse.Namespace) -> DeviceLimits:
         return given
     measured = measured_limits(arguments.device, getattr(torch, arguments.dtype))
     return DeviceLimits(given.bandwidth or measured.bandwidth, given.flops or measured.flops)
+
+
+def known_limits(device: str, dtype: torch.dtype) -> DeviceLimits:
+    """The limits of the data sheet, where the device's name is a known one; else measured ones."""
+    name = device_name(device).upper()
+    # The longest name first: "L40S" has "L4" in it.
+    for key in sorted(CHIPS, key=len, reverse=True):
+        if key.partition("-")[0].upper() in name and device != "cpu":
+            return DeviceLimits(CHIPS[key].bandwidth, CHIPS[key].flops)
+    return measured_limits(device, dtype)
 
 
 def measured_limits(device: str, dtype: torch.dtype) -> DeviceLimits:

@@ -53,13 +53,18 @@ class DecodeSpeed:
 
 
 def make_engine(
-    path: Path, device: str, dtype: torch.dtype, decoder: DecoderSide | None = None, **flags: Any
+    path: Path,
+    device: str,
+    dtype: torch.dtype,
+    decoder: DecoderSide | None = None,
+    store: MemoryStore | None = None,
+    **flags: Any,
 ) -> Engine:
     """An engine whose steps the caller drives: its thread is not started. `decoder`: of this path."""
     decoder = decoder or load_decoder(
         path, device=torch.device(device), dtype=dtype, attn_implementation=ATTENTION_NAME
     )
-    transfers = ECTransferConfig(connector="memory", store=MemoryStore())
+    transfers = ECTransferConfig(connector="memory", store=MemoryStore() if store is None else store)
     config = PDConfig(model=str(path), device=device, prefix_caching=False, **flags)
     return build_engine(config, decoder, transfers, lambda events: None, PDMetrics("bench"))
 
