@@ -10,6 +10,7 @@ the sections of the parts that are not run. Needs what `tests/gpu/requirements.t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -81,10 +82,8 @@ def _run(name: str, options: argparse.Namespace) -> int:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """The process and what it has started, all of one session."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,8 @@ class Sizes:
 
 
 _GPU = Sizes(
-    torch.bfloat16, (1, 16, 64, 128), 1100, (2048, 8192, 32768), 8192, 160, 2, 26 * GIB, (1, 16, 64), 512, "cuda"
+    torch.bfloat16, (1, 16, 64, 128), 1100, (2048, 8192, 32768), 8192, 160, 1, 26 * GIB, (1, 16, 64), 512,
+    "cuda",
 )  # fmt: skip
 _CPU = Sizes(torch.float32, (1, 4), 24, (32, 96), 64, 12, 1, 64 * MIB, (1, 4), 32, "static")
 
@@ -156,9 +156,10 @@ def _profile(page: PartPage, bench: EngineBench, sizes: Sizes) -> None:
         for _ in range(_PROFILED):
             engine_step(bench.engine)
         synchronize(bench.device)
-    own: Callable[[Any], float] = lambda event: (  # noqa: E731
-        event.self_device_time_total if on_device else event.self_cpu_time_total
-    )
+
+    def own(event: Any) -> float:
+        return float(event.self_device_time_total if on_device else event.self_cpu_time_total)
+
     events = sorted(taken.key_averages(), key=own, reverse=True)
     total = sum(map(own, events)) / _PROFILED
     calls = sum(event.count for event in events if own(event)) / _PROFILED

@@ -75,7 +75,7 @@ def _is_there(name: str) -> bool:
 
 
 def _choices(page: PartPage, device: str, dtype: torch.dtype) -> None:
-    """Which kernel each kind of call gets, and what 20 new shapes of a decode cost, without and with cuDNN."""
+    """Which kernel each kind of call gets, and the time of new shapes of a decode, without and with cuDNN."""
     chosen: list[str] = []
     plain = functional.scaled_dot_product_attention
 

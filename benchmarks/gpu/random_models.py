@@ -1,4 +1,4 @@
-"""Models of published sizes with random weights, which are made on the device: no checkpoint has to be brought."""
+"""Models of published sizes with random weights, made on the device: no checkpoint has to be brought."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from triptych.base.types import JsonObject
 from triptych.models.checkpoint.folder import Checkpoint, Cut
 
 _DEMO = Path(__file__).resolve().parents[2] / "triptych" / "demo"
-#: Folders of the bundled models, of which a random one takes tokenizer, processor and the rest of config.json.
+#: The bundled models, of which a random one has the tokenizer, the processor and the rest of config.json.
 _LIKE = {"qwen3_vl": _DEMO / "model", "whisper": _DEMO / "audio" / "model", "bart": _DEMO / "model"}
 
 #: Qwen3-VL-8B, Whisper large-v3 and BART large: what their config.json has.
@@ -63,9 +63,10 @@ SMALL_SIZES: dict[str, JsonObject] = {
         "max_position_embeddings": 128, "vocab_size": 704,
     },
 }  # fmt: skip
-_PICTURES = {"size": {"shortest_edge": 65536, "longest_edge": 16777216}}
-_WINDOWS = {"feature_size": 128, "chunk_length": 30, "n_samples": 480000, "nb_max_frames": 3000}
-_PROCESSORS: dict[str, JsonObject] = {"qwen3_vl": _PICTURES, "whisper": _WINDOWS, "bart": {}}
+_PICTURES: JsonObject = {"size": {"shortest_edge": 65536, "longest_edge": 16777216}}
+_WINDOWS: JsonObject = {
+    "feature_size": 128, "chunk_length": 30, "n_samples": 480000, "nb_max_frames": 3000
+}  # fmt: skip
 _ARCHITECTURES = {"qwen3_vl": "Qwen3VL", "whisper": "Whisper", "bart": "Bart"}
 
 
@@ -76,17 +77,15 @@ def write_model(family: str, folder: Path, *, small: bool) -> Path:
     for file in like.iterdir():
         if file.name != "model.safetensors":
             shutil.copy(file, folder / file.name)
-    sizes = (SMALL_SIZES if small else SIZES)[family]
     architecture = f"{_ARCHITECTURES[family]}ForConditionalGeneration"
-    config = {"architectures": [architecture], "model_type": family}
+    config = {"architectures": [architecture], "model_type": family, "is_encoder_decoder": True}
+    config |= {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
     if family != "bart":
-        config = _merged(json.loads((like / "config.json").read_text()), sizes)
+        config = json.loads((like / "config.json").read_text())
         processor = folder / "preprocessor_config.json"
-        own = _PICTURES if family == "qwen3_vl" else {} if small else _PROCESSORS[family]
+        own = _PICTURES if family == "qwen3_vl" else {} if small else _WINDOWS
         processor.write_text(json.dumps(json.loads(processor.read_text()) | own))
-    else:
-        config |= {**sizes, "is_encoder_decoder": True, "bos_token_id": 0, "eos_token_id": 2}
-        config |= {"pad_token_id": 1, "decoder_start_token_id": 2}
+    config = _merged(config, (SMALL_SIZES if small else SIZES)[family])
     (folder / "config.json").write_text(json.dumps(config))
     with no_init_weights(), torch.device("meta"):
         model = getattr(transformers, architecture)(AutoConfig.from_pretrained(folder))
