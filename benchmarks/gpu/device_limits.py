@@ -15,7 +15,7 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.micro.engine_decode import synchronize
+from benchmarks.micro.engine_rounds import synchronize
 from benchmarks.result_page import add_write_flag
 from triptych.goodput.report.machine import chip
 from triptych.models.base import DecoderSide, EncoderSide, PreparedItem

@@ -33,7 +33,7 @@ from benchmarks.gpu.device_limits import (
     table,
     tower_work,
 )
-from benchmarks.micro.engine_decode import (
+from benchmarks.micro.engine_rounds import (
     engine_round,
     engine_step,
     make_engine,

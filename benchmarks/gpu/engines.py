@@ -14,7 +14,7 @@ from benchmarks.gpu.device_limits import DeviceLimits, decoder_size, known_limit
 from benchmarks.gpu.engine import COLUMNS, EngineBench
 from benchmarks.gpu.part_page import PartPage
 from benchmarks.gpu.random_models import random_weights, write_model
-from benchmarks.micro.engine_decode import engine_step, make_engine, synchronize
+from benchmarks.micro.engine_rounds import engine_step, make_engine, synchronize
 from triptych.base.config import GIB, MIB
 from triptych.base.machine.device import Device
 from triptych.base.types import ItemPlan

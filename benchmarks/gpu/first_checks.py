@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
 from benchmarks.gpu.part_page import PartPage
-from benchmarks.micro.engine_decode import synchronize
+from benchmarks.micro.engine_rounds import synchronize
 from triptych.base.machine.device import Device
 from triptych.pd_worker.attention.backends import fused
 

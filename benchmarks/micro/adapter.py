@@ -22,7 +22,7 @@ import torch
 import transformers
 from PIL import Image
 
-from benchmarks.micro.engine_decode import engine_round, make_engine, make_requests
+from benchmarks.micro.engine_rounds import engine_round, make_engine, make_requests
 from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
 from triptych.base.config import MIB
 from triptych.base.types import ItemPlan, MMFeature, Placement
