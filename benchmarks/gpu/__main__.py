@@ -71,7 +71,7 @@ def _run(name: str, options: argparse.Namespace) -> int:
             code, ended = 1, f"Cut off after {options.minutes:g} minutes"
         finally:
             _kill(process)
-        if code < 0 or (code and not file.read_text("utf-8")):
+        if not ended and (code < 0 or (code and not file.read_text("utf-8"))):
             ended = f"Ended with {code}"
         number = list(_PARTS).index(name) + 1
         how = f"`python -m benchmarks gpu {name}{' --rehearse' if options.rehearse else ''}`, "

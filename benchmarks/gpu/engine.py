@@ -1,7 +1,7 @@
 """Encode, prefill and decode of one checkpoint in absolute time, with the chip and the versions.
 
     python -m benchmarks.gpu.engine MODEL [--device cuda] [--dtype bfloat16] [--side 640]
-        [--attention-backend blockwise] [--peak-tflops 989 --bandwidth-gbs 4800] [--chunk 512] [--write]
+        [--attention-backend blockwise] [--chunk 512] [--write]
     python -m benchmarks.gpu.engine MODEL --device cpu --dtype float32 --side 64 --prompt 64 --tokens 8
 
 Encode: seconds of the tower over 1 and 8 pictures of `side` pixels. Prefill: seconds of each step of
@@ -17,6 +17,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,12 +27,9 @@ from PIL import Image
 from benchmarks.gpu.device_limits import (
     DecoderSize,
     DeviceLimits,
-    command_of,
     decoder_size,
-    gpu_parser,
-    limits_of,
-    page,
-    table,
+    device_name,
+    known_limits,
     tower_work,
 )
 from benchmarks.micro.engine_rounds import (
@@ -40,7 +39,7 @@ from benchmarks.micro.engine_rounds import (
     make_requests,
     synchronize,
 )
-from benchmarks.result_page import RESULTS, publish
+from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.base.config import GIB, MIB
 from triptych.base.types import MMFeature, Placement
 from triptych.ec_connector.base import EncoderOutput
@@ -175,21 +174,32 @@ def measure(arguments: argparse.Namespace, limits: DeviceLimits) -> list[Row]:
 
 
 def report(rows: Sequence[Row], arguments: argparse.Namespace, limits: DeviceLimits) -> str:
-    command = command_of(
-        "engine", arguments, "side", "prompt", "chunk", "tokens", "repeats", "attention_backend"
-    )
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    body = [limits.said(), "", *table(*COLUMNS), *lines]
-    return page("Encode, prefill and decode", command, arguments.device, "medians", body)
+    names = ("device", "dtype", "side", "prompt", "chunk", "tokens", "repeats", "attention_backend")
+    flags = (f" --{name.replace('_', '-')} {getattr(arguments, name)}" for name in names)
+    command = f"python -m benchmarks.gpu.engine {arguments.title}{''.join(flags)}"
+    how = f"`{command}`, {datetime.now(UTC):%Y-%m-%d}, {device_name(arguments.device)}, "
+    how += f"torch {torch.__version__}, CUDA {torch.version.cuda}; medians."
+    head, *lines = [f"| {' | '.join(row)} |" for row in (COLUMNS, *rows)]
+    lines = [head, "|---" * len(COLUMNS) + "|", *lines]
+    return "\n".join(["# Encode, prefill and decode", "", how, "", limits.said(), "", *lines, ""])
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = gpu_parser(__doc__, RESULT)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--title", default="MODEL", help="how the result names the checkpoint")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    for name, default in (("prompt", 1024), ("tokens", 128), ("repeats", 5), ("side", 640), ("kv-gib", 16)):
+        parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--chunk", type=int, default=4096, help="tokens of a step (--max-num-batched-tokens)")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="sequences that decode")
     parser.add_argument("--attention-backend", default="sdpa", choices=BACKENDS)
+    add_write_flag(parser, RESULT)
     arguments = parser.parse_args(argv)
-    limits = limits_of(arguments)
+    limits = known_limits(arguments.device, getattr(torch, arguments.dtype))
     text = report(measure(arguments, limits), arguments, limits)
     publish(text, RESULT, write=arguments.write)
 

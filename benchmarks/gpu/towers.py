@@ -59,7 +59,7 @@ def _picture(width: int, height: int, count: int) -> Medium:
 def _media(family: str, *, small: bool) -> Iterator[Medium]:
     if family == "whisper":
         for count in (1, 2) if small else (1, 4):
-            yield Medium(f"whisper, {count} windows", NoiseFile(), count)
+            yield Medium(f"whisper, {count} window{'s' * (count > 1)}", NoiseFile(), count)
     elif family == "bart":
         length = 32 if small else 512
         ids = np.random.default_rng(0).integers(5, 200, length).astype("<u4").tobytes()
