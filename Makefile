@@ -8,6 +8,8 @@ MODEL  ?=
 TEST_PROCESSES ?= 2
 # Extra words for the torch install, e.g. PIP_TORCH_ARGS="--index-url <your mirror of CPU or CUDA wheels>".
 PIP_TORCH_ARGS ?=
+# Extra words for the install of what `make gpu` needs, e.g. PIP_GPU_ARGS="--no-index --find-links wheels".
+PIP_GPU_ARGS ?=
 # Which images `make images` builds; how is by the variables that deploy/docker/build.sh names.
 IMAGES ?= proxy worker-cpu
 BIN    := $(VENV)/bin
@@ -15,7 +17,7 @@ STAMP  := $(VENV)/.installed
 TOOLS  := .tools
 PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
-.PHONY: serve test test-unit test-slow test-vllm tools images lint proto client bench install clean
+.PHONY: serve test test-unit test-slow test-vllm gpu tools images lint proto client bench install clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
@@ -74,6 +76,15 @@ $(TOOLS)/vllm/.installed: tests/tools/vllm.sh tests/tools/vllm_requirements.py t
 test-vllm: $(STAMP) $(TOOLS)/vllm/.installed
 	$(BIN)/python -m pytest tests/with_vllm -m vllm -n 0 $(ARGS)
 
+# On a machine with a GPU, in an image that has torch for it: PYTHON is that image's. Writes benchmarks/results/gpu.md.
+.venv-gpu/.installed: tests/gpu/requirements.txt
+	$(PYTHON) -m venv --system-site-packages .venv-gpu
+	.venv-gpu/bin/pip install -q $(PIP_GPU_ARGS) -r tests/gpu/requirements.txt
+	touch $@
+
+gpu: .venv-gpu/.installed
+	.venv-gpu/bin/python -m benchmarks.gpu $(ARGS)
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -93,4 +104,4 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(TOOLS)
+	rm -rf $(VENV) $(TOOLS) .venv-gpu

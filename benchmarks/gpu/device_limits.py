@@ -1,25 +1,21 @@
-"""Limits of a device, what stages cannot do without, and the options and pages of its benchmarks."""
+"""Limits of a device, and what stages cannot do without."""
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.micro.engine_decode import synchronize
-from benchmarks.result_page import add_write_flag
+from benchmarks.micro.engine_rounds import synchronize
 from triptych.goodput.report.machine import chip
 from triptych.models.base import DecoderSide, EncoderSide, PreparedItem
 from triptych.models.weights.loading import parameter_bytes
+from triptych.simulator.costs.costs import CHIPS
 
 #: Bytes read, and the side of the matrices multiplied, to measure a device: small ones are for a CPU.
 _READ, _SIDE = {"cpu": 256 << 20, "cuda": 4 << 30}, {"cpu": 1024, "cuda": 8192}
@@ -41,19 +37,14 @@ class DeviceLimits:
         )
 
 
-def add_limit_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags that `limits_of` reads."""
-    parser.add_argument("--peak-tflops", type=float, default=0.0, help="of the data sheet; 0: measured here")
-    parser.add_argument("--bandwidth-gbs", type=float, default=0.0, help="likewise, GB/s of its memory")
-
-
-def limits_of(arguments: argparse.Namespace) -> DeviceLimits:
-    """The limits that were given, and measured ones in place of those that were not."""
-    given = DeviceLimits(arguments.bandwidth_gbs * 1e9, arguments.peak_tflops * 1e12)
-    if given.bandwidth and given.flops:
-        return given
-    measured = measured_limits(arguments.device, getattr(torch, arguments.dtype))
-    return DeviceLimits(given.bandwidth or measured.bandwidth, given.flops or measured.flops)
+def known_limits(device: str, dtype: torch.dtype) -> DeviceLimits:
+    """The limits of the data sheet, where the device's name is a known one; else measured ones."""
+    name = device_name(device).upper()
+    # The longest name first: "L40S" has "L4" in it.
+    for key in sorted(CHIPS, key=len, reverse=True):
+        if key.partition("-")[0].upper() in name and device != "cpu":
+            return DeviceLimits(CHIPS[key].bandwidth, CHIPS[key].flops)
+    return measured_limits(device, dtype)
 
 
 def measured_limits(device: str, dtype: torch.dtype) -> DeviceLimits:
@@ -182,42 +173,5 @@ def _cpu_operators() -> dict[Any, Callable[..., int]]:
     return known
 
 
-def gpu_parser(doc: str | None, result: Path) -> argparse.ArgumentParser:
-    """The options that all benchmarks of a device have."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--title", default="MODEL", help="how the result names the checkpoint")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    parser.add_argument("--prompt", type=int, default=1024)
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--side", type=int, default=640)
-    parser.add_argument("--kv-gib", type=int, default=16)
-    add_limit_flags(parser)
-    add_write_flag(parser, result)
-    return parser
-
-
-def command_of(name: str, options: argparse.Namespace, *names: str) -> str:
-    """The command that was given, with the options of these names."""
-    words = (f" --{name.replace('_', '-')} {getattr(options, name)}" for name in ("device", "dtype", *names))
-    return f"python -m benchmarks.gpu.{name} {options.title}" + "".join(words)
-
-
 def device_name(device: str) -> str:
     return chip() if device == "cpu" else torch.cuda.get_device_name(device)
-
-
-def page(title: str, command: str, device: str, said: str, body: Sequence[str]) -> str:
-    """The page as Markdown; `said` ends the line of the command, `body` are the lines below it."""
-    how = (
-        f"`{command}`, {datetime.now(UTC):%Y-%m-%d}, {device_name(device)}, torch {torch.__version__}, "
-        f"CUDA {torch.version.cuda}, transformers {transformers.__version__}; {said}."
-    )
-    return "\n".join([f"# {title}", "", how, "", *body, ""])
-
-
-def table(*columns: str) -> list[str]:
-    """The head of a table."""
-    return [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]

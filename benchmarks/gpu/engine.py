@@ -1,12 +1,12 @@
 """Encode, prefill and decode of one checkpoint in absolute time, with the chip and the versions.
 
     python -m benchmarks.gpu.engine MODEL [--device cuda] [--dtype bfloat16] [--side 640]
-        [--attention-backend blockwise] [--peak-tflops 989 --bandwidth-gbs 4800] [--chunk 512] [--write]
+        [--attention-backend blockwise] [--chunk 512] [--write]
     python -m benchmarks.gpu.engine MODEL --device cpu --dtype float32 --side 64 --prompt 64 --tokens 8
 
 Encode: seconds of the tower over 1 and 8 pictures of `side` pixels. Prefill: seconds of each step of
 one prompt, `chunk` tokens each. Decode: tokens per second and milliseconds per step by batch. Each with its
-share of the device's limit, of bandwidth or arithmetic, as `roofline.py` counts it.
+share of the device's limit, of bandwidth or arithmetic.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -25,30 +27,34 @@ from PIL import Image
 from benchmarks.gpu.device_limits import (
     DecoderSize,
     DeviceLimits,
-    command_of,
     decoder_size,
-    gpu_parser,
-    limits_of,
-    page,
-    table,
+    device_name,
+    known_limits,
     tower_work,
 )
-from benchmarks.micro.engine_decode import (
+from benchmarks.micro.engine_rounds import (
     engine_round,
     engine_step,
     make_engine,
     make_requests,
     synchronize,
 )
-from benchmarks.result_page import RESULTS, publish
+from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.base.config import GIB, MIB
+from triptych.base.types import MMFeature, Placement
+from triptych.ec_connector.base import EncoderOutput
+from triptych.models.base import EncoderSide
 from triptych.models.registry import load_decoder, load_encoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.attention.backends import BACKENDS
+from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.engine import Engine
 
 RESULT = RESULTS / "gpu_engine.md"
 BATCHES = (1, 8, 32, 64)
+#: Columns of the rows that are made here.
+COLUMNS = ("what", "time", "rate", "share of the limit")
+Row = tuple[str, str, str, str]
 
 
 def median_seconds(run: Callable[[], object], device: str, repeats: int) -> float:
@@ -63,130 +69,137 @@ def median_seconds(run: Callable[[], object], device: str, repeats: int) -> floa
     return statistics.median(times[1:])
 
 
-def encode_rows(
-    path: Path, device: str, dtype: torch.dtype, side: int, repeats: int, limits: DeviceLimits
-) -> list[str]:
-    encoder = load_encoder(path, device=torch.device(device), dtype=dtype)
+def encode_rows(encoder: EncoderSide, side: int, repeats: int, limits: DeviceLimits) -> Iterator[Row]:
     pixels = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
     item = encoder.preprocess(Image.fromarray(pixels), {})
-    rows = []
     for count in (1, 8):
-        seconds = median_seconds(lambda n=count: encoder.encode([item] * n), device, repeats)  # type: ignore[misc]
-        patches = count * item.cost
-        rows.append(
-            f"| encode {count} x {side} px ({item.rows} rows each) | {seconds * 1e3:.2f} ms "
-            f"| {patches / seconds:.0f} patches/s "
-            f"| {tower_work(encoder, [item] * count).ratio(seconds, limits)} |"
+        seconds = median_seconds(
+            lambda n=count: encoder.encode([item] * n),  # type: ignore[misc]
+            encoder.device.type,
+            repeats,
         )
-    return rows
-
-
-def prompts_of(count: int, length: int, vocabulary: int) -> list[list[int]]:
-    rng = random.Random(0)
-    return [[rng.randrange(vocabulary // 2) for _ in range(length)] for _ in range(count)]
-
-
-def prefill_rows(
-    engine: Engine,
-    size: DecoderSize,
-    length: int,
-    chunk: int,
-    device: str,
-    repeats: int,
-    limits: DeviceLimits,
-) -> list[str]:
-    """A row for each step of one prompt, of `chunk` tokens."""
-    times: list[list[float]] = []
-    for _ in range(repeats + 1):
-        prompts = prompts_of(1, length, engine.runner.vocab_size)
-        (request,) = make_requests(engine, prompts, 1, engine.runner.position_rows)
-        engine.scheduler.check(request)
-        engine.scheduler.add(request, 0.0)
-        times.append([])
-        while not request.output_token_ids:
-            synchronize(device)
-            start = time.perf_counter()
-            engine_step(engine)
-            synchronize(device)
-            times[-1].append(time.perf_counter() - start)
-    lines = []
-    for index, taken in enumerate(zip(*times[1:], strict=True)):
-        seconds, context = statistics.median(taken), index * chunk
-        count = min(chunk, length - context)
-        lines.append(
-            f"| prefill {count} tokens behind {context} | {seconds * 1e3:.2f} ms "
-            f"| {count / seconds:.0f} tokens/s | {size.prefill(count, context).ratio(seconds, limits)} |"
+        yield (
+            f"encode {count} x {side} px ({item.rows} rows each)",
+            f"{seconds * 1e3:.2f} ms",
+            f"{count * item.cost / seconds:.0f} patches/s",
+            tower_work(encoder, [item] * count).ratio(seconds, limits),
         )
-    return lines
 
 
-def decode_rows(
-    engine: Engine,
-    size: DecoderSize,
-    length: int,
-    tokens: int,
-    batches: Sequence[int],
-    device: str,
-    repeats: int,
-    limits: DeviceLimits,
-) -> list[str]:
-    lines = []
-    for batch in batches:
+@dataclass(frozen=True, slots=True)
+class EngineBench:
+    """An engine with what its steps are compared with. `output`: what an encoder-decoder model attends to."""
+
+    engine: Engine
+    size: DecoderSize
+    device: str
+    limits: DeviceLimits
+    repeats: int
+    output: EncoderOutput | None = None
+
+    def requests(self, batch: int, length: int, tokens: int, *, sampled: bool = False) -> list[EngineRequest]:
+        """Random prompts; `sampled` as Qwen3-VL's own generation_config says."""
+        runner, rng = self.engine.runner, random.Random(batch)
+        vocabulary = runner.vocab_size // 2
+        prompts = [[rng.randrange(vocabulary) for _ in range(length)] for _ in range(batch)]
+        made = make_requests(self.engine, prompts, tokens, runner.position_rows)
+        if sampled:
+            chosen = replace(made[0].sampling, temperature=0.7, top_p=0.8, top_k=20)
+            made = [replace(request, sampling=replace(chosen, seed=n)) for n, request in enumerate(made)]
+        if self.output is not None:
+            features, ready = (MMFeature(self.output.plan, Placement(0, 0)),), {self.output.plan.mm_hash}
+            made = [replace(request, features=features, ready=frozenset(ready)) for request in made]
+        return made
+
+    def prefill(self, length: int, chunk: int) -> Iterator[Row]:
+        """A row for each step of one prompt; steps of `chunk` tokens."""
+        times: list[list[float]] = []
+        for _ in range(self.repeats + 1):
+            (request,) = self.requests(1, length, 1)
+            self.engine.scheduler.check(request)
+            self.engine.scheduler.add(request, 0.0)
+            times.append([])
+            while not request.output_token_ids:
+                synchronize(self.device)
+                start = time.perf_counter()
+                engine_step(self.engine)
+                synchronize(self.device)
+                times[-1].append(time.perf_counter() - start)
+        for index, taken in enumerate(zip(*times[1:], strict=True)):
+            seconds, context = statistics.median(taken), index * chunk
+            count = min(chunk, length - context)
+            yield (
+                f"prefill {count} tokens behind {context}",
+                f"{seconds * 1e3:.2f} ms",
+                f"{count / seconds:.0f} tokens/s",
+                self.size.prefill(count, context).ratio(seconds, self.limits),
+            )
+
+    def decode(
+        self, batch: int, length: int, tokens: int, *, sampled: bool = False, how: str = ""
+    ) -> tuple[float, Row]:
+        """Seconds of a decode step of `batch` sequences, and the row; `how` is added to its first cell."""
         speeds = []
-        for _ in range(repeats + 1):
-            prompts = prompts_of(batch, length, engine.runner.vocab_size)
-            requests = make_requests(engine, prompts, tokens, engine.runner.position_rows)
-            speeds.append(engine_round(engine, requests, device).tokens_per_second)
-        speed = statistics.median(speeds[1:])
-        # The steps' mean context.
-        work = size.decode(batch, length + tokens / 2)
-        lines.append(
-            f"| decode, batch {batch}, context {length} | {batch / speed * 1e3:.2f} ms a step "
-            f"| {speed:.0f} tokens/s | {work.ratio(batch / speed, limits)} |"
+        for _ in range(self.repeats + 1):
+            requests = self.requests(batch, length, tokens, sampled=sampled)
+            speeds.append(engine_round(self.engine, requests, self.device).tokens_per_second)
+        seconds = batch / statistics.median(speeds[1:])
+        # The steps' mean context, and the encoder's rows, whose keys and values are read likewise.
+        context = length + tokens / 2 + (0 if self.output is None else self.output.plan.rows)
+        row = (
+            f"decode, batch {batch}, context {length}{how}",
+            f"{seconds * 1e3:.2f} ms a step",
+            f"{batch / seconds:.0f} tokens/s",
+            self.size.decode(batch, context).ratio(seconds, self.limits),
         )
-    return lines
+        return seconds, row
 
 
-def measure(arguments: argparse.Namespace, limits: DeviceLimits) -> list[str]:
-    path, device = arguments.model, arguments.device
+def measure(arguments: argparse.Namespace, limits: DeviceLimits) -> list[Row]:
+    path, device = arguments.model, torch.device(arguments.device)
     dtype = getattr(torch, arguments.dtype)
-    rows = encode_rows(path, device, dtype, arguments.side, arguments.repeats, limits)
-    longest = arguments.prompt + arguments.tokens + 1
-    memory = arguments.kv_gib * GIB if device != "cpu" else 512 * MIB
-    decoder = load_decoder(path, device=torch.device(device), dtype=dtype, attn_implementation=ATTENTION_NAME)
+    encoder = load_encoder(path, device=device, dtype=dtype)
+    rows = list(encode_rows(encoder, arguments.side, arguments.repeats, limits))
+    decoder = load_decoder(path, device=device, dtype=dtype, attn_implementation=ATTENTION_NAME)
     engine = make_engine(
-        path, device, dtype, decoder, max_model_len=longest, kv_memory=memory,
+        path, arguments.device, dtype, decoder, max_model_len=arguments.prompt + arguments.tokens + 1,
+        kv_memory=arguments.kv_gib * GIB if arguments.device != "cpu" else 512 * MIB,
         max_num_batched_tokens=arguments.chunk, max_num_seqs=max(arguments.batches),
         attention_backend=arguments.attention_backend,
     )  # fmt: skip
-    size = decoder_size(decoder)
-    rows += prefill_rows(engine, size, arguments.prompt, arguments.chunk, device, arguments.repeats, limits)
-    rows += decode_rows(
-        engine, size, arguments.prompt, arguments.tokens, arguments.batches, device, arguments.repeats, limits
-    )
+    bench = EngineBench(engine, decoder_size(decoder), arguments.device, limits, arguments.repeats)
+    rows += bench.prefill(arguments.prompt, arguments.chunk)
+    rows += [bench.decode(batch, arguments.prompt, arguments.tokens)[1] for batch in arguments.batches]
     return rows
 
 
-def report(rows: list[str], arguments: argparse.Namespace, limits: DeviceLimits) -> str:
-    command = command_of(
-        "engine", arguments, "side", "prompt", "chunk", "tokens", "repeats", "attention_backend"
-    )
-    body = [
-        limits.said(),
-        "",
-        *table("what", "time", "rate", "share of the limit"),
-        *rows,
-    ]
-    return page("Encode, prefill and decode", command, arguments.device, "medians", body)
+def report(rows: Sequence[Row], arguments: argparse.Namespace, limits: DeviceLimits) -> str:
+    names = ("device", "dtype", "side", "prompt", "chunk", "tokens", "repeats", "attention_backend")
+    flags = (f" --{name.replace('_', '-')} {getattr(arguments, name)}" for name in names)
+    command = f"python -m benchmarks.gpu.engine {arguments.title}{''.join(flags)}"
+    how = f"`{command}`, {datetime.now(UTC):%Y-%m-%d}, {device_name(arguments.device)}, "
+    how += f"torch {torch.__version__}, CUDA {torch.version.cuda}; medians."
+    head, *lines = [f"| {' | '.join(row)} |" for row in (COLUMNS, *rows)]
+    lines = [head, "|---" * len(COLUMNS) + "|", *lines]
+    return "\n".join(["# Encode, prefill and decode", "", how, "", limits.said(), "", *lines, ""])
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = gpu_parser(__doc__, RESULT)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--title", default="MODEL", help="how the result names the checkpoint")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    for name, default in (("prompt", 1024), ("tokens", 128), ("repeats", 5), ("side", 640), ("kv-gib", 16)):
+        parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--chunk", type=int, default=4096, help="tokens of a step (--max-num-batched-tokens)")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="sequences that decode")
     parser.add_argument("--attention-backend", default="sdpa", choices=BACKENDS)
+    add_write_flag(parser, RESULT)
     arguments = parser.parse_args(argv)
-    limits = limits_of(arguments)
+    limits = known_limits(arguments.device, getattr(torch, arguments.dtype))
     text = report(measure(arguments, limits), arguments, limits)
     publish(text, RESULT, write=arguments.write)
 

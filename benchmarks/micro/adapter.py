@@ -22,7 +22,7 @@ import torch
 import transformers
 from PIL import Image
 
-from benchmarks.micro.engine_decode import engine_round, make_engine, make_requests
+from benchmarks.micro.engine_rounds import engine_round, make_engine, make_requests
 from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
 from triptych.base.config import MIB
 from triptych.base.types import ItemPlan, MMFeature, Placement
@@ -86,7 +86,7 @@ def decode_steps(path: Path, sides: Mapping[str, Any], options: argparse.Namespa
         speed = engine_round(engine, requests).tokens_per_cpu_second
         return 1e3 * float(options.batch) / speed
 
-    flags = {"max_model_len": 512, "kv_memory": 256 * MIB}
+    flags: dict[str, Any] = {"max_model_len": 512, "kv_memory": 256 * MIB}
     engines = {name: make_engine(path, "cpu", torch.float32, side, **flags) for name, side in sides.items()}
     return {name: partial(step, side, engines[name]) for name, side in sides.items()}
 

@@ -1,4 +1,4 @@
-"""An image with torch alone needs `tests/gpu/requirements.txt` to import the tests for a GPU."""
+"""An image with torch alone needs `tests/gpu/requirements.txt` for the tests and benchmarks of a GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[3]
 
 #: Prints the imported distributions that neither torch nor the list brings.
 _IMPORTS = """
-import importlib.metadata as metadata, importlib.util, pathlib, re, sys, warnings
+import importlib, importlib.metadata as metadata, importlib.util, pathlib, re, sys, warnings
 
 warnings.simplefilter("ignore")
 
@@ -31,6 +31,8 @@ def closure(names):
         left += [name_of(need) for need in needs if "extra ==" not in need]
     return seen
 
+for file in pathlib.Path("benchmarks/gpu").glob("*.py"):
+    importlib.import_module(f"benchmarks.gpu.{file.stem}")
 for number, file in enumerate(sorted(pathlib.Path("tests/gpu").glob("test_*.py"))):
     spec = importlib.util.spec_from_file_location(f"gpu{number}", file)
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
@@ -44,7 +46,7 @@ print(*sorted(used - closure([*lines, "torch"]) - optional))
 """
 
 
-def test_the_list_of_wheels_has_all_that_the_tests_for_a_gpu_import() -> None:
+def test_the_list_of_wheels_has_all_that_tests_and_benchmarks_of_a_gpu_import() -> None:
     command = [sys.executable, "-c", _IMPORTS]
     path = f"{ROOT / 'tests'}:{ROOT}"
     done = subprocess.run(

@@ -1,3 +1,5 @@
+"""The benchmarks of a GPU, at small sizes on a CPU."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -6,11 +8,47 @@ import pytest
 
 from support.data.checkpoints import build_checkpoint
 
+_TOWERS = ("1 x 96 x 96", "2 x 96 x 96", "1 x 128 x 64", "whisper, 1 window", "whisper, 2 windows")
+_EMBEDDINGS = ("1080p, 66.8 MB", "448 px, 6.4 MB", "448 px, 0.4 MB")
+#: What begins a row of each part, in order.
+_ROWS = {
+    "checks": [
+        "python", "torch", "transformers", "CUDA, cuDNN", "names of torch", "decode, gathered and masked",
+        "prefill of a first chunk", "prefill behind a context", "tower, one picture", "tower, padded",
+        "20 new shapes of a decode", "all",
+    ],
+    "engines": [
+        *(f"decode, batch {n}, context 24, {how}" for how in ("greedy", "sampled") for n in (1, 4)),
+        "prefill 32 tokens behind 0", "prefill 64 tokens behind 0", "prefill 32 tokens behind 64",
+        "aten::mm", "decode, batch 1, context 24, with graphs", "decode, batch 4, context 24, with graphs",
+        *[f"decode, batch {n}, context 4, graphs {mode}" for mode in ("off", "static") for n in (1, 4)] * 2,
+    ],
+    "towers": [
+        *(name for name in _TOWERS for _ in range(3)),
+        *(f"bart, {n} x 32 tokens" for n in (1, 2) for _ in range(3)),
+        "448 px", "1080p", *(name for name in _EMBEDDINGS for _ in range(3)),
+    ],
+}  # fmt: skip
 
-def test_the_gpu_benchmark_runs_at_small_size_without_a_device(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+
+@pytest.fixture(autouse=True)
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[4]))
+
+
+def first_cells(text: str) -> list[str]:
+    """Those of a page's rows, without the heads of tables and the rows of a profile but its first."""
+    lines = text.splitlines()
+    rows = [
+        line
+        for line, after in zip(lines, [*lines[1:], ""], strict=True)
+        if line.startswith("| ") and "|---" not in line + after
+    ]
+    cells = [row.split(" | ")[0].removeprefix("| ") for row in rows]
+    return [cell for cell in cells if not cell.startswith(("aten::", "[memory]"))]
+
+
+def test_a_checkpoint_is_measured_without_a_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from benchmarks.gpu import engine
 
     monkeypatch.setattr(engine, "BATCHES", (1, 2))
@@ -21,12 +59,52 @@ def test_the_gpu_benchmark_runs_at_small_size_without_a_device(
     engine.main(
         [path, "--device=cpu", "--dtype=float32", "--attention-backend=blockwise", "--write", *options]
     )
-    rows = [line for line in (tmp_path / "result.md").read_text().splitlines() if line.startswith("| ")]
-    assert [row.split()[1].strip(",") for row in rows] == [
-        "what",
-        "encode",
-        "encode",
-        "prefill",
-        "decode",
-        "decode",
+    rows = first_cells((tmp_path / "result.md").read_text())
+    assert [row.split()[0].strip(",") for row in rows] == ["encode", "encode", "prefill", "decode", "decode"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", _ROWS)
+def test_a_rehearsal_of_make_gpu_measures_every_case(part: str, tmp_path: Path) -> None:
+    from benchmarks.gpu.__main__ import main
+
+    page = tmp_path / "gpu.md"
+    assert main([part, "--rehearse", "--page", str(page)]) == 0, page.read_text()
+    assert first_cells(page.read_text()) == [row for row in _ROWS[part] if row != "aten::mm"]
+    assert ("kernel" in page.read_text()) == (part != "towers")
+
+
+def test_a_part_without_time_leaves_what_it_has_and_the_other_parts_sections(tmp_path: Path) -> None:
+    from benchmarks.gpu.__main__ import main
+
+    page = tmp_path / "gpu.md"
+    page.write_text("# On a GPU\n\n## 2. engines\n\nrows of engines\n\n## 3. towers\n\n| old |\n")
+    assert main(["towers", "--rehearse", "--minutes", "0.001", "--page", str(page)]) == 1
+    text = page.read_text()
+    assert "## 2. engines\n\nrows of engines\n\n## 3. towers\n" in text
+    assert "**Cut off after 0.001 minutes**" in text and "old" not in text
+
+
+def test_a_case_that_fails_is_on_the_page_and_the_next_one_runs(tmp_path: Path) -> None:
+    from benchmarks.gpu.part_page import PartPage, section
+
+    file = tmp_path / "part.md"
+    page = PartPage(file)
+    page.table("what", "time")
+    for name in ("first", "second"):
+        with page.case(name):
+            page.row(name, "1 ms")
+            if name == "first":
+                raise RuntimeError("no memory | at all")
+    assert page.failures == 1
+    assert section(file.read_text(), "Cut off").splitlines() == [
+        "| what | time |",
+        "|---|---|",
+        "| first | 1 ms |",
+        "",
+        "**first failed** after 0 s: RuntimeError: no memory \\| at all",
+        "| second | 1 ms |",
+        "",
+        "**Cut off** in: second",
     ]

@@ -1,0 +1,158 @@
+"""The first part on a GPU: versions, which kernel torch's attention chooses, and `tests/gpu`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata as metadata
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from packaging.specifiers import SpecifierSet
+from torch.nn import functional
+from torch.nn.attention import SDPBackend
+
+from benchmarks.gpu.part_page import PartPage
+from benchmarks.micro.engine_rounds import synchronize
+from triptych.base.machine.device import Device
+from triptych.pd_worker.attention.backends import fused
+
+_ROOT = Path(__file__).resolve().parents[2]
+_VERSIONS = {"python": ">=3.11", "torch": ">=2.11,<2.14", "transformers": ">=5.23,<6"}
+#: Names of torch that only a GPU's code uses: one that has moved is seen here first.
+_NAMES = (
+    "torch.nn.attention.varlen:varlen_attn",
+    "torch.cuda:graph_pool_handle",
+    "torch.cuda:CUDAGraph",
+    "torch.cuda:cudart",
+    "torch.backends.cuda:enable_cudnn_sdp",
+    "torch:_fused_sdp_choice",
+)
+#: New shapes of attention, as decode steps bring them.
+_SHAPES = 20
+_OUTCOME = re.compile(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED)", re.MULTILINE)
+
+
+def run(page: PartPage, device: str, *, small: bool) -> None:
+    """The whole part; `small` where no GPU is there."""
+    with page.case("versions"):
+        _versions(page)
+    Device.of(torch.device(device)).open()
+    dtype = torch.float32 if small else torch.bfloat16
+    with page.case("attention"):
+        _choices(page, device, dtype)
+    with page.case("tests/gpu"):
+        _tests(page)
+
+
+def _versions(page: PartPage) -> None:
+    page.table("what", "is", "should be")
+    held = {"python": platform.python_version(), "torch": torch.__version__.partition("+")[0]}
+    held["transformers"] = metadata.version("transformers")
+    for name, wanted in _VERSIONS.items():
+        page.row(name, held[name], wanted)
+    cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
+    page.row("CUDA, cuDNN", f"{torch.version.cuda}, {cudnn}", "")
+    if torch.cuda.is_available():
+        page.row("GPU", torch.cuda.get_device_name(0), "")
+    absent = [name for name in _NAMES if not _is_there(name)]
+    page.row("names of torch", f"{len(_NAMES) - len(absent)} of {len(_NAMES)}", ", ".join(absent) or "all")
+    wrong = [name for name, wanted in _VERSIONS.items() if held[name] not in SpecifierSet(wanted)]
+    if wrong or absent:
+        raise RuntimeError(f"install other versions, see tests/gpu/requirements.txt: {wrong + absent}")
+
+
+def _is_there(name: str) -> bool:
+    module, _, attribute = name.partition(":")
+    return hasattr(importlib.import_module(module), attribute)
+
+
+def _choices(page: PartPage, device: str, dtype: torch.dtype) -> None:
+    """Which kernel each kind of call gets, and the time of new shapes of a decode, without and with cuDNN."""
+    chosen: list[str] = []
+    plain = functional.scaled_dot_product_attention
+
+    def watched(query: Any, key: Any, value: Any, mask: Any = None, **options: Any) -> torch.Tensor:
+        mask = options.pop("attn_mask", mask)
+        choice = torch._fused_sdp_choice(query, key, value, mask, 0.0, **options)
+        chosen.append(SDPBackend(choice).name)
+        return plain(query, key, value, mask, **options)
+
+    calls: dict[str, tuple[tuple[int, ...], int, int, bool, bool]] = {
+        # (batch, query heads, queries), kv heads, keys; masked; causal. Heads of a tower have 72 elements.
+        "decode, gathered and masked": ((16, 32, 1, 128), 8, 1040, True, False),
+        "prefill of a first chunk": ((1, 32, 512, 128), 8, 512, False, True),
+        "prefill behind a context": ((1, 32, 512, 128), 8, 2048, True, False),
+        "tower, one picture": ((1, 16, 784, 72), 16, 784, False, False),
+        "tower, padded": ((1, 16, 784, 72), 16, 784, True, False),
+    }
+    page.table("attention", "kernel of torch")
+    with patch.object(functional, "scaled_dot_product_attention", watched):
+        for name, (query, kv_heads, keys, masked, causal) in calls.items():
+            _attend(query, kv_heads, keys, device, dtype, masked=masked, causal=causal)
+            page.row(name, chosen[-1])
+    unwelcome = {"CUDNN_ATTENTION", "MATH"} if device != "cpu" else set()
+    wrong = sorted(unwelcome & set(chosen))
+
+    def shapes(first: int) -> None:
+        for number in range(_SHAPES):
+            _attend((4, 32, 1, 128), 8, first + 16 * number, device, dtype, masked=True, causal=False)
+
+    page.row(f"{_SHAPES} new shapes of a decode", _milliseconds(lambda: shapes(1000), device))
+    if device != "cpu":
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        page.row(f"{_SHAPES} new shapes, with cuDNN", _milliseconds(lambda: shapes(2001), device))
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    if wrong:
+        raise RuntimeError(f"torch chose {', '.join(wrong)}")
+
+
+def _attend(
+    size: tuple[int, ...], kv_heads: int, keys: int, device: str, dtype: torch.dtype, **kind: bool
+) -> None:
+    query = torch.randn(size, device=device, dtype=dtype)
+    key, value = torch.randn(2, size[0], kv_heads, keys, size[3], device=device, dtype=dtype)
+    mask = torch.zeros(size[0], 1, size[2], keys, device=device, dtype=dtype) if kind["masked"] else None
+    fused(query, key, value, mask, causal=kind["causal"], scale=size[3] ** -0.5)
+
+
+def _milliseconds(work: Callable[[], object], device: str) -> str:
+    synchronize(device)
+    began = time.perf_counter()
+    work()
+    synchronize(device)
+    return f"{(time.perf_counter() - began) * 1e3:.1f} ms"
+
+
+def _tests(page: PartPage) -> None:
+    """`tests/gpu`, counted as its outcomes come; what failed is named."""
+    command = [sys.executable, "-u", "-m", "pytest", "tests/gpu", "-v", "-p", "no:cacheprovider"]
+    command += ["-o", "filterwarnings=default", "-o", "timeout=300", "--override-ini=addopts="]
+    command += ["--import-mode=importlib", "--strict-markers"]
+    page.table("tests/gpu", "outcome")
+    outcomes: list[str] = []
+    lines: list[str] = []
+    with subprocess.Popen(
+        command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as tests:
+        assert tests.stdout is not None
+        for line in tests.stdout:
+            lines.append(line)
+            if outcome := _OUTCOME.match(line):
+                outcomes.append(outcome[2])
+                if outcome[2] != "PASSED" or len(outcomes) % 20 == 0:
+                    page.row(outcome[1] if outcome[2] != "PASSED" else f"{len(outcomes)} so far", outcome[2])
+    page.row("all", f"{outcomes.count('PASSED')} of {len(outcomes)} passed")
+    reasons = [line.strip() for line in lines if re.match(r"(FAILED|ERROR) ", line)]
+    for reason in reasons[:20]:
+        page.row(reason.replace("|", "\\|")[:300], "")
+    #: 5: without a GPU none is collected.
+    if tests.returncode not in ((0,) if torch.cuda.is_available() else (0, 5)):
+        raise RuntimeError(f"pytest ended with {tests.returncode}: {''.join(lines[-3:]).strip()}")
