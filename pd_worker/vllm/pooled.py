@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.types import JsonObject, MMFeature, Task
 from triptych.base.vllm_classes import GRIDS
+from triptych.models.checkpoint.folder import read_config
 from triptych.models.checkpoint.pooling import PoolingDefaults, read_pooling
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.vllm.http.call import range_of
@@ -163,10 +164,13 @@ def pooling_flags(path: Path, architecture: str) -> list[str]:
         return [*flags, "--convert", "classify"]
     if len(defaults.score_ids) != 2:
         raise ConfigError(f"MODEL={path} scores by one token, which vLLM does not: use --engine native")
+    config = read_config(path)
     stem = architecture.removesuffix("ForConditionalGeneration").removesuffix("ForCausalLM")
     overrides = {
         "architectures": [f"{stem}ForSequenceClassification"],
         "classifier_from_token": [tokenizer.id_to_token(token) for token in reversed(defaults.score_ids)],
         "method": "from_2_way_softmax",
+        # vLLM reads it in the text model's part, where transformers 5 does not write it.
+        "text_config": {"tie_word_embeddings": bool(config.get("tie_word_embeddings"))},
     }
     return [*flags, "--hf-overrides", json.dumps(overrides)]
