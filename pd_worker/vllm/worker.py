@@ -96,6 +96,8 @@ class VLLMWorker(PDWorker):
         kind = worker_kind(self._config.worker_kind or "vllm", "cpu", 1)
         # Items are looked for in the store, whatever vLLM's prefix cache holds.
         capacity = {"encoder_decoder": 0, "keeps_items": 0, WHOLE_REQUESTS: 1}
+        # Of a generating model: vLLM is one or the other.
+        capacity["pools"] = int(not self._model.pooling.generates)
         return self.registration(address, metrics_port, kind, capacity)
 
     def start(self) -> None:
