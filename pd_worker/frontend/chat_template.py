@@ -258,7 +258,7 @@ class ChatTemplate:
             self._trial = [query], "document"
         return writes
 
-    def trial(self, *parts: Mapping[str, object]) -> list[TemplateMessage]:
+    def trial(self, *parts: dict[str, str]) -> list[TemplateMessage]:
         """Messages whose last one has these parts, of a role that the template writes."""
         turns, role = self._trial
         return [*turns, {"role": role, "content": list(parts)}]
