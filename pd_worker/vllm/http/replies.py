@@ -125,7 +125,7 @@ class PooledData(msgspec.Struct):
     data: str
 
 
-class PooledUsage(msgspec.Struct):
+class PooledCount(msgspec.Struct):
     prompt_tokens: int
 
 
@@ -133,7 +133,7 @@ class PooledAnswer(msgspec.Struct):
     """What one prompt was pooled to."""
 
     data: Annotated[list[PooledData], msgspec.Meta(min_length=1, max_length=1)]
-    usage: PooledUsage
+    usage: PooledCount
 
 
 def check_tokens(chunk: StreamChunk, vocab_size: int) -> None:
