@@ -25,6 +25,7 @@ from triptych.pd_worker.ranks.share import decoder_threads_of_rank, share_of_ran
 from triptych.pd_worker.vllm.choice import choose_engine, vllm_program
 from triptych.pd_worker.vllm.connection import check_engine, connected
 from triptych.pd_worker.vllm.own_server import own_server, with_dtype
+from triptych.pd_worker.vllm.pooled import probe_of
 from triptych.pd_worker.vllm.worker import VLLMWorker, load_front_model
 from triptych.pd_worker.worker import PDWorker
 from triptych.protos import pd_pb2_grpc
@@ -38,7 +39,7 @@ async def run(config: PDConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
     architecture = family_of(Path(config.model)).architecture
     program = "" if config.engine == "native" else vllm_program()
-    choice = choose_engine(config, architecture, program, read_task(Path(config.model)))
+    choice = choose_engine(config, architecture, program)
     logger.info("engine: %s (%s)", choice.engine, choice.reason)
     serve: Callable[[PDConfig, WorkerProcess], Awaitable[None]] = _serve_vllm
     if choice.engine == "native":
@@ -80,7 +81,8 @@ async def _serve_own(program: str, config: PDConfig, process: WorkerProcess) -> 
 
 
 async def _serve_vllm(config: PDConfig, process: WorkerProcess) -> None:
-    async with connected(config, process.stop) as engine:
+    task = read_task(Path(config.model))
+    async with connected(config, process.stop, probe_of(task)) as engine:
         if engine is None:
             return
         info, health = engine.info, engine.health

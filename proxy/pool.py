@@ -47,6 +47,10 @@ STORE_TIMEOUT = 2.0
 MAX_IGNORED = 256
 #: Silence of the store after which a proxy leaves readiness: by then workers have said whether they reach it.
 LEAVE_SECONDS = 4.0
+_OTHER_PROCESS = (
+    " as the process that is registered: it is another one, has another internal token, or is of a release "
+    "that does not go with this proxy (docs/compatibility.md)"
+)
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
@@ -56,7 +60,7 @@ def leaves_readiness(silent: float, proxies: int, *, others_reach: bool) -> bool
     return silent >= LEAVE_SECONDS and proxies > 1 and others_reach
 
 
-_Answer = tuple[bool, bool, WorkerLoad | None]
+_Answer = tuple[bool, bool, WorkerLoad | None, str]
 
 
 class RegistryView(Protocol):
@@ -290,7 +294,7 @@ class WorkerPool(KnownWorkers):
         watch.doubt.clear()
         # The channel to the process before may still be pausing between two tries to connect.
         restarted, watch.restarted = watch.restarted, False
-        (alive, serving, load), (reported, reaches, _) = await self._answers(watch, restarted=restarted)
+        (alive, serving, load, why), (reported, reaches, *_) = await self._answers(watch, restarted=restarted)
         if worker.info.incarnation != incarnation:
             return  # another process has answered; `doubt` is set for the one that is registered now
         worker.load = load
@@ -300,7 +304,7 @@ class WorkerPool(KnownWorkers):
             lost, worker.silent = worker.alive and not alive, False
             worker.alive, worker.serving, worker.reaches_store = alive, serving, reaches
             if lost:
-                _log(worker.info, "does not answer", level=logging.WARNING)
+                _log(worker.info, "does not answer%s", why, level=logging.WARNING)
                 self.report_loss(worker)
             self.report_change()
 
@@ -330,7 +334,7 @@ class WorkerPool(KnownWorkers):
                 await watch.doubt.wait()
 
     async def _ask(self, channel: aio.Channel, service: str, *, wait_for_ready: bool = False) -> _Answer:
-        """Whether the worker answers, whether the service does, and the load that goes with the answer.
+        """Whether the worker answers, whether the service does, its load then, and otherwise why not.
 
         One that does not know the registered incarnation is another process; it need not know of a store.
         """
@@ -342,9 +346,10 @@ class WorkerPool(KnownWorkers):
         except aio.AioRpcError as error:
             unknown = error.code() is grpc.StatusCode.NOT_FOUND and service == STORE_SERVICE
             answers = unknown or error.code() is grpc.StatusCode.UNIMPLEMENTED
-            return (answers, answers, None)
+            other = error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAUTHENTICATED)
+            return (answers, answers, None, _OTHER_PROCESS if other else "")
         load = (trailing or {}).get(LOAD_HEADER)
-        return (True, reply.status == _SERVING, decode_load(load) if isinstance(load, bytes) else None)
+        return (True, reply.status == _SERVING, decode_load(load) if isinstance(load, bytes) else None, "")
 
 
 def _log(

@@ -178,6 +178,7 @@ class ChatTemplate:
         self._takes_tools = "tools" in named
         #: Whether it writes a query and a document for scoring, as messages with these roles.
         self.takes_documents = all(f"'{role}'" in source or f'"{role}"' in source for role in _PAIR)
+        self._trial: tuple[list[TemplateMessage], str] = ([], "user")
         #: Whether the template reads content as a list of parts; else it only takes strings.
         self.takes_parts = self._takes_parts()
         #: The same of a tool's content.
@@ -248,7 +249,19 @@ class ChatTemplate:
     def _takes_parts(self) -> bool:
         """Found by a trial: a template for strings drops a list, prints it, or fails on it."""
         self.takes_parts = True
-        return bool(self._writes([], "user"))
+        if self._writes([], "user"):
+            return True
+        # A reranker's template may write no other roles.
+        query: TemplateMessage = {"role": "query", "content": "x"}
+        writes = self.takes_documents and bool(self._writes([query], "document"))
+        if writes:
+            self._trial = [query], "document"
+        return writes
+
+    def trial(self, *parts: dict[str, str]) -> list[TemplateMessage]:
+        """Messages whose last one has these parts, of a role that the template writes."""
+        turns, role = self._trial
+        return [*turns, {"role": role, "content": list(parts)}]
 
     def _takes_tool_parts(self) -> bool:
         """Found in the same way; templates that fail on it either way are taken at their word for users."""

@@ -390,10 +390,9 @@ def _written_video(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
 
 def _added_tokens(template: ChatTemplate, tokenizer: Tokenizer, modality: str) -> Counter[int]:
     """The tokens that an item of the modality adds to a message, with their counts."""
-    text: TemplateMessage = {"role": "user", "content": [{"type": "text", "text": "a"}]}
-    item: TemplateMessage = {"role": "user", "content": [{"type": modality}, {"type": "text", "text": "a"}]}
+    text = {"type": "text", "text": "a"}
     with_item, without = (
-        Counter(tokenizer.encode(template.render([message]), add_special_tokens=False).ids)
-        for message in (item, text)
+        Counter(tokenizer.encode(template.render(template.trial(*parts)), add_special_tokens=False).ids)
+        for parts in (({"type": modality}, text), (text,))
     )
     return with_item - without

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from triptych.base.config import PDConfig
 from triptych.base.errors import ConfigError
-from triptych.base.types import Task
 from triptych.base.vllm_classes import CLASSES
 from triptych.pd_worker.vllm.connection import native_flag
 
@@ -25,21 +24,14 @@ class EngineChoice:
     own: bool = False
 
 
-def choose_engine(config: PDConfig, architecture: str, program: str, task: Task = "generate") -> EngineChoice:
+def choose_engine(config: PDConfig, architecture: str, program: str) -> EngineChoice:
     """The engine for a checkpoint of this architecture, where `program` is vLLM's command or "".
 
     With --engine auto that is vLLM for decoder-only models on CUDA whose rows are known to equal those of its
-    own encoder, where it can be had. ConfigError for --engine vllm without a server or program, or for a
-    model that generates nothing.
+    own encoder, where it can be had. ConfigError for --engine vllm without a server or program.
     """
     if config.engine == "native":
         return EngineChoice("native", "--engine native")
-    if task != "generate":
-        if config.engine_url or config.engine == "vllm":
-            raise ConfigError(
-                "this MODEL is for embeddings or scores, which --engine native computes: use it"
-            )
-        return EngineChoice("native", "embeddings and scores are its own")
     if config.engine_url:
         return EngineChoice("vllm", f"the server at --engine-url {config.engine_url}")
     if config.engine == "vllm":

@@ -14,6 +14,7 @@ from yarl import URL
 
 from triptych.base.config import PDConfig
 from triptych.base.errors import ConfigError
+from triptych.base.types import JsonObject
 from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import EngineInfo, VLLMClient
 
@@ -100,12 +101,14 @@ class EngineConnection:
 
 
 @asynccontextmanager
-async def connected(config: PDConfig, stop: asyncio.Event) -> AsyncIterator[EngineConnection | None]:
-    """The server of `config`; ConfigError where it never can be used.
+async def connected(
+    config: PDConfig, stop: asyncio.Event, probe: JsonObject | None = None
+) -> AsyncIterator[EngineConnection | None]:
+    """The server of `config`, which pools if there is a `probe`; ConfigError where it never can be used.
 
     None where `stop` is set before it can be used.
     """
-    client = VLLMClient(config.engine_url, read_key(config.engine_key_file))
+    client = VLLMClient(config.engine_url, read_key(config.engine_key_file), probe)
     try:
         health = EngineHealth(client, config.stall_timeout)
         info = await _unless_stopped(health.first_answer(), stop)

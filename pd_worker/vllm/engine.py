@@ -22,6 +22,7 @@ from triptych.pd_worker.vllm.embeddings import Embeddings
 from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import VLLMClient
 from triptych.pd_worker.vllm.http.replies import EngineError
+from triptych.pd_worker.vllm.pooled import PooledCalls
 from triptych.pd_worker.vllm.run import BatchPlaces, EmbeddingRoom, RequestRun, RunPorts
 
 
@@ -101,6 +102,7 @@ class VLLMEngine:
         metrics: EngineMetrics,
         *,
         vocab_size: int,
+        pooled: PooledCalls,
         max_model_len: int,
         on_lost: Callable[[], None],
     ) -> None:
@@ -121,6 +123,7 @@ class VLLMEngine:
             BatchPlaces(config.max_num_seqs),
             health.poll,
             metrics.looked_up,
+            pooled,
         )
         self._runs: dict[RequestKey, RequestRun] = {}
         self._tasks: dict[RequestKey, asyncio.Task[None]] = {}
@@ -136,10 +139,11 @@ class VLLMEngine:
         """Starts a request. InvalidRequest for what vLLM cannot do, Unavailable while it is not there."""
         check_limits(request, self._limits, None)
         check_request(request)
+        body = self._ports.pooled.body_of(request)
         if not self._health.up:
             raise Unavailable("this worker's engine, vLLM, does not answer", retry_after=1.0)
         key = request.key
-        run = self._runs[key] = RequestRun(request, self._ports)
+        run = self._runs[key] = RequestRun(request, self._ports, body)
         task = self._tasks[key] = asyncio.create_task(run.run(), name=f"vllm {request.request_id}")
         task.add_done_callback(lambda done: self._forget(key, done))
 

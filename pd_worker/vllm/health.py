@@ -17,13 +17,13 @@ LOOK_SECONDS = 1.0
 _LOOK_WHILE_DOWN = 0.25
 #: Looks in a row that get no answer before the server counts as gone; a refused connection counts at once.
 _SILENT_LOOKS = 3
-#: For the token by which a server shows that its engine moves.
+#: For the step by which a server shows that its engine moves.
 _PROBE_SECONDS = 30.0
 _LOG_SECONDS = 10.0
 
 
 class EngineHealth:
-    """The server's life. It is `up` from a token that it has generated until it does not answer any more.
+    """The server's life. It is `up` from a step that it has made until it does not answer any more.
 
     A server that answers but gives no token and makes no step for `stall_timeout` seconds, while requests
     are at work in it, is not up either.
@@ -60,7 +60,7 @@ class EngineHealth:
                 self.info, self.up = info, True
                 return info
             except EngineRejected as error:
-                raise ConfigError(_unusable(error)) from error
+                raise ConfigError(_unusable(error, pools=self._client.pools)) from error
             except EngineError as error:
                 self._complain(f"waiting for vLLM: {error}")
             await asyncio.sleep(LOOK_SECONDS)
@@ -164,10 +164,11 @@ def check_version(version: str) -> None:
         )
 
 
-def _unusable(error: EngineRejected) -> str:
+def _unusable(error: EngineRejected, *, pools: bool) -> str:
+    flag = "--runner pooling, since MODEL is for embeddings or scores," if pools else "--enable-scale-out"
     remedy = {
         401: "give the key of its --api-key by --engine-key-file",
-        403: "start it with --enable-scale-out",
-        404: "start it with --enable-scale-out, and give its root as --engine-url",
+        403: f"start it with {flag}",
+        404: f"start it with {flag} and give its root as --engine-url",
     }.get(error.status, "see its log")
     return f"--engine-url: the server refuses this worker's calls ({error}): {remedy}"

@@ -20,7 +20,8 @@ from triptych.base.config import PDConfig
 from triptych.base.errors import ConfigError
 from triptych.base.parent import supervised
 from triptych.models.identity import model_identity
-from triptych.models.registry import resolve_dtype
+from triptych.models.registry import family_of, resolve_dtype
+from triptych.pd_worker.vllm.pooled import pooling_flags
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,9 @@ def server_words(config: PDConfig, port: int, store_file: str, total_memory: int
         "ec_connector_extra_config": options,
     }
     words = ["serve", config.model, "--host", "127.0.0.1", "--port", str(port), "--dtype", config.dtype]
+    path = Path(config.model)
     words += ["--enable-scale-out", "--enable-mm-embeds", "--enable-prompt-tokens-details"]
+    words += pooling_flags(path, family_of(path).architecture)
     # This worker asks for its health twice a second.
     words += ["--disable-uvicorn-access-log"]
     words += ["--max-num-seqs", str(config.max_num_seqs), "--ec-transfer-config", json.dumps(transfer)]

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from triptych.base.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, Unavailable
-from triptych.base.types import FinishReason, ItemPlan
+from triptych.base.types import FinishReason, ItemPlan, JsonObject
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.admission import Admission, AdmissionQueue, distinct_bytes
 from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
@@ -21,6 +21,7 @@ from triptych.pd_worker.vllm.attempt import Attempt, Diverged, StreamPorts
 from triptych.pd_worker.vllm.calls import output_format, replays
 from triptych.pd_worker.vllm.embeddings import Embeddings
 from triptych.pd_worker.vllm.http.replies import EngineBusy, EngineError, EngineLost, EngineRejected
+from triptych.pd_worker.vllm.pooled import PooledCalls
 
 
 @dataclass(eq=False, slots=True)
@@ -137,13 +138,19 @@ class RunPorts:
     places: BatchPlaces
     alive: Callable[[], Awaitable[bool]]
     looked_up: Callable[[int, int], None]
+    pooled: PooledCalls
 
 
 class RequestRun:
-    """The life of one request. `run` raises nothing, unless it is cancelled."""
+    """The life of one request, whose call is `body` where it is pooled.
 
-    def __init__(self, request: EngineRequest, ports: RunPorts) -> None:
+    `run` raises nothing, unless it is cancelled.
+    """
+
+    def __init__(self, request: EngineRequest, ports: RunPorts, body: JsonObject | None) -> None:
         self.request = request
+        self._body = body
+        self._pooled = b""
         #: Whether the request is at work in vLLM.
         self.streaming = False
         self._ports = ports
@@ -249,6 +256,8 @@ class RequestRun:
 
     async def _stream(self) -> tuple[FinishReason, RequestError | None]:
         state, request = self._state, self.request
+        if self._body is not None:
+            return await self._pool(self._body)
         again = replays(request.sampling, state.output_token_ids, output_format(request))
         attempt = Attempt(
             state, self._ports.stream, self._on_first_token, replay=again and not self._retries.no_replay
@@ -259,6 +268,20 @@ class RequestRun:
             return await attempt.run()
         finally:
             self.streaming = False
+
+    async def _pool(self, body: JsonObject) -> tuple[FinishReason, RequestError | None]:
+        state, ports = self._state, self._ports.stream
+        state.first_scheduled_at = state.first_scheduled_at or time.monotonic()
+        self.streaming = True
+        try:
+            answer = await ports.client.pool(body)
+        finally:
+            self.streaming = False
+        ports.progress()
+        self._pooled = self._ports.pooled.result(self.request, answer)
+        self._on_first_token()
+        ports.outputs.note_pooled(state, time.monotonic())
+        return FinishReason.STOP, None
 
     async def _after(self, failure: EngineError) -> float:
         """The pause after a failed call; EngineLost where the server is gone."""
@@ -284,7 +307,7 @@ class RequestRun:
     def _finish(self, reason: FinishReason, error: RequestError | None) -> None:
         if not self._finished:
             self._finished = True
-            self._emit(request_events.finished(self._state, reason, error))
+            self._emit(request_events.finished(self._state, reason, error, self._pooled))
 
     def _emit(self, event: EngineEvent) -> None:
         self._ports.stream.emit([event])

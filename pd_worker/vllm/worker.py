@@ -25,6 +25,7 @@ from triptych.pd_worker.vllm.calls import EngineFormats
 from triptych.pd_worker.vllm.connection import EngineConnection
 from triptych.pd_worker.vllm.embeddings import Embeddings, ItemStore
 from triptych.pd_worker.vllm.engine import EngineMetrics, VLLMEngine
+from triptych.pd_worker.vllm.pooled import PooledCalls
 from triptych.pd_worker.worker import PDModel, PDWorker, load_report
 from triptych.protos import pd_pb2
 from triptych.registry.matching import WHOLE_REQUESTS
@@ -74,6 +75,7 @@ class VLLMWorker(PDWorker):
             self.streams.deliver,
             EngineMetrics(metrics, model.name),
             vocab_size=model.decoder.geometry.vocab_size,
+            pooled=PooledCalls(model.pooling, model.tokenizer, model.decoder.geometry.hidden_size),
             max_model_len=config.max_model_len or connection.info.max_model_len,
             on_lost=lambda: self.servicer.lose_engine(uuid.uuid4().hex),
         )
@@ -94,6 +96,8 @@ class VLLMWorker(PDWorker):
         kind = worker_kind(self._config.worker_kind or "vllm", "cpu", 1)
         # Items are looked for in the store, whatever vLLM's prefix cache holds.
         capacity = {"encoder_decoder": 0, "keeps_items": 0, WHOLE_REQUESTS: 1}
+        # Of a generating model: vLLM is one or the other.
+        capacity["pools"] = int(not self._model.pooling.generates)
         return self.registration(address, metrics_port, kind, capacity)
 
     def start(self) -> None:

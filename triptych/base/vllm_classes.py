@@ -46,7 +46,8 @@ CLASSES = {
 
 def class_of(architecture: str) -> VLLMClass:
     """The class; ConfigError, naming it and the remedy, for one that is not in the table."""
-    known = CLASSES.get(architecture)
+    # vLLM's own name of a class whose head gives a score.
+    known = CLASSES.get(architecture.replace("ForSequenceClassification", "ForConditionalGeneration"))
     if known is None:
         raise ConfigError(
             f"{architecture} is not served through vLLM: use `triptych pd --engine native` for it, or vLLM "

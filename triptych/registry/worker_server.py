@@ -23,6 +23,7 @@ from triptych.base.progress.progress import ready
 from triptych.base.rpc.channels import listen, make_server
 from triptych.base.rpc.internal_token import InternalToken
 from triptych.base.rpc.tls.certificates import Certificates, internal_certificates
+from triptych.base.rpc.unknown_calls import UnknownCalls
 from triptych.base.status.status_server import ServiceStatus, StatusServer, status_server
 from triptych.base.types import WorkerInfo
 from triptych.base.worker_process import Health, ProcessWatch, check_worker, stop_signal
@@ -92,7 +93,7 @@ class WorkerServer:
         self._drain_timeout = config.drain_timeout
         self._token = config.internal_token
         self._device = config.device
-        self.grpc = make_server(self._token, options=options)
+        self.grpc = make_server(self._token, [UnknownCalls()], options)
         self._certificates = internal_certificates(config)
         self.address = bind(self.grpc, config, self._certificates)
         self.health = Health(self.grpc)

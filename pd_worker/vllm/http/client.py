@@ -6,17 +6,18 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import aiohttp
 import msgspec
 
+from triptych.base.types import JsonObject
 from triptych.pd_worker.vllm.http.call import EngineCall, body_of, probe_body
 from triptych.pd_worker.vllm.http.replies import (
     EngineGarbage,
     EngineSilent,
     EngineUnreachable,
     ModelList,
+    PooledAnswer,
     ServerVersion,
     StreamChunk,
     StreamEvent,
@@ -54,6 +55,8 @@ class EventParser:
 
 #: Tokens in, tokens out: there with `vllm serve --enable-scale-out`.
 GENERATE = "/inference/v1/generate"
+#: Tokens or a conversation in, a vector or a score out: there with `vllm serve --runner pooling`.
+POOL = "/pooling"
 CONNECT_SECONDS = 5.0
 #: For answers that vLLM makes without its engine.
 ANSWER_SECONDS = 5.0
@@ -75,10 +78,14 @@ class EngineInfo:
 
 
 class VLLMClient:
-    """Calls of the server at `url`, in one event loop. All of them raise EngineError for what goes wrong."""
+    """Calls of the server at `url`, in one event loop. All of them raise EngineError for what goes wrong.
 
-    def __init__(self, url: str, key: str = "") -> None:
+    With `probe`, the body of a call of its pooling endpoint, the server pools; otherwise it generates.
+    """
+
+    def __init__(self, url: str, key: str = "", probe: JsonObject | None = None) -> None:
         self._url = url.rstrip("/")
+        self._probe = probe
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
@@ -109,9 +116,21 @@ class VLLMClient:
         page = await self._get("/metrics", ANSWER_SECONDS, MAX_METRICS_BYTES)
         return b"\n".join(line for line in page.split(b"\n") if line.startswith(_STEPS))
 
+    @property
+    def pools(self) -> bool:
+        """Whether the server is one that pools, and generates nothing."""
+        return self._probe is not None
+
     async def probe(self, timeout: float) -> None:
-        """Has the engine generate one token."""
-        await self._answer("POST", GENERATE, timeout, MAX_REPLY_BYTES, probe_body())
+        """Has the engine make one step."""
+        if self._probe is None:
+            await self._answer("POST", GENERATE, timeout, MAX_REPLY_BYTES, probe_body())
+        else:
+            await self._answer("POST", POOL, timeout, MAX_REPLY_BYTES, self._probe)
+
+    async def pool(self, body: JsonObject) -> PooledAnswer:
+        """What one prompt is pooled to. Cancelling this ends the request in vLLM, too."""
+        return decode(await self._answer("POST", POOL, None, MAX_REPLY_BYTES, body), PooledAnswer)
 
     @asynccontextmanager
     async def generate(self, call: EngineCall) -> AsyncIterator[AsyncIterator[StreamChunk]]:
@@ -133,7 +152,7 @@ class VLLMClient:
         return await self._answer("GET", path, timeout, limit)
 
     async def _answer(
-        self, method: str, path: str, timeout: float, limit: int, body: dict[str, Any] | None = None
+        self, method: str, path: str, timeout: float | None, limit: int, body: JsonObject | None = None
     ) -> bytes:
         try:
             async with asyncio.timeout(timeout):
@@ -148,7 +167,7 @@ class VLLMClient:
             raise error_of_body(response.status, raw)
         return raw
 
-    async def _open(self, method: str, path: str, body: dict[str, Any] | None) -> aiohttp.ClientResponse:
+    async def _open(self, method: str, path: str, body: JsonObject | None) -> aiohttp.ClientResponse:
         data = None if body is None else msgspec.json.encode(body)
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:

@@ -1,8 +1,8 @@
-"""Replies of vLLM's token endpoint, decoded and checked, and what else can become of a call."""
+"""Replies of vLLM's token and pooling endpoints, decoded and checked, and what else can become of a call."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -118,6 +118,22 @@ class StreamChunk(msgspec.Struct):
     def cached_tokens(self) -> int:
         details = self.usage and self.usage.prompt_tokens_details
         return (details and details.cached_tokens) or 0
+
+
+class PooledData(msgspec.Struct):
+    #: Float32 numbers, in base64.
+    data: str
+
+
+class PooledCount(msgspec.Struct):
+    prompt_tokens: int
+
+
+class PooledAnswer(msgspec.Struct):
+    """What one prompt was pooled to."""
+
+    data: Annotated[list[PooledData], msgspec.Meta(min_length=1, max_length=1)]
+    usage: PooledCount
 
 
 def check_tokens(chunk: StreamChunk, vocab_size: int) -> None:

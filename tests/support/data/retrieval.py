@@ -26,17 +26,69 @@ SYSTEM = (
 INSTRUCTION = "Given a search query, retrieve relevant candidates that answer the query."
 
 
-def reranker(folder: Path) -> Path:
-    """The tiny Qwen3-VL as sentence-transformers writes a reranker."""
-    scorer = build_checkpoint("qwen3_vl", folder) / "1_LogitScore"
-    scorer.mkdir()
-    (scorer / "config.json").write_text(json.dumps({"true_token_id": YES, "false_token_id": NO}))
-    modules = [
-        {"idx": 0, "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"},
-        {"idx": 1, "path": scorer.name, "type": "sentence_transformers.cross_encoder.modules.LogitScore"},
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    return folder
+#: A reranker's own chat template in the manner of those on the hub: it writes three roles and no others.
+TEMPLATE = (
+    "{%- macro write(content) -%}{%- if content is string -%}{{ content }}{%- else -%}"
+    "{%- for part in content -%}{%- if part.type == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>"
+    "{%- else -%}{{ part.text }}{%- endif -%}{%- endfor -%}{%- endif -%}{%- endmacro -%}"
+    "{%- set told = messages | selectattr('role', 'eq', 'system') | map(attribute='content') | list -%}"
+    "{%- set query = messages | selectattr('role', 'eq', 'query') | map(attribute='content') | list -%}"
+    "{%- set document = messages | selectattr('role', 'eq', 'document') | map(attribute='content') | list -%}"
+    "<|im_start|>system\n" + SYSTEM + "<|im_end|>\n<|im_start|>user\n<Instruct>: "
+    "{% if told %}{{ write(told[0]) }}{% else %}" + INSTRUCTION + "{% endif %}"
+    "<Query>:{{ write(query[0]) if query else '' }}\n<Document>:{{ write(document[0]) if document else '' }}"
+    "<|im_end|>\n{{ '<|im_start|>assistant\n' }}"
+)
+
+
+def reranker(folder: Path, template: str = "") -> Path:
+    """The tiny Qwen3-VL as sentence-transformers writes a reranker, with a chat template of its own."""
+    path = as_reranker(build_checkpoint("qwen3_vl", folder))
+    if template:
+        (path / "chat_template.jinja").write_text(template)
+    return path
+
+
+def as_reranker(path: Path) -> Path:
+    """Adds the files of the published rerankers."""
+    _modules(
+        path,
+        {
+            "base.modules.transformer.Transformer": ("", None),
+            "cross_encoder.modules.logit_score.LogitScore": (
+                "1_LogitScore",
+                {"true_token_id": YES, "false_token_id": NO},
+            ),
+        },
+    )
+    return path
+
+
+def as_embedder(path: Path) -> Path:
+    """Adds the files of the published embedding models."""
+    pooling = {"embedding_dimension": 64, "pooling_mode": "lasttoken", "include_prompt": True}
+    _modules(
+        path,
+        {
+            "base.modules.transformer.Transformer": ("", None),
+            "sentence_transformer.modules.pooling.Pooling": ("1_Pooling", pooling),
+            "sentence_transformer.modules.normalize.Normalize": ("2_Normalize", None),
+        },
+    )
+    return path
+
+
+def _modules(path: Path, modules: Mapping[str, tuple[str, Mapping[str, Any] | None]]) -> None:
+    """Each by its class, with its folder and its configuration."""
+    listed = []
+    for index, (kind, (name, config)) in enumerate(modules.items()):
+        listed.append(
+            {"idx": index, "name": str(index), "path": name, "type": f"sentence_transformers.{kind}"}
+        )
+        (path / name).mkdir(exist_ok=True)
+        if config is not None:
+            (path / name / "config.json").write_text(json.dumps(config))
+    (path / "modules.json").write_text(json.dumps(listed))
 
 
 def pooled(hidden: torch.Tensor, method: str = "last", *, normalize: bool = True) -> np.ndarray:

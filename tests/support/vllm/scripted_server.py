@@ -1,14 +1,16 @@
-"""A vLLM server that does what a test says: its token endpoint, health, version and metrics."""
+"""A vLLM server that does what a test says: its token and pooling endpoints, health, version and metrics."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from aiohttp import web
 
 #: Writes the answer of one call.
@@ -17,7 +19,7 @@ Script = Callable[["Call"], Awaitable[web.StreamResponse]]
 
 def greedy(body: Mapping[str, Any], count: int) -> list[int]:
     """The tokens of a model whose next token depends on all before: a continuation goes on as it began."""
-    ids, made = list(body["token_ids"]), []
+    ids, made = list(body.get("token_ids", ())), []
     for _ in range(count):
         made.append((sum(ids) * 31 + len(ids) * 7) % 200 + 20)
         ids.append(made[-1])
@@ -69,6 +71,12 @@ async def answer(call: Call) -> web.StreamResponse:
     return response
 
 
+def pooled(row: Sequence[float], tokens: int) -> dict[str, Any]:
+    """The body of an answer of the pooling endpoint."""
+    data = base64.b64encode(np.array(row, "<f4").tobytes()).decode()
+    return {"data": [{"index": 0, "data": data}], "usage": {"prompt_tokens": tokens}}
+
+
 def fails(status: int, message: str = "no", **error: Any) -> Script:
     """An answer with an error and no stream."""
 
@@ -100,7 +108,7 @@ def hangs(count: int) -> Script:
 
     async def script(call: Call) -> web.StreamResponse:
         response = await call.stream()
-        for token in greedy(call.body, call.max_tokens)[:count]:
+        for token in greedy(call.body, count):
             await response.write(event([token]))
         try:
             await asyncio.Event().wait()
@@ -138,6 +146,7 @@ class ScriptedServer:
         """Serves, from the second time on at the same port."""
         app = web.Application(client_max_size=64 << 20)
         app.router.add_post("/inference/v1/generate", self._generate)
+        app.router.add_post("/pooling", self._pool)
         app.router.add_get("/health", self._health)
         app.router.add_get("/version", self._version)
         app.router.add_get("/v1/models", self._models)
@@ -173,6 +182,18 @@ class ScriptedServer:
             if self.probe_status == 0:
                 await asyncio.Event().wait()
             return web.json_response({"choices": []}, status=self.probe_status)
+        call = Call(request, body)
+        self.calls.append(call)
+        self._called.set()
+        script = self.scripts.pop(0) if self.scripts else self.default
+        return await script(call)
+
+    async def _pool(self, request: web.Request) -> web.StreamResponse:
+        """Probes are answered; so are other calls, after the scripts, as `default` says."""
+        body = await request.json()
+        if body.get("input") == [[0]]:
+            self.probes += 1
+            return web.json_response(pooled([0.0], 1))
         call = Call(request, body)
         self.calls.append(call)
         self._called.set()

@@ -16,6 +16,7 @@ from triptych.base.rpc.channels import make_channel, make_server
 from triptych.pd_worker.vllm.connection import EngineConnection
 from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import VLLMClient
+from triptych.pd_worker.vllm.pooled import probe_of
 from triptych.pd_worker.vllm.worker import VLLMWorker, load_front_model
 from triptych.pd_worker.worker import PDModel
 from triptych.protos import pd_pb2_grpc
@@ -36,10 +37,11 @@ def front_config(family: str = "qwen3_vl", **flags: Any) -> PDConfig:
     )
 
 
-def front_model(family: str = "qwen3_vl") -> PDModel:
-    if family not in _MODELS:
-        _MODELS[family] = load_front_model(front_config(family), 512)
-    return _MODELS[family]
+def front_model(family: str = "qwen3_vl", **flags: Any) -> PDModel:
+    config = front_config(family, **flags)
+    if config.model not in _MODELS:
+        _MODELS[config.model] = load_front_model(config, 512)
+    return _MODELS[config.model]
 
 
 class Served:
@@ -71,8 +73,8 @@ async def fronting(
 ) -> AsyncIterator[Served]:
     """The worker in front of `server`, and a client whose stream is open."""
     config = front_config(family, engine_url=server.url, **flags)
-    model = front_model(family)
-    vllm, metrics = VLLMClient(server.url), PDMetrics("tiny")
+    model = front_model(family, model=config.model)
+    vllm, metrics = VLLMClient(server.url, probe=probe_of(model.pooling.task)), PDMetrics("tiny")
     health = EngineHealth(vllm, config.stall_timeout)
     connection = EngineConnection(vllm, health, await health.first_answer())
     worker = VLLMWorker(config, model, connection, store, metrics)

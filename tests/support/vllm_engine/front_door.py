@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -10,14 +11,16 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 from support.data.oracle import OracleResult, assert_exact
 from support.fakes.fake_workers import TOKEN
 from support.processes.cluster import PATIENCE, scrape, wait_for
+from support.processes.proxy_process import started_proxy, started_service
 from support.stores.server import StoreServer
 from support.vllm_engine.server import VllmServer
 from triptych.base.parent import supervised
@@ -30,6 +33,35 @@ DTYPE = ("--dtype", "float32")
 #: Requests wait for a store that is away, however slow this machine is to start it again.
 _PROXY_WORDS = ("proxy", "--port", "0", "--grpc-port", "0", "--store-wait", "120")
 _PROXY = re.compile(r"ready: proxy (http://127\.0\.0\.1:\d+)")
+
+
+_ENCODER = ("--threads", "1")
+_NATIVE = ("--threads", "1", "--kv-memory", "64MiB", "--encoder-cache-memory", "32MiB")
+
+
+@asynccontextmanager
+async def cluster(
+    checkpoint: Path, store: StoreServer, vllm: VllmServer, folder: Path, *, native: bool = False
+) -> AsyncIterator[str]:
+    """The address of a proxy, once its encoder worker and its PD workers are registered."""
+    model = (str(checkpoint), *DTYPE)
+    services = {
+        "encoder": ("encoder", *model, *_ENCODER),
+        "vllm-pd": ("pd", *model, "--engine", "vllm", "--engine-url", vllm.url),
+    }
+    if native:
+        services["native-pd"] = ("pd", *model, *_NATIVE)
+    async with contextlib.AsyncExitStack() as stack:
+        for name, words in services.items():
+            await stack.enter_async_context(started_service(store.url, folder / f"{name}.log", *words))
+        _, port, _ = await stack.enter_async_context(started_proxy(store.url, folder / "proxy.log"))
+        client = await EmbeddingStore.connect(store.url)
+        stack.push_async_callback(client.close)
+        registered: list[object] = []
+        while len(registered) < len(services):
+            await asyncio.sleep(0.2)
+            registered = list(await Registry(client).workers())
+        yield f"http://127.0.0.1:{port}"
 
 
 class FrontDoor:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from tokenizers import Tokenizer
 
 from triptych.base.errors import ConfigError
-from triptych.base.types import Task
+from triptych.base.types import JsonObject, Task
 from triptych.models.checkpoint.folder import read_json
 
 PoolingMethod = Literal["last", "mean", "cls"]
@@ -70,8 +70,8 @@ def read_task(path: Path) -> Task:
 def _read(path: Path) -> tuple[PoolingDefaults, list[str]]:
     """The defaults, and the words in whose tokens' place `score_ids` are to come."""
     modules = _modules(path / "modules.json")
-    if modules is not None:
-        return _of_modules(path, modules), []
+    if (defaults := _of_modules(path, modules or [])) is not None:
+        return defaults, []
     config = read_json(path / "config.json") or {}
     if any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or ()):
         labels = config.get("num_labels", len(config.get("id2label") or range(2)))
@@ -103,15 +103,15 @@ def _modules(file: Path) -> list[dict[str, Any]] | None:
     return modules
 
 
-def _of_modules(path: Path, modules: list[dict[str, Any]]) -> PoolingDefaults:
-    method: PoolingMethod = "last"
+def _of_modules(path: Path, modules: list[dict[str, Any]]) -> PoolingDefaults | None:
+    """What the modules do; None where they only hold the model, as of rerankers with a head of their own."""
+    method: PoolingMethod | None = None
     normalize = False
     for module in modules:
         kind = str(module.get("type", "")).rpartition(".")[2]
         config = read_json(path / str(module.get("path", "")) / "config.json") or {}
         if kind == "LogitScore":
-            ids = (config.get("true_token_id"), config.get("false_token_id"))
-            return PoolingDefaults("score", score_ids=tuple(token for token in ids if token is not None))
+            return PoolingDefaults("score", score_ids=_score_ids(path, config))
         if kind == "Pooling":
             method = _method(path, config)
         elif kind == "Normalize":
@@ -120,7 +120,20 @@ def _of_modules(path: Path, modules: list[dict[str, Any]]) -> PoolingDefaults:
             raise ConfigError(
                 f"MODEL={path}: modules.json names a {kind}, which is not served: use another model"
             )
-    return PoolingDefaults("embed", method, normalize)
+    return None if method is None else PoolingDefaults("embed", method, normalize)
+
+
+def _score_ids(path: Path, config: JsonObject) -> tuple[int, ...]:
+    # Of published rerankers modules.json may name another folder than the one that holds the tokens.
+    others = (read_json(file) or {} for file in sorted(path.glob("*/config.json")))
+    for one in (config, *others):
+        if isinstance(one.get("true_token_id"), int):
+            ids = (one["true_token_id"], one.get("false_token_id"))
+            return tuple(token for token in ids if token is not None)
+    raise ConfigError(
+        f"MODEL={path}: modules.json names a LogitScore, but no folder's config.json has its true_token_id: "
+        "fetch the checkpoint again"
+    )
 
 
 def _method(path: Path, config: dict[str, Any]) -> PoolingMethod:

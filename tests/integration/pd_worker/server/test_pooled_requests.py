@@ -12,7 +12,7 @@ import torch
 
 from support.data.oracle import hidden_states
 from support.data.pictures import picture
-from support.data.retrieval import classifier, pair_score, pooled, reranker
+from support.data.retrieval import TEMPLATE, classifier, pair_score, pooled, reranker
 from support.engine.pd_serving import _config, served_model, serving, slot, stored_items
 from support.fakes.pd_client import Answer, PDClient
 from triptych.pd_worker.native import LoadedModel, load_model
@@ -131,13 +131,16 @@ def scorer(tmp_path_factory) -> LoadedModel:
     return load_model(_config(str(reranker(tmp_path_factory.mktemp("scorer") / "model"))))
 
 
+@pytest.mark.parametrize("template", ["", TEMPLATE])
 async def test_a_reranker_scores_pairs_with_pictures_by_two_logits_of_the_last_token(
-    scorer, store, store_url
+    template, scorer, store, store_url, tmp_path
 ):
+    """Also where its own chat template writes queries and documents."""
+    model = load_model(_config(str(reranker(tmp_path / "model", template)))) if template else scorer
     (plan, body) = stored_items("qwen3_vl", [picture(3, 64, 48)])[0]
     await store.save(plan, body, ttl=60)
     documents = [TEXTS[0], TEXTS[4], [{"type": "image"}, {"type": "text", "text": "a map"}]]
-    async with serving(scorer, store_url, max_num_batched_tokens=32) as (_, client):
+    async with serving(model, store_url, max_num_batched_tokens=32) as (_, client):
         for n, document in enumerate(documents):
             pair = [{"role": "query", "content": "which harbour?"}, {"role": "document", "content": document}]
             message = client.message(f"r{n}", "", items=[slot(plan)] if n == 2 else [])

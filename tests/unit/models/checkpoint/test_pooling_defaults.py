@@ -49,6 +49,22 @@ def test_modules_of_sentence_transformers_decide(tmp_path, modules, defaults):
     assert read_pooling(folder(tmp_path, **modules), TOKENIZER) == defaults
 
 
+def test_a_score_head_is_found_where_modules_json_names_another_folder(tmp_path):
+    path = folder(tmp_path, LogitScore={"true_token_id": 4, "false_token_id": 9})
+    listed = (path / "modules.json").read_text()
+    (path / "modules.json").write_text(listed.replace("1_LogitScore", "1_ScoreHead"))
+    assert read_pooling(path, TOKENIZER) == BY_TWO
+    (path / "1_LogitScore" / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="true_token_id"):
+        read_pooling(path, TOKENIZER)
+
+
+def test_modules_that_hold_the_model_alone_leave_the_decision_to_its_class(tmp_path):
+    path = folder(tmp_path, config=HEAD | {"id2label": {"0": "relevant"}}, Normalize={})
+    (path / "modules.json").write_text(json.dumps([{"idx": 0, "path": "", "type": f"{MODULES}.Transformer"}]))
+    assert read_pooling(path, TOKENIZER) == PoolingDefaults("score")
+
+
 @pytest.mark.parametrize(
     ("name", "config", "defaults"),
     [

@@ -8,7 +8,6 @@ import pytest
 
 from triptych.base.config import PDConfig
 from triptych.base.errors import ConfigError
-from triptych.base.types import Task
 from triptych.pd_worker.vllm.choice import EngineChoice, choose_engine
 
 QWEN = "Qwen3VLForConditionalGeneration"
@@ -16,10 +15,8 @@ VLLM = "/venv/bin/vllm"
 URL = "http://10.0.0.7:8000"
 
 
-def chosen(
-    architecture: str = QWEN, program: str = VLLM, task: Task = "generate", **flags: Any
-) -> EngineChoice:
-    return choose_engine(PDConfig(**{"device": "cuda", **flags}), architecture, program, task)
+def chosen(architecture: str = QWEN, program: str = VLLM, **flags: Any) -> EngineChoice:
+    return choose_engine(PDConfig(**{"device": "cuda", **flags}), architecture, program)
 
 
 def test_a_decoder_only_model_on_cuda_gets_a_vllm_of_the_workers_own():
@@ -37,7 +34,6 @@ def test_a_decoder_only_model_on_cuda_gets_a_vllm_of_the_workers_own():
         ({"program": ""}, "vLLM.* is not installed here: pip install vllm"),
         ({"quantization": "int8"}, "--quantization is its own"),
         ({"engine": "native"}, "--engine native"),
-        ({"task": "score"}, "embeddings and scores"),
     ],
 )
 def test_everything_else_is_served_by_the_native_engine_which_says_why(given, reason):
@@ -58,9 +54,3 @@ def test_vllm_that_is_asked_for_is_started_on_any_device_or_its_absence_told():
     assert chosen(engine="vllm", device="cpu").own
     with pytest.raises(ConfigError, match="no vLLM is installed here: pip install vllm"):
         chosen(engine="vllm", program="")
-
-
-@pytest.mark.parametrize("flags", [{"engine": "vllm"}, {"engine_url": URL}])
-def test_a_model_that_generates_nothing_is_not_put_before_vllm(flags):
-    with pytest.raises(ConfigError, match="--engine native"):
-        chosen(task="embed", **flags)
