@@ -48,16 +48,19 @@ async def pool_all(
     async def work() -> None:
         nonlocal workers
         while left:
-            index = left.popleft()
+            index, alone = left.popleft(), workers == 1
             try:
                 done = await _done(chat, replace(calls[index], timeout=deadline - clock(), is_part=index > 0))
             except Overloaded:
-                if workers == 1:
+                if alone:
                     raise
-                workers -= 1
                 left.appendleft(index)
-                return
+                if workers > 1:
+                    break
+                # The others have ended since this one began: their place is free now.
+                continue
             keep(index, done)
+        workers -= 1
 
     calls[0].media.join()  # Calls about one picture share it.
     try:

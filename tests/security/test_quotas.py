@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.hostile.quota_scenarios import SCENARIOS
+from support.hostile.quota_scenarios import RETRIEVAL, SCENARIOS
 from support.hostile.two_tenants import two_tenants
 from support.quota_page import FILES, table
 from support.waiting import until
@@ -22,10 +22,14 @@ BEGIN, END = "<!-- quotas: begin -->\n", "<!-- quotas: end -->"
 QUOTAS = {spec.name: spec for spec in quota_specs(ProxyConfig())}
 
 
-@pytest.mark.parametrize("name", QUOTAS)
-async def test_a_tenant_that_takes_all_it_can_does_not_keep_another_one_out(name, store, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "scenario"),
+    [*((name, SCENARIOS.get(name)) for name in QUOTAS), *RETRIEVAL.values()],
+    ids=[*QUOTAS, *RETRIEVAL],
+)
+async def test_a_tenant_that_takes_all_it_can_does_not_keep_another_one_out(name, scenario, store, tmp_path):
     """With keys they come from one address, as behind a gateway."""
-    scenario, one_address = SCENARIOS[name], QUOTAS[name].per == "key"
+    one_address = QUOTAS[name].per == "key"
     async with AsyncExitStack() as stack:
         tenants = await two_tenants(
             store, tmp_path, stack, tls=scenario.tls, one_address=one_address, **scenario.options

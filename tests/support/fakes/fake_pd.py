@@ -119,6 +119,8 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         #: The same by the first frame of their window.
         self.windows: dict[int, list[int]] = {}
         self.fail_choice: int | None = None
+        #: What it pools a prompt to.
+        self.vector: tuple[float, ...] = (0.6, 0.8)
         self.questions: list[Any] = []
         #: Holds the answers to questions while cleared; `asking` are those that wait for it.
         self.answering = asyncio.Event()
@@ -376,7 +378,8 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         )
         if pooling is not None:
             scores = pooling.task == pd_pb2.Pooling.TASK_SCORE
-            finished.pooled = struct.pack("<f", 0.75) if scores else struct.pack("<2f", 0.6, 0.8)
+            row = (0.75,) if scores else self.vector
+            finished.pooled = struct.pack(f"<{len(row)}f", *row)
         self.emit(held, finished=finished)
         self.requests.pop(submit.request_id, None)
 

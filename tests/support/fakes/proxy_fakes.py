@@ -273,12 +273,12 @@ def quota_table(
 
 
 async def raw_post(
-    port: int, body: bytes, headers: dict[str, str] | None = None
+    port: int, body: bytes, headers: dict[str, str] | None = None, path: str = "/v1/chat/completions"
 ) -> tuple[int, dict[str, str], bytes]:
-    """One POST /v1/chat/completions on a connection of its own: status, headers, body."""
+    """One POST on a connection of its own: status, headers, body."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     lines = {"Host": "x", "Content-Length": str(len(body)), "Connection": "close", **(headers or {})}
-    head = "POST /v1/chat/completions HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in lines.items())
+    head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in lines.items())
     writer.write(head.encode() + b"\r\n" + body)
     await writer.drain()
     raw = await reader.read()

@@ -9,12 +9,13 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from support.fakes.fake_workers import picture
-from support.hostile.two_tenants import FROM, A, B, TwoTenants, chat_body
+from support.fakes.fake_workers import picture, user
+from support.hostile.two_tenants import CHAT, FROM, A, B, TwoTenants, chat_body
 from support.processes.web import reply
 from support.waiting import until
 from triptych.proxy.http import endpoint
@@ -23,6 +24,16 @@ from triptych.proxy.http.connections import ConnectionLimits
 MIB = 1 << 20
 #: No deadline ends what A has.
 PATIENT = ConnectionLimits(head_seconds=600, window_seconds=600, body_seconds=600)
+RERANK, MESSAGES, COUNT = "/v1/rerank", "/v1/messages", "/v1/messages/count_tokens"
+_TURN = [{"role": "user", "content": "x"}]
+SMALL: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"model": "demo", "input": ["x", "y", "x"]},
+    RERANK: {"model": "demo", "query": "x", "documents": ["y", "z"]},
+    MESSAGES: {"model": "demo", "messages": _TURN, "max_tokens": 2},
+    COUNT: {"model": "demo", "messages": _TURN},
+}
+LARGE_CHAT = (CHAT, chat_body("x" * 100_000))
+LARGE_INPUT = ("/v1/embeddings", json.dumps({"model": "demo", "input": ["x" * 100_000]}).encode())
 Step = Callable[[TwoTenants], Awaitable[None]]
 
 
@@ -48,13 +59,19 @@ async def small_requests(tenants: TwoTenants) -> None:
     assert await tenants.list_models() == ["demo"]
 
 
+async def small_retrieval(tenants: TwoTenants) -> None:
+    """One small request of B to each path without a chat's own shape."""
+    for path, body in SMALL.items():
+        assert await tenants.post(B, json.dumps(body).encode(), path) == 200, path
+
+
 async def small_get(tenants: TwoTenants) -> None:
     assert await tenants.get(B) == 200
 
 
-async def slow_bodies(tenants: TwoTenants) -> None:
-    for _ in range(17):
-        tenants.spawn(tenants.post(A, b"x" * (MIB // 2), length=MIB))
+async def slow_bodies(tenants: TwoTenants, paths: Sequence[str] = (CHAT,)) -> None:
+    for at in range(17):
+        tenants.spawn(tenants.post(A, b"x" * (MIB // 2), paths[at % len(paths)], length=MIB))
     await full(tenants, "bodies")
 
 
@@ -120,6 +137,54 @@ async def many_answers(tenants: TwoTenants) -> None:
     assert await tenants.post(A, chat_body("x", n=1)) == 429
 
 
+async def pictures_to_embed(tenants: TwoTenants) -> None:
+    """No encoder is there: what has a picture waits."""
+    for index in range(4):
+        tenants.spawn(tenants.post(A, picture_body(index), "/v1/embeddings"))
+    await full(tenants, "requests")
+    assert await tenants.post(A, picture_body(4), "/v1/embeddings") == 429
+    assert await tenants.post(A, json.dumps(SMALL[RERANK]).encode(), RERANK) == 429
+
+
+def picture_body(index: int) -> bytes:
+    body: dict[str, Any] = {"model": "demo", "messages": user("x", picture(f"{index}"))}
+    return json.dumps(body).encode()
+
+
+async def unread_vectors(tenants: TwoTenants) -> None:
+    """A reply of the share's size is not read; a larger one is refused, and its inputs end."""
+    (worker,) = tenants.cluster.pd_workers
+    worker.vector = (0.123456789,) * 4096
+    own = await tenants.connect(A, tenants.cluster.port, receive=4096)
+    body = json.dumps({"model": "demo", "input": ["x"] * 8}).encode()
+    head = f"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nAuthorization: {tenants.bearer(A)}\r\n"
+    await asyncio.get_running_loop().sock_sendall(
+        own, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    )
+    replies = tenants.cluster.quotas["replies"]
+    await until(lambda: replies.held(A) > MIB // 4, "A's vectors")
+    more = json.dumps({"model": "demo", "input": ["x"] * 64}).encode()
+    assert await tenants.post(A, more, "/v1/embeddings") in (429, 503)
+    await until(lambda: not worker.requests, "A's inputs to end")
+
+
+async def counted(tenants: TwoTenants) -> None:
+    (worker,) = tenants.cluster.pd_workers
+    worker.answering.clear()
+    for _ in range(12):
+        tenants.spawn(tenants.post(A, json.dumps(SMALL[COUNT]).encode(), COUNT))
+    await full(tenants, "query-turns")
+    await until(lambda: worker.asking == 4, "A's counts at the worker")
+
+
+async def another_count(tenants: TwoTenants) -> None:
+    (worker,) = tenants.cluster.pd_workers
+    asked = asyncio.create_task(tenants.post(B, json.dumps(SMALL[COUNT]).encode(), COUNT))
+    await until(lambda: worker.asking == 5, "B's count at the worker, behind none of A's that wait")
+    worker.answering.set()
+    assert await asked == 200
+
+
 async def queries(tenants: TwoTenants) -> None:
     (worker,) = tenants.cluster.pd_workers
     worker.answering.clear()
@@ -137,7 +202,7 @@ async def another_query(tenants: TwoTenants) -> None:
     assert await asked == 200
 
 
-async def large_bodies(tenants: TwoTenants) -> None:
+async def large_bodies(tenants: TwoTenants, large: tuple[str, bytes] = LARGE_CHAT) -> None:
     """The parsing thread is held, so that the order of what waits for it can be seen."""
     held = threading.Event()
     tenants.stack.callback(held.set)
@@ -145,22 +210,23 @@ async def large_bodies(tenants: TwoTenants) -> None:
     tenants.held = held  # type: ignore[attr-defined]
     tenants.order = []  # type: ignore[attr-defined]
     for _ in range(14):
-        tenants.spawn(_large_body(tenants, A))
+        tenants.spawn(_large_body(tenants, A, large))
     parser = tenants.cluster.quotas["parser"]
     await full(tenants, "parser")
     await until(lambda: len(parser._waiting.get(A, ())) == 13, "A's bodies before the parser")
 
 
 async def a_body_between(tenants: TwoTenants) -> None:
-    asked = asyncio.create_task(_large_body(tenants, B))
+    asked = asyncio.create_task(_large_body(tenants, B, LARGE_CHAT))
     await until(lambda: B in tenants.cluster.quotas["parser"]._waiting, "B's body before the parser")
     tenants.held.set()  # type: ignore[attr-defined]
     await asked
     assert tenants.order.index(B) <= 2, "B's body waited for more of A's than the one in turn"  # type: ignore[attr-defined]
 
 
-async def _large_body(tenants: TwoTenants, who: str) -> None:
-    assert await tenants.post(who, chat_body("x" * 100_000)) == 200
+async def _large_body(tenants: TwoTenants, who: str, large: tuple[str, bytes]) -> None:
+    path, body = large
+    assert await tenants.post(who, body, path) == 200
     tenants.order.append(who)  # type: ignore[attr-defined]
 
 
@@ -286,4 +352,22 @@ SCENARIOS: dict[str, Scenario] = {
     "loads": Scenario(busy_threads, a_picture, {"max_body": 8 * MIB}),
     "media": Scenario(media_in_memory, a_picture, _share("media")),
     "media-disk": Scenario(media_on_disk, a_large_picture, _share("media-disk")),
+}
+#: The same by the paths that are no chat's: by what A does and the quota that it takes.
+RETRIEVAL: dict[str, tuple[str, Scenario]] = {
+    "slow bodies": (
+        "bodies",
+        Scenario(
+            partial(slow_bodies, paths=tuple(SMALL)),
+            small_retrieval,
+            {"connections": PATIENT, "body_memory": 8 * MIB},
+        ),
+    ),
+    "large bodies": ("parser", Scenario(partial(large_bodies, large=LARGE_INPUT), a_body_between)),
+    "pictures": ("requests", Scenario(pictures_to_embed, small_retrieval, {"encoders": 0, "max_queue": 8})),
+    "unread vectors": (
+        "replies",
+        Scenario(unread_vectors, small_retrieval, {"connections": PATIENT, "reply_memory": 2 * MIB}),
+    ),
+    "counts": ("query-turns", Scenario(counted, another_count)),
 }

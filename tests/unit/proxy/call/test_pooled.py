@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import pytest
 
@@ -71,6 +72,23 @@ async def test_a_full_proxy_takes_fewer_at_once_and_all_in_the_end(places):
     dispatch = Dispatch(places)
     assert await pool(dispatch, 50) == {n: float(n) for n in range(50)}
     assert dispatch.most == places
+
+
+class Patient(Dispatch):
+    """Refuses a call only after the one under way has ended."""
+
+    async def chat(self, call: ChatCall) -> AsyncGenerator[list[Output], None]:
+        if self.running:
+            while self.running:
+                await asyncio.sleep(0)
+            raise Overloaded("full", retry_after=1.0)
+        async with aclosing(super().chat(call)) as batches:
+            async for outputs in batches:
+                yield outputs
+
+
+async def test_inputs_that_are_refused_when_the_others_have_ended_are_tried_again():
+    assert await pool(Patient(), 3) == {n: float(n) for n in range(3)}
 
 
 async def test_a_proxy_without_any_place_refuses():
