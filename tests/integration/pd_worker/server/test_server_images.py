@@ -106,3 +106,14 @@ async def test_a_plan_that_cannot_be_is_refused(store, store_url, change, param)
         reply = await client.submit(client.message("r1", QUESTION, items=slots))
         assert (reply.status, reply.error.param) == (pd_pb2.SubmitReply.STATUS_REFUSED, param)
         assert worker.streams.unfinished == 0
+
+
+async def test_items_above_the_encoder_cache_are_refused_with_both_sizes(store, store_url):
+    slots = [slot(plan) for plan, _ in items_of("qwen3_vl")]
+    async with serving(served_model("qwen3_vl"), store_url, encoder_cache_memory=5000) as (_, client):
+        reply = await client.submit(client.message("r1", QUESTION, items=slots))
+        resume = pd_pb2.Resume(prompt_token_ids=[1, 2, 3])
+        again = await client.submit(client.message("r2", "", items=slots, attempt=2, resume=resume))
+    assert reply.error.param == "messages"
+    assert "--encoder-cache-memory is 4.9 KiB" in reply.error.message
+    assert again.error == reply.error
