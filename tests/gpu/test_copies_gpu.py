@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from support.data.checkpoints import build_checkpoint
-from support.encdec.batches import varied
-from support.encdec.cell import EncDecCheckpoint
-from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, reference
-from support.engine.failing_copies import fail_each_in_turn, swapping_cell
+from support.engine.engine_cell import Checkpoint, reference
+from support.engine.failing_copies import fail_each_in_turn, fail_swaps_of_cross_tables, swapping_cell
+from support.engine.prompts import SIX
 from support.engine.tight_engine import ServerlessStore, mark_of, wide_feature
 from support.engine.transfers import wait_for
 from triptych.ec_connector.base import ECTransferConfig, EncoderOutput
@@ -26,14 +24,6 @@ from triptych.encoder_worker import host_copier
 pytestmark = pytest.mark.gpu
 
 TOKENS = 24
-PROMPTS = [
-    Prompt("What is this?", ((1, 96, 64),)),
-    Prompt("Say something about the weather, and then about the sea."),
-    Prompt("And these?", ((2, 64, 96), (1, 96, 64))),
-    Prompt("One more, and then another one."),
-    Prompt("What is that?", ((4, 96, 96),)),
-    Prompt("Who has seen the wind?"),
-]
 
 
 def test_swapped_requests_answer_alike_whichever_copy_fails() -> None:
@@ -41,26 +31,14 @@ def test_swapped_requests_answer_alike_whichever_copy_fails() -> None:
     flags = {"block_size": 4, "max_model_len": 128, "max_num_batched_tokens": 64, "prefix_caching": False}
     fail_each_in_turn(
         lambda: swapping_cell(checkpoint, 40, **flags),
-        lambda cell: cell.answer(PROMPTS, TOKENS),
-        [reference(checkpoint.path, prompt, TOKENS).token_ids for prompt in PROMPTS],
+        lambda cell: cell.answer(SIX, TOKENS),
+        [reference(checkpoint.path, prompt, TOKENS).token_ids for prompt in SIX],
         at_least=2,
     )
 
 
 def test_swapped_cross_tables_answer_alike_whichever_copy_fails() -> None:
-    bart = EncDecCheckpoint.open(build_checkpoint("bart"), device="cuda")
-    prompt = list(bart.decoder.prompt_defaults({}).token_ids)
-    inputs, expected = zip(*varied(bart, "bart", 4), strict=True)
-
-    def answers(cell: EngineCell) -> list[list[int]]:
-        return cell.finish([bart.request(cell, each, prompt, 64) for each in inputs])
-
-    fail_each_in_turn(
-        lambda: swapping_cell(bart, 28, block_size=4, max_model_len=80),
-        answers,
-        [result.token_ids for result in expected],
-        at_least=2,
-    )
+    fail_swaps_of_cross_tables("cuda")
 
 
 @pytest.fixture

@@ -9,20 +9,14 @@ from support.data.checkpoints import build_checkpoint
 from support.data.oracle import assert_exact
 from support.encdec.batches import ENC_DEC, answers_in_batches
 from support.engine.decode_steps import DecodeSteps, Decoding
-from support.engine.engine_cell import Checkpoint, Prompt, engine_cell, reference
+from support.engine.engine_cell import Checkpoint, engine_cell, reference
+from support.engine.prompts import MIXED
 from triptych.base.machine.graphs import CudaGraph
 from triptych.models.registry import load_decoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 
 pytestmark = pytest.mark.gpu
 
-CAT, DOG, TREE = (1, 96, 64), (2, 64, 96), (3, 64, 64)
-MIXED = [
-    Prompt("Say something about the weather, and then about the sea."),
-    Prompt("What is this?", (CAT,)),
-    Prompt("Compare these three.", (CAT, DOG, TREE)),
-    Prompt("Two of them.", (DOG, DOG)),
-]
 STEPS = (
     [Decoding(5, 40), Decoding(77, 1), Decoding(16, 64), Decoding(1, 17)],
     [Decoding(5, 40), Decoding(77, 1), Decoding(16, 64)],

@@ -8,16 +8,9 @@ from transformers import AutoModelForImageTextToText
 
 from support.data.oracle import _prepare, assert_exact, teacher_forced_logits
 from support.engine.engine_cell import Checkpoint, Prompt, engine_cell, reference
+from support.engine.prompts import MIXED
 
 pytestmark = pytest.mark.gpu
-
-CAT, DOG, TREE = (1, 96, 64), (2, 64, 96), (3, 64, 64)
-MIXED = [
-    Prompt("Say something about the weather, and then about the sea."),
-    Prompt("What is this?", (CAT,)),
-    Prompt("Compare these three.", (CAT, DOG, TREE)),
-    Prompt("Two of them.", (DOG, DOG)),
-]
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "llava"])

@@ -1,11 +1,19 @@
-"""Placements say which rows of an encoder output a stretch of prompt tokens consumes."""
+"""Placements, errors over a process border, metrics of all processes, and SIGTERM in a container."""
 
 from __future__ import annotations
+
+import signal
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
 
+from triptych import __version__
+from triptych.base import errors
+from triptych.base.metrics import MAX_KINDS, EncoderMetrics, PDMetrics, ProxyMetrics, new_registry
 from triptych.base.types import ItemPlan, Placement, runs_of
 
 masks = st.lists(st.booleans(), min_size=1, max_size=40)
@@ -52,3 +60,96 @@ def test_a_range_outside_the_span_consumes_nothing():
 def test_bytes_of_a_plan_follow_its_dtype(dtype, nbytes):
     plan = ItemPlan("0" * 64, "1" * 64, "image", rows=3, width=20, dtype=dtype, length=3)
     assert plan.nbytes == nbytes
+
+
+REQUEST_ERRORS = [
+    cls
+    for cls in vars(errors).values()
+    if isinstance(cls, type) and issubclass(cls, errors.RequestError) and cls is not errors.RequestError
+]
+
+
+@pytest.mark.parametrize("cls", REQUEST_ERRORS)
+def test_an_error_comes_back_from_its_code_as_itself(cls):
+    back = errors.error_from_code(cls.code, "why", param="field", retry_after=1.0)
+    assert type(back) is cls
+    assert (back.message, back.param, back.retry_after) == ("why", "field", 1.0)
+
+
+def test_an_unknown_code_is_our_fault():
+    assert type(errors.error_from_code("new", "why")) is errors.InternalError
+
+
+def test_codes_and_statuses_name_one_error_each():
+    assert len({cls.code for cls in REQUEST_ERRORS}) == len(REQUEST_ERRORS)
+    assert all(400 <= cls.status < 600 for cls in REQUEST_ERRORS)
+
+
+def _registries() -> dict[str, CollectorRegistry]:
+    return {
+        "proxy": ProxyMetrics().registry,
+        "encoder": EncoderMetrics("m").registry,
+        "pd": PDMetrics("m").registry,
+    }
+
+
+def _samples(registry: CollectorRegistry) -> list[str]:
+    lines = generate_latest(registry).decode().splitlines()
+    return [line for line in lines if not line.startswith("#")]
+
+
+@pytest.mark.parametrize("process", ["proxy", "encoder", "pd"])
+def test_no_series_is_a_time_of_creation(process):
+    assert not [line for line in _samples(_registries()[process]) if "_created" in line.partition("{")[0]]
+
+
+@pytest.mark.parametrize("process", ["proxy", "encoder", "pd"])
+def test_every_page_has_the_process_and_its_version(process):
+    registry = _registries()[process]
+    assert registry.get_sample_value("process_resident_memory_bytes")
+    assert registry.get_sample_value("process_start_time_seconds")
+    assert registry.get_sample_value("triptych_build_info", {"version": __version__}) == 1
+
+
+def test_both_sides_of_a_replica_share_a_registry():
+    registry = new_registry()
+    encoder = EncoderMetrics("m", registry)
+    PDMetrics("m", registry, encoder.parameter_bytes)
+    assert registry.get_sample_value("process_start_time_seconds")
+
+
+def test_ten_thousand_kinds_of_workers_make_a_bounded_number_of_series():
+    metrics = ProxyMetrics()
+    for index in range(10_000):
+        metrics.encode_cost.labels(metrics.kind(f"kind {index}" + "x" * 10_000)).set(1.0)
+    lines = [line for line in _samples(metrics.registry) if "encode_cost" in line]
+    assert len(lines) == MAX_KINDS + 1 and max(map(len, lines)) < 200
+    assert metrics.kind("kind 3" + "x" * 10_000).startswith("kind 3")
+
+
+#: A program whose SIGTERM is ignored, as Linux ignores it for a container's first process without a handler.
+FIRST_PROCESS = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+from triptych.base.parent import end_on_sigterm
+end_on_sigterm({process})
+print("ready", flush=True)
+time.sleep({seconds})
+"""
+
+
+def exit_code(process: int, seconds: float) -> int:
+    """How the program ends that is sent SIGTERM."""
+    program = FIRST_PROCESS.format(process=process, seconds=seconds)
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None and running.stdout.readline() == "ready\n"
+        running.send_signal(signal.SIGTERM)
+        return running.wait(timeout=30)
+
+
+def test_sigterm_ends_a_first_process_that_still_starts() -> None:
+    assert exit_code(process=1, seconds=60) == 128 + signal.SIGTERM
+
+
+def test_another_process_keeps_what_it_had_for_sigterm() -> None:
+    assert exit_code(process=2, seconds=0.2) == 0

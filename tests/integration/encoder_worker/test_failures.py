@@ -15,7 +15,7 @@ import pytest
 from grpc import aio
 
 from support.data.pictures import picture
-from support.engine.encoder_bench import Bench, Job, OpenBench, bench, png
+from support.engine.encoder_bench import Bench, Job, bench, png
 from support.waiting import within
 from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.base.rpc.channels import MEDIA_FRAME_BYTES
@@ -24,7 +24,6 @@ from triptych.encoder_worker import server as server_module
 from triptych.encoder_worker.service import warn_of_mismatch
 from triptych.models.base import EncoderSide
 from triptych.protos import encoder_pb2
-from triptych.registry.leases import Lease, Leases
 from triptych.registry.registry import Registry
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
@@ -57,26 +56,6 @@ async def test_a_job_that_does_not_fit_its_hash_is_refused_and_the_next_is_serve
     await b.until("triptych_encoder_jobs", 0)
 
 
-async def test_a_truncated_picture_is_refused_and_the_next_is_served(b: Bench) -> None:
-    job = await Job(b, media(2)[:-200]).start()
-    await job.send_media()
-    failed = (await job.last()).failed
-    assert (failed.error.code, failed.error.param) == ("invalid_request_error", "image")
-    assert "0x" not in failed.error.message
-    assert (await (await Job(b, media(2)).planned()).finished()).WhichOneof("body") == "ready"
-
-
-async def test_a_stream_with_forged_media_does_not_fail_the_good_one(b: Bench) -> None:
-    good = Job(b, media(3))
-    forged = await Job(b, media(4), changes={"mm_hash": good.key}).start()
-    await good.start()
-    await forged.send_media()
-    assert (await forged.last()).failed.error.param == "mm_hash"
-    await good.send_media()
-    await good.event()
-    assert (await good.finished()).WhichOneof("body") == "ready"
-
-
 async def test_more_or_larger_media_than_announced_are_refused(b: Bench) -> None:
     more = await Job(b, media(5), changes={"media_bytes": 10}).start()
     await more.send_media()
@@ -85,37 +64,6 @@ async def test_more_or_larger_media_than_announced_are_refused(b: Bench) -> None
     frame = encoder_pb2.EncodeRequest(media=bytes(MEDIA_FRAME_BYTES + 1))
     await large.call.write(frame)
     assert (await large.last()).failed.error.param == "media"
-
-
-async def test_a_lease_ends_when_its_owner_makes_no_progress(
-    open_bench: OpenBench, store: EmbeddingStore
-) -> None:
-    async with open_bench(lease_term=0.1) as b:
-        job = await Job(b, media(9)).planned()
-        b.tower.open.clear()
-        await job.run()
-        assert await asyncio.to_thread(b.tower.entered.wait, 10)
-        leases = Leases(store)
-        async with asyncio.timeout(10):
-            while not isinstance(
-                await leases.acquire(job.key, address="10.0.0.9:1", incarnation="x", term=60), Lease
-            ):
-                await asyncio.sleep(0.02)
-        b.tower.open.set()
-        assert (await job.last()).WhichOneof("body") == "ready"
-
-
-async def test_draining_finishes_what_may_run_and_sends_the_rest_elsewhere(b: Bench) -> None:
-    running, waiting = await Job(b, media(10)).planned(), await Job(b, media(11)).planned()
-    b.tower.open.clear()
-    await running.run()
-    assert await asyncio.to_thread(b.tower.entered.wait, 10)
-    drain = asyncio.create_task(b.worker.drain(10))
-    assert (await waiting.last()).failed.retryable
-    assert (await (await Job(b, media(12)).start()).last()).failed.error.code == "unavailable"
-    b.tower.open.set()
-    assert (await running.last()).WhichOneof("body") == "ready"
-    await drain
 
 
 JOBS = 50

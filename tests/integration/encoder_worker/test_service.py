@@ -1,8 +1,9 @@
-"""The worker as a process: ready, registered, healthy; drained and gone on SIGTERM."""
+"""The worker as processes: ready, registered, drained; of ranks; and its spans."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import sys
@@ -15,15 +16,23 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from support.data.checkpoints import build_checkpoint
 from support.data.pictures import picture
-from support.engine.encoder_bench import Job, png
+from support.engine.encoder_bench import NAMESPACE, Job, OpenBench, png
+from support.processes.cluster import scrape
+from support.ranks.groups import children
+from support.tracing.spans import kept_tracer, new_context
+from support.waiting import until, within
 from triptych.base.config import EncoderConfig
 from triptych.base.errors import ConfigError
 from triptych.base.rpc.channels import make_channel
+from triptych.base.tracing.context import SpanContext, from_bytes, metadata
+from triptych.base.types import WorkerInfo
+from triptych.base.watchdog import ENGINE_EXIT
 from triptych.encoder_worker.service import run
 from triptych.protos import encoder_pb2_grpc
 from triptych.registry.registry import Registry
 from triptych.store import keys
 from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.results import Loaded
 
 _CHILD = """
 import asyncio, sys
@@ -105,3 +114,79 @@ async def test_a_taken_port_is_refused_at_the_start(store_url: str, flag: str) -
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match="taken"):
             await run(EncoderConfig(store=store_url, model=model, threads=1, **{flag: port}))
+
+
+_WORKER = """
+import asyncio, sys
+from triptych.base.log import setup_logging
+setup_logging("encoder-0")
+from triptych.base.config import EncoderConfig
+from triptych.encoder_worker.service import run
+model, store = sys.argv[1:]
+asyncio.run(run(EncoderConfig(model=model, store=store, threads=1, encoder_data_parallel=2)))
+"""
+
+
+async def _registered(store: EmbeddingStore) -> list[WorkerInfo]:
+    """A worker says that it is ready shortly before it registers."""
+    while not (workers := await Registry(store).workers()):
+        await asyncio.sleep(0.05)
+    return workers
+
+
+@pytest.mark.timeout(240)
+async def test_two_ranks_serve_and_a_rank_that_is_killed_ends_the_worker(
+    store: EmbeddingStore, store_url: str
+) -> None:
+    words = (sys.executable, "-c", _WORKER, str(build_checkpoint("qwen3_vl")), store_url)
+    process = await asyncio.create_subprocess_exec(*words, stderr=asyncio.subprocess.PIPE)
+    assert process.stderr is not None
+    try:
+        while b"ready: encoder" not in (line := await within("the worker", process.stderr.readline())):
+            assert line, "the worker has ended"
+        [info] = await within("its registration", _registered(store))
+        assert info.capacity["tower_credit"] == 2 * 8
+        assert info.kind.endswith(" x2 ranks")
+        async with make_channel(info.address) as channel:
+            stub = encoder_pb2_grpc.EncoderServiceStub(channel)
+            for seed in range(6):
+                job = Job(SimpleNamespace(stub=stub), png(picture(seed)), namespace=info.namespaces[0])
+                assert (await (await job.planned()).finished()).WhichOneof("body") == "ready"
+        page = await asyncio.to_thread(scrape, f"http://127.0.0.1:{info.capacity['metrics_port']}/metrics")
+        assert page["triptych_encoder_ranks"] == 2
+        assert page["triptych_encoder_rank_items_total"] == 6
+        (rank,) = children(process.pid)
+        os.kill(rank, signal.SIGKILL)
+        _, log = await within("the end of the worker", process.communicate())
+        assert process.returncode == ENGINE_EXIT
+        assert b"rank 1 has ended with SIGKILL" in log
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+async def producer_of(store: EmbeddingStore, key: str) -> SpanContext | None:
+    """The context that a reader of the item gets with it."""
+    [plan] = await store.look_up([(key, NAMESPACE)])
+    assert plan is not None
+    loaded = await store.load(plan, lambda nbytes: memoryview(bytearray(nbytes)))
+    assert isinstance(loaded, Loaded)
+    return from_bytes(loaded.producer)
+
+
+async def test_an_embedding_carries_the_span_that_computed_it(
+    open_bench: OpenBench, store: EmbeddingStore
+) -> None:
+    tracer, kept = kept_tracer()
+    parent = new_context(sampled=True)
+    async with open_bench(tracer=tracer) as b:
+        job = await Job(b, png(picture(1, 96, 64)), metadata=metadata(parent)).planned()
+        await job.finished()
+        await until(lambda: "save" in kept.names(), "the job's spans")
+        server = kept.one("encoder job")
+        assert server.parent == parent
+        stages = [span for span in kept.spans if span.parent == server.context]
+        assert [span.name for span in stages] == ["preprocess", "wait for tower", "tower", "save"]
+        assert all(server.start <= span.start <= span.end <= server.end + 0.001 for span in stages), stages
+        assert await producer_of(store, job.key) == kept.one("tower").context

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
+from support.processes.processes import lives, survivors
 from support.waiting import until, within
+from triptych.apps.launch.children import Child
 from triptych.apps.launch.supervisor import ClusterPlan, Supervisor
 
 _SLEEP = (
@@ -46,3 +49,52 @@ async def test_a_folder_that_is_gone_ends_neither_the_cluster_nor_its_restarts(t
             os.kill(os.getpid(), signal.SIGTERM)
         code = await within("the end of all", run)
     assert code == 0
+
+
+_SLEEPER = "import time; time.sleep(600)"
+
+
+async def test_every_start_and_every_end_of_a_child_is_told():
+    told: list[int | None] = []
+    child = Child("pd-0", [sys.executable, "-c", _SLEEPER], on_change=lambda: told.append(child.pid))
+    watch = asyncio.create_task(child.watch())
+    try:
+        await until(lambda: len(told) == 1, "the first start")
+        first = child.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: len(told) == 3, "the second start")
+        second = child.pid
+    finally:
+        await child.end(grace=10.0)
+        await within("the end of the watch", watch)
+    assert told == [first, None, second, None]
+    assert first != second
+
+
+_SUPERVISOR = """
+import sys, time
+from pathlib import Path
+from triptych.apps.launch.embedded_store import EmbeddedStore
+
+store = EmbeddedStore(Path(sys.argv[1]), 32 << 20)
+store.start()
+print(store.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_embedded_store_ends_when_its_supervisor_is_killed(tmp_path: Path) -> None:
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", _SUPERVISOR, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    with supervisor:
+        assert supervisor.stdout is not None
+        pid = int(supervisor.stdout.readline())
+        assert lives(pid)
+        supervisor.kill()
+    left = survivors([pid])
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
+    assert not (tmp_path / "store.sock").exists()

@@ -1,19 +1,31 @@
-"""--kv-memory auto of a PD worker, and decodes that are gathered in groups."""
+"""Memory of a PD worker: the KV cache by itself, gathers in groups, videos."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from support.data.oracle import assert_exact
 from support.engine.engine_cell import Checkpoint, Prompt, engine_cell, reference
 from support.engine.pd_serving import tiny_model
-from triptych.base.config import MIB
+from support.videos.cases import VideoCase, answered, built, plan_of, prepared
+from support.videos.classes import CLASSES
+from support.videos.clips import make_clip
+from triptych.base.config import GIB, MIB, PDConfig
 from triptych.base.errors import ConfigError
+from triptych.models.base import DecoderSide, EncoderSide
+from triptych.models.registry import load_decoder, load_encoder
+from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.attention.metadata import plan_gathers
+from triptych.pd_worker.item_limits import max_embeddings, parse_item_limits
 from triptych.pd_worker.ranks import share
-from triptych.pd_worker.runner import batch
+from triptych.pd_worker.runner import batch, memory_profile
+from triptych.pd_worker.runner.memory_plan import WorkerMemory
 
 LONG = Prompt(" ".join(["Say something about the weather, and then about the sea."] * 8))
 SHORT = [Prompt("Say something about the weather, and then about the sea."), Prompt("Name five rivers.")]
@@ -77,3 +89,88 @@ def test_decodes_that_are_gathered_in_groups_answer_as_generate(
         assert_exact(results, cell.answer(prompts, 24), min_distinct=10)
         cell.assert_at_rest()
     assert max(planned) >= 3
+
+
+_CPU: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
+_LIMIT = '{"image": 0, "video": {"count": 1, "num_frames": 24, "width": 8, "height": 8}}'
+
+
+@dataclass
+class Video:
+    """A clip of frames so small that a pair of them has one embedding, and both sides of a Qwen3-VL."""
+
+    case: VideoCase
+    encoder: EncoderSide
+    decoder: DecoderSide
+
+    @property
+    def path(self) -> Path:
+        return self.case.model
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory: pytest.TempPathFactory) -> Video:
+    entry = next(entry for entry in CLASSES if entry.family == "Qwen3VL")
+    settings = {**entry.settings, "size": {"shortest_edge": 64, "longest_edge": 8192}}
+    tiny = type(entry)(entry.family, entry.video_processor, settings, {}, {"num_frames": 24})
+    case = tiny.case(tmp_path_factory.mktemp("video"), make_clip(size=(8, 8)))
+    decoder = load_decoder(case.model, **_CPU, attn_implementation=ATTENTION_NAME)
+    return Video(case, load_encoder(case.model, **_CPU), decoder)
+
+
+class Plenty:
+    """A device with 12 GiB free, where a step takes nothing."""
+
+    share = 1.0
+
+    def free(self) -> int:
+        return 12 * GIB
+
+    def used(self) -> int:
+        return 0
+
+    def reset_peak(self) -> None:
+        return
+
+    def peak(self) -> int:
+        return 0
+
+
+def planned(video: Video, limit: str) -> WorkerMemory:
+    config = PDConfig(
+        model=str(video.path), limit_mm_per_prompt=limit, max_model_len=1024, max_num_seqs=16384
+    )
+    return memory_profile.size_kv_memory(config, video.decoder, Plenty())
+
+
+def test_the_encoder_cache_counts_embeddings_and_no_timestamps(video: Video) -> None:
+    item = prepared(video.case, video.encoder)
+    assert item.rows == 12, "one embedding for each pair of frames"
+    assert item.length > 12 * item.rows, "and a dozen tokens of timestamps beside it"
+    rows = video.encoder.encode([item])
+    plan = plan_of(item, video.encoder.width)
+    prompt = built(video.case, video.decoder, plan)
+    with engine_cell(video, max_model_len=1024, max_num_batched_tokens=64, kv_memory=64 * MIB) as cell:
+        assert len(answered(cell, video.decoder, prompt, rows)) == 16
+        used = cell.metric("triptych_pd_encoder_cache_bytes")
+    assert used == plan.nbytes == item.rows * video.encoder.width * 4
+    assert item.length * video.encoder.width * 4 > 12 * used, "what all tokens of the placeholder would take"
+
+
+def test_the_profile_counts_the_embeddings_of_the_largest_items(video: Video) -> None:
+    limits = parse_item_limits(_LIMIT)
+    assert max_embeddings(limits, video.decoder, video.path, 1024) == 12
+    two = parse_item_limits(_LIMIT.replace('"count": 1', '"count": 2'))
+    assert max_embeddings(two, video.decoder, video.path, 1024) == 24
+    assert max_embeddings(two, video.decoder, video.path, 20) == 20
+    picture = parse_item_limits('{"image": {"width": 32, "height": 32}, "video": 0}')
+    assert max_embeddings(picture, video.decoder, video.path, 1024) == 16
+
+
+def test_what_embeddings_do_not_need_is_the_kv_caches(video: Video) -> None:
+    every_token, masked = planned(video, ""), planned(video, _LIMIT)
+    assert every_token.needs.block == masked.needs.block
+    freed = every_token.needs.embeddings - masked.needs.embeddings
+    assert freed > 8 * masked.needs.embeddings
+    blocks = (masked.kv_memory - every_token.kv_memory) // masked.needs.block
+    assert blocks >= freed // masked.needs.block - 1 > 0

@@ -24,7 +24,7 @@ def test_every_class_on_torchvision_is_answered_as_by_transformers() -> None:
 
 
 def test_lfm2_vl_is_served_by_real_processes() -> None:
-    _run(["tests/e2e/test_any_class_under_faults.py", "-k", "Lfm2Vl"], 4)
+    _run(["tests/e2e/test_any_class.py", "-k", "Lfm2Vl"], 4)
 
 
 def _run(words: list[str], count: int) -> None:

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from support.data.checkpoints import build_checkpoint
+from support.encdec.batches import varied
+from support.encdec.cell import EncDecCheckpoint
 from support.engine.engine_cell import EngineCell, engine_cell
 from triptych.pd_worker.runner import model_runner
 from triptych.pd_worker.runner.capacity import block_bytes
@@ -58,3 +61,16 @@ def fail_each_in_turn(
         n += 1
     assert n >= at_least, "copies were made, out and in"
     assert preempted > n
+
+
+def fail_swaps_of_cross_tables(device: str) -> None:
+    """Texts are answered alike whichever copy of a cross table fails."""
+    bart = EncDecCheckpoint.open(build_checkpoint("bart"), device=device)
+    prompt = list(bart.decoder.prompt_defaults({}).token_ids)
+    inputs, expected = zip(*varied(bart, "bart", 4), strict=True)
+    fail_each_in_turn(
+        lambda: swapping_cell(bart, 28, block_size=4, max_model_len=80),
+        lambda cell: cell.finish([bart.request(cell, each, prompt, 64) for each in inputs]),
+        [result.token_ids for result in expected],
+        at_least=2,
+    )

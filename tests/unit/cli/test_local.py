@@ -1,8 +1,10 @@
-"""`triptych key`, `triptych cert`, `triptych namespace` and `triptych tones`."""
+"""`triptych key`, `cert`, `namespace`, `tones` and `store`."""
 
 from __future__ import annotations
 
+import hashlib
 import re
+from pathlib import Path
 
 import pytest
 import soundfile
@@ -45,3 +47,21 @@ def test_certificates_are_made_and_the_flags_that_name_them_are_said(tmp_path):
     assert f"--http-cert-file {tmp_path}/tls/cert.pem" in made.stdout
     assert f"--ca-file {tmp_path}/tls/ca.pem" in made.stdout
     assert_refused(triptych("cert", str(tmp_path / "other"), "--host", "http://x"), "--host 'http://x'")
+
+
+def test_store_acl_prints_the_users_with_hashes_of_the_passwords_in_files(tmp_path: Path) -> None:
+    words = []
+    for role in ("proxy", "encoder", "pd", "vllm"):
+        (tmp_path / role).write_text(f"{role} hush\n")
+        words += [f"--{role}-password-file", str(tmp_path / role)]
+    found = CliRunner().invoke(app, ["store", "acl", *words])
+    assert found.exit_code == 0
+    assert "hush" not in found.output
+    for role in ("proxy", "encoder", "pd", "vllm"):
+        hashed = hashlib.sha256(f"{role} hush".encode()).hexdigest()
+        assert f"user triptych-{role} reset on #{hashed} " in found.output
+
+
+def test_a_password_file_of_a_role_that_cannot_be_read_is_named_by_its_flag(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    assert_refused(triptych("store", "acl", "--pd-password-file", missing), "--pd-password-file", "be read")

@@ -1,8 +1,10 @@
-"""What a caller misspells, or gives in another form than the clients take, is an error that says so."""
+"""What the client sends: fields, messages and files."""
 
 from __future__ import annotations
 
+import base64
 import io
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,7 +13,7 @@ from PIL import Image
 
 import triptych
 from triptych.apps.client.fields import ChatFields, CompletionFields
-from triptych.apps.client.wire import audio_form, chat_body, conversation
+from triptych.apps.client.wire import audio_form, chat_body, conversation, media_type
 from triptych.base.errors import InvalidRequest
 from triptych.proxy.openai.chat.request import ChatBody
 from triptych.proxy.openai.completions.request import CompletionBody
@@ -76,3 +78,66 @@ def test_any_other_kind_of_file_is_refused_with_what_is_accepted(files: Any) -> 
 def test_audio_of_another_kind_is_refused_with_what_is_accepted() -> None:
     with pytest.raises(InvalidRequest, match="a path or bytes"):
         audio_form(Image.new("RGB", (1, 1)), "", {})  # type: ignore[arg-type]
+
+
+def _url(data: bytes, kind: str) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def test_paths_bytes_and_urls_become_parts_in_front_of_the_question(tmp_path: Path):
+    picture = tmp_path / "picture.of.mine"
+    picture.write_bytes(PNG)
+    (message,) = conversation("why?", [picture, str(picture), b"\xff\xd8\xffjpeg", "https://x.org/a.png"])
+    *images, text = message["content"]
+    assert text == {"type": "text", "text": "why?"}
+    assert [part["image_url"]["url"] for part in images] == [
+        _url(PNG, "image/png"),
+        _url(PNG, "image/png"),
+        _url(b"\xff\xd8\xffjpeg", "image/jpeg"),
+        "https://x.org/a.png",
+    ]
+
+
+def test_videos_follow_the_pictures(tmp_path: Path):
+    clips = {"a.mp4": b"\0\0\0\x20ftypisom", "b.webm": b"\x1a\x45\xdf\xa3webm", "c.gif": b"GIF89a"}
+    for name, data in clips.items():
+        (tmp_path / name).write_bytes(data)
+    videos = [*(str(tmp_path / name) for name in clips), "https://x.org/a.mp4"]
+    (message,) = conversation("why?", [PNG], videos)
+    first, *others, text = message["content"]
+    assert (first["type"], text["type"]) == ("image_url", "text")
+    kinds = ("video/mp4", "video/webm", "image/gif")
+    assert [part["video_url"]["url"] for part in others] == [
+        *(_url(data, kind) for data, kind in zip(clips.values(), kinds, strict=True)),
+        "https://x.org/a.mp4",
+    ]
+    (tmp_path / "notes.txt").write_bytes(b"hello")
+    with pytest.raises(InvalidRequest, match=r"notes.txt: not a video of a known format \(MP4"):
+        conversation("why?", (), [str(tmp_path / "notes.txt")])
+
+
+def test_files_beside_a_list_of_messages_are_refused():
+    with pytest.raises(InvalidRequest, match="files can only be given with a question"):
+        conversation([{"role": "user", "content": "x"}], [PNG])
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (PNG, "image/png"),
+        (b"\xff\xd8\xff\xe0", "image/jpeg"),
+        (b"GIF89a", "image/gif"),
+        (b"BM1234", "image/bmp"),
+        (b"RIFF0000WEBPVP8 ", "image/webp"),
+    ],
+)
+def test_the_first_bytes_tell_the_type(data: bytes, kind: str):
+    assert media_type(data, "x") == kind
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"hello", b"RIFF0000WAVE", b"0000ftypmp42", b"0000ftypheic", b"0000ftypavif"]
+)
+def test_what_is_no_picture_is_refused_by_name(data: bytes):
+    with pytest.raises(InvalidRequest, match="notes.txt"):
+        media_type(data, "notes.txt")

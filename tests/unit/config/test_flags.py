@@ -1,4 +1,4 @@
-"""Flags: declared once, written on command lines and read back."""
+"""Flags, sizes, ranges and limits as users write them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,24 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.options import parse
+from support.options import assert_refused, parse, triptych
+from triptych.apps.launch.model_path import DEMO_MODEL
 from triptych.base.config import (
+    ClusterConfig,
     ColocatedConfig,
     EncoderConfig,
     PDConfig,
     ProxyConfig,
+    ScalingConfig,
     ServeConfig,
+    WorkerCounts,
     WorkerRange,
+    check_scaling,
+    format_size,
+    parse_size,
 )
 from triptych.base.config.flags import Config, Flag, arguments, config_from, flags_of, secrets_of
+from triptych.base.errors import ConfigError
 
 
 @pytest.mark.parametrize("config", [ProxyConfig, EncoderConfig, PDConfig, ServeConfig])
@@ -85,3 +93,107 @@ def test_secrets_reach_children_beside_their_command_line():
     assert (config.internal_token, config.api_key) == ("hush-1-0123456789", "hush-2,hush-3")
     assert config.store == "unix://:hush-4@/x"
     assert "hush" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("words", "encoders", "pd_workers"),
+    [
+        (("--encoders", "3"), WorkerRange.fixed(3), WorkerRange.fixed(1)),
+        (("--encoders", "0..4", "--pd-workers", "1..3"), WorkerRange(0, 4), WorkerRange(1, 3)),
+        (("--encoders", "2..2", "--pd-workers", " 1 .. 64 "), WorkerRange.fixed(2), WorkerRange(1, 64)),
+    ],
+)
+def test_a_number_is_fixed_and_a_range_is_scaled(words, encoders, pd_workers):
+    for command, kind in (("serve", ServeConfig), ("check", ClusterConfig)):
+        config = parse(kind, command, *words)
+        assert (config.encoders, config.pd_workers) == (encoders, pd_workers)
+        assert config.pools == {"encoder": encoders, "pd": pd_workers}
+        assert parse(kind, command, *arguments(config)) == config
+
+
+def test_the_most_workers_are_planned_for() -> None:
+    config = parse(ServeConfig, "serve", "--encoders", "0..4", "--pd-workers", "1..3")
+    assert config.counts == WorkerCounts(encoders=4, pd_workers=3)
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "text", "told"),
+    [
+        ("serve", "--encoders", "4..2", "--encoders 4..2: the least is above the most; write 2..4"),
+        ("serve", "--pd-workers", "2..0", "--pd-workers 2..0: the least is above the most; write 1..2"),
+        ("serve", "--encoders", "0..65", "--encoders 0..65: at most 64 workers"),
+        ("serve", "--pd-workers", "65", "--pd-workers 65: at most 64 workers"),
+        ("serve", "--pd-workers", "0..3", "--pd-workers 0..3: the least is at least 1; write 1..3"),
+        ("serve", "--pd-workers", "0", "--pd-workers 0: at least 1"),
+        ("serve", "--encoders", "0..0", "--encoders 0..0: the most is at least 1, like 0..1"),
+        ("check", "--encoders", "0", "--encoders 0: at least 1; --encoders 0..1 starts one"),
+        ("serve", "--encoders", "..4", "like 2, or a range, like 0..4"),
+        ("serve", "--encoders", "1...4", "like 2, or a range, like 0..4"),
+        ("serve", "--pd-workers", "1-3", "like 2, or a range, like 1..4"),
+        ("serve", "--encoders", "-1..4", "like 2, or a range, like 0..4"),
+        ("serve", "--encoders", "²..4", "like 2, or a range, like 0..4"),
+        ("serve", "--encoders", "1" * 5000, "like 2, or a range, like 0..4"),
+    ],
+)
+def test_what_is_no_range_is_refused_with_the_flag_and_the_remedy(command, flag, text, told):
+    with pytest.raises(ConfigError) as refused:
+        parse(ServeConfig, command, flag, text)
+    assert told in str(refused.value)
+
+
+@pytest.mark.parametrize("command", ["serve", "check"])
+def test_replicas_are_not_scaled(command: str) -> None:
+    result = triptych(command, str(DEMO_MODEL), "--topology", "colocated", "--encoders", "0..4")
+    assert_refused(result, "--encoders 0..4 is for --topology epd", "--replicas 4")
+
+
+def test_a_number_outside_of_a_range_is_brought_into_it() -> None:
+    assert [WorkerRange(1, 3).clamp(wanted) for wanted in (-1, 0, 2, 9)] == [1, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("1048576", 1 << 20), ("512MiB", 512 << 20), ("2g", 2 << 30), ("1.5 KB", 1536), ("0", 0)],
+)
+def test_sizes_are_read_as_people_write_them(text, nbytes):
+    assert parse_size(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "many", "12 parsecs", "-5MiB", "5MiBB"])
+def test_an_invalid_size_is_an_error_that_shows_the_format(text):
+    with pytest.raises(ConfigError, match="512MiB"):
+        parse_size(text)
+
+
+def test_sizes_are_shown_in_the_largest_fitting_unit():
+    assert [format_size(n) for n in (10, 2048, 3 << 20, 5 << 40)] == [
+        "10 B",
+        "2.0 KiB",
+        "3.0 MiB",
+        "5120.0 GiB",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (ScalingConfig(min_encoders=3, max_encoders=2), "--min-encoders 3 is above --max-encoders 2"),
+        (ScalingConfig(min_encoders=-1, max_encoders=2), "--min-encoders -1: at least 0"),
+        (ScalingConfig(min_pd_workers=0, max_pd_workers=2), "--min-pd-workers 0: at least 1"),
+        (ScalingConfig(max_pd_workers=-2), "--max-pd-workers -2"),
+        (ScalingConfig(max_encoders=2, encoder_slo=0.0), "--encoder-slo 0"),
+        (ScalingConfig(max_encoders=2, encoder_slo=float("nan")), "--encoder-slo nan"),
+        (ScalingConfig(max_encoders=2, scale_window=1e9), "--scale-window 1e"),
+        (ScalingConfig(scaler_port=8002), "--scaler-port answers with decisions, and none is made"),
+    ],
+)
+def test_what_no_pool_can_be_scaled_by_is_refused_with_the_flag(config: ScalingConfig, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        check_scaling(config)
+
+
+@pytest.mark.parametrize(
+    ("flags", "patches"), [({}, 512), ({"device": "cuda:1"}, 16384), ({"encoder_batch_patches": 7}, 7)]
+)
+def test_encoder_batches_are_small_where_a_picture_keeps_the_device_busy(flags, patches):
+    assert EncoderConfig(**flags).batch_patches == patches

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 from click.testing import CliRunner
+from packaging.requirements import Requirement
 
 from triptych.apps.cli.app import app
 from triptych.apps.doctor import run
-from triptych.apps.doctor.finding import failed
+from triptych.apps.doctor.cluster import PageReply, check_health, check_models, check_ready, look_at_cluster
+from triptych.apps.doctor.finding import CheckOutcome, CheckResult, fail, failed, note, ok, table
+from triptych.apps.doctor.machine import check_versions, needed
 from triptych.base.config import DoctorConfig
 
 
@@ -42,3 +45,116 @@ def test_a_check_that_breaks_is_a_failure_of_its_own(monkeypatch: pytest.MonkeyP
 def test_a_flag_that_cannot_be_used_is_a_failure_with_its_remedy():
     result = CliRunner().invoke(app, ["doctor", "--store", "nonsense://x", "--port", "0", "--grpc-port", "0"])
     assert result.exit_code == 1 and "redis://" in result.output
+
+
+GROUPS = [
+    ("machine", [ok("memory", "8 GiB"), fail("files", "256", "ulimit -Hn 65536")]),
+    ("empty", []),
+    ("store", [note("persistence", "on", "CONFIG SET save ''")]),
+]
+
+
+def test_every_check_is_a_line_and_remedies_are_below_theirs():
+    assert table(GROUPS).splitlines() == [
+        "machine",
+        "  ok    memory       8 GiB",
+        "  FAIL  files        256",
+        "                     -> ulimit -Hn 65536",
+        "store",
+        "  note  persistence  on",
+        "                     -> CONFIG SET save ''",
+        "1 of 3 checks failed, 1 notes",
+    ]
+
+
+def test_only_failures_fail():
+    assert failed(GROUPS)
+    assert not failed(GROUPS[1:])
+
+
+def test_a_text_of_a_server_neither_ends_the_line_nor_moves_the_cursor():
+    text = table([("store", [ok("version", "7.0\n  FAIL  forged\x1b[2J\u2028")])])
+    assert len(text.splitlines()) == 3 and "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        (PageReply(200, '{"status": "ready"}'), CheckOutcome.OK),
+        (PageReply(200, '{"status": "ready", "degraded": "store"}'), CheckOutcome.FAIL),
+        (PageReply(503, '{"status": "no PD worker is live"}'), CheckOutcome.FAIL),
+        (PageReply(503, "<html>"), CheckOutcome.FAIL),
+        (PageReply(503, "[]"), CheckOutcome.FAIL),
+        (PageReply(error="timed out"), CheckOutcome.FAIL),
+    ],
+)
+def test_a_proxy_that_is_not_ready_says_why(answer, verdict):
+    assert check_ready(answer).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        (PageReply(200, '{"data": [{"id": "demo"}]}'), CheckOutcome.OK),
+        (PageReply(200, '{"data": []}'), CheckOutcome.FAIL),
+        (PageReply(401, "{}"), CheckOutcome.NOTE),
+        (PageReply(200, "{}"), CheckOutcome.FAIL),
+        (PageReply(200, '{"data": [1]}'), CheckOutcome.FAIL),
+        (PageReply(502, "<html>"), CheckOutcome.FAIL),
+    ],
+)
+def test_models_are_listed(answer, verdict):
+    assert check_models(answer).verdict is verdict
+
+
+def test_another_server_is_no_proxy():
+    assert check_health(PageReply(404)).verdict is CheckOutcome.FAIL
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:1", "file:///etc/passwd", "10.0.0.5:8000", "http://[::1:8000"]
+)
+def test_an_address_that_is_none_or_does_not_answer_is_one_failure(url):
+    (finding,) = look_at_cluster(url)
+    assert finding.verdict is CheckOutcome.FAIL and finding.remedy
+
+
+TORCH = Requirement('torch<2.14,>=2.11; extra == "worker"')
+GRPC = Requirement("grpcio>=1.80")
+
+
+def _results(found: dict[str, str], python: str = "3.12.1") -> dict[str, CheckResult]:
+    results = check_versions([GRPC, TORCH], lambda name: found.get(name, ""), python)
+    return {result.check: result for result in results}
+
+
+def test_a_proxys_and_a_workers_libraries_are_needed_and_no_other_extras():
+    worker = {one.name: one.marker is not None for one in needed()}
+    assert (worker["grpcio"], worker["torch"]) == (False, True)
+    assert not {"ray", "cryptography", "pytest"} & worker.keys()
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [
+        ("2.13.0+cpu", True),
+        ("2.11", True),
+        ("2.10.9", False),
+        ("2.14.0", False),
+        ("2.9.0", False),
+        ("nightly", False),
+    ],
+)
+def test_a_version_is_compared_by_its_numbers(version, fits):
+    results = _results({"torch": version, "grpcio": "1.85.1"})
+    assert results["libraries"].found == f"{1 + fits} of 2 fit"
+    assert ("torch" not in results) == fits
+    if not fits:
+        assert results["torch"].verdict is CheckOutcome.FAIL
+        assert results["torch"].remedy.endswith("'torch<2.14,>=2.11'")
+
+
+def test_a_proxy_needs_no_torch_but_grpc():
+    results = _results({})
+    assert results["worker"].verdict is CheckOutcome.NOTE and "torch missing" in results["worker"].found
+    assert (results["grpcio"].verdict, results["grpcio"].found) == (CheckOutcome.FAIL, "not installed")

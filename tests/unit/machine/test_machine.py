@@ -1,21 +1,27 @@
-"""Freed memory goes back to the system."""
+"""What a machine is, and who starts on it first."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from support.fakes.fake_cuda import fake_cuda
 from triptych.base.config.worker import GRAPH_MODES
 from triptych.base.errors import ConfigError
+from triptych.base.machine.device import Device
 from triptych.base.machine.graphs import EagerStatic, graph_backend
 from triptych.base.machine.heap import trim_heap
 from triptych.base.machine.resources import MAX_KIND_CHARS, check_temporary_folder, worker_kind
+from triptych.base.machine.start_lock import StartLock
 
 #: Frees every other of 400 blocks, each too small for a mapping of its own: none is at the heap's end.
 _HOLES = """
@@ -104,3 +110,50 @@ def test_a_replay_reads_what_the_buffers_hold_now() -> None:
     values.copy_(torch.tensor([1.0, 2.0, 3.0]))
     captured.replay()
     assert result.tolist() == [2.0, 4.0, 6.0]
+
+
+NAME = f"test-{os.getpid()}"
+
+
+def test_the_second_starts_when_the_first_has_what_it_needs() -> None:
+    order: list[str] = []
+    first = StartLock(NAME).acquire()
+
+    def second() -> None:
+        lock = StartLock(NAME).acquire()
+        order.append("second")
+        lock.release()
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(second)
+        StartLock(NAME + "-other").acquire().release()
+        StartLock("").acquire().release()
+        order.append("first")
+        first.release()
+        waiting.result(30)
+    assert order == ["first", "second"]
+
+
+def test_a_process_that_dies_while_it_starts_blocks_nobody() -> None:
+    take = f"from triptych.base.machine.start_lock import StartLock; StartLock({NAME!r}).acquire()"
+    code = f"import os; {take}; os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 9
+    StartLock(NAME, patience=0).acquire().release()
+
+
+def test_one_that_waits_in_vain_goes_on_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    first = StartLock(NAME).acquire()
+    second = StartLock(NAME, patience=0).acquire()
+    assert "another process still starts on" in caplog.text and "--device-memory" in caplog.text
+    second.release()
+    first.release()
+
+
+def test_a_gpu_has_one_name_whatever_its_number_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cuda(monkeypatch)
+    cards = {0: "GPU-a", 1: "GPU-b"}
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=cards[device.index])
+    )
+    names = [Device.of(torch.device(name)).start_name for name in ("cpu", "cuda", "cuda:1")]
+    assert names == ["", "cuda-GPU-a", "cuda-GPU-b"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from triptych.models.encoder_graph import (
     EncoderCudaGraphConfig,
@@ -11,6 +12,7 @@ from triptych.models.encoder_graph import (
     pad_repeat_last,
     pad_zeros,
 )
+from triptych.models.layers import before_each_layer
 
 
 @pytest.mark.parametrize(
@@ -50,3 +52,23 @@ def test_padding_fills_exactly_what_is_unused() -> None:
         whole = torch.arange(6)
         padding(whole, 6)
         assert whole.tolist() == [0, 1, 2, 3, 4, 5], "a full buffer has no padding"
+
+
+class Tower(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mergers = nn.ModuleList([nn.Identity()])
+        self.blocks = nn.ModuleList([nn.Identity() for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_every_forward_pauses_once_a_layer():
+    tower, pauses = Tower(), []
+    before_each_layer(tower, lambda: pauses.append(1))
+    tower(torch.zeros(1))
+    tower(torch.zeros(1))
+    assert len(pauses) == 6

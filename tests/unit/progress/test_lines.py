@@ -1,11 +1,15 @@
-"""Lines where there is no terminal: one as a step begins, a few as it goes on, one at its end."""
+"""Lines where there is no terminal, and reports from a worker to its launcher."""
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
+
 import pytest
 
-from triptych.base.progress.progress import Progress
-from triptych.base.progress.renderers import LineRenderer, due
+from triptych.base.progress.progress import BYTES, Progress, StepState
+from triptych.base.progress.renderers import MAX_BYTES, LauncherRenderer, LineRenderer, decode, due, encode
+from triptych.base.progress.tasks import amount, duration, line
 
 
 class Clock:
@@ -71,3 +75,81 @@ def test_two_steps_at_once_have_lines_of_their_own(log):
     inner.advance(5)
     outer.advance()
     assert [line.split(",")[0] for line in log.lines[2:]] == ["window: 50 %", "all windows: 50 %"]
+
+
+STATE = StepState("3", "loading weights", 5.0, 10.0, BYTES, "note", 2.5, ended=True, failed=False)
+_HUGE = b'{"name": "a", "state": {"key": "1", "label": "x", "done": 1e999}}'
+
+
+@pytest.fixture
+def listener(tmp_path: Path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as found:
+        found.setblocking(False)
+        found.bind(str(tmp_path / "progress"))
+        yield found
+
+
+def test_a_state_comes_back_from_its_datagram():
+    assert decode(encode("pd-0", STATE)) == ("pd-0", STATE)
+    unknown = StepState("3", "compiling")
+    assert decode(encode("pd-0", unknown)) == ("pd-0", unknown)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"{}", b"[" * 4000, _HUGE])
+def test_what_is_no_datagram_of_a_state_is_none(data):
+    assert decode(data) is None
+
+
+def test_a_worker_reports_to_the_socket_of_its_launcher(listener, tmp_path):
+    renderer = LauncherRenderer(tmp_path / "progress", "pd-0")
+    renderer.show(STATE)
+    renderer.ready()
+    assert decode(listener.recv(MAX_BYTES)) == ("pd-0", STATE)
+    found = decode(listener.recv(MAX_BYTES))
+    assert found is not None and found[1].label == "ready" and found[1].ended
+    renderer.close()
+
+
+def test_a_launcher_that_does_not_read_holds_no_worker_up(listener, tmp_path):
+    renderer = LauncherRenderer(tmp_path / "progress", "pd-0")
+    for _ in range(5000):
+        renderer.show(STATE)
+    renderer.close()
+
+
+def test_a_launcher_that_is_gone_ends_no_worker(listener, tmp_path):
+    renderer = LauncherRenderer(tmp_path / "progress", "pd-0")
+    listener.close()
+    renderer.show(STATE)
+    renderer.close()
+
+
+def state(**values: object) -> StepState:
+    return StepState("1", "loading weights", **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0, "0 s"), (-3, "0 s"), (59.4, "59 s"), (60, "1 min"), (200, "3 min 20 s"), (7500, "2 h 5 min")],
+)
+def test_a_time_is_in_the_units_of_its_size(seconds, expected):
+    assert duration(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"done": 3, "total": 8, "unit": "layers"}, "3 of 8 layers"),
+        ({"done": 3 << 30, "total": 14 << 30, "unit": BYTES}, "3.0 GiB of 14.0 GiB"),
+        ({"done": 512, "unit": BYTES}, "512 B"),
+        ({}, ""),
+        ({"done": 4, "unit": "windows"}, "4 windows"),
+    ],
+)
+def test_an_amount_is_in_its_unit_and_of_the_total_where_that_is_known(values, expected):
+    assert amount(state(**values)) == expected
+
+
+def test_a_line_has_share_amount_note_and_time():
+    text = line(state(done=1, total=4, unit="windows", note="2 in flight"), 5.0, 61.0)
+    assert text == "loading weights: 25 %, 1 of 4 windows, 2 in flight, about 1 min 1 s left"

@@ -1,4 +1,4 @@
-"""The server of --metrics-port: its pages, and clients that mean it no good."""
+"""The answers to probes by phase and health, and the server of --metrics-port that gives them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from triptych.base.errors import ConfigError
-from triptych.base.status.status_server import MOST_CONNECTIONS, ServiceStatus, StatusServer, status_server
+from triptych.base.status.status_server import (
+    MOST_CONNECTIONS,
+    ProbeAnswer,
+    ServicePhase,
+    ServiceStatus,
+    StatusServer,
+    health_answer,
+    ready_answer,
+    status_server,
+)
 
 
 @pytest.fixture
@@ -102,3 +111,47 @@ def test_no_scraper_gets_vllms_names_with_another_colon(page: StatusServer, acce
     with urllib.request.urlopen(request, timeout=10) as reply:
         assert "vllm:num_requests_running 3.0" in reply.read().decode()
         assert reply.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+
+
+@pytest.mark.parametrize(
+    ("phase", "healthy", "expected"),
+    [
+        (ServicePhase.STARTING, True, ProbeAnswer(503, "starting")),
+        (ServicePhase.READY, True, ProbeAnswer(200, "ready")),
+        (ServicePhase.READY, False, ProbeAnswer(503, "stalled")),
+        (ServicePhase.DRAINING, True, ProbeAnswer(503, "draining")),
+        (ServicePhase.DRAINING, False, ProbeAnswer(503, "draining")),
+    ],
+)
+def test_only_a_loaded_and_healthy_process_that_is_not_leaving_is_ready(phase, healthy, expected):
+    assert ready_answer(phase, healthy=healthy) == expected
+
+
+def test_a_process_without_its_store_is_ready_and_says_what_it_lacks() -> None:
+    assert ready_answer(ServicePhase.READY, healthy=True, degraded=["store"]) == ProbeAnswer(
+        200, "ready", ("store",)
+    )
+
+
+def test_a_process_that_alone_lacks_its_store_is_not_ready() -> None:
+    answer = ready_answer(ServicePhase.READY, healthy=True, cut_off=True, degraded=["store"])
+    assert answer == ProbeAnswer(503, "cut off from the store")
+
+
+def test_liveness_follows_the_engines_and_nothing_else() -> None:
+    status = ServiceStatus()
+    healthy = True
+    status.follow(lambda: healthy, lambda: ["store"])
+    assert status.health_probe().status == 200
+    status.ready()
+    status.drain()
+    assert status.health_probe() == health_answer(healthy=True)
+    healthy = False
+    assert status.health_probe().status == 503
+
+
+def test_a_process_that_drains_does_not_become_ready_again() -> None:
+    status = ServiceStatus()
+    status.drain()
+    status.ready()
+    assert status.ready_probe() == ProbeAnswer(503, "draining")

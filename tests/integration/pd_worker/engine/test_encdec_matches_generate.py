@@ -13,6 +13,7 @@ import torch
 
 from support.data.checkpoints import build_checkpoint
 from support.data.sounds import sound
+from support.encdec.batches import ENC_DEC, answers_in_batches
 from support.encdec.cell import EncDecCheckpoint
 from support.encdec.oracle import Inputs, audio_inputs
 from support.encdec.oracle import greedy as oracle
@@ -259,3 +260,21 @@ def test_what_stands_beside_a_request_changes_nothing_of_its_logits(bart: EncDec
     for other in seen[1:]:
         assert [token for token, _ in other] == [token for token, _ in seen[0]]
         assert [value for _, value in other] == pytest.approx([value for _, value in seen[0]], abs=1e-4)
+
+
+@pytest.mark.parametrize("family", ["mbart", "trocr"])
+def test_a_batch_is_answered_as_by_generate(family: str) -> None:
+    answers_in_batches(family, (4,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ENC_DEC)
+def test_batches_of_one_to_eight_are_answered_as_by_generate(family: str) -> None:
+    answers_in_batches(family, range(1, 9))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["blockwise"])
+@pytest.mark.parametrize("family", ENC_DEC)
+def test_every_backend_answers_as_generate(family: str, backend: str) -> None:
+    answers_in_batches(family, (1, 5), backend=backend)

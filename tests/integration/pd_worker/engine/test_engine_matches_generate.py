@@ -6,22 +6,18 @@ import pytest
 
 from support.data.oracle import assert_exact
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
+from support.engine.prompts import CAT, DOG, MIXED, ONE, TEXT, THREE, TWICE
 from support.matrix import matrix
 from triptych.ec_connector.base import EncoderOutput
-from triptych.pd_worker.core.request_events import ItemMissing, NewTokens, RequestFinished
+from triptych.pd_worker.core.request_events import NewTokens, RequestFinished
 
-CAT, DOG, TREE = (1, 96, 64), (2, 64, 96), (3, 64, 64)
-TEXT = Prompt("Say something about the weather, and then about the sea.")
-ONE = Prompt("What is this?", (CAT,))
-THREE = Prompt("Compare these three.", (CAT, DOG, TREE))
-TWICE = Prompt("Two of them.", (DOG, DOG))
 SMALL = Prompt("What is this?", ((5, 48, 48),))
-MIXED = [TEXT, ONE, THREE, TWICE]
+FAMILIES = ["qwen3_vl", "qwen2_5_vl", "llava"]
 #: Different tokens that a reference of this length must have: fewer would prove little.
 _DISTINCT = {8: 5, 24: 10, 64: 20}
 
 
-@pytest.mark.parametrize("family", matrix(["qwen3_vl", "qwen2_5_vl", "llava"]))
+@pytest.mark.parametrize("family", matrix(FAMILIES))
 def test_prepacked_layers_answer_alike(family: str, prepack_all: None) -> None:
     with engine_cell(Checkpoint.open(family), max_num_batched_tokens=33) as cell:
         assert_matches(cell, MIXED, cell.answer(MIXED, 24))
@@ -135,35 +131,32 @@ def test_paused_requests_answer_alike_once_they_are_resumed(checkpoint: Checkpoi
         cell.assert_at_rest()
 
 
-def test_an_embedding_lost_from_the_store_is_asked_for_and_then_used(checkpoint: Checkpoint) -> None:
-    result = reference(checkpoint.path, ONE, 8)
-    with engine_cell(checkpoint) as cell:
-        request = cell.request(ONE, result.prompt_token_ids, 8)
-        cell.store.clear()
-        cell.engine.submit(request)
-        missing = cell.wait(request.request_id, ItemMissing)
-        checkpoint.publish(cell.store, request.features)
-        cell.engine.items_ready([missing.mm_hash])
-        cell.wait(request.request_id, RequestFinished)
-        assert cell.tokens(request.request_id) == result.token_ids
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("block_size", [1, 8, 16, 64])
+@pytest.mark.parametrize("budget", [7, 16, 33, 512, 4096])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_match_with_every_budget_and_block_size(
+    family: str, budget: int, block_size: int, prefix_caching: bool
+) -> None:
+    flags = {"max_num_batched_tokens": budget, "block_size": block_size, "prefix_caching": prefix_caching}
+    with engine_cell(Checkpoint.open(family), **flags) as cell:
+        for _ in range(2):
+            assert_matches(cell, MIXED, cell.answer(MIXED, 64))
         cell.assert_at_rest()
 
 
-def test_a_resumed_request_goes_on_where_the_first_attempt_ended(checkpoint: Checkpoint) -> None:
-    result = reference(checkpoint.path, ONE, 24)
-    with engine_cell(checkpoint) as cell:
-        request = cell.request(ONE, result.prompt_token_ids, 14)
-        request.output_token_ids.extend(result.token_ids[:10])
-        assert cell.finish([request]) == [result.token_ids[10:]]
-
-
-def test_a_cancelled_request_leaves_nothing(checkpoint: Checkpoint) -> None:
-    with engine_cell(checkpoint) as cell:
-        request = cell.request(ONE, reference(checkpoint.path, ONE, 8).prompt_token_ids, 400)
-        cell.engine.submit(request)
-        cell.engine.cancel([request.request_id], "proxy")
-        assert cell.wait(request.request_id, RequestFinished).reason == "abort"
-        cell.assert_at_rest()
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_chunk_boundary_at_every_offset_of_three_images_changes_nothing(family: str) -> None:
+    checkpoint = Checkpoint.open(family)
+    ids = reference(checkpoint.path, THREE, 24).prompt_token_ids
+    end = checkpoint.features(ids, THREE)[-1].placement.end
+    for budget in range(1, end + 1, 1 if end < 120 else 3):
+        with engine_cell(checkpoint, max_num_batched_tokens=budget, prefix_caching=False) as cell:
+            assert_matches(cell, [THREE], cell.answer([THREE], 24))
 
 
 def test_mutant_zeroed_deepstack_changes_the_output(checkpoint: Checkpoint) -> None:

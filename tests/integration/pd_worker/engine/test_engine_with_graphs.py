@@ -15,6 +15,7 @@ import torch
 from support.data.oracle import assert_exact
 from support.encdec.batches import ENC_DEC, answers_in_batches
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
+from support.engine.prompts import DOG, MIXED, ONE, TEXT
 from support.graphs import RecordingBackend
 from support.matrix import matrix
 from triptych.base.errors import ConfigError, InternalError
@@ -23,10 +24,6 @@ from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.request_events import NewTokens, RequestFinished
 from triptych.pd_worker.runner import graph_start
 
-CAT, DOG, TREE = (1, 96, 64), (2, 64, 96), (3, 64, 64)
-TEXT = Prompt("Say something about the weather, and then about the sea.")
-ONE = Prompt("What is this?", (CAT,))
-MIXED = [TEXT, ONE, Prompt("Compare these three.", (CAT, DOG, TREE)), Prompt("Two of them.", (DOG, DOG))]
 GRAPHS = {"decode_graphs": "static", "max_num_seqs": 4, "block_size": 8}
 
 

@@ -11,11 +11,10 @@ import pytest
 
 from support.data.oracle import assert_exact
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
+from support.engine.prompts import THREE
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import ItemMissing, RequestAdmitted, RequestFinished
 
-CAT, DOG, TREE = (1, 96, 64), (2, 64, 96), (3, 64, 64)
-THREE = Prompt("Compare these three.", (CAT, DOG, TREE))
 TOKENS, BLOCK = 24, 4
 EARLY = "triptych_pd_overlap_tokens_total"
 

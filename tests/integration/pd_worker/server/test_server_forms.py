@@ -90,13 +90,6 @@ async def test_a_resumed_output_goes_on_in_its_form(client):
         assert resumed.finished.reason == "stop"
 
 
-async def test_resumed_tokens_that_do_not_fit_are_refused(client):
-    resume = pd_pb2.Resume(prompt_token_ids=[5, 6, 7], output_token_ids=[65, 65])
-    message = client.message("r", "", attempt=2, resume=resume, output_format=FORM, **SAMPLED)
-    reply = await client.submit(message)
-    assert (reply.status, reply.error.param) == (pd_pb2.SubmitReply.STATUS_REFUSED, "resume")
-
-
 @pytest.mark.parametrize(
     "form",
     [

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-import grpc
 import pytest
 
 from support.engine.engine_requests import make_request
@@ -212,25 +211,3 @@ async def test_a_fault_at_the_door_is_answered_and_leaves_nothing(where, fault, 
         assert (reply.status, reply.error.code) == (REFUSED, code)
         assert "boom" not in reply.error.message
         assert s.streams.unfinished == 0
-
-
-async def test_a_worker_that_demands_the_token_refuses_others():
-    server = make_server("the-token-of-the-worker")
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    engine, input_processor = Engine(), InputProcessor()
-    input_processor.gate.set()
-    with ThreadPoolExecutor(1) as pool:
-        servicer = PDServicer(engine, input_processor, EventStreams(engine.cancel), pool, pool)
-        pd_pb2_grpc.add_PDServiceServicer_to_server(servicer, server)
-        await server.start()
-        for token in ("", "a-guess-of-its-token"):
-            async with make_channel(address, token) as channel:
-                client = PDClient(channel, "key")
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await client.submit(client.message("r1", "x"))
-            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        async with make_channel(address, "the-token-of-the-worker") as channel:
-            client = PDClient(channel, "key")
-            await client.submit(client.message("r1", "x"))
-        await server.stop(0)
-    assert engine.submitted == ["r1"]

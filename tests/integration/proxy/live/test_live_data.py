@@ -273,14 +273,6 @@ async def test_a_worker_is_shown_by_its_own_name_with_what_it_reports(store: Emb
         assert {span["where"] for span in spans(await live.shows("mine"), 0, "encode")} <= {"encoder-7"}
 
 
-async def test_embeddings_are_counted_by_the_way_that_they_went(store: EmbeddingStore) -> None:
-    async with watched(store) as live:
-        await live.ask("mine", "a", "b")
-        totals = live.cluster.live.calls.transfers.totals
-        assert totals["encoded"] == totals["store"] and totals["store"][0] == 2 and totals["store"][1] > 0
-        assert totals["shm"] == totals["peer"] == (0, 0)
-
-
 @pytest.mark.parametrize("path", ["/cluster", "/cluster/events", "/cluster/requests/mine"])
 async def test_without_the_page_there_are_no_live_data(store: EmbeddingStore, path: str) -> None:
     async with FakeCluster(store) as cluster:

@@ -12,7 +12,6 @@ from openai import APIStatusError
 
 from support.fakes.fake_workers import MODEL
 from support.fakes.proxy_fakes import FakeCluster
-from support.hostile.malformed import tool
 from support.waiting import until
 from triptych.base.rpc.channels import make_channel
 from triptych.protos import pd_pb2, proxy_pb2, proxy_pb2_grpc
@@ -82,15 +81,6 @@ async def test_a_worker_lost_in_mid_thought_costs_no_letter(cluster: FakeCluster
     message = (await asking).choices[0].message
     assert (message.reasoning_content, message.content) == ("I see.", "Red.")
     assert alive.submits[0].attempt == 2
-
-
-async def test_a_call_is_looked_for_after_the_reasoning(cluster: FakeCluster) -> None:
-    call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
-    for worker in cluster.pd_workers:
-        worker.script = [call, "</think>\n\n", call]
-    (choice,) = (await cluster.ask(HELLO, tools=[tool("look")])).choices
-    assert choice.finish_reason == "tool_calls"
-    assert (choice.message.reasoning_content, len(choice.message.tool_calls)) == (call, 1)
 
 
 @pytest.mark.parametrize(

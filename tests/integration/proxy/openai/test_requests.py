@@ -27,18 +27,6 @@ async def test_three_images_make_three_encoder_jobs_and_the_pd_worker_sees_no_pi
         await cluster.at_rest()
 
 
-async def test_four_images_are_spread_over_two_encoders(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, encoders=2) as cluster:
-        for encoder in cluster.encoders:
-            encoder.gate.clear()
-        asked = asyncio.create_task(cluster.ask(user("?", *(picture(f"p{i}") for i in range(4)))))
-        await until(lambda: len(cluster.jobs) == 4)
-        assert [len(encoder.jobs) for encoder in cluster.encoders] == [2, 2]
-        for encoder in cluster.encoders:
-            encoder.gate.set()
-        await asked
-
-
 async def test_equal_images_of_one_request_and_of_two_are_encoded_once(store: EmbeddingStore) -> None:
     async with FakeCluster(store) as cluster:
         cluster.encoders[0].gate.clear()
@@ -119,15 +107,6 @@ async def test_an_error_after_the_first_byte_is_an_event_in_the_stream(store: Em
         with pytest.raises(Exception, match="it broke"):
             _ = [chunk async for chunk in chunks]
         await cluster.at_rest()
-
-
-async def test_a_request_whose_time_is_over_gets_504_and_is_cancelled(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, request_timeout=0.3) as cluster:
-        cluster.pd_workers[0].gate.clear()
-        with pytest.raises(APIStatusError) as caught:
-            await cluster.ask([{"role": "user", "content": "x"}])
-        assert caught.value.status_code == 504
-        await until(lambda: len(cluster.pd_workers[0].cancels) == 1)
 
 
 async def test_a_client_that_leaves_cancels_its_encoder_job(store: EmbeddingStore) -> None:

@@ -47,17 +47,6 @@ async def test_a_value_in_parts_is_saved_renewed_loaded_and_replaced(
         assert isinstance(loaded, Loaded) and bytes(loaded.body) == body
 
 
-async def test_a_damaged_value_is_a_miss_and_is_replaced(topology_store: EmbeddingStore) -> None:
-    plan = make_plan()
-    await topology_store.save(plan, make_body(plan), ttl=60)
-    await topology_store.control.execute("SETRANGE", f"ec:{{{plan.mm_hash}}}", 200, b"rubbish")
-    missing = await topology_store.load(plan, fresh_buffer)
-    assert isinstance(missing, Missing) and missing.damaged_digest
-    result = await topology_store.save(plan, make_body(plan), ttl=60, damaged_digest=missing.damaged_digest)
-    assert result is SaveResult.REPLACED
-    assert isinstance(await topology_store.load(plan, fresh_buffer), Loaded)
-
-
 async def test_leases_have_one_owner(topology_store: EmbeddingStore) -> None:
     leases = Leases(topology_store)
     mm_hash = make_plan().mm_hash

@@ -1,15 +1,21 @@
-"""The loop: a server that comes and goes is waited for, an error that stays ends it."""
+"""The terminal view: its loop, its keys, its numbers."""
 
 from __future__ import annotations
 
 import io
+import os
+import pty
+import termios
 from collections.abc import Iterator
+from typing import TextIO
 
 import msgspec
 import pytest
 from rich.console import Console
 
-from support.fakes.live_view import EXAMPLE
+from support.fakes.live_view import EXAMPLE, CountingView
+from triptych.apps.cli.top import tables
+from triptych.apps.cli.top.keys import end_keys
 from triptych.apps.cli.top.screen import watch
 from triptych.base.errors import NotFound, RequestError, Unauthorized, Unavailable
 from triptych.proxy.live.objects import ClusterSnapshot
@@ -49,3 +55,58 @@ def test_an_error_that_stays_ends_it(error: RequestError) -> None:
 
 def test_a_first_look_without_an_answer_ends_it() -> None:
     assert followed(Unavailable("no server answers")) == ("", Unavailable)
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, TextIO]]:
+    """A keyboard's end, and the program's."""
+    keyboard, program = pty.openpty()
+    with os.fdopen(program) as stdin:
+        yield keyboard, stdin
+    os.close(keyboard)
+
+
+def test_q_ends_the_view_at_once_and_leaves_the_terminal_as_it_was(terminal: tuple[int, TextIO]) -> None:
+    keyboard, stdin = terminal
+    before = termios.tcgetattr(stdin.fileno())
+    view, screen = CountingView(), Console(file=io.StringIO(), width=80, height=40, force_terminal=True)
+    with end_keys(stdin) as pause:
+        os.write(keyboard, b"q")
+        watch(view.snapshot, screen, lambda seconds: pause(60.0))
+    assert view.snapshots == 1
+    assert termios.tcgetattr(stdin.fileno()) == before
+
+
+def test_other_keys_do_not_end_it(terminal: tuple[int, TextIO]) -> None:
+    keyboard, stdin = terminal
+    with end_keys(stdin) as pause:
+        os.write(keyboard, b"x\n")
+        assert pause(0.05) is False
+        os.write(keyboard, b"Q")
+        assert pause(60.0) is True
+
+
+def test_an_input_that_is_no_terminal_is_not_read() -> None:
+    stdin = io.StringIO("q")
+    with end_keys(stdin) as pause:
+        assert pause(0.0) is False
+    assert stdin.read() == "q"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0s"), (59.9, "59.9s"), (60, "1m00s"), (3599, "59m59s"), (3660, "1h01m"), (90000, "1d01h")],
+)
+def test_a_time_has_its_two_largest_units(seconds: float, text: str) -> None:
+    assert tables.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"), [(12, "12 B"), (2048, "2.0 KiB"), (3 << 20, "3.0 MiB"), (5 << 30, "5.0 GiB")]
+)
+def test_a_size_has_its_unit(nbytes: int, text: str) -> None:
+    assert tables.size(nbytes) == text
+
+
+def test_no_control_character_of_a_workers_name_reaches_the_terminal() -> None:
+    assert tables.plain("a\x1b[2Jb\nc\u202ed") == "a?[2Jb?c?d"

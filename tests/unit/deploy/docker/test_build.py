@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from deploy.docker.host_pip import local_paths, settings
+from deploy.docker.requirements import requirements
 from triptych import __version__
 
 ROOT = Path(__file__).parents[4]
@@ -91,3 +94,40 @@ def test_arguments_reach_the_builder_and_torch_s_only_those_that_have_it(machine
         assert asked.endswith(f" {words} .")
     assert "--build-arg PIP_TORCH_ARGS=--index-url https://wheels.example" in worker
     assert "PIP_TORCH_ARGS" not in proxy
+
+
+LISTING = r"""
+:env:.cert='/certs/ours.crt'
+:env:.default-timeout='180'
+:env:.disable-pip-version-check='1'
+global.cert='/certs/theirs.crt'
+global.extra-index-url='file:///mirror/simple https://mirror.example/simple'
+global.find-links='/wheels\nfile:///more%20wheels'
+install.user='true'
+"""
+
+
+def test_only_what_says_where_packages_come_from_is_taken_and_a_variable_wins():
+    found = settings(LISTING)
+    assert found == {
+        "cert": "/certs/ours.crt",
+        "timeout": "180",
+        "extra-index-url": "file:///mirror/simple https://mirror.example/simple",
+        "find-links": "/wheels\nfile:///more%20wheels",
+    }
+    assert settings("\n".join(reversed(LISTING.splitlines())))["cert"] == "/certs/ours.crt"
+
+
+def test_every_local_folder_is_mounted_and_an_index_with_the_files_beside_it():
+    expected = {"/certs/ours.crt", "/mirror", "/wheels", "/more wheels"}
+    assert set(local_paths(settings(LISTING))) == {Path(path) for path in expected}
+
+
+def test_the_proxy_needs_no_extra_and_a_worker_its_own():
+    text = (ROOT / "pyproject.toml").read_text()
+    project = tomllib.loads(text)["project"]
+    assert requirements(text, []) == project["dependencies"]
+    assert requirements(text, ["worker"]) == [
+        *project["dependencies"],
+        *project["optional-dependencies"]["worker"],
+    ]

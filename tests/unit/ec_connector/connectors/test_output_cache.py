@@ -1,12 +1,18 @@
-"""The worker's encoder cache: bounded in bytes, held entries stay."""
+"""The encoder cache, outputs that are served, and roles that do not transfer."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from triptych.base.types import ItemPlan
-from triptych.ec_connector.base import EncoderOutput
-from triptych.ec_connector.connectors.memory_store import OutputCache
+from support.data.items import make_plan
+from triptych.base.types import EmbeddingSource, ItemPlan, MMFeature, Placement
+from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput, Presence
+from triptych.ec_connector.connectors.memory_store import MemoryStore, OutputCache
+from triptych.ec_connector.connectors.served_outputs import NotFiniteError, ServedOutputs
+from triptych.ec_connector.factory import ECConnectorFactory
+from triptych.ec_connector.metadata import Fetch, TransferMetadata
+from triptych.store.codec import PendingHead, encode_head, write_id_of
 
 
 def output(key: str, rows: int = 1) -> EncoderOutput:
@@ -56,3 +62,142 @@ def test_making_room_ends_though_everything_is_held_and_asking_for_nothing_chang
     assert cache.get("missing") is None
     cache.unpin("a")
     assert list(cache) == ["a"]
+
+
+SIZE = 64 << 10
+
+
+def served(limit: int = 1 << 20) -> ServedOutputs:
+    return ServedOutputs(limit, socket="a socket", address="")
+
+
+def offered(outputs: ServedOutputs, name: str) -> tuple[ItemPlan, EmbeddingSource]:
+    plan = make_plan(name, rows=100, width=16)
+    output = outputs.offer(plan, PendingHead(plan, ttl=60), memoryview(bytes(plan.nbytes)))
+    assert output is not None
+    return plan, output.source
+
+
+def test_the_one_pass_makes_the_value_that_the_store_gets() -> None:
+    outputs, plan = served(), make_plan("one", rows=100, width=16)
+    body = memoryview(torch.randn(plan.rows, plan.width).view(torch.uint8).numpy().tobytes())
+    output = outputs.offer(plan, PendingHead(plan, ttl=60), body)
+    assert output is not None and outputs.get(plan) is output
+    assert output.head == encode_head(plan, body, ttl=60, write_id=write_id_of(output.head))
+    with outputs.reading(output.source.name):
+        assert bytes(output.view) == output.head + bytes(body)
+
+
+def test_what_is_not_finite_is_not_served_and_gives_its_memory_back() -> None:
+    outputs, plan = served(SIZE), make_plan("one", rows=100, width=16)
+    body = torch.full((plan.rows, plan.width), torch.inf).view(torch.uint8).numpy().data.cast("B")
+    with pytest.raises(NotFiniteError):
+        outputs.offer(plan, PendingHead(plan, ttl=60), body)
+    assert outputs.get(plan) is None
+    offered(outputs, "two")
+
+
+def read(outputs: ServedOutputs, source: EmbeddingSource) -> bool:
+    with outputs.reading(source.name) as output:
+        return output is not None
+
+
+@pytest.mark.parametrize("first", ["read", "stored"])
+def test_what_is_read_and_stored_gives_its_memory_to_the_next_output(first: str) -> None:
+    outputs = served()
+    plan, source = offered(outputs, "one")
+    if first == "read":
+        assert read(outputs, source)
+    outputs.stored(plan.mm_hash)
+    if first == "stored":
+        assert read(outputs, source)
+    _, second = offered(outputs, "two")
+    assert outputs.nbytes == SIZE
+    assert not read(outputs, source) and read(outputs, second)
+
+
+@pytest.mark.parametrize("used", ["not at all", "read", "stored"])
+def test_what_is_not_both_read_and_stored_stays_while_there_is_room(used: str) -> None:
+    outputs = served()
+    plan, source = offered(outputs, "one")
+    if used == "read":
+        assert read(outputs, source)
+    elif used == "stored":
+        outputs.stored(plan.mm_hash)
+    offered(outputs, "two")
+    assert outputs.nbytes == 2 * SIZE
+    assert read(outputs, source)
+
+
+def test_what_is_being_read_again_keeps_its_bytes() -> None:
+    outputs = served()
+    plan, source = offered(outputs, "one")
+    outputs.stored(plan.mm_hash)
+    assert read(outputs, source)
+    with outputs.reading(source.name) as output:
+        assert output is not None
+        before = bytes(output.view)
+        offered(outputs, "two")
+        assert bytes(output.view) == before and outputs.nbytes == 2 * SIZE
+
+
+PLAN = ItemPlan("a" * 64, "n" * 64, "image", 2, 4, "float32", 2)
+FEATURE = MMFeature(PLAN, Placement(0, 2))
+
+
+class Request:
+    request_id = "r"
+    features = (FEATURE,)
+
+
+@pytest.fixture(params=["memory", "redis"])
+def config(request, tmp_path):
+    """A transfer config; its store does not answer, for nobody should ask it."""
+    url, store = f"unix://{tmp_path}/no.sock", MemoryStore()
+
+    def make(ec_role):
+        return ECTransferConfig(connector=request.param, store_url=url, store=store, ec_role=ec_role)
+
+    return make
+
+
+def entry():
+    return {PLAN.mm_hash: EncoderOutput(PLAN, torch.ones(2, 4))}
+
+
+@pytest.mark.parametrize(("ec_role", "loads"), [("both", True), ("consumer", True), ("producer", False)])
+def test_the_scheduler_of_a_producer_orders_no_load(config, ec_role, loads):
+    scheduler = ECConnectorFactory.create_connector(config(ec_role), ECConnectorRole.SCHEDULER)
+    scheduler.add_request(Request())
+    scheduler.item_ready(PLAN.mm_hash)
+    assert scheduler.has_caches(Request()) == [Presence.LOADING if loads else Presence.UNKNOWN]
+    scheduler.update_state_after_alloc(Request(), 0)
+    metadata = scheduler.build_connector_meta(None)
+    assert (len(metadata.fetches), metadata.moves) == (int(loads), ())
+
+
+def test_a_load_by_a_producer_fails_with_the_reason(config):
+    worker = ECConnectorFactory.create_connector(config("producer"), ECConnectorRole.WORKER)
+    cache = {}
+    worker.config.store.update(entry())
+    worker.start_load_caches(TransferMetadata(1, (Fetch(PLAN, 1),), (), ()), cache)
+    (failure,) = worker.get_finished().failed
+    assert failure.mm_hash == PLAN.mm_hash
+    assert "producer" in failure.reason
+    assert cache == {}
+    worker.shutdown()
+
+
+def test_a_save_by_a_consumer_is_reported_as_unsaved_with_the_reason(config):
+    worker = ECConnectorFactory.create_connector(config("consumer"), ECConnectorRole.WORKER)
+    worker.save_caches(entry(), PLAN.mm_hash)
+    output = worker.get_finished()
+    assert output.saved == []
+    assert "consumer" in output.unsaved[PLAN.mm_hash]
+    assert worker.config.store == {}
+    worker.shutdown()
+
+
+def test_another_role_is_refused_with_those_that_there_are():
+    with pytest.raises(ValueError, match="ec_role 'reader': use one of both, producer, consumer"):
+        ECTransferConfig(ec_role="reader")

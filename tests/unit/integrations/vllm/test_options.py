@@ -1,10 +1,16 @@
-"""The options in vLLM's `ec_connector_extra_config`."""
+"""Options of the connector, and engines that it refuses."""
 
 from __future__ import annotations
+
+import logging
+from types import SimpleNamespace as Config
+from typing import Any
 
 import pytest
 
 from triptych.base.errors import ConfigError
+from triptych.base.vllm_classes import CLASSES
+from triptych.integrations.vllm.engine import adopt_logging, check_engine, row_width, shares_a_process
 from triptych.integrations.vllm.options import parse_options
 from triptych.store.topology.location import parse_store
 
@@ -77,3 +83,93 @@ def test_a_bad_option_is_an_error_that_names_it(given, said):
     with pytest.raises(ConfigError, match=said) as raised:
         parse_options(NEEDED | given)
     assert str(raised.value).startswith("ec_connector_extra_config")
+
+
+QWEN, SMOL = "Qwen3VLForConditionalGeneration", "SmolVLMForConditionalGeneration"
+
+
+def config(**changed: Any) -> Config:
+    parallel = {"nnodes": 1, "distributed_executor_backend": "uni", "world_size": 1}
+    model: dict[str, Any] = {"is_encoder_decoder": False, "hf_config": Config(architectures=[QWEN])}
+    multimodal = {"mm_processor_cache_type": "lru"}
+    for given in (parallel, model, multimodal):
+        given.update({name: value for name, value in changed.items() if name in given})
+    return Config(
+        parallel_config=Config(**parallel),
+        model_config=Config(**model, multimodal_config=Config(**multimodal)),
+    )
+
+
+def test_an_ordinary_engine_is_accepted():
+    check_engine(config(), is_consumer=True)
+    check_engine(config(distributed_executor_backend="mp", world_size=8), is_consumer=True)
+
+
+@pytest.mark.parametrize(
+    "changed,said",
+    [
+        ({"nnodes": 2}, "one vLLM instance per machine"),
+        ({"distributed_executor_backend": "ray"}, "--distributed-executor-backend mp or uni"),
+        ({"mm_processor_cache_type": "shm"}, "--mm-processor-cache-type lru"),
+        ({"is_encoder_decoder": True}, "`triptych pd`"),
+    ],
+)
+def test_an_engine_that_could_not_be_fed_is_refused_with_the_remedy(changed, said):
+    with pytest.raises(ConfigError, match=said):
+        check_engine(config(**changed), is_consumer=True)
+
+
+def test_an_engine_that_saves_what_untrusted_clients_name_is_refused_with_the_option():
+    with pytest.raises(ConfigError, match="trusted_front_door"):
+        check_engine(config(), is_consumer=False, is_producer=True)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_class_of_the_table_is_accepted_as_a_consumer(name):
+    check_engine(config(hf_config=Config(architectures=[name])), is_consumer=True)
+
+
+def test_a_class_that_is_not_in_the_table_is_refused_by_name_with_the_remedy():
+    other = config(hf_config=Config(architectures=["FuyuForCausalLM"]))
+    with pytest.raises(ConfigError, match=r"FuyuForCausalLM is not served through vLLM: use `triptych pd"):
+        check_engine(other, is_consumer=True)
+
+
+@pytest.mark.parametrize("is_consumer", [True, False])
+def test_a_producer_whose_plans_pd_workers_could_not_use_is_refused(is_consumer):
+    smol = config(hf_config=Config(architectures=[SMOL]))
+    with pytest.raises(ConfigError, match=f"saves of {SMOL} .* ec_role to ec_consumer"):
+        check_engine(smol, is_consumer=is_consumer, is_producer=True, trusts_clients=True)
+
+
+@pytest.mark.parametrize("changed", [{"nnodes": 2}, {"mm_processor_cache_type": "shm"}])
+def test_an_engine_that_only_saves_may_be_on_several_machines(changed):
+    check_engine(config(**changed), is_consumer=False)
+
+
+@pytest.mark.parametrize(
+    "backend,size,shared",
+    [("uni", 1, True), (None, 1, True), ("external_launcher", 1, True), ("mp", 1, False), ("mp", 2, False)],
+)
+def test_workers_of_other_processes_get_their_copies_in_files(backend, size, shared):
+    given = config(distributed_executor_backend=backend, world_size=size)
+    assert shares_a_process(given) is shared
+
+
+@pytest.mark.parametrize(
+    "vision,width",
+    [(Config(deepstack_visual_indexes=[5, 11, 17]), 8192), (Config(), 2048), (None, 2048)],
+)
+def test_deepstack_levels_widen_a_row(vision, width):
+    model = Config(hf_config=Config(vision_config=vision), get_inputs_embeds_size=lambda: 2048)
+    assert row_width(Config(model_config=model)) == width
+
+
+def test_records_go_to_vllms_handlers():
+    ours, theirs = logging.Logger("ours"), logging.Logger("theirs", logging.INFO)
+    theirs.addHandler(logging.NullHandler())
+    adopt_logging(ours, theirs)
+    adopt_logging(ours, theirs)
+    assert ours.handlers == theirs.handlers
+    assert ours.level == logging.INFO
+    assert not ours.propagate

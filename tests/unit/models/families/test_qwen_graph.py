@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
 from transformers.vision_utils import get_vision_window_index
 
 from support.data.checkpoints import build_checkpoint
@@ -16,6 +17,7 @@ from triptych.models.families import qwen_graph, segments
 from triptych.models.families.qwen2_5_vl import Qwen2_5VLEncoder
 from triptych.models.families.qwen3_vl import Qwen3VLEncoder
 from triptych.models.families.qwen_graph import QwenGraph
+from triptych.models.families.segments import rotated
 from triptych.models.registry import family_of
 
 CPU = torch.device("cpu")
@@ -129,3 +131,19 @@ def test_windows_of_any_pictures_and_of_padding_find_room(sides: list[tuple[int,
     lengths = buffer.clamp(max=4 * rows).diff()
     assert lengths.min() >= 0 and lengths.max() <= 64
     assert 4 * rows - int(buffer.clamp(max=4 * rows)[-1]) <= 64, "no segment is longer than a window"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [0, 1, 9])
+def test_queries_and_keys_are_rotated_as_transformers_does(rows: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    packed = torch.randn(rows, 3, 4, 8).to(dtype)
+    angles = torch.randn(rows, 4).repeat(1, 2)
+    before = packed.clone()
+    wanted = torch.stack(
+        apply_rotary_pos_emb_vision(packed[:, 0], packed[:, 1], angles.cos(), angles.sin()), 1
+    )
+    found = rotated(packed[:, :2], angles.cos(), angles.sin())
+    assert found.dtype == dtype
+    assert torch.equal(found, wanted)
+    assert torch.equal(packed, before), "the projection's own output is not written to"

@@ -1,12 +1,18 @@
+"""Admission of items to the embedding memory, and for whom a worker is kept."""
+
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 import pytest
 
-from support.engine.engine_requests import make_feature
+from support.engine.engine_requests import STORE, Make, finished, make_feature, make_request, publish, shares
 from triptych.base.errors import InvalidRequest
+from triptych.base.types import FinishReason
 from triptych.pd_worker.core.admission import Admission, AdmissionQueue, distinct_bytes
+from triptych.pd_worker.core.request_events import NewTokens
+from triptych.pd_worker.server import ARRIVAL_SECONDS, Isolation
 
 
 def test_a_sum_above_the_capacity_is_refused_with_the_sizes_and_the_flag() -> None:
@@ -95,3 +101,155 @@ def test_a_refused_request_leaves_with_its_error_and_keeps_no_one_waiting() -> N
 
     assert [(waiter.name, error) for waiter, error in queue.admit(take)] == [("0", refusal), ("1", None)]
     assert list(queue.admit(take)) == []
+
+
+ME, OTHER = ("p1", "r1"), ("p1", "r2")
+
+
+def claimed(tokens: int = 4) -> Isolation:
+    isolation = Isolation()
+    assert isolation.claim(ME, tokens, None, 0.0)
+    return isolation
+
+
+def test_a_worker_that_is_reserved_for_no_request_takes_all() -> None:
+    assert Isolation().admits(OTHER, None, 0.0)
+
+
+def test_until_its_request_comes_a_worker_takes_no_other_one_for_a_while() -> None:
+    isolation = claimed()
+    assert not isolation.admits(OTHER, None, ARRIVAL_SECONDS - 1)
+    assert isolation.admits(ME, None, ARRIVAL_SECONDS - 1)
+    assert claimed().admits(OTHER, None, ARRIVAL_SECONDS)
+
+
+def test_a_request_has_the_worker_to_itself_until_it_has_put_out_its_tokens() -> None:
+    isolation = claimed(tokens=4)
+    assert isolation.admits(ME, None, 1.0)
+    assert not isolation.admits(OTHER, 0, 100.0)
+    assert not isolation.admits(OTHER, 3, 100.0)
+    assert isolation.admits(OTHER, 4, 100.0)
+    assert isolation.admits(OTHER, 0, 100.0)
+
+
+def test_a_request_that_ended_before_anybody_else_came_does_not_keep_the_worker() -> None:
+    isolation = claimed()
+    assert isolation.admits(ME, None, 1.0)
+    assert isolation.admits(OTHER, None, 1.0)
+
+
+def test_a_request_that_is_cancelled_before_it_came_frees_the_worker() -> None:
+    isolation = claimed()
+    isolation.free(OTHER)
+    assert not isolation.admits(OTHER, None, 1.0)
+    isolation.free(ME)
+    assert isolation.admits(OTHER, None, 1.0)
+
+
+def test_another_proxy_waits_for_its_turn_and_the_same_one_takes_it_over() -> None:
+    isolation = claimed()
+    assert not isolation.claim(("p2", "r9"), 4, None, 1.0)
+    assert not isolation.claim(("p2", "r9"), 4, 3, 1.0)
+    assert isolation.claim(OTHER, 4, 3, 1.0)
+    assert isolation.key == OTHER
+
+
+def test_a_reservation_of_a_worker_always_ends() -> None:
+    draw = random.Random(7)
+    for _ in range(300):
+        isolation, now, here = Isolation(), 0.0, {}
+        for _ in range(draw.randint(1, 20)):
+            key = (draw.choice("pq"), draw.choice("rs"))
+            produced = here.get(isolation.key)
+            action = draw.random()
+            if action < 0.3:
+                if isolation.claim(key, 4, produced, now):
+                    here.clear()
+            elif action < 0.6:
+                kept = isolation.key
+                if isolation.admits(key, produced, now):
+                    assert kept in (None, key) or isolation.key is None
+                    here[key] = 0
+            elif action < 0.8 and here:
+                here[draw.choice(sorted(here))] += 1
+            elif here:
+                del here[draw.choice(sorted(here))]
+            now += draw.random() * 4
+        here.clear()
+        assert isolation.admits(("z", "z"), None, now + ARRIVAL_SECONDS)
+
+
+def test_a_paused_request_is_not_scheduled_and_its_place_and_blocks_are_free_for_others(make: Make) -> None:
+    engine = make(max_num_seqs=1, num_blocks=6, block_size=4, max_model_len=24)
+    engine.add(make_request("a", 8, max_tokens=12), make_request("b", [9] * 8, max_tokens=9, arrival=1.0))
+    engine.step()
+    engine.scheduler.pause(["a", "unknown"], [], "proxy")
+    engine.run_out()
+    assert set(finished(engine)) == {"b"}
+    assert [event.position for event in engine.of(NewTokens) if event.request_id == "a"] == [0]
+    engine.scheduler.pause([], ["a"], "proxy")
+    engine.run_out()
+    assert [event.position for event in engine.of(NewTokens) if event.request_id == "a"] == [*range(12)]
+    engine.assert_at_rest()
+
+
+def test_a_resumed_request_finds_its_blocks_in_the_prefix_cache(make: Make) -> None:
+    engine = make(block_size=4)
+    engine.add(make_request("a", 9, max_tokens=4))
+    engine.step()
+    engine.scheduler.pause(["a"], [], "proxy")
+    engine.step()
+    engine.scheduler.pause([], ["a"], "proxy")
+    assert shares(engine.step()) == [("a", 8, 2)]
+
+
+def test_a_request_paused_while_it_waits_starts_and_stops_after_that_step(make: Make) -> None:
+    engine = make()
+    engine.add(make_request("a", 4, max_tokens=5))
+    engine.scheduler.pause(["a"], [], "proxy")
+    engine.run_out()
+    assert len(engine.of(NewTokens)) == 1
+    engine.scheduler.pause([], ["a"], "proxy")
+    engine.run_out()
+    assert finished(engine)["a"].usage.completion_tokens == 5
+
+
+def test_a_pause_of_another_proxy_is_ignored_and_a_later_attempt_is_not_paused(make: Make) -> None:
+    engine = make()
+    engine.add(make_request("a", 4, max_tokens=8))
+    engine.step()
+    engine.scheduler.pause(["a"], [], "stranger")
+    assert shares(engine.step()) == [("a", 4, 1)]
+    engine.scheduler.pause(["a"], [], "proxy")
+    engine.add(make_request("a", 4, max_tokens=8, attempt=2))
+    engine.run_out()
+    assert finished(engine)["a"].reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("seed", range(40))
+def test_requests_that_are_paused_at_random_end_with_all_tokens_and_leave_nothing(
+    make: Make, seed: int, preemption: str
+) -> None:
+    rng = random.Random(seed)
+    swap = {"host_blocks": 8} if preemption == "swap" else {}
+    engine = make(num_blocks=10, block_size=4, max_model_len=40, max_num_seqs=3, capacity=16 * 6, **swap)
+    images = [make_feature(name, 0, 6) for name in ("cat", "dog")]
+    publish(STORE, *images)
+    names = [f"r{number}" for number in range(6)]
+    for number, name in enumerate(names):
+        image = [rng.choice(images)] if rng.random() < 0.5 else []
+        engine.add(make_request(name, [3] * 8, image, max_tokens=rng.randint(4, 20), arrival=number))
+    paused: set[str] = set()
+    for _ in range(60):
+        chosen = {name for name in names if rng.random() < 0.3}
+        engine.scheduler.pause(sorted(chosen - paused), sorted(chosen & paused), "proxy")
+        paused ^= chosen
+        engine.step()
+    engine.scheduler.pause([], sorted(paused), "proxy")
+    engine.run_out()
+    assert {event.reason for event in finished(engine).values()} == {FinishReason.LENGTH}
+    for name in names:
+        positions = [event.position for event in engine.of(NewTokens) if event.request_id == name]
+        assert positions == list(range(finished(engine)[name].usage.completion_tokens))
+    engine.assert_at_rest()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -114,3 +116,8 @@ def test_a_step_looks_at_no_more_waiting_requests_than_it_could_start(
 def test_a_request_more_that_runs_costs_a_step_as_much_as_the_one_before() -> None:
     one, many, twice = (operations(stepping(running, 0)) for running in (1, 128, 256))
     assert twice - many < MAX_GROWTH * (many - one)
+
+
+def test_the_core_loads_neither_torch_nor_grpc() -> None:
+    code = "import sys, triptych.pd_worker.core.scheduler; sys.exit(len({'torch', 'grpc'} & {*sys.modules}))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,11 +1,17 @@
-"""Sizes of decode graphs, by hand-made tables."""
+"""Sizes of decode graphs, and the memory that they take."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.engine.engine_cell import Checkpoint
+from support.graphs import RecordingBackend
+from triptych.base.config import PDConfig
+from triptych.base.machine.graphs import CapturedGraph, GraphBackend
+from triptych.pd_worker.runner import memory_profile
 from triptych.pd_worker.runner.decode_sizes import (
     DecodeSize,
     decode_sizes,
@@ -13,6 +19,8 @@ from triptych.pd_worker.runner.decode_sizes import (
     shown,
     smallest_fit,
 )
+from triptych.pd_worker.runner.graph_memory import graph_bytes, measured_graph_bytes
+from triptych.pd_worker.runner.graph_start import sizes_of
 
 
 @pytest.mark.parametrize(
@@ -99,3 +107,106 @@ def test_every_step_up_to_32k_tokens_has_a_size_and_wastes_less_than_half(
         return
     assert size.batch < 2 * needed.batch or size.batch == 1
     assert size.blocks < 2 * max(needed.blocks, needed.cross_blocks, narrowest)
+
+
+SIZES = [DecodeSize(batch, 16) for batch in (1, 2, 4, 8, 16, 32, 64)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "losses", "total"),
+    [
+        (SIZES, [100, 8, 6, 4], 100 + 18 + 3 * 6),
+        (SIZES, [100, 0, 0, 1], 100 + 1 + 1),
+        (SIZES, [100, -5, 0, 0], 100),
+        (SIZES[:2], [100, 8], 108),
+        (SIZES[:1], [100], 100),
+    ],
+)
+def test_the_largest_are_captured_and_the_rest_count_as_those_after_the_first(
+    sizes: list[DecodeSize], losses: list[int], total: int
+) -> None:
+    free, captured = [1000], list[DecodeSize]()
+
+    def capture(size: DecodeSize) -> None:
+        free[0] -= losses[len(captured)]
+        captured.append(size)
+
+    assert graph_bytes(sizes, capture, lambda: free[0]) == total
+    assert captured == sorted(sizes, reverse=True)[:4]
+
+
+class Memory:
+    """A device that loses 7 bytes to each graph; its calls and the captures are in order."""
+
+    share = 0.5
+
+    def __init__(self) -> None:
+        self.calls, self.bytes = list[str](), 1 << 30
+
+    def free(self) -> int:
+        self.calls.append("free")
+        return self.bytes
+
+    def used(self) -> int:
+        return 0
+
+    def reset_peak(self) -> None:
+        self.calls.append("reset")
+
+    def peak(self) -> int:
+        return 0
+
+
+class Backend(GraphBackend):
+    """Records, and takes memory; the graph `fails` cannot be captured."""
+
+    mode = "static"
+
+    def __init__(self, memory: Memory, fails: int = -1) -> None:
+        self.memory, self.fails, self.captured = memory, fails, 0
+
+    def capture(self, run):  # type: ignore[no-untyped-def]
+        if self.captured == self.fails:
+            raise torch.OutOfMemoryError("no")
+        self.captured += 1
+        self.memory.calls.append("capture")
+        self.memory.bytes -= 7
+        graph: CapturedGraph = RecordingBackend().capture(run)
+        return graph
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    return Checkpoint.open("qwen3_vl")
+
+
+CONFIG = PDConfig(max_num_seqs=8, max_model_len=4096, decode_graphs="cuda")
+
+
+def test_free_memory_is_read_around_each_capture_with_torchs_cache_empty(checkpoint: Checkpoint) -> None:
+    memory = Memory()
+    nbytes = measured_graph_bytes(CONFIG, checkpoint.decoder, memory, Backend(memory))
+    assert nbytes == 7 * len(sizes_of(CONFIG, checkpoint.decoder))
+    assert memory.calls == ["reset", "free", *["capture", "free"] * 4, "reset"]
+
+
+def test_a_graph_that_cannot_be_captured_leaves_the_estimate(
+    checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = Memory()
+    assert measured_graph_bytes(CONFIG, checkpoint.decoder, memory, Backend(memory, fails=2)) is None
+    assert "estimated" in caplog.text and memory.calls[-1] == "reset"
+
+
+def test_an_accelerators_plan_has_the_measured_memory(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_profile, "measured_graph_bytes", lambda *_: 123456)
+    monkeypatch.setattr(memory_profile, "activation_bytes", lambda *_: 0)
+    device = checkpoint.decoder.device
+    try:
+        checkpoint.decoder.device = torch.device("cuda", 0)
+        plan = memory_profile.size_kv_memory(CONFIG, checkpoint.decoder, Memory())
+    finally:
+        checkpoint.decoder.device = device
+    assert plan.needs.graphs == 123456 + plan.needs.block, "and the spare block"

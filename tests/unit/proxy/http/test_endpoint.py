@@ -1,15 +1,22 @@
-"""Large bodies, which are parsed one after the other in a thread of their own."""
+"""Bodies: large ones one after the other, forms, and the values that JSON may hold."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import threading
 import weakref
 
+import pytest
 from starlette.types import Message
 
-from triptych.base.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest, TooLarge
+from triptych.proxy.http import json_body
 from triptych.proxy.http.endpoint import INLINE_BODY, HttpReply, PostEndpoint
+from triptych.proxy.http.form_body import MAX_FIELD, MAX_PARTS, parse_form
+from triptych.proxy.http.json_body import check_values, convert_field
+from triptych.proxy.openai.chat.request import MessageBody
 from triptych.proxy.quotas.quota import Quota, QuotaSpec
 
 PARSER = QuotaSpec("parser", 1, "bodies", "thread", "", "429", wait_seconds=60.0)
@@ -66,3 +73,95 @@ async def test_a_refused_text_is_gone_before_the_next_body_is_parsed() -> None:
     endpoint.go.set()
     assert await asyncio.gather(*calls) == [400, 400]
     assert not endpoint.first_is_alive
+
+
+TYPE = b"multipart/form-data; boundary=edge"
+
+
+def part(name: str, data: bytes, filename: str | None = None) -> bytes:
+    extra = "" if filename is None else f'; filename="{filename}"'
+    return f'--edge\r\nContent-Disposition: form-data; name="{name}"{extra}\r\n\r\n'.encode() + data + b"\r\n"
+
+
+def form(*parts: bytes) -> bytes:
+    return b"".join(parts) + b"--edge--\r\n"
+
+
+def test_fields_and_files_are_distinguished() -> None:
+    data = bytes(range(256)) * 5 + b"\r\n--edg"
+    read = parse_form(
+        TYPE, form(part("model", b"m"), part("file", data, "a.wav"), part("a[]", b"1"), part("a[]", b"2"))
+    )
+    assert (read.one("model"), read.one("none"), read.files["file"]) == ("m", "", data)
+    assert read.all("a") == ["1", "2"]
+
+
+def test_a_field_that_should_come_once_is_refused_when_it_comes_twice() -> None:
+    read = parse_form(TYPE, form(part("model", b"m"), part("model", b"n")))
+    with pytest.raises(InvalidRequest) as refused:
+        read.one("model")
+    assert refused.value.param == "model"
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "param"),
+    [
+        (b"application/json", b"{}", "body"),
+        (b"", b"x", "body"),
+        (b"multipart/form-data", b"x", "body"),
+        (b"multipart/form-data; boundary=" + b"x" * 300, b"x", "body"),
+        (TYPE, b"rubbish", "body"),
+        (TYPE, part("model", b"m"), "body"),
+        (TYPE, form(part("model", b"m"))[:-12], "body"),
+        (TYPE, form(part("", b"m")), "body"),
+        (TYPE, form(b"--edge\r\nX: y\r\n\r\nm\r\n"), "body"),
+        (TYPE, form(b"--edge\r\nX: " + b"y" * 5000 + b"\r\n\r\nm\r\n"), "body"),
+        (TYPE, form(*[part("a", b"")] * (MAX_PARTS + 1)), "body"),
+        (TYPE, form(part("prompt", b"x" * (MAX_FIELD + 1))), "prompt"),
+        (TYPE, form(part("prompt", b"\xff")), "prompt"),
+        (TYPE, form(*[part("file", b"x", "a")] * 2), "file"),
+    ],
+)
+def test_what_is_no_form_is_refused(kind: bytes, body: bytes, param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parse_form(kind, body)
+    assert refused.value.param == param
+
+
+def test_a_broken_form_writes_nothing_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), pytest.raises(InvalidRequest):
+        parse_form(b"multipart/form-data; boundary=b", b"--x\r\n\r\n")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "body",
+    [[{}] * 60, [[]] * 60, {str(n): 1 for n in range(60)}, [[[[[1] * 60]]]], list(range(60))],
+    ids=["objects", "lists", "members", "depth", "numbers"],
+)
+def test_json_is_held_to_its_values(monkeypatch: pytest.MonkeyPatch, body: object) -> None:
+    raw = json.dumps(body).encode()
+    check_values(raw)
+    monkeypatch.setattr(json_body, "MAX_VALUES", 50)
+    with pytest.raises(TooLarge):
+        check_values(raw)
+
+
+def test_the_largest_body_that_is_served_passes() -> None:
+    check_values(json.dumps({"tokens": list(range(1 << 18))}).encode())
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("input_audio", "sound is not a part of messages here (models of speech take it at POST /v1/audio/"),
+        ("audio_url", "sound is not a part of messages here"),
+        ("file", "files are not read here"),
+        ("x", "Invalid value 'x'"),
+    ],
+)
+def test_a_part_that_is_not_served_is_named_with_those_that_are(kind: str, named: str) -> None:
+    with pytest.raises(InvalidRequest, match="send text or .*image_url") as caught:
+        convert_field({"role": "user", "content": [{"type": kind}]}, MessageBody, "messages[0]")
+    assert caught.value.param == "messages[0].content[0].type"
+    assert named in caught.value.message

@@ -1,4 +1,4 @@
-"""Events of a PD worker's stream as the proxy delivers them."""
+"""Events of a PD worker's stream as the proxy delivers them, and the load that comes with its beats."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triptych.base.types import SamplingParams
 from triptych.pd_worker.events.streams import StreamMessage
 from triptych.protos import common_pb2, pd_pb2
+from triptych.proxy.call.chat import ChatCall, RawPrompt
 from triptych.proxy.events import Lost, RequestEvent
+from triptych.proxy.pd.beats import FRESH_SECONDS, LoadReports
+from triptych.proxy.pd.router import least_tokens, takes, too_long
 from triptych.proxy.pd.wire import deliver
+from triptych.proxy.requests.instructions import ResumeState
 
 
 class Events:
@@ -111,3 +116,104 @@ def test_lists_that_do_not_fit_together_are_delivered_to_nobody(field: str) -> N
     with pytest.raises(ValueError):
         deliver(step, events)  # type: ignore[arg-type]
     assert events.calls == []
+
+
+def beat(tokens: int = 0, **given: float) -> pd_pb2.Beat:
+    load = pd_pb2.PDLoad(running=3, waiting=2, kv_usage=0.5, cache_usage=0.25, generated_tokens=tokens)
+    for name, value in given.items():
+        setattr(load, name, value)
+    return pd_pb2.Beat(count=1, patience=1.0, load=load)
+
+
+def test_the_newest_report_is_kept() -> None:
+    reports = LoadReports()
+    assert reports.latest(0.0) is None
+    reports.observe(beat(), 10.0)
+    found = reports.latest(10.5)
+    assert found is not None
+    assert (found.running, found.waiting, found.kv_usage, found.cache_usage) == (3, 2, 0.5, 0.25)
+    assert found.tokens_per_second == 0.0
+
+
+def test_tokens_of_a_second_come_from_two_reports() -> None:
+    reports = LoadReports()
+    reports.observe(beat(100), 10.0)
+    reports.observe(beat(400), 12.0)
+    found = reports.latest(12.0)
+    assert found is not None and found.tokens_per_second == 150.0
+
+
+def test_a_process_that_was_started_anew_has_made_no_negative_tokens() -> None:
+    reports = LoadReports()
+    reports.observe(beat(100), 10.0)
+    reports.observe(beat(7), 11.0)
+    found = reports.latest(11.0)
+    assert found is not None and found.tokens_per_second == 0.0
+
+
+def test_a_beat_without_a_load_is_of_an_earlier_release() -> None:
+    reports = LoadReports()
+    reports.observe(pd_pb2.Beat(count=1, patience=1.0), 10.0)
+    assert reports.latest(10.0) is None
+
+
+def test_an_old_report_says_nothing() -> None:
+    reports = LoadReports()
+    reports.observe(beat(), 10.0)
+    assert reports.latest(10.0 + FRESH_SECONDS) is None
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 7.0])
+def test_shares_lie_between_0_and_1_whatever_a_worker_sends(value: float) -> None:
+    reports = LoadReports()
+    reports.observe(beat(kv_usage=value, cache_usage=value), 10.0)
+    found = reports.latest(10.0)
+    assert found is not None
+    assert 0.0 <= found.kv_usage <= 1.0 and 0.0 <= found.cache_usage <= 1.0
+
+
+def call(prompt: RawPrompt | None = None, max_tokens: int | None = None, param: str = "prompt") -> ChatCall:
+    sampling = SamplingParams(max_tokens=max_tokens)
+    return ChatCall("r", "m", (), sampling, 1.0, prompt=prompt, prompt_param=param)
+
+
+def test_text_counts_nothing_and_the_output_one_token_at_least() -> None:
+    assert least_tokens(call("a long text"), (), None) == 1
+    assert least_tokens(call(), (), None) == 1
+    assert least_tokens(call(max_tokens=7), (), None) == 7
+
+
+def test_token_ids_and_items_are_known() -> None:
+    assert least_tokens(call((1, 2, 3)), (), None) == 4
+    assert least_tokens(call((1, 2, 3), 10), (), None) == 13
+    assert least_tokens(call(max_tokens=2), (16, 16, 4), None) == 38
+
+
+def test_a_resumed_request_is_known_whole() -> None:
+    """One whose output fills the model length has only its end to be told."""
+    resume = ResumeState((1,) * 20, (), (2,) * 5, 9)
+    assert least_tokens(call("text"), (16,), resume) == 25
+    assert least_tokens(call("text", 5), (16,), resume) == 25
+    assert least_tokens(call("text", 50), (16,), resume) == 70
+
+
+def test_a_limit_is_what_prompt_and_output_may_have_together() -> None:
+    assert [takes(10, tokens) for tokens in (9, 10, 11)] == [True, True, False]
+    assert takes(0, 10**9)
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens", "param", "words"),
+    [
+        (call(max_tokens=600), 600, "max_tokens", "max_tokens is 600"),
+        (call((1,) * 500, 100), 600, "max_tokens", "the prompt has at least 500"),
+        (call((1,) * 600, 8), 608, "prompt", "at least 600 tokens"),
+        (call((1,) * 600, 8, "decoder_prompt"), 608, "decoder_prompt", "shorten decoder_prompt"),
+        (call(), 513, "messages", "at least 512 tokens"),
+    ],
+)
+def test_the_error_names_the_field_to_shorten_and_the_largest_limit(asked, tokens, param, words):
+    error = too_long(asked, tokens, 512)
+    assert (error.status, error.code, error.param) == (400, "context_length_exceeded", param)
+    assert words in error.message
+    assert "the model takes 512" in error.message

@@ -1,15 +1,25 @@
+"""A request of several choices, and its timeline."""
+
 from __future__ import annotations
 
 import asyncio
 import re
+from typing import cast
 
 import pytest
 
+from support.data.items import make_plan
 from triptych.base.errors import InvalidRequest
-from triptych.base.types import FinishReason, SamplingParams, Usage
+from triptych.base.types import FinishReason, PDTimings, SamplingParams, Usage
 from triptych.proxy.admission import WHOLE_BATCH, make_choices
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Started, Timings
+from triptych.proxy.events import Fetched, Finished, ItemReady, JobReady, LoadReported
+from triptych.proxy.media.source import ItemMedia
+from triptych.proxy.requests.instructions import Submit
+from triptych.proxy.requests.item_supply import held_keys
 from triptych.proxy.requests.request import Choices
+from triptych.proxy.requests.views import Event, RequestTimeline
+from triptych.proxy.splitter import SplitItem
 
 
 def made(n: int) -> Choices:
@@ -112,3 +122,64 @@ async def test_a_streamed_replys_reader_is_woken_by_its_first_token() -> None:
     await asyncio.sleep(0)
     output.put(Delta("a", [1]))
     assert await reader == [Delta("a", [1])]
+
+
+PLAN = make_plan(rows=4, width=8)
+
+
+def observed(*events: Event) -> RequestTimeline:
+    timeline = RequestTimeline()
+    for event in events:
+        timeline.observe(event, 5.0, "pd:1", {})
+    return timeline
+
+
+def ready(*, stored: bool) -> ItemReady:
+    end = JobReady(PLAN, stored, 2.0, 3.0, preprocess_seconds=1.0, address="encoder:1")
+    return ItemReady("a", end)
+
+
+def test_an_item_is_named_by_its_place_among_the_requests_items() -> None:
+    fetched, loaded = Fetched({"a": "", "b": ""}, 0.5), LoadReported(1, "b", 0.0)
+    timeline = observed(fetched, Submit(1, None, frozenset()), loaded)
+    assert timeline.items == 2
+    assert [moment.item for moment in timeline.moments] == [None, None, 1]
+
+
+def test_a_ready_item_has_its_worker_its_seconds_and_whether_the_tower_ran() -> None:
+    timeline = observed(Fetched({"a": ""}, 0.5), ready(stored=False), ready(stored=True))
+    ran, found = timeline.moments[1:]
+    assert (ran.kind, ran.where, ran.spent, ran.note) == (ItemReady, "encoder:1", (1.0, 2.0, 3.0), "")
+    assert found.note == "stored"
+
+
+def test_the_end_has_the_cached_tokens_and_the_pd_workers_seconds() -> None:
+    timeline = observed(
+        Submit(2, None, frozenset()),
+        Finished(1, "stop", Usage(9, 1), PDTimings(prefill=7.0)),
+        Finished(2, "stop", Usage(9, 1, cached_tokens=6), PDTimings(prefill=0.25, decode=0.75)),
+    )
+    assert timeline.cached_tokens == 6
+    (end,) = (moment for moment in timeline.moments if moment.kind is Finished)
+    assert (end.attempt, end.spent) == (2, (0.25, 0.75))
+
+
+def item(key: str, prefix: int) -> SplitItem:
+    return SplitItem(key, cast(ItemMedia, None), "", {}, prefix=prefix)
+
+
+def test_items_of_known_prefixes_may_be_held_and_later_ones_are_not() -> None:
+    items = [item("a", 0), item("b", 2), item("c", 4)]
+    assert held_keys(items, ["a", "b", "c"], 3) == {"a", "b"}
+
+
+def test_nothing_is_held_where_no_prefix_is_known() -> None:
+    assert held_keys([item("a", 0)], ["a"], 0) == set()
+
+
+def test_an_item_that_is_stored_is_not_asked_for() -> None:
+    assert held_keys([item("a", 0)], [], 1) == set()
+
+
+def test_a_picture_that_comes_again_after_the_known_prefixes_has_to_be_encoded() -> None:
+    assert held_keys([item("a", 0), item("a", 2)], ["a"], 2) == set()

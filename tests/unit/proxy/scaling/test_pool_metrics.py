@@ -1,14 +1,17 @@
-"""What one proxy counts of its pools and of the store."""
+"""What one proxy counts of its pools and of the store, cold starts, and care for its memory."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
 
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.types import WorkerInfo
-from triptych.proxy.scaling.upkeep import PoolMetrics
+from triptych.proxy.scaling.autoscaler import ColdStarts
+from triptych.proxy.scaling.upkeep import PoolMetrics, release_memory
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.store.results import StoreMemory
 
@@ -82,3 +85,51 @@ def test_evictions_are_counted_from_the_first_look_and_go_on_after_a_restart_of_
     assert shown.value("triptych_store_evictions_total") == 35
     assert shown.value("triptych_store_used_bytes") == 900
     assert shown.value("triptych_store_max_bytes") == 1000
+
+
+class Node:
+    """Half of a cycle."""
+
+    other: Node
+
+
+async def test_a_cycle_that_no_collection_has_seen_is_gone_once_memory_is_released() -> None:
+    gc.disable()
+    try:
+        one, two = Node(), Node()
+        one.other, two.other = two, one
+        gone = weakref.ref(one)
+        del one, two
+        assert gone() is not None
+        await release_memory()
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_the_time_from_the_decision_to_the_registration_is_learnt_for_each_kind() -> None:
+    starts = ColdStarts()
+    starts.poll({"a": "cpu"}, 0.0)
+    starts.asked(2, 10.0)
+    starts.poll({"a": "cpu", "b": "cuda"}, 14.0)
+    starts.poll({"a": "cpu", "b": "cuda", "c": "cpu"}, 18.0)
+    assert starts.seconds == {"cuda": 4.0, "cpu": 8.0}
+    assert (starts.expected("cuda"), starts.expected("never seen")) == (4.0, 8.0)
+
+
+def test_workers_that_nobody_asked_for_say_nothing() -> None:
+    starts = ColdStarts()
+    starts.poll({}, 0.0)
+    starts.poll({"a": "cpu"}, 5.0)
+    starts.asked(1, 6.0)
+    starts.withdrawn()
+    starts.poll({"a": "cpu", "b": "cpu"}, 9.0)
+    assert starts.expected("cpu") == 0.0
+
+
+def test_a_start_that_never_comes_is_forgotten() -> None:
+    starts = ColdStarts()
+    starts.poll({}, 0.0)
+    starts.asked(1, 0.0)
+    starts.poll({"a": "cpu"}, 4000.0)
+    assert starts.seconds == {}

@@ -1,14 +1,22 @@
-"""Certificates follow their files; what cannot be used changes nothing and is logged once."""
+"""Certificate files are tried out before they are served with, and followed when they are replaced."""
 
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import serialization as forms
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
 
-from support.certificates import CertificateFolder, issue, pem_of
+from support.certificates import NAME, CertificateFolder, issue, pem_of
 from triptych.base.config import TlsFiles
 from triptych.base.errors import ConfigError
 from triptych.base.rpc.tls.certificates import LOOK_SECONDS, RETRY_SECONDS, Certificates
@@ -113,3 +121,90 @@ def test_files_that_could_not_be_used_are_tried_again_though_they_are_the_same(f
     assert certificates.current() is first
     clock.now += RETRY_SECONDS
     assert certificates.current().cert == cert
+
+
+def test_a_certificate_and_when_it_expires_are_read(tmp_path: Path, authority: trustme.CA) -> None:
+    folder = CertificateFolder(tmp_path).write(issue(authority, days=10), pem_of(authority))
+    found = read_material(folder.internal)
+    assert found.cert == folder.cert.read_bytes() and found.ca == pem_of(authority)
+    assert found.not_after == pytest.approx(time.time() + 10 * 86400, abs=60)
+    assert "PRIVATE" not in repr(found)
+
+
+def test_a_front_door_needs_no_ca(tmp_path: Path, authority: trustme.CA) -> None:
+    folder = CertificateFolder(tmp_path).write(issue(authority, "models.example.com", days=5))
+    assert read_material(folder.front_door).not_after > time.time()
+
+
+def test_a_certificate_of_an_intermediate_ca_comes_with_its_chain(tmp_path: Path) -> None:
+    root = trustme.CA()
+    folder = CertificateFolder(tmp_path).write(issue(root.create_child_ca()), pem_of(root))
+    assert read_material(folder.internal).cert.count(b"BEGIN CERTIFICATE") == 2
+
+
+FAULTS: dict[str, tuple[Callable[[trustme.CA], tuple[bytes, bytes, bytes]], str]] = {
+    "of another CA": (lambda a: (*issue(trustme.CA()), pem_of(a)), "--tls-cert-file .*issuer certificate"),
+    "expired": (lambda a: (*issue(a, days=-0.5), pem_of(a)), "--tls-cert-file .*expired"),
+    "not valid yet": (lambda a: (*issue(a, age=-1.0), pem_of(a)), "--tls-cert-file .*not yet valid"),
+    "of another name": (lambda a: (*issue(a, "other.internal"), pem_of(a)), f"--tls-cert-file .*{NAME}"),
+    "with another's key": (lambda a: (issue(a)[0], issue(a)[1], pem_of(a)), "--tls-key-file .*mismatch"),
+    "half written": (lambda a: (issue(a)[0][:300], issue(a)[1], pem_of(a)), "--tls-cert-file"),
+    "with an empty key": (lambda a: (issue(a)[0], b"", pem_of(a)), "--tls-key-file"),
+    "of a form that gRPC does not read": (
+        lambda a: (issue(a)[0].replace(b" CERTIFICATE", b" X509 CERTIFICATE"), issue(a)[1], pem_of(a)),
+        "--tls-cert-file",
+    ),
+    "with a CA that is none": (lambda a: (*issue(a), b"no certificate"), "--tls-ca-file"),
+    "with a CA of other bytes": (lambda a: (*issue(a), b"\xff\xfe"), "--tls-ca-file"),
+    "with an empty CA": (lambda a: (*issue(a), b""), "--tls-ca-file"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_certificate_that_clients_would_refuse_is_refused(tmp_path, authority, fault):
+    make, words = FAULTS[fault]
+    cert, key, ca = make(authority)
+    folder = CertificateFolder(tmp_path).write((cert, key), ca)
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_material(folder.internal)
+    assert "PRIVATE" not in str(caught.value)
+
+
+def test_a_key_with_a_password_is_refused_without_a_question(tmp_path: Path, authority: trustme.CA) -> None:
+    cert, key = issue(authority)
+    closed = forms.load_pem_private_key(key, None).private_bytes(
+        forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.BestAvailableEncryption(b"hush")
+    )
+    folder = CertificateFolder(tmp_path).write((cert, closed), pem_of(authority))
+    with pytest.raises(ConfigError, match="without a password"):
+        read_material(folder.internal)
+
+
+def made_with(key: CertificateIssuerPrivateKeyTypes, folder: CertificateFolder) -> CertificateFolder:
+    """A certificate of this key, which is its own CA."""
+    # OpenSSL's clock is coarser and may be a second behind this one.
+    now = datetime.now(UTC) - timedelta(hours=1)
+    subject = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, "t")])
+    builder = x509.CertificateBuilder(subject, subject, key.public_key(), 1, now, now + timedelta(days=1))
+    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(NAME)]), critical=False)
+    odd = isinstance(key, ed25519.Ed25519PrivateKey)
+    cert = builder.sign(key, None if odd else hashes.SHA256()).public_bytes(forms.Encoding.PEM)
+    pem = key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.NoEncryption())
+    return folder.write((cert, pem), cert)
+
+
+def test_keys_that_grpc_does_not_speak_are_refused_before_all_connections_fail(tmp_path: Path) -> None:
+    folder = CertificateFolder(tmp_path)
+    for curve in (ec.SECP256R1(), ec.SECP384R1()):
+        read_material(made_with(ec.generate_private_key(curve), folder).internal)
+    read_material(made_with(rsa.generate_private_key(65537, 2048), folder).internal)
+    for key in (ed25519.Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP521R1())):
+        with pytest.raises(ConfigError, match="--tls-cert-file .*gRPC does not speak: use ECDSA"):
+            read_material(made_with(key, folder).internal)
+
+
+def test_a_file_that_is_missing_is_named(tmp_path: Path, authority: trustme.CA) -> None:
+    folder = CertificateFolder(tmp_path).write(issue(authority), pem_of(authority))
+    folder.ca.unlink()
+    with pytest.raises(ConfigError, match="--tls-ca-file .*ca.crt cannot be read: No such file"):
+        read_material(folder.internal)

@@ -1,17 +1,20 @@
-"""The scaling curve and its bottlenecks, against shares computed by hand."""
+"""The scaling curve, bottlenecks, prices and advice against figures computed by hand."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from support.simulated import COSTS, LIMITS, MODEL
+from triptych.base.errors import ConfigError
 from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import Slo
-from triptych.simulator.cluster.shape import on_devices
-from triptych.simulator.costs.costs import ProxyCosts
+from triptych.simulator.cluster.shape import colocated, in_step, on_devices
+from triptych.simulator.costs.costs import CostModel, EncoderCosts, ProxyCosts
 from triptych.simulator.plan.estimate import Estimate
-from triptych.simulator.plan.question import PlannedDevice, Question
-from triptych.simulator.plan.ratios import Served
+from triptych.simulator.plan.question import PlannedDevice, Question, parse_prices
+from triptych.simulator.plan.ratios import Ratios, Served, advise, candidates
 from triptych.simulator.plan.scaling import (
     SHARE,
     Traffic,
@@ -61,3 +64,77 @@ def traffic(token: float) -> Traffic:
     asked = Question(load, "", SLO, PlannedDevice("", costs, MODEL, LIMITS))
     served = Served(on_devices(1, 1), 10.0, (4.0,))
     return traffic_of(asked, replace(FOUND, step=0.1, work=0.05), served)
+
+
+OBJECTIVES = Slo((("ttft", 2000.0), ("tpot", 50.0)))
+LOAD = Workload(50, 10, ((1, 1.0),), ((320, 320, 1.0),))
+
+
+def device(name: str, tower: float, hour: float | None, costs: CostModel = COSTS) -> PlannedDevice:
+    encoder = EncoderCosts(0.0, 0.0, 0.0, tower, 0.0, 0.0, 0.0)
+    return PlannedDevice(name, replace(costs, name=name, encoder=encoder), MODEL, LIMITS, hour)
+
+
+def question(budget: float = 4.0, **changes: object) -> Question:
+    """An encoder at 0.5 dollars takes 40 ms a picture; PD workers at 2 dollars would take 10."""
+    asked = Question(
+        LOAD,
+        "by hand",
+        OBJECTIVES,
+        device("large", 0.01, 2.0),
+        repeats=1,
+        encoder_device=device("small", 0.04, 0.5),
+        budget=budget,
+    )
+    return replace(asked, **changes)  # type: ignore[arg-type]
+
+
+def test_a_budget_buys_encoders_of_what_pd_workers_leave() -> None:
+    found = [shape.name for shape in candidates(question(6.0), pictures=True)]
+    # 2 of 6 dollars leave 8 encoders, 4 leave 4; with three PD workers nothing is left.
+    assert found == ["8E1PD", "4E2PD"]
+    assert [shape.name for shape in candidates(question(6.0), pictures=False)] == ["0E3PD"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("a100=much", "write 1.5"), ("a100=1", "leaves out b60"), ("1,l4=2", "names l4")]
+)
+def test_prices_that_do_not_fit_the_devices_are_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"--price.*{said}"):
+        parse_prices(text, ("a100", "b60"))
+
+
+def ratios(apart: float, replicas: float, step: float, encoders: int = 1) -> Ratios:
+    return Ratios(
+        (Served(on_devices(encoders, 3), 100.0, (apart,)),),
+        Served(colocated(4), 100.0, (replicas,)),
+        Served(in_step(4), 100.0, (step,)),
+    )
+
+
+#: One encoder could serve 40, three PD workers 12.
+UNEQUAL = Estimate(encoder=40, pd_worker=4, replica=3.5, step=0.01, work=0.1)
+
+
+@pytest.mark.parametrize(
+    ("rates", "verdict", "words"),
+    [
+        (
+            (10.0, 12.0, 9.0),
+            False,
+            "4 colocated serves 1.20x of 1E3PD. The PD workers are its limit; its enco",
+        ),
+        ((10.0, 9.0, 12.0), False, "4 in-step serves 1.20x of 1E3PD"),
+        ((12.0, 10.0, 8.0), True, "Disaggregate: 1E3PD serves 1.20x of 4 colocated"),
+        ((10.0, 9.8, 9.0), None, "cannot tell less than 6%"),
+        ((0.0, 9.0, 9.0), False, "only 4 colocated serves"),
+        ((9.0, 0.0, 0.0), True, "only 1E3PD serves"),
+        ((0.0, 0.0, 0.0), None, "Nothing serves"),
+    ],
+)
+def test_advice_compares_with_the_better_replicas_and_says_why(rates, verdict, words):
+    found = advise(ratios(*rates), UNEQUAL)
+    assert found.disaggregate is verdict
+    assert words in found.reason
+    if verdict is False and rates[0]:
+        assert "encoders are at 25% of what they could serve" in found.reason

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from support.engine.engine_requests import make_feature, make_request
+from collections.abc import Iterable
+
+from support.engine.engine_requests import (
+    STORE,
+    Make,
+    ModellessEngine,
+    make_cross,
+    make_feature,
+    make_request,
+    publish,
+)
+from support.owners import owners
+from triptych.base.types import MMFeature
 from triptych.pd_worker.core.items.item import MARK_SECONDS, ItemStatus, ItemTable
 from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
 from triptych.pd_worker.core.request import RequestState
+from triptych.pd_worker.core.request_events import ItemLoaded
 
 
 def test_a_mark_counts_until_its_seconds_are_over():
@@ -55,3 +68,45 @@ def test_a_lost_item_is_reported_once_until_it_arrives_and_is_loaded_again_only_
     assert use.loaded and use.status is ItemStatus.MARKED
     use.load_again()
     assert use.status is ItemStatus.STORED
+
+
+OWNERS = {"ItemTable", "EncoderCache", "Admission", "MemoryConnectorScheduler"}
+
+
+def in_flight(engine: ModellessEngine, features: Iterable[MMFeature]) -> set[str]:
+    """The owners in the lives of two requests: they wait, load, run, are preempted and come back."""
+    keys = {feature.mm_hash for feature in features}
+    seen: set[str] = set()
+
+    def watched(steps: int) -> None:
+        for _ in range(steps):
+            seen.update(owners(engine.scheduler, keys, without=STORE))
+            engine.step()
+
+    watched(2)
+    publish(STORE, *features)
+    engine.scheduler.mark_ready(keys, engine.now)
+    watched(6)
+    engine.scheduler.pause(["a"], [], "proxy")
+    watched(3)
+    engine.scheduler.pause([], ["a"], "proxy")
+    watched(3)
+    engine.run_out()
+    return seen
+
+
+def test_items_in_the_prompt_have_four_owners(make: Make) -> None:
+    features = [make_feature("one", 1, 4), make_feature("two", 6, 20)]
+    engine = make(host_blocks=16)
+    engine.add(*(make_request(name, 30, features, max_tokens=40, ready=()) for name in "ab"))
+    assert in_flight(engine, features) == OWNERS
+    assert engine.of(ItemLoaded) and not list(engine.items.table)
+
+
+def test_a_cross_item_has_the_same_four_owners_while_its_table_is_shared_and_in_host_memory(
+    make: Make,
+) -> None:
+    text = make_cross("text", 9)
+    engine = make(cross=True, host_blocks=16)
+    engine.add(*(make_request(name, [2, 0], [text], max_tokens=40, ready=()) for name in "ab"))
+    assert in_flight(engine, [text]) == OWNERS

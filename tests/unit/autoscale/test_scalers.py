@@ -1,0 +1,163 @@
+"""Scalers second by second, and the pool that they scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.autoscale.comparison import trial_setup
+from benchmarks.autoscale.policies import Concurrency, CpuPercent, PoolView, QueueLength, Scaler
+from benchmarks.autoscale.pool import ElasticPool
+from benchmarks.autoscale.traces import TRACES, requests_of
+from support.simulated import COSTS, LIMITS, MIX, MODEL, PICTURE
+from triptych.base.config import EncoderConfig
+from triptych.goodput.load.workload import Arrivals, Workload, arrival_times, plan_requests
+from triptych.simulator.cluster.context import Simulation
+from triptych.simulator.cluster.shape import on_devices
+from triptych.simulator.run import simulate
+
+
+def follow(scaler: Scaler, seconds: int, view: Callable[[int, int], PoolView], workers: int = 1) -> list[int]:
+    """What the scaler wants in every second, of a pool that has it at once; `view` of second and workers."""
+    sizes = []
+    for now in range(seconds):
+        workers = scaler.desired(view(now, workers))
+        sizes.append(workers)
+    return sizes
+
+
+def at_use(share: Callable[[int], float]) -> Callable[[int, int], PoolView]:
+    """Workers that have been busy for this share of their time at each second, all alike."""
+    spent = [0.0]
+
+    def view(now: int, workers: int) -> PoolView:
+        spent[0] += share(now)
+        return PoolView(now, 0, {f"e{index}": spent[0] for index in range(workers)})
+
+    return view
+
+
+def queue(
+    waiting: Callable[[int], int], requests: Callable[[int], int] = int
+) -> Callable[[int, int], PoolView]:
+    def view(now: int, workers: int) -> PoolView:
+        busy = {f"e{index}": 0.0 for index in range(workers)}
+        return PoolView(now, 0, busy, waiting(now), waiting(now), requests(now))
+
+    return view
+
+
+def test_workers_that_are_busy_all_the_time_grow_by_the_ratio_to_the_target() -> None:
+    sizes = follow(CpuPercent(1, 20), 60, at_use(lambda _: 1.0), workers=4)
+    assert sizes[19] == 4 and sizes[20] == 6  # 4 · 1.0 / 0.7, at the first sync with two scrapes
+
+
+def test_workers_are_taken_away_only_when_nothing_has_asked_for_them_for_five_minutes() -> None:
+    sizes = follow(CpuPercent(1, 20), 600, at_use(lambda now: 0.7 if now < 100 else 0.1), workers=6)
+    assert sizes[399] == 6 and min(sizes) == 1
+
+
+def test_with_a_minimum_of_zero_the_last_worker_goes_after_the_cooldown() -> None:
+    sizes = follow(QueueLength(0, 100), 800, queue(lambda now: 3 if now < 40 else 0, lambda _: 7))
+    assert sizes[390] == 1 and sizes[-1] == 0
+
+
+def follow_concurrency(
+    items: Callable[[int], int], seconds: int, workers: int = 1, ready_after: int = 0
+) -> list[int]:
+    """What it wants in every second for so many items in the pool, of which each pod may have 8."""
+    scaler, sizes = Concurrency(0, 50), []
+    for now in range(seconds):
+        busy = {f"e{index}": 0.0 for index in range(workers)}
+        workers = scaler.desired(PoolView(now, 0, busy, items(now), items(now)))
+        sizes.append(workers)
+    return sizes
+
+
+def test_twice_what_the_pods_can_have_is_met_within_the_panic_window() -> None:
+    sizes = follow_concurrency(lambda now: 2 if now < 100 else 56, 200)
+    assert sizes[99] == 1 and max(sizes[:107]) == 10
+
+
+def test_the_last_pod_goes_when_a_whole_stable_window_was_empty() -> None:
+    sizes = follow_concurrency(lambda now: 1 if now < 30 else 0, 200)
+    assert sizes[88] == 1 and sizes[92] == 0
+
+
+SETUP = trial_setup()
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_a_trace_is_the_same_for_the_same_seed_and_in_order(name: str) -> None:
+    first, second = (requests_of(TRACES[name](), SETUP.costs.encoder, SETUP.model, 3) for _ in range(2))
+    assert first == second and first[1] == sorted(first[1]) and len(first[0]) == len(first[1])
+    assert requests_of(TRACES[name](), SETUP.costs.encoder, SETUP.model, 4)[1] != first[1]
+
+
+#: A picture takes a second of an encoder's tower, one at a time.
+SLOW = replace(COSTS, encoder=replace(COSTS.encoder, tower_batch=1.0))
+ONE_BY_ONE = replace(LIMITS, encoder=EncoderConfig(encoder_batch_patches=1))
+
+
+class Sizes:
+    """A pool of one size after another, `every` seconds each; the last one stays."""
+
+    def __init__(self, sizes: Sequence[int], every: float) -> None:
+        self._sizes = sizes
+        self._every = every
+
+    def desired(self, seen: PoolView) -> int:
+        return self._sizes[min(int(seen.now / self._every), len(self._sizes) - 1)]
+
+
+def serve(
+    scaler: Scaler,
+    load: Workload = PICTURE,
+    *,
+    count: int = 20,
+    rate: float = 2.0,
+    cold_start: float = 5.0,
+    initial: int = 1,
+) -> tuple[Simulation, ElasticPool]:
+    pool = ElasticPool(scaler, cold_start, initial)
+    found = simulate(
+        plan_requests(load, count, 0),
+        arrival_times(Arrivals(rate=rate), count, 0),
+        on_devices(0, 2),
+        SLOW,
+        MODEL,
+        ONE_BY_ONE,
+        controller=pool,
+    )
+    return found, pool
+
+
+def all_served(found: Simulation) -> bool:
+    return all(record.ok for record in found.records) and not any(found.leftovers.values())
+
+
+def test_a_worker_that_drains_finishes_what_it_has_and_is_paid_for_until_then() -> None:
+    found, pool = serve(Sizes([4, 1], 2.0), count=12, rate=20.0, initial=4)
+    assert all_served(found)
+    drained = [worker for worker in pool.history.workers if worker.drains is not None]
+    assert len(drained) == 3
+    assert all(worker.ended is not None for worker in drained)
+    assert max(worker.ended or 0.0 for worker in drained) > 2.5, "none had work left"
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    sizes=st.lists(st.integers(0, 6), min_size=1, max_size=8),
+    every=st.sampled_from([1.0, 2.5, 7.0]),
+    cold_start=st.sampled_from([0.0, 0.3, 5.0, 30.0]),
+    initial=st.integers(0, 3),
+)
+def test_whatever_comes_and_goes_all_requests_end_and_nothing_is_left(sizes, every, cold_start, initial):
+    scaler = Sizes([*sizes, 2], every)
+    found, pool = serve(scaler, MIX, count=12, rate=4.0, cold_start=cold_start, initial=initial)
+    assert all_served(found), found.leftovers
+    assert all(worker.ended is None or worker.ended >= worker.ordered for worker in pool.history.workers)
