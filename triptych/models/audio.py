@@ -33,6 +33,15 @@ class AudioFile(Protocol):
         ...
 
 
+class Silence:
+    """An `AudioFile` of half a second of silence."""
+
+    digest = "silence"
+
+    def waveform(self, rate: int) -> np.ndarray:
+        return np.zeros(rate // 2, dtype=np.float32)
+
+
 class Features:
     """The checkpoint's feature extractor, for whole files. Dithering is refused: it draws random numbers."""
 
