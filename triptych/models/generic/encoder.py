@@ -96,7 +96,7 @@ class GenericEncoder(EncoderSide):
         module = load_side(path, keep_encoder, device=device, dtype=dtype)
         side = cls._of(module, examined, device, dtype)
         side._processor = processor
-        if cls is not GenericEncoder or not has_fixed_size(side):
+        if cls is not GenericEncoder or side.modality == "audio" or not has_fixed_size(side):
             return side
         fixed = FixedSizeImages.__new__(FixedSizeImages)
         fixed.__dict__.update(side.__dict__)

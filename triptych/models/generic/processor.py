@@ -142,6 +142,8 @@ class GenericProcessor:
             indices = sampled_indices(self._videos, metadata, self._defaults("videos"), options)
             metadata.frames_indices = indices
             given = {"video_metadata": [metadata], "do_sample_frames": False, "return_metadata": True}
+            if "fps" in options and hasattr(self._processor, "position_id_per_seconds"):
+                given["fps"] = options["fps"]  # what Omni's processors count a grid's seconds by
             inputs = self._call(
                 self._video_token,
                 videos=[clip.frames(indices)],
