@@ -84,6 +84,11 @@ class PromptBuilder:
         self._max_model_len = max_model_len
 
     @property
+    def modalities(self) -> frozenset[str]:
+        """Those of the items that prompts may have: the template writes them, and the class takes them."""
+        return frozenset(self._items.values()).intersection(self._decoder.modalities)
+
+    @property
     def guarded(self) -> GuardedTokenizer:
         """The tokenizer that keeps user text from becoming special tokens."""
         return self._tokenizer

@@ -67,6 +67,7 @@ class GenericDecoder(DecoderSide):
         self.capture.container = examined.container
         self._embedded = examined.embedded
         self._modalities = examined.modalities
+        self.modality = examined.modalities[0]  # type: ignore[misc]
         self._one_item = examined.one_item
         self._plain = examined.plain
         self.row_token_ids = self.capture_class.row_tokens(module.config)
