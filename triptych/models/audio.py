@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
@@ -33,13 +34,15 @@ class AudioFile(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class Silence:
-    """An `AudioFile` of half a second of silence."""
+    """An `AudioFile` of silence."""
 
-    digest = "silence"
+    seconds: float = 0.5
+    digest: str = "silence"
 
     def waveform(self, rate: int) -> np.ndarray:
-        return np.zeros(rate // 2, dtype=np.float32)
+        return np.zeros(int(rate * self.seconds), dtype=np.float32)
 
 
 class Features:

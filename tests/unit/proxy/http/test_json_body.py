@@ -32,8 +32,7 @@ def test_the_largest_body_that_is_served_passes() -> None:
 @pytest.mark.parametrize(
     ("kind", "named"),
     [
-        ("input_audio", "sound is not a part here (chats take it as input_audio or audio_url)"),
-        ("audio_url", "sound is not a part here"),
+        ("audio", "sound is not a part here (chats take it as input_audio or audio_url)"),
         ("file", "files are not read here"),
         ("x", "Invalid value 'x'"),
     ],
