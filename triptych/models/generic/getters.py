@@ -50,6 +50,9 @@ class _Qwen2Audio(Qwen2AudioForConditionalGeneration):
         super().__init__(config)
         self.model.__class__ = _Qwen2AudioBase
 
+    def get_audio_features(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPooling:
+        return self.model.get_audio_features(*args, **kwargs)
+
 
 # transformers knows the names of a checkpoint's tensors by those of the class and its module.
 for _own in (_Qwen2AudioBase, _Qwen2Audio):

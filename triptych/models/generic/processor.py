@@ -188,9 +188,11 @@ class GenericProcessor:
         cuts = self._defaults("audio").get("truncation", True)
         return int(getattr(self._extractor, "n_samples", 0)) if cuts else 0
 
-    def _heard(self, waveform: np.ndarray, rate: int) -> dict[str, Any]:
+    def _heard(self, waveform: np.ndarray, rate: int, text: str = "") -> dict[str, Any]:
+        """The processor's output of a sound with this text after it."""
         if not hasattr(self._processor, _BY_WINDOWS):
-            return self._call(self._sound_token, audio=[waveform], audio_kwargs={"sampling_rate": rate})
+            prompt, rates = f"{self._sound_token}{text}", {"sampling_rate": rate}
+            return self._call(prompt, audio=[waveform], audio_kwargs=rates)
         # Voxtral's processor takes sounds through mistral-common only, which writes the same tokens.
         given = dict(self._defaults("audio"))
         length = given.pop("max_source_positions")
@@ -207,7 +209,7 @@ class GenericProcessor:
             alone = self._heard(sound, self._extractor.sampling_rate)["input_ids"][0].tolist()
             text = self._tokenizer("x", add_special_tokens=False)["input_ids"]
             if not self._sound_rows:
-                beside = self._call(f"{self._sound_token}x", audio=[sound])["input_ids"][0].tolist()
+                beside = self._heard(sound, self._extractor.sampling_rate, "x")["input_ids"][0].tolist()
                 if beside != [*alone, *text]:
                     raise ValueError("it rewrites the prompt around sounds")
         except Exception as error:  # of any kind: code of the class
