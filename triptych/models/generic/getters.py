@@ -10,7 +10,7 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 
-class _Qwen2AudioBase(Qwen2AudioModel):
+class _Qwen2AudioBase(Qwen2AudioModel):  # type: ignore[misc]
     """The base in the form of other classes: a getter, and a forward that puts its rows over placeholders."""
 
     def get_audio_features(
@@ -31,7 +31,7 @@ class _Qwen2AudioBase(Qwen2AudioModel):
         self,
         input_ids: torch.Tensor,
         input_features: torch.Tensor | None = None,
-        feature_attention_mask: torch.Tensor | None = None,
+        feature_attention_mask: Any = None,
         **kwargs: Any,
     ) -> Any:
         embeds = self.get_input_embeddings()(input_ids)
@@ -43,7 +43,7 @@ class _Qwen2AudioBase(Qwen2AudioModel):
         return self.language_model(inputs_embeds=embeds, **kwargs)
 
 
-class _Qwen2Audio(Qwen2AudioForConditionalGeneration):
+class _Qwen2Audio(Qwen2AudioForConditionalGeneration):  # type: ignore[misc]
     """The class around that base."""
 
     def __init__(self, config: Any) -> None:

@@ -94,7 +94,7 @@ class GenericProcessor:
         added = self._tokenizer.added_tokens_decoder.items()
         fixed = {index for index, token in added if token.special or token.content.strip()}
         self._merged_never = {*fixed, *self._tokenizer.all_special_ids}
-        self._extractor = getattr(self._processor, "feature_extractor", None)
+        self._extractor: Any = getattr(self._processor, "feature_extractor", None)
         pictures = getattr(self._processor, "image_processor", None)
         if pictures is None:
             self._sound_rows = _rows_of_windows(path) if hasattr(self._processor, _BY_WINDOWS) else 0
@@ -328,7 +328,7 @@ def _feature_extractor(path: Path) -> Any:
 
 def _rows_of_windows(path: Path) -> int:
     """Rows of one of Voxtral's windows: its tower halves the frames, its projector joins several."""
-    tower: Any = load_config(path).audio_config  # type: ignore[attr-defined]
+    tower: Any = load_config(path).audio_config
     return int(tower.max_source_positions * tower.hidden_size // tower.intermediate_size)
 
 
