@@ -40,15 +40,15 @@ class ItemFormat:
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """Those of the jobs that this worker takes: who encodes pictures is asked about videos, too."""
-        return ("image", "video") if self.modality == "image" else (self.modality,)
+        """Those of the jobs that this worker takes: who encodes pictures is asked about the others, too."""
+        return ("image", "video", "audio") if self.modality == "image" else (self.modality,)
 
     def plan(self, mm_hash: str, prepared: PreparedItem) -> ItemPlan:
         """The plan of a preprocessed item."""
         return ItemPlan(
             mm_hash=mm_hash,
             namespace=self.namespace,
-            modality="video" if prepared.video else self.modality,
+            modality=prepared.modality or self.modality,
             rows=prepared.rows,
             width=self.width,
             dtype=self.dtype,

@@ -19,7 +19,7 @@ from triptych.base.config import PDConfig
 from triptych.base.engine_beat import BusyClock, EngineBeat
 from triptych.base.errors import Unavailable
 from triptych.base.metrics import PDMetrics
-from triptych.base.types import TASKS, WorkerInfo
+from triptych.base.types import ITEMS, TASKS, WorkerInfo
 from triptych.ec_connector.base import DirectTransfer
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.checkpoint.pooling import GENERATES, PoolingDefaults, read_pooling
@@ -224,6 +224,7 @@ class PDWorker:
             "metrics_port": metrics_port,
             ROW_WIDTH: self._model.decoder.row_width,
             "task": TASKS.index(self._model.pooling.task),
+            "items": sum(1 << ITEMS.index(each) for each in self._model.prompts.modalities),
         }
         return WorkerInfo(
             address=address,

@@ -10,9 +10,9 @@ from typing import TypeVar
 import msgspec
 
 from triptych.base.hashing import framed_digest, mm_hash
-from triptych.proxy.call.chat import ChatCall, ChatMessage, EncoderPrompt, RawPrompt
+from triptych.proxy.call.chat import ChatCall, ChatMessage, EncoderPrompt, RawPrompt, modality_of
 from triptych.proxy.call.validation import check_text
-from triptych.proxy.media.source import AudioPart, ImagePart, ItemMedia, MediaSource, VideoPart
+from triptych.proxy.media.source import AudioPart, ImagePart, ItemMedia, ItemPart, MediaSource, VideoPart
 from triptych.proxy.media.spool import MediaHold
 
 MODALITY = "image"
@@ -93,14 +93,15 @@ async def load_encoder_prompt(encoder: EncoderPrompt, hold: MediaHold, loader: M
 
 
 async def make_item(
-    call: ChatCall, namespace: str, part: ImagePart | VideoPart, loader: MediaSource, message: int
+    call: ChatCall, namespace: str, part: ItemPart, loader: MediaSource, message: int
 ) -> SplitItem:
-    """The item of a picture or video in the message with this index."""
+    """The item of a picture, video or sound in the message with this index."""
     media = await loader.load(part, call.media)
-    modality, options = MODALITY, call.processor_options
-    if isinstance(part, VideoPart):
-        modality = "video"
-    elif any(isinstance(other, VideoPart) for other in call.items()):
+    modality, options = modality_of(part), call.processor_options
+    if isinstance(part, AudioPart):
+        # It has none: they are refused where there is nothing else that they could mean.
+        options = options if all(isinstance(other, AudioPart) for other in call.items()) else {}
+    elif isinstance(part, ImagePart) and any(isinstance(other, VideoPart) for other in call.items()):
         options = {name: value for name, value in options.items() if name not in VIDEO_OPTIONS}
     return await hashed_item(call, namespace, media, part.param, options, modality, message)
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from triptych.base.errors import RETRY_AFTER, InvalidRequest, NotFound, Unavailable
 from triptych.base.machine.worker_load import WorkerLoad
-from triptych.base.types import TASKS, WorkerInfo
+from triptych.base.types import ITEMS, TASKS, WorkerInfo
 from triptych.proxy.call.validation import ModelKind
 from triptych.registry.matching import DIRECT, Mismatch, PDModels, described
 
@@ -111,6 +111,7 @@ class KnownWorkers:
                 info.modality,
                 bool(info.capacity.get("pools")),
                 TASKS[info.capacity.get("task", 0) % len(TASKS)],
+                tuple(each for at, each in enumerate(ITEMS) if info.capacity.get("items", 0) >> at & 1),
             )
             model = self._models[info.model_key] = _Model(info.model, kind)
         model.namespaces += [name for name in info.namespaces if name not in model.namespaces]

@@ -18,6 +18,7 @@ from triptych.base.metrics import EncoderMetrics
 from triptych.base.types import Options
 from triptych.encoder_worker.graphs.manager import EncoderCudaGraphManager, GraphTower
 from triptych.encoder_worker.graphs.packing import GraphLimits, parse_budgets, token_budgets
+from triptych.models.audio import AudioFile
 from triptych.models.base import EncoderSide, Media, PreparedItem
 from triptych.models.encoder_graph import EncoderCudaGraphConfig, SupportsEncoderCudaGraph
 from triptych.models.video.clip import Clip
@@ -48,6 +49,9 @@ class GraphEncoder(EncoderSide):
 
     def preprocess_video(self, clip: Clip, options: Options) -> PreparedItem:
         return self._encoder.preprocess_video(clip, options)
+
+    def preprocess_sound(self, audio: AudioFile, options: Options) -> PreparedItem:
+        return self._encoder.preprocess_sound(audio, options)
 
     def sample(self) -> Media:
         return self._encoder.sample()

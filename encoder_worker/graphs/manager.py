@@ -14,7 +14,7 @@ from triptych.base.config import format_size
 from triptych.base.machine.graphs import CapturedGraph, GraphBackend
 from triptych.base.progress.progress import each
 from triptych.encoder_worker.graphs.packing import GraphLimits, ItemSize, pack
-from triptych.models.base import PIXELS_OF_VIDEOS, PreparedItem
+from triptych.models.base import PreparedItem
 from triptych.models.encoder_graph import EncoderCudaGraphConfig, SupportsEncoderCudaGraph
 
 
@@ -183,8 +183,8 @@ class EncoderCudaGraphManager:
         return [outputs[index] for index in range(len(items))]
 
     def _frames(self, item: PreparedItem) -> int:
-        """Of a picture or frames as pictures; videos of a getter of their own fit no graph."""
-        if PIXELS_OF_VIDEOS in item.tensors:
+        """Of a picture or frames as pictures; items of another getter fit no graph."""
+        if item.apart not in ("", *self._config.modalities):
             return self.limits.max_frames_per_batch + 1
         return self._tower.encoder_cudagraph_item_frames(item)
 

@@ -71,6 +71,8 @@ class Preparer:
         if media.modality == "video":
             with MediaClip(media.data, self._video) as clip:
                 return self._encoder.preprocess_video(clip, media.options)
+        if media.modality == "audio" != self._encoder.modality:
+            return self._encoder.preprocess_sound(MediaAudio(media.data, self._audio), media.options)
         return self._encoder.preprocess(self._decoded(media.data), media.options)
 
     def _decoded(self, data: bytes) -> MediaAudio | bytes | Image.Image:

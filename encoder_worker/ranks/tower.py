@@ -20,6 +20,7 @@ from triptych.base.ranks.process_group import check_ranks
 from triptych.base.types import Options
 from triptych.encoder_worker.loading import activation_bytes, load
 from triptych.encoder_worker.ranks.shared_items import share
+from triptych.models.audio import AudioFile
 from triptych.models.base import EncoderSide, Media, PreparedItem
 from triptych.models.defaults import resolve_device
 from triptych.models.identity import ModelIdentity
@@ -146,6 +147,9 @@ class DataParallelTower(EncoderSide):
 
     def preprocess_video(self, clip: Clip, options: Options) -> PreparedItem:
         return self.inner.preprocess_video(clip, options)
+
+    def preprocess_sound(self, audio: AudioFile, options: Options) -> PreparedItem:
+        return self.inner.preprocess_sound(audio, options)
 
     def sample(self) -> Media:
         return self.inner.sample()

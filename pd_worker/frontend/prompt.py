@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -57,7 +57,7 @@ class PromptBuilder:
         max_model_len: int,
         *,
         image_token_id: int | None = None,
-        video_token_id: int | None = None,
+        others: Mapping[str, int] | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
         reasoning: Reasoning | None = None,
         tool_format: str = "",
@@ -65,7 +65,7 @@ class PromptBuilder:
     ) -> None:
         """`image_token_id` is what the template writes for an image, the decoder's by default.
 
-        `video_token_id` is what it writes for a video; None where it takes none.
+        `others` are what it writes for a video or a sound, where it takes them.
         `decode` gives the text of ids; it is needed where items have text around them.
         """
         #: What marks the model's reasoning; None where it does not reason.
@@ -73,13 +73,20 @@ class PromptBuilder:
         #: How the model writes tool calls; and the special tokens of both, which stay in the output's text.
         self.tool_format = tool_format
         self.kept = kept
-        self._image = decoder.image_token_id if image_token_id is None else image_token_id
-        self._video = video_token_id
+        image = decoder.image_token_id if image_token_id is None else image_token_id
+        #: The modality of each token that stands for an item.
+        self._items = {token: modality for modality, token in (others or {}).items()}
+        self._items |= {} if image is None else {image: "image"}
         self._decode = decode
         self._template = template
         self._tokenizer = tokenizer
         self._decoder = decoder
         self._max_model_len = max_model_len
+
+    @property
+    def modalities(self) -> frozenset[str]:
+        """Those of the items that prompts may have: the template writes them, and the class takes them."""
+        return frozenset(self._items.values()).intersection(self._decoder.modalities)
 
     @property
     def guarded(self) -> GuardedTokenizer:
@@ -112,12 +119,11 @@ class PromptBuilder:
         slots = [modality for message in parsed for modality in message.slots]
         if len(slots) != len(plans):
             raise InvalidRequest(
-                f"messages hold {len(slots)} images and videos, but {len(plans)} items came", param="messages"
+                f"messages hold {len(slots)} images, videos and sounds, but {len(plans)} items came",
+                param="messages",
             )
-        if [slot == "video" for slot in slots] != [plan.modality == "video" for plan in plans]:
-            raise InvalidRequest(
-                "messages and items name images and videos in other orders", param="messages"
-            )
+        if slots != [plan.modality for plan in plans]:
+            raise InvalidRequest("messages and items name modalities in other orders", param="messages")
         token_ids = self._encode(parsed, options, plans)
         self._check_slots(token_ids, slots, parsed)
         return self._expand(token_ids, plans)
@@ -135,7 +141,7 @@ class PromptBuilder:
         vocab_size = self._decoder.geometry.vocab_size
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
             raise InvalidRequest(f"prompt holds token ids beyond {vocab_size - 1}", param="prompt")
-        if {self._image, self._video, *self._decoder.row_token_ids}.intersection(token_ids):
+        if self._places.intersection(token_ids):
             raise InvalidRequest("prompt holds image tokens: images come in messages", param="prompt")
         return self._raw(tuple(token_ids))
 
@@ -171,8 +177,13 @@ class PromptBuilder:
         self._check_images(token_ids, features)
         return Prompt(token_ids, tuple(features))
 
+    @property
+    def _places(self) -> frozenset[int]:
+        """Tokens that stand for items or their rows."""
+        return self._decoder.row_token_ids | self._items.keys()
+
     def _check_images(self, token_ids: tuple[int, ...], features: Sequence[MMFeature]) -> None:
-        for token in {self._image, self._video, *self._decoder.row_token_ids} - {None}:
+        for token in self._places:
             placed = sum(token_ids[f.placement.offset : f.placement.end].count(token) for f in features)
             if token_ids.count(token) != placed:
                 raise InvalidRequest("prompt_token_ids hold image tokens outside placements", param="resume")
@@ -213,12 +224,12 @@ class PromptBuilder:
 
     def _with_text_around(self, text: str, plans: Sequence[ItemPlan]) -> str:
         """The text with that which items have around their placeholders, so that it is tokenised with it."""
-        if self._decode is None or self._image is None:
+        if self._decode is None or not self._items:
             return text
         around = [self._decoder.text_around(plan) for plan in plans]
         if not any(head or tail for head, tail in around):
             return text
-        tokens = {self._decode([token]) for token in (self._image, self._video) if token is not None}
+        tokens = {self._decode([token]) for token in self._items}
         parts = re.split(f"({'|'.join(map(re.escape, tokens))})", text)
         if len(parts) != 2 * len(plans) + 1:
             return text
@@ -237,9 +248,10 @@ class PromptBuilder:
     def _check_slots(
         self, token_ids: Sequence[int], slots: Sequence[str], messages: Sequence[Message]
     ) -> None:
-        for token, modality in ((self._image, "image"), (self._video, "video")):
-            expected = slots.count(modality) if self._image != self._video else len(slots)
-            written = token_ids.count(token) if token is not None else 0
+        tokens = {modality: token for token, modality in self._items.items()}
+        for modality in {**tokens, **dict.fromkeys(slots)}:
+            expected = slots.count(modality)
+            written = token_ids.count(tokens[modality]) if modality in tokens else 0
             if written != expected:
                 for at, message in enumerate(messages):
                     if message.role != "user" and message.slots:
@@ -251,16 +263,15 @@ class PromptBuilder:
                 )
 
     def _expand(self, token_ids: Sequence[int], plans: Sequence[ItemPlan]) -> Prompt:
-        written = {self._image, self._video} - {None}
         remaining = iter(plans)
         expanded: list[int] = []
         features: list[MMFeature] = []
         for token in token_ids:
-            if token not in written:
+            if token not in self._items:
                 expanded.append(token)
                 continue
             plan = next(remaining)
-            if (token == self._video) != (plan.modality == "video") and self._video != self._image:
+            if self._items[token] != plan.modality:
                 raise InvalidRequest("the model's chat template changes the items' order", param="messages")
             placeholder = self._decoder.placeholder(plan)
             features.append(MMFeature(plan, Placement(len(expanded), len(placeholder), plan.runs)))
@@ -330,8 +341,8 @@ def open_checkpoint(
     image = decoder.image_token_id
     if decoder.row_token_ids and image is not None:
         image = _written_token(template, backend, image)
-    video = _written_video(template, backend) if decoder.row_token_ids else None
-    specials = {*decoder.row_token_ids, *(token for token in (image, video) if token is not None)}
+    others = _written_others(template, backend, decoder) if decoder.row_token_ids else {}
+    specials = {*decoder.row_token_ids, *others.values(), *(() if image is None else (image,))}
     guarded = GuardedTokenizer(
         backend, bos_token=variables.get("bos_token", ""), specials=tuple(sorted(specials))
     )
@@ -346,7 +357,7 @@ def open_checkpoint(
         decoder,
         max_model_len,
         image_token_id=image,
-        video_token_id=video,
+        others=others,
         decode=decode,
         reasoning=reasoning,
         tool_format=tool_format,
@@ -375,17 +386,26 @@ def _written_token(template: ChatTemplate, tokenizer: Tokenizer, image_token_id:
     return singles[0]
 
 
-def _written_video(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
-    """The only token that the template writes for a video and for nothing else; None where it takes none."""
+def _written_others(template: ChatTemplate, tokenizer: Tokenizer, decoder: DecoderSide) -> dict[str, int]:
+    """The only token that the template writes for a video, or a sound, and for nothing else."""
     if not template.takes_parts:
-        return None
-    try:
-        videos, images = (_added_tokens(template, tokenizer, kind) for kind in ("video", "image"))
-    except InvalidRequest:
-        return None
-    special = tokenizer.get_added_tokens_decoder()
-    singles = [token for token, count in (videos - images).items() if count == 1 and token in special]
-    return singles[0] if len(singles) == 1 else None
+        return {}
+    added = {}
+    for kind in dict.fromkeys(("image", *decoder.modalities)):
+        try:
+            added[kind] = _added_tokens(template, tokenizer, kind)
+        except InvalidRequest:
+            continue
+    special, written = tokenizer.get_added_tokens_decoder(), {}
+    for kind in added.keys() - {"image"}:
+        shared = sum((tokens for other, tokens in added.items() if other != kind), Counter[int]())
+        singles = [
+            token for token, count in (added[kind] - shared).items() if count == 1 and token in special
+        ]
+        named = decoder.token_ids.get(kind)
+        if named in singles or len(singles) == 1:
+            written[kind] = named if named in singles else singles[0]
+    return written
 
 
 def _added_tokens(template: ChatTemplate, tokenizer: Tokenizer, modality: str) -> Counter[int]:

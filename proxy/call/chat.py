@@ -9,6 +9,7 @@ import msgspec
 
 from triptych.base.errors import InvalidRequest
 from triptych.base.request.chat import (
+    AudioSlot,
     ItemSlot,
     Message,
     MessageToolCall,
@@ -26,7 +27,7 @@ from triptych.base.types import (
     TimestampTokens,
     Usage,
 )
-from triptych.proxy.media.source import AudioPart, ImagePart, VideoPart
+from triptych.proxy.media.source import AudioPart, ImagePart, ItemPart, VideoPart
 from triptych.proxy.media.spool import MediaHold
 
 #: Form of a text item whose media are token ids, little-endian uint32.
@@ -96,7 +97,7 @@ class ChatMessage:
     """One message of a conversation with its items; `name` and what follows is for chat templates."""
 
     role: Role
-    content: str | tuple[TextPart | ImagePart | VideoPart, ...]
+    content: str | tuple[TextPart | ItemPart, ...]
     name: str | None = None
     tool_calls: tuple[MessageToolCall, ...] = ()
     tool_call_id: str | None = None
@@ -115,24 +116,27 @@ class ChatMessage:
             return reasoning + len(self.content)
         return reasoning + sum(len(part.text) for part in self.content if isinstance(part, TextPart))
 
-    def items(self) -> list[ImagePart | VideoPart]:
+    def items(self) -> list[ItemPart]:
         if isinstance(self.content, str):
             return []
         return [part for part in self.content if not isinstance(part, TextPart)]
 
     def without_media(self) -> Message:
         """The message as a PD worker gets it: an empty slot for every item."""
-        content: str | list[TextPart | ItemSlot | VideoSlot]
+        content: str | list[TextPart | Slot]
         if isinstance(self.content, str):
             content = self.content
         else:
-            content = [part if isinstance(part, TextPart) else _slot(part) for part in self.content]
+            content = [part if isinstance(part, TextPart) else _SLOTS[type(part)] for part in self.content]
         calls = list(self.tool_calls) or None
         return Message(self.role, content, self.name, calls, self.tool_call_id, self.reasoning)
 
 
-def _slot(part: ImagePart | VideoPart) -> Slot:
-    return VideoSlot() if isinstance(part, VideoPart) else ItemSlot()
+_SLOTS: dict[type[ItemPart], Slot] = {ImagePart: ItemSlot(), VideoPart: VideoSlot(), AudioPart: AudioSlot()}
+
+
+def modality_of(part: ItemPart) -> str:
+    return _SLOTS[type(part)].modality
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +227,7 @@ class ChatCall:
         """Characters of all messages."""
         return sum(message.text_length for message in self.messages)
 
-    def items(self) -> list[ImagePart | VideoPart]:
+    def items(self) -> list[ItemPart]:
         return [item for message in self.messages for item in message.items()]
 
 

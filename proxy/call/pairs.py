@@ -12,11 +12,11 @@ from triptych.base.request.chat import TextPart
 from triptych.proxy.call.chat import ChatCall, ChatMessage, Done, Output, PoolingOptions
 from triptych.proxy.call.pooled import Vector, pool_all, vector_of
 from triptych.proxy.call.validation import check_image_count, check_text
-from triptych.proxy.media.source import ImagePart, VideoPart
+from triptych.proxy.media.source import ItemPart
 from triptych.proxy.media.spool import MediaHold
 
 #: Parts of one query, document or text, which stand where a chat has a message's content.
-Content = str | tuple[TextPart | ImagePart | VideoPart, ...]
+Content = str | tuple[TextPart | ItemPart, ...]
 
 
 class PooledDispatcher(Protocol):

@@ -33,7 +33,7 @@ from triptych.base.request.limits import (
     check_limits,
 )
 from triptych.base.types import SamplingParams
-from triptych.proxy.call.chat import ChatCall, ChatMessage, EncoderPrompt
+from triptych.proxy.call.chat import ChatCall, ChatMessage, EncoderPrompt, modality_of
 
 MAX_SALT = 256
 #: Messages and content parts of one request.
@@ -202,11 +202,13 @@ class ModelKind:
     #: Its PD workers take requests without generation; "generate", "embed" or "score" is what it is made for.
     pools: bool = False
     task: str = "generate"
+    #: The modalities of a prompt's items, where its PD workers name them.
+    items: tuple[str, ...] = ()
 
     @property
     def input_modalities(self) -> tuple[str, ...]:
         """What a prompt may consist of: an encoder-decoder model reads the one kind that its encoder does."""
-        return (self.modality,) if self.encoder_decoder else ("text", self.modality)
+        return (self.modality,) if self.encoder_decoder else ("text", *(self.items or (self.modality,)))
 
 
 def fit(call: ChatCall, kind: ModelKind) -> ChatCall:
@@ -223,6 +225,13 @@ def fit(call: ChatCall, kind: ModelKind) -> ChatCall:
                 f"{encoder.param}: {_name(call)} is not an encoder-decoder model; send {remedy}",
                 param=encoder.param,
             )
+        for part in call.items():
+            if kind.items and modality_of(part) not in kind.items:
+                takes = f"{_name(call)} takes {', '.join(kind.input_modalities)}"
+                raise InvalidRequest(
+                    f"{part.param}: {takes} and no {modality_of(part)} in messages: leave it out",
+                    param=part.param,
+                )
         return call
     if call.messages:
         raise InvalidRequest(

@@ -29,7 +29,7 @@ from triptych.proxy.call.validation import (
     template_options,
 )
 from triptych.proxy.http.json_body import convert_field
-from triptych.proxy.media.source import ImagePart, parse_image_url
+from triptych.proxy.media.source import AudioPart, ImagePart, ItemPart, parse_image_url
 
 T = TypeVar("T")
 
@@ -95,9 +95,9 @@ def _message(index: int, message: proxy_pb2.ChatMessage) -> ChatMessage:
     return ChatMessage(role, content, message.name or None, calls, message.tool_call_id or None, reasoning)
 
 
-def content_of(given: Sequence[proxy_pb2.ChatPart], path: str) -> str | tuple[TextPart | ImagePart, ...]:
-    """What parts say: a text alone, or texts and pictures."""
-    parts: list[TextPart | ImagePart] = []
+def content_of(given: Sequence[proxy_pb2.ChatPart], path: str) -> str | tuple[TextPart | ItemPart, ...]:
+    """What parts say: a text alone, or texts, pictures and sounds."""
+    parts: list[TextPart | ItemPart] = []
     for at, part in enumerate(given):
         kind = part.WhichOneof("body")
         if kind is None:
@@ -121,7 +121,9 @@ def _tool_calls(message: proxy_pb2.ChatMessage, role: Role, path: str) -> tuple[
     return tuple(calls)
 
 
-def _part(part: proxy_pb2.ChatPart, param: str) -> TextPart | ImagePart:
+def _part(part: proxy_pb2.ChatPart, param: str) -> TextPart | ItemPart:
+    if part.HasField("audio"):
+        return AudioPart(part.audio, param)
     if part.HasField("text"):
         return TextPart(part.text)
     if part.HasField("image_url"):

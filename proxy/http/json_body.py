@@ -96,7 +96,7 @@ def check_values(raw: bytes) -> None:
 
 _MAX_TEXT = 400
 #: Parts of messages that other servers take.
-_AUDIO = "sound is not a part of messages here (models of speech take it at POST /v1/audio/transcriptions)"
+_AUDIO = "sound is not a part here (chats take it as input_audio or audio_url)"
 _FILES = "files are not read here (images are)"
 _EMBEDDINGS = "embeddings are computed here, never taken: send the picture"
 _UNSERVED_PARTS = {

@@ -16,12 +16,14 @@ from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.media.connection import MediaConnections, parse_rules
 from triptych.proxy.media.fetcher import FetchLimits, MediaFetcher
 from triptych.proxy.media.source import (
+    AUDIOS,
     IMAGES,
     MAGIC_BYTES,
     VIDEOS,
     AudioPart,
     FileUrl,
     ImagePart,
+    ItemPart,
     MediaKind,
     VideoPart,
     WebUrl,
@@ -90,6 +92,7 @@ def _read(descriptor: int, limit: int) -> bytes:
 
 
 _NAMES = {ImagePart: "the picture", VideoPart: "the video", AudioPart: "the audio file"}
+_KINDS = {ImagePart: IMAGES, VideoPart: VIDEOS, AudioPart: AUDIOS}
 #: Largest item that encoder workers accept.
 LARGEST_MEDIA = 64 << 20
 
@@ -120,7 +123,7 @@ class MediaLoader:
             self._fetcher.close()
         self.spool.close()
 
-    async def load(self, part: ImagePart | VideoPart | AudioPart, hold: MediaHold) -> SpooledMedia:
+    async def load(self, part: ItemPart, hold: MediaHold) -> SpooledMedia:
         """The part's bytes, which `hold` keeps. InvalidRequest or TooLarge names the part's field."""
         source = part.source
         # Two parts may name one URL; inline content is each part's own.
@@ -131,8 +134,8 @@ class MediaLoader:
         """The bytes of a text item, made by `encoded` once per request and `text`."""
         return await hold.get(id(text), lambda: self.spool.keep(encoded()))
 
-    async def _load(self, part: ImagePart | VideoPart | AudioPart, hold: MediaHold) -> SpooledMedia:
-        kind = VIDEOS if isinstance(part, VideoPart) else IMAGES
+    async def _load(self, part: ItemPart, hold: MediaHold) -> SpooledMedia:
+        kind = _KINDS[type(part)]
         async with hold.load_slots:
             match part.source:
                 case WebUrl() as url:
@@ -155,9 +158,7 @@ class MediaLoader:
             raise InvalidRequest(f"{param}: no {kind.formats} file", param=param)
         return await self.spool.keep(data)
 
-    async def _decode(
-        self, content: str | bytes, part: ImagePart | VideoPart | AudioPart, hold: MediaHold
-    ) -> SpooledMedia:
+    async def _decode(self, content: str | bytes, part: ItemPart, hold: MediaHold) -> SpooledMedia:
         """Decodes inline `content`, whose own bytes count too, since the request keeps them."""
         what = f"{part.param}: {_NAMES[type(part)]}"
         hold.count(self.spool, len(content))

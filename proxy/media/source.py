@@ -20,6 +20,8 @@ MAX_URL = 8192
 #: Accepted media types of data: URLs and responses; the file's first bytes are checked in any case.
 IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif", "image/bmp"})
 VIDEO_TYPES = frozenset({"video/mp4", "video/webm", "video/quicktime", "image/gif"})
+_SOUNDS = "wav x-wav wave vnd.wave flac x-flac mpeg mp3 ogg opus webm mp4 m4a x-m4a aac"
+AUDIO_TYPES = frozenset({*(f"audio/{name}" for name in _SOUNDS.split()), "video/mp4", "video/webm"})
 _DATA_HEAD = 256
 #: Characters that are not allowed in URLs: parsers treat them differently.
 _UNSAFE = re.compile(r"[\x00-\x20\x7f\\\ud800-\udfff]")
@@ -72,16 +74,21 @@ class MediaKind:
 
     noun: str
     formats: str
+    example: str
     types: frozenset[str]
     format_of: Callable[[bytes], str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class AudioPart:
-    """An audio file of a message: base64 text or bytes. `param` is the path of its field in the request."""
+    """An audio file of a message, as `ImagePart`."""
 
-    source: str | bytes
+    source: str | bytes | WebUrl | FileUrl
     param: str
+
+
+#: A part of a message that becomes an item.
+ItemPart = ImagePart | VideoPart | AudioPart
 
 
 def parse_image_url(url: str, param: str) -> str | WebUrl | FileUrl:
@@ -105,8 +112,7 @@ def _data_content(url: str, param: str, kind: MediaKind) -> str:
     head, comma, _ = url[:_DATA_HEAD].partition(",")
     fields = head[len("data:") :].strip().lower().split(";")
     if not comma or fields[-1] != "base64":
-        example = "image/png" if kind is IMAGES else "video/mp4"
-        raise InvalidRequest(f"{param} must read data:{example};base64,…", param=param)
+        raise InvalidRequest(f"{param} must read data:{kind.example};base64,…", param=param)
     if fields[0] not in kind.types:
         known = ", ".join(sorted(kind.types))
         raise InvalidRequest(f"{param}: the media type must be one of {known}", param=param)
@@ -183,8 +189,21 @@ def video_format(head: bytes) -> str | None:
     return "gif" if image_format(head) == "gif" else None
 
 
-IMAGES = MediaKind("image", "PNG, JPEG, WebP, GIF or BMP", IMAGE_TYPES, image_format)
-VIDEOS = MediaKind("video", "MP4, MOV, WebM or GIF", VIDEO_TYPES, video_format)
+def audio_format(head: bytes) -> str | None:
+    """ "wav", "flac", "ogg", "mp3", "mp4" or "webm"; None for everything else."""
+    if head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE":
+        return "wav"
+    if head[:4] in (b"fLaC", b"OggS"):
+        return "flac" if head[:4] == b"fLaC" else "ogg"
+    if head[:3] == b"ID3" or (len(head) > 1 and head[0] == 0xFF and head[1] & 0xE0 == 0xE0):
+        return "mp3"
+    container = video_format(head)
+    return None if container == "gif" else container
+
+
+IMAGES = MediaKind("image", "PNG, JPEG, WebP, GIF or BMP", "image/png", IMAGE_TYPES, image_format)
+VIDEOS = MediaKind("video", "MP4, MOV, WebM or GIF", "video/mp4", VIDEO_TYPES, video_format)
+AUDIOS = MediaKind("sound", "WAV, FLAC, MP3, Ogg, M4A or WebM", "audio/wav", AUDIO_TYPES, audio_format)
 
 T = TypeVar("T")
 
@@ -214,7 +233,7 @@ class MediaSource(Protocol):
     @property
     def held_bytes(self) -> int: ...
 
-    async def load(self, part: ImagePart | VideoPart | AudioPart, hold: MediaHold) -> ItemMedia:
+    async def load(self, part: ItemPart, hold: MediaHold) -> ItemMedia:
         """The part's bytes, which `hold` keeps. InvalidRequest or TooLarge names the part's field."""
 
     async def keep_text(self, text: object, encoded: Callable[[], bytes], hold: MediaHold) -> ItemMedia:

@@ -206,6 +206,8 @@ class TimestampTokens:
 Task = Literal["generate", "embed", "score"]
 #: Of a PD worker's registration: its `capacity["task"]` is a place in this list.
 TASKS: tuple[Task, ...] = ("generate", "embed", "score")
+#: Modalities of the items of a prompt, in the order of the bits with which PD workers name theirs.
+ITEMS = ("image", "video", "audio")
 
 
 class FinishReason(enum.StrEnum):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
@@ -31,6 +32,17 @@ class AudioFile(Protocol):
     def waveform(self, rate: int) -> np.ndarray:
         """float32 [samples] at `rate` per second, mono. InvalidRequest for what is no audio."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """An `AudioFile` of silence."""
+
+    seconds: float = 0.5
+    digest: str = "silence"
+
+    def waveform(self, rate: int) -> np.ndarray:
+        return np.zeros(int(rate * self.seconds), dtype=np.float32)
 
 
 class Features:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
@@ -18,6 +19,7 @@ from PIL import Image
 
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.types import ItemPlan, JsonObject, MMFeature, Options
+from triptych.models.audio import AudioFile
 from triptych.models.fused.merged import merge
 from triptych.models.fused.norms import fuse_norms
 from triptych.models.images import ImageProcessor
@@ -28,8 +30,8 @@ from triptych.models.video.clip import Clip
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-#: Pixels that a class takes by a getter of its own for videos; others take frames as pictures.
-PIXELS_OF_VIDEOS = "pixel_values_videos"
+#: Media that a class takes by a getter of their own, beside that of pictures, and their modalities.
+APART = {"pixel_values_videos": "video", "input_features": "audio", "input_values": "audio"}
 #: Media as a family's `preprocess` takes them: an RGB picture, an `AudioFile`, or the bytes of a text.
 Media = Any
 
@@ -45,7 +47,13 @@ class PreparedItem:
     tensors: dict[str, torch.Tensor]
     runs: tuple[tuple[int, int], ...] | None = None
     layout: tuple[int, ...] = ()
-    video: bool = False
+    #: Where it is not that of the encoder side.
+    modality: str = ""
+
+    @property
+    def apart(self) -> str:
+        """The modality of the getter that takes it; empty where that is the encoder side's first."""
+        return next((modality for name, modality in APART.items() if name in self.tensors), "")
 
     @property
     def nbytes(self) -> int:
@@ -111,6 +119,15 @@ class EncoderSide(ABC):
         InvalidRequest, naming what is wrong, as `preprocess`; and for any video where the model takes none.
         """
         raise InvalidRequest("video: this model takes no videos: send pictures", param="video")
+
+    def preprocess_sound(self, audio: AudioFile, options: Options) -> PreparedItem:
+        """A sound of a prompt with pictures, as `preprocess_video`."""
+        raise InvalidRequest("audio: this model takes no sound: send text", param="audio")
+
+    @classmethod
+    def modality_of(cls, path: Path) -> str:
+        """The modality of a checkpoint's items, or of the first kind where they have several."""
+        return cls.modality
 
     def sample(self) -> Media:
         """A small input of `preprocess`, to warm the tower up."""
@@ -303,6 +320,8 @@ class DecoderSide(ABC):
     module: torch.nn.Module
     #: The token that a chat template puts once per image, and that the placeholder repeats.
     image_token_id: int | None
+    #: The placeholder's token of each modality, where the class's config names them.
+    token_ids: Mapping[str, int] = MappingProxyType({})
     #: Ids that stand for a row each, where the chat template may write another token for an image.
     row_token_ids: frozenset[int] = frozenset()
     #: The modality of the model's items: "image", "audio" or "text".

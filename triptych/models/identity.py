@@ -88,7 +88,7 @@ def model_identity(
     return ModelIdentity(
         quantized_key if decoder_is_quantized(quantization) else plain_key,
         _namespace(encoder.processor_config(path), encoder_key),
-        encoder.modality,
+        encoder.modality_of(path),
     )
 
 

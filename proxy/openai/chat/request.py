@@ -24,7 +24,16 @@ from triptych.proxy.call.validation import (
     template_options,
 )
 from triptych.proxy.http.json_body import decode_body
-from triptych.proxy.media.source import VIDEOS, ImagePart, VideoPart, parse_image_url, parse_media_url
+from triptych.proxy.media.source import (
+    AUDIOS,
+    VIDEOS,
+    AudioPart,
+    ImagePart,
+    ItemPart,
+    VideoPart,
+    parse_image_url,
+    parse_media_url,
+)
 from triptych.proxy.openai.fields.sampling import (
     ChatTools,
     ChoiceCount,
@@ -95,8 +104,35 @@ class VideoUrlBody(msgspec.Struct, tag="video_url"):
     uuid: str | None = None
 
 
-PartBody = TextBody | RefusalBody | ImageUrlBody | ImageBody | VideoUrlBody
-Content = str | tuple[TextPart | ImagePart | VideoPart, ...]
+class InputAudio(msgspec.Struct):
+    """An audio file in base64."""
+
+    data: str
+    format: Literal["wav", "mp3", "flac", "ogg", "opus", "m4a", "mp4", "aac", "webm"] = "wav"
+
+
+class InputAudioBody(msgspec.Struct, tag="input_audio"):
+    """A sound. `uuid` as of a picture; the bytes decide the format."""
+
+    input_audio: InputAudio
+    uuid: str | None = None
+
+
+class AudioUrl(msgspec.Struct):
+    """An http(s), data: or file: URL."""
+
+    url: str
+
+
+class AudioUrlBody(msgspec.Struct, tag="audio_url"):
+    """A sound by its URL. `uuid` as of a picture."""
+
+    audio_url: AudioUrl | str
+    uuid: str | None = None
+
+
+PartBody = TextBody | RefusalBody | ImageUrlBody | ImageBody | VideoUrlBody | InputAudioBody | AudioUrlBody
+Content = str | tuple[TextPart | ItemPart, ...]
 
 
 class MessageBody(msgspec.Struct):
@@ -289,7 +325,7 @@ def _tool_calls(body: MessageBody, path: str) -> tuple[MessageToolCall, ...]:
     return tuple(calls)
 
 
-def part_of(path: str, part: PartBody) -> TextPart | ImagePart | VideoPart:
+def part_of(path: str, part: PartBody) -> TextPart | ItemPart:
     match part:
         case TextBody():
             return TextPart(part.text)
@@ -298,7 +334,13 @@ def part_of(path: str, part: PartBody) -> TextPart | ImagePart | VideoPart:
         case ImageBody():
             return image_of(part.image, f"{path}.image")
         case VideoUrlBody():
-            return _video(part.video_url, f"{path}.video_url")
+            url, param = _url(part.video_url, f"{path}.video_url")
+            return VideoPart(parse_media_url(url, param, VIDEOS), param)
+        case AudioUrlBody():
+            url, param = _url(part.audio_url, f"{path}.audio_url")
+            return AudioPart(parse_media_url(url, param, AUDIOS), param)
+        case InputAudioBody():
+            return AudioPart(part.input_audio.data, f"{path}.input_audio.data")
     if isinstance(part.image_url, str):
         return image_of(part.image_url, f"{path}.image_url")
     return image_of(part.image_url.url, f"{path}.image_url.url")
@@ -308,6 +350,6 @@ def image_of(url: str, param: str) -> ImagePart:
     return ImagePart(parse_image_url(url, param), param)
 
 
-def _video(video: VideoUrl | str, param: str) -> VideoPart:
-    url, param = (video, param) if isinstance(video, str) else (video.url, f"{param}.url")
-    return VideoPart(parse_media_url(url, param, VIDEOS), param)
+def _url(given: VideoUrl | AudioUrl | str, param: str) -> tuple[str, str]:
+    """The URL, and the path of its field."""
+    return (given, param) if isinstance(given, str) else (given.url, f"{param}.url")

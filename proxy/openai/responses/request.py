@@ -34,6 +34,7 @@ from triptych.proxy.openai.chat.request import (
     ChatReplyOptions,
     ImageUrl,
     ImageUrlBody,
+    InputAudioBody,
     MessageBody,
     PartBody,
     ReasoningEffort,
@@ -94,7 +95,7 @@ class InputVideo(msgspec.Struct, tag="input_video"):
     video_url: str
 
 
-InputPart = InputText | EarlierText | TextBody | RefusalBody | InputImage | InputVideo
+InputPart = InputText | EarlierText | TextBody | RefusalBody | InputImage | InputVideo | InputAudioBody
 InputContent = str | Annotated[list[InputPart], Meta(min_length=1)]
 
 
@@ -192,6 +193,8 @@ def _content(content: InputContent, place: str, *, flat: bool) -> str | list[Par
 
 def _part(part: InputPart, place: str) -> PartBody:
     match part:
+        case InputAudioBody():
+            return part
         case InputVideo(video_url=url):
             return VideoUrlBody(VideoUrl(url))
         case InputImage(image_url=str(url), file_id=None):

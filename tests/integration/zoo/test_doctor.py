@@ -88,6 +88,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "MiniCPMV4_6": {"image_token_id": 5},
     "MiniCPMV4_7": {"image_token_id": 5},
     "NemotronH_Omni_Reasoning_V3": {"image_token_id": 18},
+    "Qwen2Audio": {},
+    "Voxtral": {"audio_token_id": 24},
+    "Qwen3ASR": {},
+    "GlmAsr": {},
     "Lfm2Vl": {},
     "Lfm3Vl": {},
     "Step3p7": {},
@@ -137,9 +141,6 @@ def test_a_model_of_published_size_has_sides_and_a_kv_cache(family: str, tmp_pat
 REFUSED = {
     "Inkling": "layers of type hybrid_sliding: they are not served yet",
     "UnlimitedOcr": "layers of type reference_sliding_attention: they are not served yet",
-    "Voxtral": "has no get_image_features: it cannot be served",
-    "Qwen3ASR": "has no get_image_features: it cannot be served",
-    "GlmAsr": "has no get_image_features: it cannot be served",
     "Mllama": "cannot be served",
 }
 

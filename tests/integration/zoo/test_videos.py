@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +10,10 @@ import torch
 
 from support.data.pictures import picture
 from support.engine.engine_cell import engine_cell
-from support.videos.cases import VideoAnswer, VideoCase, answered, built, plan_of, prepared, reference
+from support.videos.cases import Sides, VideoAnswer, VideoCase, answered, built, plan_of, prepared, reference
 from support.videos.classes import CLASSES, VideoClass
 from support.videos.clips import make_clip
 from triptych.base.config import MIB
-from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.generic import DECODER, ENCODER
 from triptych.models.registry import load_decoder, load_encoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
@@ -25,13 +24,6 @@ OWN_FAMILY = [entry for entry in CLASSES if entry.family in ("Qwen2_5_VL", "Qwen
 MIXED = ("Qwen2_5_VL", "Qwen3VL", "Qwen3_5", "InternVL")
 _CPU: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
 _LIMITS = {"max_num_batched_tokens": 1024, "max_model_len": 1024, "kv_memory": 64 * MIB}
-
-
-@dataclass
-class Sides:
-    path: Any
-    encoder: EncoderSide
-    decoder: DecoderSide
 
 
 @pytest.fixture(scope="module")

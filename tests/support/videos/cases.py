@@ -25,6 +25,15 @@ PYTHON = ROOT / ".tools" / "torchvision" / "venv" / "bin" / "python"
 TOKENS = 16
 
 
+@dataclass
+class Sides:
+    """Both sides of a checkpoint."""
+
+    path: Path
+    encoder: EncoderSide
+    decoder: DecoderSide
+
+
 @dataclass(frozen=True)
 class VideoCase:
     """One chat about one clip. `sampling` are arguments of the processor's call.
@@ -106,7 +115,7 @@ def prepared(case: VideoCase, encoder: EncoderSide) -> PreparedItem:
 
 def plan_of(item: PreparedItem, width: int, number: int = 0) -> ItemPlan:
     return ItemPlan(
-        f"{number:064x}", "n" * 64, "video" if item.video else "image", item.rows, width, "float32",
+        f"{number:064x}", "n" * 64, item.modality or "image", item.rows, width, "float32",
         item.length, item.runs, item.grid_thw, item.layout,
     )  # fmt: skip
 

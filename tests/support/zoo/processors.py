@@ -43,11 +43,11 @@ _ATTRIBUTES = {
     IMAGE: ("image_token", "context_image_token"),
     VIDEO: ("video_token",),
     AUDIO: ("audio_token",),
-    START: ("boi_token", "vision_start_token", "image_start_token", "start_image_token"),
-    END: ("eoi_token", "vision_end_token", "image_end_token", "end_image_token"),
+    START: ("boi_token", "vision_start_token", "image_start_token", "start_image_token", "vision_bos_token"),
+    END: ("eoi_token", "vision_end_token", "image_end_token", "end_image_token", "vision_eos_token"),
     BREAK: ("image_break_token", "img_line_break_token"),
-    AUDIO_START: ("boa_token", "video_start_token"),
-    AUDIO_END: ("eoa_token", "video_end_token"),
+    AUDIO_START: ("boa_token", "video_start_token", "audio_bos_token"),
+    AUDIO_END: ("eoa_token", "video_end_token", "audio_eos_token"),
     300: ("image_boundary_token",),
 }
 _TEMPLATE = (
@@ -56,6 +56,7 @@ _TEMPLATE = (
     "{% for part in message['content'] %}"
     "{% if part['type'] == 'image' %}{{ 'PICTURE' }}"
     "{% elif part['type'] == 'video' %}{{ 'CLIP' }}"
+    "{% elif part['type'] == 'audio' %}{{ '<|begin_of_video|><|audio|><|end_of_video|>' }}"
     "{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}"
     "{% endfor %}{% endif %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from transformers.models.auto import modeling_auto
 
+from support.sounds.classes import SOUNDS
 from support.zoo.checkpoint import own_processor
 from support.zoo.models import ALL_RECIPES, RECIPES
 from support.zoo.processors import ON_TORCHVISION
@@ -20,7 +21,8 @@ class Refusal:
     reason: str
 
 
-_SOUND = Refusal("has no get_image_features", "takes sound, not pictures")
+_SOUND = Refusal("cannot be served", "takes sound: not refused, but was not run here")
+_SILENT = Refusal("get_audio_features", "names no getter of sound's features, or no token for them")
 _LAYERS = Refusal("has layers of type", "layers that keep a state or an index of their own")
 _CROSS = Refusal("cannot be served", "not a decoder over one sequence of rows and tokens")
 _GETTER = Refusal("has no get_image_features", "names no getter of a picture's features")
@@ -30,9 +32,6 @@ _BUILD = Refusal("describes no", "its default config is not complete, or needs t
 REFUSED_RECIPES = {
     "Ovis2ForConditionalGeneration": Refusal(
         "visual_indicator_features", "by the package in examples/model_package"
-    ),
-    **dict.fromkeys(
-        (name for name, recipe in ALL_RECIPES.items() if recipe.modality == "audio"), _SOUND
     ),
 }  # fmt: skip
 
@@ -60,7 +59,7 @@ REFUSED_CLASSES = {
     "InstructBlipVideoForConditionalGeneration": _GETTER,
     "Kosmos2ForConditionalGeneration": _GETTER,
     "Kosmos2_5ForConditionalGeneration": _GETTER,
-    "KyutaiSpeechToTextForConditionalGeneration": _SOUND,
+    "KyutaiSpeechToTextForConditionalGeneration": _SILENT,
     "Mistral4ForCausalLM": Refusal("has no get_image_features", "takes text alone"),
     "MistralLarge4ForConditionalGeneration": _LAYERS,
     "MllamaForConditionalGeneration": _GETTER,
@@ -81,7 +80,7 @@ REFUSED_CLASSES = {
     "UnlimitedOcrForConditionalGeneration": _LAYERS,
     "VibeVoiceAsrForConditionalGeneration": _SOUND,
     "VisionEncoderDecoderModel": Refusal("has no get_image_features", "TrOCR has a family of its own"),
-    "VoxtralRealtimeForConditionalGeneration": _SOUND,
+    "VoxtralRealtimeForConditionalGeneration": _SILENT,
 }  # fmt: skip
 
 #: Classes that the pinned release of transformers lacks, with the first that has them.
@@ -108,6 +107,8 @@ def has_own_processor(recipe: Recipe) -> bool:
     return own_processor(recipe) is not None and not refused
 
 
+#: Served from the sound on: `tests/integration/zoo/test_sounds.py`.
+HEARD = {entry.name for entry in SOUNDS}
 OWN_PROCESSOR = tuple(name for name in SERVED if has_own_processor(RECIPES[name]))
 
 
@@ -136,9 +137,11 @@ def table() -> str:
         served = "no" if refusals else "engine"
         if architecture.removesuffix("ForConditionalGeneration") in ON_TORCHVISION:
             served = "torchvision"
-        elif any(has_own_processor(recipe) for recipe in recipes):
+        elif architecture in HEARD or any(has_own_processor(recipe) for recipe in recipes):
             served = "yes"
         notes = [refusal.reason for refusal in refusals]
+        notes += ["sound"] * any(recipe.modality == "audio" for recipe in recipes)
+        notes += ["sound beside pictures and videos"] * (architecture in HEARD and not notes)
         notes += ["one picture in a prompt"] * any(recipe.one_item for recipe in recipes)
         notes += ["its processor is refused: it rewrites the prompt around pictures"] * (
             architecture in OWN_PROCESSOR_REFUSED

@@ -129,7 +129,7 @@ def test_a_good_job_is_taken() -> None:
         ("mm_hash", "b" * 63),
         ("mm_hash", "B" * 64),
         ("namespace", "c" * 64),
-        ("modality", "audio"),
+        ("modality", "text"),
         ("media_bytes", 0),
         ("media_bytes", MAX_MEDIA_BYTES + 1),
         ("timeout", 0.0),

@@ -50,5 +50,5 @@ def test_a_request_with_more_items_than_its_limit_is_refused() -> None:
 
 @pytest.mark.parametrize("text", ["", '{"image": 1}', '{"image": 0, "video": {"width": 64, "height": 64}}'])
 def test_without_the_size_of_every_modality_each_token_may_have_an_embedding(text: str) -> None:
-    decoder: Any = SimpleNamespace(modalities=("image", "video"), image_token_id=7)
+    decoder: Any = SimpleNamespace(modalities=("image", "video"), token_ids={})
     assert max_embeddings(parse_item_limits(text), decoder, Path("/nowhere"), 512) == 512

@@ -50,15 +50,28 @@ _MAGIC = (
 _VIDEOS = ((b"ftyp", 4, "video/mp4"), (b"\x1a\x45\xdf\xa3", 0, "video/webm"), (b"GIF8", 0, "image/gif"))
 
 
-def conversation(messages: Messages, files: Files, videos: Sequence[str] = ()) -> list[JsonObject]:
+_SOUNDS = (
+    (b"RIFF", 0, "wav"),
+    (b"fLaC", 0, "flac"),
+    (b"OggS", 0, "ogg"),
+    (b"ftyp", 4, "m4a"),
+    (b"\x1a\x45\xdf\xa3", 0, "webm"),
+    (b"ID3", 0, "mp3"),
+    (b"\xff", 0, "mp3"),
+)
+
+
+def conversation(
+    messages: Messages, files: Files, videos: Sequence[str] = (), sounds: Sequence[str] = ()
+) -> list[JsonObject]:
     """The messages to send: a question becomes one user message with the files in front of its text.
 
-    `videos` are paths and URLs.
+    `videos` and `sounds` are paths and URLs.
 
     InvalidRequest when a file is no picture, or when files come beside a list of messages; OSError when a
     file cannot be read.
     """
-    parts = [*map(image_part, _listed(files)), *map(video_part, videos)]
+    parts = [*map(image_part, _listed(files)), *map(video_part, videos), *map(sound_part, sounds)]
     if isinstance(messages, str):
         content = [*parts, {"type": "text", "text": messages}] if parts else messages
         return [{"role": "user", "content": content}]
@@ -75,12 +88,25 @@ def video_part(file: str) -> JsonObject:
     """The video of a path or URL as a content part. OSError when it cannot be read."""
     if file.lower().startswith(_URL_SCHEMES):
         return {"type": "video_url", "video_url": {"url": file}}
+    kind, content = _file(file, _VIDEOS, "a video of a known format (MP4, MOV, WebM, GIF)")
+    return {"type": "video_url", "video_url": {"url": f"data:{kind};base64,{content}"}}
+
+
+def sound_part(file: str) -> JsonObject:
+    """The audio file of a path or URL as a content part. OSError when it cannot be read."""
+    if file.lower().startswith(_URL_SCHEMES):
+        return {"type": "audio_url", "audio_url": {"url": file}}
+    kind, content = _file(file, _SOUNDS, "a sound of a known format (WAV, FLAC, MP3, Ogg, M4A, WebM)")
+    return {"type": "input_audio", "input_audio": {"data": content, "format": kind}}
+
+
+def _file(file: str, kinds: Iterable[tuple[bytes, int, str]], what: str) -> tuple[str, str]:
+    """The file's kind by its first bytes, and its content in base64."""
     data = Path(file).read_bytes()
-    for magic, at, kind in _VIDEOS:
+    for magic, at, kind in kinds:
         if data[at : at + len(magic)] == magic:
-            url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
-            return {"type": "video_url", "video_url": {"url": url}}
-    raise InvalidRequest(f"{file}: not a video of a known format (MP4, MOV, WebM, GIF)")
+            return kind, base64.b64encode(data).decode()
+    raise InvalidRequest(f"{file}: not {what}")
 
 
 def _listed(files: Files) -> Iterable[File]:

@@ -79,7 +79,8 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
     geometry, cross = decoder.geometry_of(model_config), decoder.cross_of(model_config)
     check_divides(path, geometry.num_heads, geometry.num_kv_heads, pd.tensor_parallel)
     kind = "of" if cross is None else "an encoder-decoder model of"
-    yield ok("family", f"{family.name}, {kind} {family.encoder.modality}")
+    modality = family.encoder.modality_of(path)
+    yield ok("family", f"{family.name}, {kind} {modality}")
     yield ok("dtype", f"{str(dtype).removeprefix('torch.')} on {device}, quantization {pd.quantization}")
     choice = choose_engine(pd, family.architecture, vllm_program())
     shown = f"{choice.engine}: {choice.reason}"
@@ -99,7 +100,7 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
     yield ok("model length", f"{geometry.max_position_embeddings} tokens")
     if cross is not None:
         yield _cross(cross, dtype.itemsize)
-    elif family.encoder.modality == "image":
+    elif modality == "image":
         yield _largest_image(path, pd, geometry, dtype, row)
     if any(workers.scaled for workers in config.pools.values()):
         yield ok("workers", f"at most {config.encoders.most} encoders, {config.pd_workers.most} PD workers")

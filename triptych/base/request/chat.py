@@ -34,7 +34,15 @@ class VideoSlot(msgspec.Struct, frozen=True, tag="video"):
         return "video"
 
 
-Slot = ItemSlot | VideoSlot
+class AudioSlot(msgspec.Struct, frozen=True, tag="audio"):
+    """The place of a sound."""
+
+    @property
+    def modality(self) -> str:
+        return "audio"
+
+
+Slot = ItemSlot | VideoSlot | AudioSlot
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
@@ -66,7 +74,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """One message of a conversation; items are slots in it, filled in order."""
 
     role: Role
-    content: str | list[TextPart | ItemSlot | VideoSlot] | None = None
+    content: str | list[TextPart | Slot] | None = None
     name: str | None = None
     tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None

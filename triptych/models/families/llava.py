@@ -106,7 +106,7 @@ class LlavaDecoder(DecoderOverride):
 
     def layout_of(self, plan: ItemPlan) -> ItemLayout:
         rows = rows_per_image(self.config)
-        return ItemLayout((self.image_token_id,) * rows, ((),) * rows)
+        return ItemLayout((self.token_ids["image"],) * rows, ((),) * rows)
 
 
 def patches(config: PreTrainedConfig) -> int:

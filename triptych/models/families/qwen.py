@@ -111,7 +111,7 @@ class QwenDecoder(DecoderOverride):
                 f"item {plan.mm_hash} has {plan.rows} rows, but its grid {tuple(grid)} takes {rows}",
                 param="plan",
             )
-        return ItemLayout((self.image_token_id,) * rows, ((1,),) * rows, {0: torch.tensor([grid])})
+        return ItemLayout((self.token_ids["image"],) * rows, ((1,),) * rows, {0: torch.tensor([grid])})
 
     def prompt_inputs(self, token_ids: Sequence[int], features: Sequence[MMFeature]) -> PromptInputs:
         if any(feature.plan.layout for feature in features):

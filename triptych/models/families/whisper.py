@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Self
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -15,7 +14,7 @@ from transformers.models.whisper.modeling_whisper import WhisperDecoder, Whisper
 
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.types import JsonObject, Options
-from triptych.models.audio import AudioFile, FeatureCache, Features
+from triptych.models.audio import AudioFile, FeatureCache, Features, Silence
 from triptych.models.base import (
     DecoderSide,
     EncoderSide,
@@ -42,15 +41,6 @@ KEYS = KeyMap(
 )
 #: Features of the latest files: windows of one file come one after another.
 _CACHE_BYTES = 256 << 20
-
-
-class Silence:
-    """An `AudioFile` of half a second of silence."""
-
-    digest = "silence"
-
-    def waveform(self, rate: int) -> np.ndarray:
-        return np.zeros(rate // 2, dtype=np.float32)
 
 
 class WhisperAudioEncoder(FixedSizeEncoder):

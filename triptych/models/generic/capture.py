@@ -12,6 +12,7 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from triptych.base.errors import ConfigError
 from triptych.models.generic.masks import CAPTURE, spans_of
-from triptych.models.generic.sides import base_of, decoder_of, path_of, with_module
+from triptych.models.generic.sides import MODALITIES, base_of, decoder_of, path_of, with_module
 
 #: Token types that classes take from their processors, one per token.
 TYPES = ("mm_token_type_ids", "token_type_ids")
@@ -28,6 +29,10 @@ TYPES = ("mm_token_type_ids", "token_type_ids")
 _MEDIA = ("pixel_values", "high_res_pixel_values", "input_features", "input_values")
 #: Token types that are one for some tokens of a prompt, by the names that configs have for those.
 _FIXED_TYPES = {"moe_mm_token_type_ids": ("image_token_id", "image_start_token_id", "image_end_token_id")}
+#: The mask of frames of sounds, which is made of their lengths: these are an item's grid.
+LENGTHS = "feature_attention_mask"
+#: The names that forwards have for parameters of `get_rope_index`.
+_FORWARDED = {"audio_seqlens": LENGTHS, "second_per_grids": "video_second_per_grid"}
 #: Captured inputs that have a meaning of their own here, or none.
 _KNOWN = frozenset(
     {"inputs_embeds", "attention_mask", "position_ids", "visual_pos_masks", "deepstack_visual_embeds"}
@@ -38,6 +43,8 @@ _KNOWN = frozenset(
 
 #: Columns of ids and marks: classes compare numbers of elements, not widths, and few columns cost little.
 _WIDTH = 8
+#: Rows of each item by modality.
+Groups = Mapping[str, Sequence[int]]
 #: Joins the features of several items as a class takes them.
 Container = Callable[[list[torch.Tensor]], object]
 #: Of the features, and of each deepstack level.
@@ -154,8 +161,7 @@ class PromptCapture:
     @classmethod
     def row_tokens(cls, config: Any) -> frozenset[int]:
         """Tokens of an item's placeholder that get a row each."""
-        names = ("image_token_id", "video_token_id")
-        return frozenset(int(value) for name in names if (value := getattr(config, name, None)) is not None)
+        return frozenset(modality_tokens(config).values())
 
     def __init__(
         self,
@@ -169,6 +175,10 @@ class PromptCapture:
         base, decoder = base_of(model), decoder_of(model)
         self.modality, self.levels = modality, levels
         self.config = captured_config(base.config)
+        #: The placeholder's token.
+        self.token = modality_tokens(base.config)[modality]
+        #: Whether it has a getter of sound's features.
+        self.hears = hasattr(base, "get_audio_features")
         self.decoder_config = captured_config(decoder.config)
         self._device = device or torch.device("cpu")
         embedding = IdEmbedding(_WIDTH, self._device)
@@ -192,13 +202,12 @@ class PromptCapture:
                 f"{self.name} takes {', '.join(unknown)}, which is not known: it cannot be served"
             )
         self.grid_names = _grid_names(base, names)
-        self._media = _media_names(base, modality, names)
-        self._videos = _media_names(base, "video", names)
+        self._media = {each: _media_names(base, each, names) for each in MODALITIES}
         self._names = frozenset(names)
         self._lock = threading.Lock()
         self.container = CONTAINERS[0]
-        #: As `container`, of videos; None until the first one.
-        self.video_container: tuple[Container, Container] | None = None
+        #: As `container`, of items of other modalities, from the first one on.
+        self._containers: dict[str, tuple[Container, Container]] = {}
 
     def learn(
         self, token_ids: Sequence[int], types: torch.Tensor, rows: int, grids: Mapping[str, torch.Tensor]
@@ -238,55 +247,57 @@ class PromptCapture:
         rows: Sequence[int] = (),
         grids: Mapping[str, torch.Tensor] | None = None,
         *,
-        videos: Sequence[int] = (),
+        others: Mapping[str, Sequence[int]] | None = None,
         generated: bool = False,
     ) -> CapturedPrompt:
         """Captures a prompt: `types` [type_names, T], `rows` of each item, grids of all items by name.
 
-        `videos` are the rows of each item that the class's getter of videos gives; their indices follow those
-        of all other rows. With `generated` the tokens are the model's own: none is a part of a picture.
+        `others` are the rows of each item that another getter gives, by its modality; their indices follow
+        those of all rows before. With `generated` the tokens are the model's own: none is a part of an item.
         """
         ids = torch.tensor([list(token_ids)], device=self._device)
         inputs: dict[str, Any] = {"attention_mask": torch.ones_like(ids), **(grids or {})}
+        if (lengths := inputs.get(LENGTHS)) is not None:
+            inputs[LENGTHS] = torch.arange(int(lengths.max())) < lengths[:, None]
         for index, name in enumerate(self.type_names):
             inputs[name] = types[index][None].to(self._device)
         for name, tokens in self._fixed_types.items():
             given = torch.isin(ids, torch.tensor([] if generated else tokens, device=self._device))
             inputs[name] = given.long()
         with self._lock, torch.no_grad():
-            if not videos or self.video_container is not None:
-                return self._captured(inputs, ids, rows, videos)
-            return self._learned(inputs, ids, rows, videos)
+            groups = {self.modality: rows, **(others or {})}
+            unknown = [each for each in others or () if each not in self._containers]
+            return self._learned(inputs, ids, groups, unknown)
 
     def _learned(
-        self, inputs: dict[str, Any], ids: torch.Tensor, rows: Sequence[int], videos: Sequence[int]
+        self, inputs: dict[str, Any], ids: torch.Tensor, groups: Groups, unknown: Sequence[str]
     ) -> CapturedPrompt:
-        """Tries in which form the class takes videos; raises what the last form raises."""
-        for container in (self.container, *CONTAINERS):
-            self.video_container = container
+        """Tries in which forms the class takes items of `unknown`; raises what the last one raises."""
+        if not unknown:
+            return self._captured(inputs, ids, groups)
+        failure: Exception = ValueError("it does not put the rows over the placeholders")
+        for forms in product((self.container, *CONTAINERS), repeat=len(unknown)):
+            self._containers.update(zip(unknown, forms, strict=True))
             try:
-                prompt = self._captured(dict(inputs), ids, rows, videos)
-                if int((prompt.rows >= 0).sum()) == sum(rows) + sum(videos):
+                prompt = self._captured(dict(inputs), ids, groups)
+                if int((prompt.rows >= 0).sum()) == sum(map(sum, groups.values())):
                     return prompt
-                failure: Exception = ValueError("it does not put the rows over the placeholders")
             except Exception as error:  # of any kind: code of the class
                 failure = error
-        self.video_container = None
+        for modality in unknown:
+            del self._containers[modality]
         raise failure
 
-    def _captured(
-        self, inputs: dict[str, Any], ids: torch.Tensor, rows: Sequence[int], videos: Sequence[int]
-    ) -> CapturedPrompt:
-        groups = (
-            (self.modality, rows, self._media, 0, self.container),
-            ("video", videos, self._videos, sum(rows), self.video_container),
-        )
+    def _captured(self, inputs: dict[str, Any], ids: torch.Tensor, groups: Groups) -> CapturedPrompt:
+        start = 0
         try:
-            for modality, counts, names, start, container in groups:
-                if counts and container is not None:
-                    inputs |= dict.fromkeys(names, torch.zeros(1, device=self._device))
+            for modality, counts in groups.items():
+                if counts:
+                    container = self._containers.get(modality, self.container)
+                    inputs |= dict.fromkeys(self._media[modality], torch.zeros(1, device=self._device))
                     features = self._features(counts, start, container)
                     setattr(self._shell, f"get_{modality}_features", lambda *_, f=features, **__: f)
+                    start += sum(counts)
             self._shell(input_ids=ids, **inputs)
         except _Captured as captured:
             return self._prompt(captured.seen, ids.shape[1])  # type: ignore[attr-defined]
@@ -374,5 +385,12 @@ def _grid_names(base: nn.Module, names: Mapping[str, object]) -> tuple[str, ...]
     rope = getattr(base, "get_rope_index", None)
     if rope is None:
         return ()
-    own = {"input_ids", "attention_mask", "inputs_embeds", "kwargs", *TYPES}
-    return tuple(sorted((set(inspect.signature(rope).parameters) & set(names)) - own))
+    own = {"input_ids", "attention_mask", "inputs_embeds", "kwargs", "use_audio_in_video", *TYPES}
+    taken = {_FORWARDED.get(name, name) for name in inspect.signature(rope).parameters}
+    return tuple(sorted((taken & set(names)) - own))
+
+
+def modality_tokens(config: Any) -> dict[str, int]:
+    """The placeholder token of each modality that the config names."""
+    named = {each: getattr(config, f"{each}_token_id", None) for each in ("image", "video", "audio")}
+    return {modality: int(token) for modality, token in named.items() if token is not None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -15,7 +16,7 @@ from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.types import ItemPlan, MMFeature
 from triptych.models.base import DecoderGeometry, DecoderSide, MergedEmbeds, PromptInputs
 from triptych.models.checkpoint.config import load_config
-from triptych.models.generic.capture import CapturedPrompt, PromptCapture
+from triptych.models.generic.capture import CapturedPrompt, PromptCapture, modality_tokens
 from triptych.models.generic.examine import Examined, examine
 from triptych.models.generic.layout import ItemLayout
 from triptych.models.generic.ranks import load_rank
@@ -42,7 +43,6 @@ class GenericDecoder(DecoderSide):
     #: How prompts are admitted; both sides of a model name the same class.
     capture_class: ClassVar[type[PromptCapture]] = PromptCapture
     module: PreTrainedModel
-    image_token_id: int
 
     def __init__(
         self, module: PreTrainedModel, examined: Examined, *, device: torch.device, dtype: torch.dtype
@@ -54,17 +54,20 @@ class GenericDecoder(DecoderSide):
         self.geometry = examined.geometry
         self.layer_rules = examined.rules
         self.takes_inputs = examined.takes_inputs
-        self.image_token_id = int(module.config.image_token_id)
+        self.token_ids = modality_tokens(module.config)
+        self.image_token_id = self.token_ids.get("image")
         self._decoder: Any = decoder_of(module)
         self._embedding: Any = module.get_input_embeddings()
         self.capture = self.capture_class(
             module,
-            "image",
+            examined.modalities[0],
             examined.geometry.deepstack_levels,
             device=device if examined.takes_inputs and device.type != "meta" else None,
         )
         self.capture.container = examined.container
         self._embedded = examined.embedded
+        self._modalities = examined.modalities
+        self.modality = examined.modalities[0]  # type: ignore[misc]
         self._one_item = examined.one_item
         self._plain = examined.plain
         self.row_token_ids = self.capture_class.row_tokens(module.config)
@@ -72,7 +75,7 @@ class GenericDecoder(DecoderSide):
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        return ("image", "video")
+        return self._modalities
 
     @classmethod
     def load(
@@ -168,7 +171,12 @@ class GenericDecoder(DecoderSide):
         if self._plain:
             return PromptInputs(torch.arange(count)[None], 0)
         prompt = self._captured(token_ids, sorted(features, key=lambda feature: feature.placement.offset))
-        own = torch.arange(count)[None] if prompt.positions is None else prompt.positions
+        own = torch.arange(count)[None] if prompt.positions is None else prompt.positions.long()
+        if prompt.positions is not None and not torch.equal(own, prompt.positions):
+            raise InvalidRequest(
+                "at this rate a video's frames have positions between whole numbers: give another fps",
+                param="mm_processor_kwargs.fps",
+            )
         positions = own.expand(self.geometry.position_rows, -1).contiguous()
         delta = int(positions.max()) + 1 - count
         return PromptInputs(positions, delta, prompt.spans, prompt.inputs)
@@ -178,11 +186,13 @@ class GenericDecoder(DecoderSide):
         grids: dict[str, list[torch.Tensor]] = {}
         expected = torch.full((len(token_ids),), -1)
         layouts = [self.layout_of(feature.plan) for feature in features]
-        apart = [self._is_video(layout) for layout in layouts]
-        rows = [feature.plan.rows for feature, video in zip(features, apart, strict=True) if not video]
-        videos = [feature.plan.rows for feature, video in zip(features, apart, strict=True) if video]
-        row = {False: 0, True: sum(rows)}
-        for feature, layout, video in zip(features, layouts, apart, strict=True):
+        groups = [self._group(layout) for layout in layouts]
+        rows: dict[str, list[int]] = {self.capture.modality: []}
+        for feature, group in zip(features, groups, strict=True):
+            rows.setdefault(group, []).append(feature.plan.rows)
+        starts = accumulate(map(sum, rows.values()), initial=0)
+        row = dict(zip(rows, starts, strict=False))
+        for feature, layout, group in zip(features, layouts, groups, strict=True):
             place = feature.placement
             if types.shape[0]:
                 types[:, place.offset : place.end] = torch.tensor(layout.types).T
@@ -190,11 +200,12 @@ class GenericDecoder(DecoderSide):
                 grids.setdefault(self.capture.grid_names[index], []).append(grid)
             for first, length in place.runs or ((0, place.length),):
                 at = place.offset + first
-                expected[at : at + length] = torch.arange(row[video], row[video] + length)
-                row[video] += length
+                expected[at : at + length] = torch.arange(row[group], row[group] + length)
+                row[group] += length
         together = {name: torch.cat(parts) for name, parts in grids.items()}
         try:
-            prompt = self.capture.run(token_ids, types, rows, together, videos=videos)
+            main = rows.pop(self.capture.modality)
+            prompt = self.capture.run(token_ids, types, main, together, others=rows)
         except ConfigError:
             raise
         except Exception as error:  # of any kind: code of the class, which checks its prompt
@@ -206,10 +217,11 @@ class GenericDecoder(DecoderSide):
             raise InvalidRequest("the model puts the items' rows elsewhere than planned", param="messages")
         return prompt
 
-    def _is_video(self, layout: ItemLayout) -> bool:
-        """Whether the class has a token for rows of videos, and the item has them there."""
-        token = getattr(self.config, "video_token_id", None)
-        return token is not None and token != self.image_token_id and token in layout.tokens
+    def _group(self, layout: ItemLayout) -> str:
+        """The modality whose getter gives the item's rows: that of the token under which it has them."""
+        main = self.capture.modality
+        others = {token: each for each, token in self.token_ids.items() if token != self.token_ids[main]}
+        return next((others[token] for token in layout.tokens if token in others), main)
 
     def generated_inputs(self, token_ids: Sequence[int]) -> Mapping[str, torch.Tensor]:
         if not self.takes_inputs:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -19,14 +18,23 @@ from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.machine.device_memory import host_empty
 from triptych.base.types import JsonObject, Options, runs_of
 from triptych.base.vllm_classes import GRIDS
-from triptych.models.base import PIXELS_OF_VIDEOS, EncoderSide, Media, PreparedItem, check_rows
+from triptych.models.audio import AudioFile, Silence
+from triptych.models.base import APART, EncoderSide, Media, PreparedItem, check_rows
 from triptych.models.checkpoint.config import load_config
 from triptych.models.families.fixed_size import FixedSizeEncoder
-from triptych.models.generic.capture import PromptCapture
+from triptych.models.generic.capture import LENGTHS, PromptCapture, modality_tokens
 from triptych.models.generic.examine import Examined, examine
 from triptych.models.generic.layout import ItemLayout
 from triptych.models.generic.processor import GenericProcessor, ProcessedItem, processor_settings
-from triptych.models.generic.sides import base_of, empty_model, keep_encoder, load_side
+from triptych.models.generic.sides import (
+    MODALITIES,
+    base_of,
+    class_of,
+    empty_model,
+    keep_encoder,
+    load_side,
+    modality_of,
+)
 from triptych.models.generic.tower import speed_up
 from triptych.models.video.clip import Clip
 
@@ -62,11 +70,15 @@ class GenericEncoder(EncoderSide):
         self.dtype = dtype
         self.levels = levels
         self.width = hidden_size * (1 + levels)
+        self.modality = modality_of(module)  # type: ignore[misc]
         base = base_of(module)
-        self._getter: Any = base.get_image_features
+        getters: dict[str, Any] = {each: getattr(base, f"get_{each}_features", None) for each in MODALITIES}
+        self._getter: Any = getters[self.modality]
         self._names = inspect.signature(self._getter).parameters
-        self._video_getter: Any = getattr(base, "get_video_features", None)
-        self._video_names = inspect.signature(self._video_getter or self._getter).parameters
+        #: The getters of other items, and what they take.
+        self._apart = {
+            each: (getter, inspect.signature(getter).parameters) for each, getter in getters.items() if getter
+        }
 
     @classmethod
     def load(
@@ -77,14 +89,14 @@ class GenericEncoder(EncoderSide):
         config = load_config(path)
         examined = examine(config, capture_class=cls.capture_class)
         # Before the weights: what is wrong with the folder is said at once.
-        processor = GenericProcessor(path, config.image_token_id, examined.type_names)
+        processor = GenericProcessor(path, modality_tokens(config), examined.type_names)
         empty = empty_model(config)
         keep_encoder(empty)
         cls._check_rows(path, cls._of(empty, examined, torch.device("meta"), torch.float32), processor)
         module = load_side(path, keep_encoder, device=device, dtype=dtype)
         side = cls._of(module, examined, device, dtype)
         side._processor = processor
-        if cls is not GenericEncoder or not has_fixed_size(side):
+        if cls is not GenericEncoder or side.modality == "audio" or not has_fixed_size(side):
             return side
         fixed = FixedSizeImages.__new__(FixedSizeImages)
         fixed.__dict__.update(side.__dict__)
@@ -124,35 +136,54 @@ class GenericEncoder(EncoderSide):
     def processor_config(cls, path: Path) -> JsonObject:
         return processor_settings(path)
 
+    @classmethod
+    def modality_of(cls, path: Path) -> str:
+        return modality_of(class_of(load_config(path)))
+
+    def sample(self) -> Media:
+        return Silence() if self.modality == "audio" else super().sample()
+
     def fuse(self) -> None:
         """Nothing: what may be fused depends on the class."""
 
     def preprocess(self, media: Media, options: Options) -> PreparedItem:
-        return self._prepared(self._processor(media, options), self._names)
+        if self.modality == "audio":
+            return self.preprocess_sound(media, options)
+        return self._prepared(self._processor(media, options), "image")
+
+    def preprocess_sound(self, audio: AudioFile, options: Options) -> PreparedItem:
+        if why := self._examined.silence:
+            raise InvalidRequest(f"audio: this model takes no sound ({why}): send text", param="audio")
+        return self._prepared(self._processor.sound(audio, options), "audio")
 
     def preprocess_video(self, clip: Clip, options: Options) -> PreparedItem:
-        item = self._processor.video(clip, options)
-        is_apart = PIXELS_OF_VIDEOS in item.tensors
-        prepared = self._prepared(item, self._video_names if is_apart else self._names)
-        return replace(prepared, video=True)
+        return self._prepared(self._processor.video(clip, options), "video")
 
-    def _prepared(self, item: ProcessedItem, names: Collection[str]) -> PreparedItem:
-        """`names` are what the getter of the item's features takes."""
+    def _prepared(self, item: ProcessedItem, modality: str) -> PreparedItem:
+        apart = next((APART[name] for name in item.tensors if name in APART), self.modality)
+        _, names = self._apart[apart]
         mask = [token in self.row_token_ids for token in item.tokens]
         known = self._examined.grid_names
         grids = {index: item.tensors[name] for index, name in enumerate(known) if name in item.tensors}
+        if LENGTHS in known and LENGTHS in item.tensors:
+            grids[known.index(LENGTHS)] = item.tensors[LENGTHS].sum(-1)
         layout = ItemLayout(item.tokens, item.types, grids, item.head, item.tail)
         grid = next((item.tensors[name] for name in GRIDS if name in item.tensors), None)
         tensors = {name: tensor for name, tensor in item.tensors.items() if name in names}
+        if LENGTHS in known and LENGTHS in tensors:
+            # These classes take the frames of the mask only, and pad each file to minutes.
+            frames = int(tensors[LENGTHS].sum())
+            tensors = {name: x[..., :frames].clone() for name, x in tensors.items()}
         pixels = max((tensor.numel() for tensor in tensors.values()), default=0)
         return PreparedItem(
             rows=sum(mask),
             length=len(item.tokens),
             grid_thw=() if grid is None else tuple(grid[0].tolist()),
-            cost=max(1, pixels // (3 * self._patch**2)),
+            cost=sum(mask) if apart == "audio" else max(1, pixels // (3 * self._patch**2)),
             tensors=tensors,
             runs=runs_of(mask),
             layout=layout.encode(),
+            modality=modality,
         )
 
     @torch.no_grad()
@@ -167,8 +198,8 @@ class GenericEncoder(EncoderSide):
         return self._encoded([item])[0]
 
     def _key(self, item: PreparedItem) -> object:
-        """Videos of a getter of their own are encoded one by one."""
-        return id(item) if PIXELS_OF_VIDEOS in item.tensors else self._batch_key(item)
+        """Items of another getter are encoded one by one."""
+        return id(item) if item.apart else self._batch_key(item)
 
     def _batch_key(self, item: PreparedItem) -> object:
         """Items of equal keys, one behind the other, are encoded by one call of the getter.
@@ -183,11 +214,14 @@ class GenericEncoder(EncoderSide):
         return tuple((name, x.dtype, x.shape[1:]) for name, x in sorted(given.items()))
 
     def _encoded(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
-        if PIXELS_OF_VIDEOS in items[0].tensors:
-            moved = {
-                name: self._moved(x) for name, x in items[0].tensors.items() if name in self._video_names
-            }
-            return [self._joined(self.columns(self._video_getter(**moved, return_dict=True)))]
+        if apart := items[0].apart:
+            getter, names = self._apart[apart]
+            moved = {name: self._moved(x) for name, x in items[0].tensors.items() if name in names}
+            columns = self.columns(getter(**moved, return_dict=True))
+            if missing := self.width - sum(column.shape[-1] for column in columns):
+                # Sound has no deepstack levels: zeros are added there.
+                columns.append(columns[0].new_zeros(len(columns[0]), missing))
+            return [self._joined(columns)]
         columns = self.columns(self._getter(**self.inputs(items), return_dict=True))
         if len(items) == 1:
             return [self._joined(columns)]

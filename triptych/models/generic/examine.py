@@ -16,10 +16,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from triptych.base.errors import ConfigError
 from triptych.models.base import DecoderGeometry, LayerRule, SpanRule
-from triptych.models.generic.capture import CapturedPrompt, Container, PromptCapture
+from triptych.models.generic.capture import CapturedPrompt, Container, PromptCapture, modality_tokens
 from triptych.models.generic.masks import ask_every_pair, span_rule, spans_of
 from triptych.models.generic.probe import check_layer_types, layer_rules, probe, recurrent_layers
-from triptych.models.generic.sides import base_of, decoder_of, empty_model, keep_decoder
+from triptych.models.generic.sides import base_of, decoder_of, empty_model, keep_decoder, modality_of
 
 #: Placeholder tokens that the sample's picture may have: its grid is the same, classes count differently.
 _SAMPLE_ROWS = range(1, 17)
@@ -34,6 +34,7 @@ class Examined:
     `container` and `takes_inputs` are as the capture has learnt them. `one_item`: a picture's rows depend on
     how many the prompt has. `plain`: the class gives its decoder nothing of a prompt but embeddings.
     `type_names` and `grid_names` are what the class takes of its processor's output beside pixels.
+    `modalities` are those of its items, `silence` says why sound is not among them.
     """
 
     geometry: DecoderGeometry
@@ -45,6 +46,8 @@ class Examined:
     plain: bool
     type_names: tuple[str, ...]
     grid_names: tuple[str, ...]
+    modalities: tuple[str, ...]
+    silence: str
 
 
 def examine(
@@ -60,12 +63,13 @@ def examine(
     name, decoder = type(model).__name__, decoder_of(model)
     text: Any = decoder.config
     check_layer_types(name, text)
-    one_item = check_getter(model)
+    modality = modality_of(model)
+    one_item = check_getter(model, modality)
     # As a PD worker holds it: what its shells need of a tower would fail there.
     keep_decoder(model)
     names = inspect.signature(decoder.forward).parameters
     levels = deepstack_levels(config) if "deepstack_visual_embeds" in names else 0
-    capture = capture_class(model, "image", levels)
+    capture = capture_class(model, modality, levels)
     sample, prompt = _sample(capture, config, text)
     if prompt.levels != levels:
         raise ConfigError(f"{name}: its decoder takes {prompt.levels} deepstack levels, not {levels}")
@@ -79,6 +83,8 @@ def examine(
     attending = next(call for call in calls if call.heads)
     first = attending.shape
     equal = all(shape == first for shape in shapes) and first.key_dim == first.value_dim
+    silence = "" if modality == "audio" else _why_silent(capture, sample, config)
+    visual = () if modality == "audio" else ("image", "video")
     return Examined(
         DecoderGeometry(
             num_layers=len(calls),
@@ -101,26 +107,41 @@ def examine(
         prompt.positions is None and not (prompt.masks or prompt.inputs or capture.takes_details),
         capture.type_names,
         capture.grid_names,
+        visual if silence else (*visual, "audio"),
+        silence,
     )
 
 
-def check_getter(model: PreTrainedModel) -> bool:
-    """Whether a prompt may have one picture only, whose rows depend on how many there are.
+def check_getter(model: PreTrainedModel, modality: str) -> bool:
+    """Whether a prompt may have one item only, whose rows depend on how many there are.
 
-    ConfigError for a class that takes no pictures, whose placeholder is not known, or whose rows depend on
-    the prompt's text.
+    ConfigError for a class that takes no pictures or sounds, whose placeholder is not known, or whose rows
+    depend on the prompt's text.
     """
-    name, getter = type(model).__name__, getattr(base_of(model), "get_image_features", None)
+    name, getter = type(model).__name__, getattr(base_of(model), f"get_{modality}_features", None)
     if getter is None:
-        raise ConfigError(f"{name} has no get_image_features: it cannot be served")
-    if getattr(model.config, "image_token_id", None) is None:
-        raise ConfigError(f"{name}: its config.json names no image_token_id")
+        raise ConfigError(f"{name} has no get_image_features and no get_audio_features: it cannot be served")
+    if modality not in modality_tokens(model.config):
+        raise ConfigError(f"{name}: its config.json names no {modality}_token_id")
     names = inspect.signature(getter).parameters
     if text := [each for each in names if each.endswith("input_ids")]:
         raise ConfigError(
-            f"{name}: a picture's rows depend on the prompt ({', '.join(text)}): it cannot be served"
+            f"{name}: an item's rows depend on the prompt ({', '.join(text)}): it cannot be served"
         )
     return "batch_num_images" in names
+
+
+def _why_silent(capture: PromptCapture, sample: _Sample, config: Any) -> str:
+    """Why the class's prompts hold no sounds beside its pictures; empty where they do."""
+    token = modality_tokens(config).get("audio")
+    if token is None or not capture.hears:
+        return "it has no getter of sound's features, or names no token for them"
+    ids = tuple(token if each == capture.token else each for each in sample.token_ids)
+    try:
+        capture.run(ids, torch.zeros_like(sample.types), others={"audio": [sample.rows]})
+    except Exception as error:  # of any kind: code of the class
+        return " ".join(f"{type(error).__name__} {error}".split())[:200]
+    return ""
 
 
 def deepstack_levels(config: Any) -> int:
@@ -152,7 +173,7 @@ def _sample(capture: PromptCapture, config: Any, text: Any) -> tuple[_Sample, Ca
 
 
 def _samples(capture: PromptCapture, config: Any) -> Iterator[_Sample]:
-    image, vision = config.image_token_id, getattr(config, "vision_config", None)
+    image, vision = capture.token, getattr(config, "vision_config", None)
     start, end = (_marker(config, which) for which in ("start", "end"))
     merge = getattr(vision, "spatial_merge_size", None) or getattr(vision, "merge_size", None) or 2
     grids = {}
@@ -231,8 +252,7 @@ def _rules_of(name: str, capture: PromptCapture, sample: _Sample) -> dict[str, S
 
 def _embedded(capture: PromptCapture, config: Any) -> dict[int, int]:
     """Placeholder ids that are embedded as another id, where no picture is given for them."""
-    names = ("image_token_id", "video_token_id", "audio_token_id")
-    ids = sorted({int(value) for name in names if (value := getattr(config, name, None)) is not None})
+    ids = sorted(set(modality_tokens(config).values()))
     types = torch.zeros(len(capture.type_names), len(ids), dtype=torch.int64)
     try:
         prompt = capture.run(ids, types)

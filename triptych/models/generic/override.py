@@ -20,6 +20,7 @@ from triptych.models.checkpoint.config import load_config
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.fused.decoder_layer import FusedDecoderLayer, rotary
 from triptych.models.fused.layers import fuse_layers
+from triptych.models.generic.capture import modality_tokens
 from triptych.models.generic.decoder import GenericDecoder, in_batch_order
 from triptych.models.generic.encoder import GenericEncoder
 from triptych.models.generic.examine import Examined, deepstack_levels, examine
@@ -69,7 +70,7 @@ class EncoderOverride(GenericEncoder):
     @cached_property
     def _processor(self) -> GenericProcessor:  # type: ignore[override]
         """The checkpoint's whole processor, for videos."""
-        return GenericProcessor(self._path, self.config.image_token_id, self._examined.type_names)
+        return GenericProcessor(self._path, modality_tokens(self.config), self._examined.type_names)
 
     @classmethod
     def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False) -> Self:

@@ -1,15 +1,16 @@
-"""The checkpoint's own processor, on PIL: an item's tensors, and the tokens that stand for it."""
+"""The checkpoint's own processor: an item's tensors, and the tokens that stand for it; pictures by PIL."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from PIL import Image
@@ -18,8 +19,10 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 from transformers.utils import is_torchvision_available
 from transformers.video_utils import VideoMetadata
 
-from triptych.base.errors import ConfigError, InvalidRequest
+from triptych.base.errors import ConfigError, InvalidRequest, TooLarge
 from triptych.base.types import JsonObject, Options
+from triptych.models.audio import AudioFile, Silence
+from triptych.models.checkpoint.config import load_config
 from triptych.models.checkpoint.folder import check_vocabulary, read_config, read_json
 from triptych.models.generic.options import ProcessorOptions
 from triptych.models.images import SETTINGS_FILES, load_image_processor, processor_identity
@@ -29,10 +32,13 @@ from triptych.models.video.loading import load_video_processor, video_settings
 
 logger = logging.getLogger(__name__)
 
+#: Voxtral's method that makes features of a file, window by window.
+_BY_WINDOWS = "_retrieve_input_features"
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessedItem:
-    """One picture or video as the processor prepares it.
+    """One picture, video or sound as the processor prepares it.
 
     `tokens` begin and end with tokens that no text merges with; `head` and `tail` are ordinary tokens before
     and after them, which are text of the prompt. `types` has each token's types.
@@ -46,7 +52,7 @@ class ProcessedItem:
 
 
 def processor_settings(path: Path) -> JsonObject:
-    """All settings that decide a picture's tensors, for the namespace; ConfigError where there are none."""
+    """All settings that decide an item's tensors, for the namespace; ConfigError where there are none."""
     settings = {name: value for name in SETTINGS_FILES if (value := read_json(path / name)) is not None}
     if settings and (videos := video_settings(path)):
         settings["video"] = videos
@@ -55,6 +61,8 @@ def processor_settings(path: Path) -> JsonObject:
     identity = processor_identity(settings)
     if is_torchvision_available() and not any(map(_is_on_pil, settings.values())):
         identity["torchvision"] = importlib.metadata.version("torchvision")
+    if any(map(has_extractor, settings.values())):
+        identity |= {name: importlib.metadata.version(name) for name in ("soundfile", "soxr")}
     return identity
 
 
@@ -65,21 +73,36 @@ def _is_on_pil(settings: JsonObject) -> bool:
 
 
 class GenericProcessor:
-    """One checkpoint's processor. ConfigError for one that cannot be built, or not picture by picture."""
+    """One checkpoint's processor. ConfigError for one that cannot be built, or not item by item.
 
-    def __init__(self, path: Path, image_token_id: int, type_names: Sequence[str]) -> None:
+    `token_ids` are the placeholders' tokens by modality.
+    """
+
+    def __init__(self, path: Path, token_ids: Mapping[str, int], type_names: Sequence[str]) -> None:
         self._processor = _load(path)
         self._tokenizer = self._processor.tokenizer
         self._type_names = type_names
-        token = getattr(self._processor, "image_token", None)
-        self._token = str(token or self._tokenizer.convert_ids_to_tokens(image_token_id))
+        self._token, self._sound_token = (
+            getattr(self._processor, f"{each}_token", None)
+            or self._tokenizer.convert_ids_to_tokens(token_ids[each])
+            if each in token_ids
+            else ""
+            for each in ("image", "audio")
+        )
         self._video_token = getattr(self._processor, "video_token", None)
         # Added tokens of blanks merge: Gemma's tokenizer has one for each number of newlines.
         added = self._tokenizer.added_tokens_decoder.items()
         fixed = {index for index, token in added if token.special or token.content.strip()}
         self._merged_never = {*fixed, *self._tokenizer.all_special_ids}
-        self._sizes = self._check_alone(path)
-        self._options = ProcessorOptions(self._processor.image_processor, self._defaults("images"))
+        self._extractor: Any = getattr(self._processor, "feature_extractor", None)
+        pictures = getattr(self._processor, "image_processor", None)
+        if pictures is None:
+            self._sound_rows = _rows_of_windows(path) if hasattr(self._processor, _BY_WINDOWS) else 0
+            self._sound_id = token_ids["audio"]
+            self._check_sound(path)
+        else:
+            self._sizes = self._check_alone(path)
+            self._options = ProcessorOptions(pictures, self._defaults("images"))
         self._videos = getattr(self._processor, "video_processor", None)
         if self._videos is not None:
             self._video_options = ProcessorOptions(self._videos, self._defaults("videos"))
@@ -119,6 +142,8 @@ class GenericProcessor:
             indices = sampled_indices(self._videos, metadata, self._defaults("videos"), options)
             metadata.frames_indices = indices
             given = {"video_metadata": [metadata], "do_sample_frames": False, "return_metadata": True}
+            if "fps" in options and hasattr(self._processor, "position_id_per_seconds"):
+                given["fps"] = options["fps"]  # what Omni's processors count a grid's seconds by
             inputs = self._call(
                 self._video_token,
                 videos=[clip.frames(indices)],
@@ -131,6 +156,65 @@ class GenericProcessor:
             raise InvalidRequest(f"the video cannot be processed: {error}", param=param) from error
         inputs.pop("video_metadata", None)
         return self._item(inputs)
+
+    def sound(self, audio: AudioFile, options: Options) -> ProcessedItem:
+        """InvalidRequest for a file or options that the processor or the tower refuses."""
+        if self._extractor is None:
+            raise InvalidRequest(
+                "audio: this model's folder has no feature extractor: send text", param="audio"
+            )
+        if options:
+            raise InvalidRequest("mm_processor_kwargs: sound takes no options", param="mm_processor_kwargs")
+        rate = int(self._extractor.sampling_rate)
+        waveform = audio.waveform(rate)
+        limit = self._max_samples()
+        if limit and len(waveform) > limit:
+            raise TooLarge(
+                f"audio: longer than the {limit / rate:g} s that this model hears at once; send it in parts",
+                param="audio",
+            )
+        try:
+            item = self._item(self._heard(waveform, rate))
+        except (ValueError, TypeError, ZeroDivisionError, OverflowError, RuntimeError) as error:
+            raise InvalidRequest(f"audio: it cannot be processed: {error}", param="audio") from error
+        if not item.tokens:
+            raise InvalidRequest("audio: too short to be heard; send a longer file", param="audio")
+        return item
+
+    def _max_samples(self) -> int:
+        """What is not cut off; 0 where the processor divides long files into windows."""
+        if (seconds := getattr(self._processor, "max_audio_len", None)) is not None:
+            return int(seconds * self._extractor.sampling_rate)
+        cuts = self._defaults("audio").get("truncation", True)
+        return int(getattr(self._extractor, "n_samples", 0)) if cuts else 0
+
+    def _heard(self, waveform: np.ndarray, rate: int, text: str = "") -> dict[str, Any]:
+        """The processor's output of a sound with this text after it."""
+        if not hasattr(self._processor, _BY_WINDOWS):
+            prompt, rates = f"{self._sound_token}{text}", {"sampling_rate": rate}
+            return self._call(prompt, audio=[waveform], audio_kwargs=rates)
+        # Voxtral's processor takes sounds through mistral-common only, which writes the same tokens.
+        given = dict(self._defaults("audio"))
+        length = given.pop("max_source_positions")
+        features = getattr(self._processor, _BY_WINDOWS)([waveform], length, **given)
+        ids = [self._sound_id] * (self._sound_rows * len(features))
+        return {"input_ids": torch.tensor([ids]), "input_features": features}
+
+    def _check_sound(self, path: Path) -> None:
+        """ConfigError for a processor that takes no sound, or rewrites the text beside it."""
+        try:
+            if self._extractor is None:
+                raise ValueError("it has no feature extractor: preprocessor_config.json is missing")
+            sound = Silence().waveform(int(self._extractor.sampling_rate))
+            alone = self._heard(sound, self._extractor.sampling_rate)["input_ids"][0].tolist()
+            text = self._tokenizer("x", add_special_tokens=False)["input_ids"]
+            if not self._sound_rows:
+                beside = self._heard(sound, self._extractor.sampling_rate, "x")["input_ids"][0].tolist()
+                if beside != [*alone, *text]:
+                    raise ValueError("it rewrites the prompt around sounds")
+        except Exception as error:  # of any kind: code of the class
+            reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
+            raise ConfigError(f"MODEL={path}: its processor does not take a sound ({reason})") from error
 
     def _item(self, inputs: dict[str, Any]) -> ProcessedItem:
         ids = inputs.pop("input_ids")[0].tolist()
@@ -199,8 +283,9 @@ def _load(path: Path) -> Any:
             path, local_files_only=True, trust_remote_code=False
         ),
         "video_processor": lambda: _video_processor(path),
+        "feature_extractor": lambda: _feature_extractor(path),
     }
-    # A processor of pictures works without one of videos.
+    # A processor of pictures works without one of videos or sounds.
     relaxed = type(
         cls.__name__, (cls,), {"check_argument_for_proper_class": _check, "__module__": cls.__module__}
     )
@@ -222,6 +307,29 @@ def _video_processor(path: Path) -> Any:
     except ConfigError as error:
         logger.warning("videos are refused: %s", error)
         return None
+
+
+def has_extractor(settings: JsonObject) -> bool:
+    """Whether a file of settings has those of a feature extractor."""
+    return "feature_extractor" in settings or "feature_extractor_type" in settings
+
+
+def _feature_extractor(path: Path) -> Any:
+    """The checkpoint's, None where it has none: the model then takes no sound."""
+    if not any(has_extractor(read_json(path / name) or {}) for name in SETTINGS_FILES):
+        return None
+    extractor = transformers.AutoFeatureExtractor.from_pretrained(
+        path, local_files_only=True, trust_remote_code=False
+    )
+    if getattr(extractor, "dither", 0):
+        raise ConfigError(f"MODEL={path} dithers its audio: set dither to 0 in preprocessor_config.json")
+    return extractor
+
+
+def _rows_of_windows(path: Path) -> int:
+    """Rows of one of Voxtral's windows: its tower halves the frames, its projector joins several."""
+    tower: Any = load_config(path).audio_config
+    return int(tower.max_source_positions * tower.hidden_size // tower.intermediate_size)
 
 
 def _class_of(path: Path) -> Any:

@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 from triptych.base.errors import ConfigError
 from triptych.models.checkpoint.config import load_config, unknown_type
 from triptych.models.checkpoint.folder import safetensors_files
+from triptych.models.generic.getters import with_getter
 
 #: Features that a class's base may ask a getter for, in the order in which they are tried.
 MODALITIES = ("image", "audio", "video")
@@ -31,7 +32,14 @@ def class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
             f"MODEL's architecture {name or '(config.json names none)'} is not in transformers "
             f"{transformers.__version__}: upgrade it, or give another MODEL (remote code is never run)"
         )
-    return cls
+    return with_getter(cls)
+
+
+def modality_of(model: PreTrainedModel | type[PreTrainedModel]) -> str:
+    """That of a class's items: "audio" where it has a getter for sound and none for pictures."""
+    parts = (model, getattr(model, "model", model))
+    hears, sees = (any(hasattr(p, f"get_{m}_features") for p in parts) for m in ("audio", "image"))
+    return "audio" if hears and not sees else "image"
 
 
 def empty_model(config: PreTrainedConfig) -> PreTrainedModel:

@@ -76,7 +76,7 @@ def test_special_text_of_a_user_stays_plain_text(style, role):
 
 
 def test_a_slot_without_an_item_is_refused():
-    with pytest.raises(InvalidRequest, match="1 images and videos, but 0 items"):
+    with pytest.raises(InvalidRequest, match="1 images, videos and sounds, but 0 items"):
         builder("qwen").build(raw(user("", "x")), [])
 
 

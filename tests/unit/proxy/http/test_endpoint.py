@@ -154,8 +154,7 @@ def test_the_largest_body_that_is_served_passes() -> None:
 @pytest.mark.parametrize(
     ("kind", "named"),
     [
-        ("input_audio", "sound is not a part of messages here (models of speech take it at POST /v1/audio/"),
-        ("audio_url", "sound is not a part of messages here"),
+        ("audio", "sound is not a part here (chats take it as input_audio or audio_url)"),
         ("file", "files are not read here"),
         ("x", "Invalid value 'x'"),
     ],

@@ -40,6 +40,7 @@ class AskOptions(ServerOptions):
     question: str = ""
     image: tuple[str, ...] = flag((), "picture file or URL; may be given several times", kind=str)
     video: tuple[str, ...] = flag((), "video file or URL; may be given several times", kind=str)
+    audio: tuple[str, ...] = flag((), "audio file or URL; may be given several times", kind=str)
     model: str = flag("", "a name that the cluster serves, where it serves several")
     system: str = flag("", "a system message before the question")
     temperature: float = flag(0.0, "0 takes the likeliest token")
@@ -68,7 +69,7 @@ def ask(options: AskOptions) -> None:
 
     question = sys.stdin.read() if options.question == "-" else options.question
     with _connected(options, timeout=300.0) as client:
-        messages = [*conversation(question, options.image, options.video)]
+        messages = [*conversation(question, options.image, options.video, options.audio)]
         if options.system:
             messages.insert(0, {"role": "system", "content": options.system})
         fields: ChatFields = {"temperature": options.temperature, "max_tokens": options.max_tokens}

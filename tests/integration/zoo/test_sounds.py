@@ -1,0 +1,76 @@
+"""Sounds by each class's own processor: the prompt and greedy answer of transformers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from support.data.pictures import picture
+from support.data.sounds import Sound, sound
+from support.engine.engine_cell import engine_cell
+from support.sounds.classes import SOUNDS, SoundClass, messages, reference
+from support.videos.cases import Sides, answered, plan_of
+from triptych.base.config import MIB
+from triptych.base.errors import InvalidRequest
+from triptych.models.generic import DECODER, ENCODER
+from triptych.pd_worker.attention.attention import ATTENTION_NAME
+from triptych.pd_worker.frontend.prompt import open_checkpoint
+
+pytestmark = pytest.mark.timeout(180)
+_CPU: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
+_LIMITS = {"max_num_batched_tokens": 1024, "max_model_len": 1024, "kv_memory": 64 * MIB}
+TOKENS = 16
+
+
+Served = tuple[SoundClass, Sides]
+
+
+@pytest.fixture(scope="module", params=SOUNDS, ids=lambda entry: entry.family)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    path = request.param.checkpoint(tmp_path_factory.mktemp("sounds"))
+    decoder = DECODER.load(path, **_CPU, attn_implementation=ATTENTION_NAME)
+    return request.param, Sides(path, ENCODER.load(path, **_CPU), decoder)
+
+
+def check(entry: SoundClass, sides: Sides, sounds: list[np.ndarray], image: Any = None) -> None:
+    encoder, decoder = sides.encoder, sides.decoder
+    items = [encoder.preprocess_sound(Sound(each), {}) for each in sounds]
+    items += [encoder.preprocess(image, {})] if image is not None else []
+    plans = [plan_of(item, encoder.width, number) for number, item in enumerate(items)]
+    builder, _ = open_checkpoint(sides.path, decoder, 1024)
+    asked = json.dumps(messages(len(sounds), image is not None)).encode()
+    prompt = builder.build(asked, plans)
+    expected = reference(entry, sides.path, sounds, image, TOKENS)
+    assert list(prompt.token_ids) == expected[0]
+    assert len(set(expected[1])) > 2
+    rows = encoder.encode(items)
+    with engine_cell(sides, **_LIMITS) as cell:
+        assert answered(cell, decoder, prompt, rows) == expected[1]
+        # The answer is about the sounds: without their rows it is another one.
+        others = [plan_of(item, encoder.width, number + 9) for number, item in enumerate(items)]
+        blank = [torch.zeros_like(part) for part in rows[: len(sounds)]] + rows[len(sounds) :]
+        assert answered(cell, decoder, builder.build(asked, others), blank) != expected[1]
+
+
+def test_a_sound_is_prepared_placed_and_answered_as_by_transformers(served: Served) -> None:
+    check(*served, [sound(0.83, seed=1)])
+
+
+def test_two_sounds_and_a_picture_in_one_prompt_are(served: Served) -> None:
+    entry, sides = served
+    sounds = [sound(0.83, seed=1), sound(0.61, seed=2)][: entry.sounds]
+    check(entry, sides, sounds, picture(1, 28, 20) if entry.sees else None)
+
+
+def test_a_sound_longer_than_what_the_model_hears_at_once_is_refused(served: Served) -> None:
+    entry, sides = served
+    if entry.processor in ("VoxtralProcessor", "Qwen3OmniMoeProcessor"):
+        check(entry, sides, [sound(entry.window + 0.4)])
+        return
+    with pytest.raises(InvalidRequest, match="send it in parts") as caught:
+        sides.encoder.preprocess_sound(Sound(sound(10.5)), {})
+    assert caught.value.param == "audio"
