@@ -9,7 +9,7 @@ from setuptools.command.build_py import build_py
 
 root = Path(__file__).parent
 project = runpy.run_path(str(root / "triptych" / "base" / "project.py"))
-kernels = runpy.run_path(str(root / "triptych" / "kernels" / "build.py"))
+kernels = runpy.run_path(str(root / "triptych" / "kernels" / "library.py"))
 
 
 class BuildWithKernels(build_py):

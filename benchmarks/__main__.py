@@ -11,8 +11,8 @@ from importlib import import_module
 from pathlib import Path
 
 from benchmarks import targets
-from triptych.base.progress.choice import command_renderer
 from triptych.base.progress.progress import shown_by
+from triptych.base.progress.renderers import command_renderer
 
 _FOLDER = Path(__file__).parent
 

@@ -27,7 +27,7 @@ from triptych.encoder_worker.jobs.job import (
     Waiter,
     Waits,
 )
-from triptych.encoder_worker.jobs.streams import JobStreams
+from triptych.encoder_worker.jobs.table import JobStreams
 from triptych.encoder_worker.media.formats import MAX_MEDIA_BYTES
 from triptych.encoder_worker.media.preparer import MediaBudget
 from triptych.protos import encoder_pb2, encoder_pb2_grpc

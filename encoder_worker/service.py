@@ -19,17 +19,14 @@ from triptych.base.tracing.tracer import Tracer
 from triptych.base.types import WorkerInfo
 from triptych.base.worker_process import ProcessWatch
 from triptych.ec_connector.base import DirectTransfer, ECTransferConfig
-from triptych.ec_connector.connectors.memory_store import MemoryStore, OutputCache
+from triptych.ec_connector.connectors.memory import MemoryStore, OutputCache
 from triptych.encoder_worker.engine import EncoderEngine, EngineEvent
 from triptych.encoder_worker.graphs.graph_encoder import count_graphs
 from triptych.encoder_worker.job_spec import ItemFormat
 from triptych.encoder_worker.jobs.job import EncodeJob
-from triptych.encoder_worker.jobs.lease_keeper import LeaseKeeper
 from triptych.encoder_worker.jobs.loop import JobLoop
-from triptych.encoder_worker.jobs.saves import JobSaves
-from triptych.encoder_worker.jobs.single_flight import SingleFlight
-from triptych.encoder_worker.jobs.streams import JobStreams
-from triptych.encoder_worker.jobs.table import EncodeJobs, JobBounds, JobMetrics
+from triptych.encoder_worker.jobs.single_flight import JobSaves, SingleFlight
+from triptych.encoder_worker.jobs.table import EncodeJobs, JobBounds, JobMetrics, JobStreams
 from triptych.encoder_worker.loading import parameter_bytes
 from triptych.encoder_worker.media.audio import AudioLimits
 from triptych.encoder_worker.media.preparer import MediaBudget, Preparer
@@ -40,12 +37,12 @@ from triptych.encoder_worker.server import EncoderServicer
 from triptych.models.base import EncoderSide
 from triptych.models.defaults import start_lock
 from triptych.models.identity import ModelIdentity
-from triptych.models.layers import before_each_layer
+from triptych.models.registry import before_each_layer
 from triptych.protos import encoder_pb2_grpc
-from triptych.registry.leases import Leases
+from triptych.registry.heartbeat import StoreReach
+from triptych.registry.leases import LeaseKeeper, Leases
 from triptych.registry.matching import DIRECT, ROW_WIDTH, PDModels, described
 from triptych.registry.registry import Registry
-from triptych.registry.store_reach import StoreReach
 from triptych.registry.worker_server import WorkerProcess, WorkerServer, worker_process
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore

@@ -27,18 +27,16 @@ from triptych.models.base import DecoderSide
 from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 from triptych.models.identity import ModelIdentity
 from triptych.pd_worker.attention.run_attention import uses_runs
-from triptych.pd_worker.core.admission import Admission
+from triptych.pd_worker.core.admission import Admission, SchedulerLimits
 from triptych.pd_worker.core.encoder_cache import EncoderCache
 from triptych.pd_worker.core.items.tracker import ItemTracker
 from triptych.pd_worker.core.kv_cache.cross_kv_manager import CrossKVManager
-from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
+from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager, SwapManager
 from triptych.pd_worker.core.kv_cache.state_slots import StateSlots
-from triptych.pd_worker.core.kv_cache.swap import SwapManager
-from triptych.pd_worker.core.limits import SchedulerLimits
 from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.core.scheduler import Scheduler
-from triptych.pd_worker.engine import Engine
-from triptych.pd_worker.events.attempt_trace import PDTraces
+from triptych.pd_worker.engine import Engine, StepMetrics
+from triptych.pd_worker.events.request_log import PDTraces
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import GrammarCompiler
 from triptych.pd_worker.frontend.prompt import check_prompts
@@ -56,7 +54,6 @@ from triptych.pd_worker.runner.capacity import (
 )
 from triptych.pd_worker.runner.graph_start import capture_decode_graphs
 from triptych.pd_worker.runner.model_runner import ModelRunner
-from triptych.pd_worker.step_metrics import StepMetrics
 from triptych.pd_worker.worker import PDModel, PDWorker, load_report
 from triptych.registry.matching import DIRECT
 

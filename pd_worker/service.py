@@ -18,18 +18,16 @@ from triptych.base.vllm_classes import class_of
 from triptych.base.worker_process import ProcessWatch
 from triptych.models.checkpoint.pooling import read_task
 from triptych.models.defaults import start_lock
-from triptych.models.layers import before_each_layer
-from triptych.models.registry import family_of
+from triptych.models.registry import before_each_layer, family_of
 from triptych.pd_worker.native import LoadedModel, NativeWorker, load_model
 from triptych.pd_worker.ranks.share import decoder_threads_of_rank, share_of_rank
-from triptych.pd_worker.vllm.choice import choose_engine, vllm_program
-from triptych.pd_worker.vllm.connection import check_engine, connected
+from triptych.pd_worker.vllm.connection import check_engine, choose_engine, connected, vllm_program
 from triptych.pd_worker.vllm.own_server import own_server, with_dtype
 from triptych.pd_worker.vllm.pooled import probe_of
 from triptych.pd_worker.vllm.worker import VLLMWorker, load_front_model
 from triptych.pd_worker.worker import PDWorker
 from triptych.protos import pd_pb2_grpc
-from triptych.registry.store_reach import StoreReach
+from triptych.registry.heartbeat import StoreReach
 from triptych.registry.worker_server import WorkerProcess, WorkerServer, worker_process
 
 logger = logging.getLogger(__name__)

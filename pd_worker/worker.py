@@ -25,18 +25,16 @@ from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.checkpoint.pooling import GENERATES, PoolingDefaults, read_pooling
 from triptych.models.identity import ModelIdentity, model_identity
 from triptych.models.registry import generation_defaults
-from triptych.pd_worker.events.attempt_trace import PDTraces
-from triptych.pd_worker.events.request_log import TokenTexts
+from triptych.pd_worker.events.request_log import PDTraces, TokenTexts
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import Formats
-from triptych.pd_worker.frontend.input_processor import InputProcessor
+from triptych.pd_worker.frontend.input_processor import InputProcessor, parse_item_limits
 from triptych.pd_worker.frontend.prompt import PromptBuilder, open_checkpoint
-from triptych.pd_worker.item_limits import parse_item_limits
 from triptych.pd_worker.server import MAX_WAITING, EnginePort, PDServicer
 from triptych.protos import pd_pb2
+from triptych.registry.heartbeat import StoreReach
 from triptych.registry.matching import ROW_WIDTH
-from triptych.registry.store_reach import StoreReach
 
 #: How often proxies get the engine's beat, in seconds.
 BEAT_SECONDS = 1.0

@@ -15,13 +15,13 @@ from triptych.proxy.events import Fetched
 from triptych.proxy.media.source import MediaSource
 from triptych.proxy.quotas.quota import HOLDER, Hold
 from triptych.proxy.quotas.table import QuotaTable
-from triptych.proxy.requests.reply_memory import ReplyMemory
 from triptych.proxy.requests.request import (
     ChoiceQueue,
     Choices,
     ChoiceTally,
     InFlightRequest,
     OutputQueue,
+    ReplyMemory,
     draw_request_id,
 )
 from triptych.proxy.splitter import split

@@ -26,7 +26,7 @@ from triptych.proxy.events import (
     RequestEvent,
     RequestFailed,
 )
-from triptych.proxy.http.delivery import CURRENT_DELIVERY
+from triptych.proxy.http.endpoint import CURRENT_DELIVERY
 from triptych.proxy.http.refusals import CURRENT_ARRIVAL
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.media.source import MediaSource
@@ -36,11 +36,9 @@ from triptych.proxy.quotas.quota import Hold
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.proxy.requests import instructions as do
 from triptych.proxy.requests.instructions import Instruction
-from triptych.proxy.requests.item_supply import ItemSupply, StoreView
+from triptych.proxy.requests.item_supply import EncoderShortage, ItemSupply, StoreView, StoreWait
 from triptych.proxy.requests.recorder import CallObserver, Recorder
-from triptych.proxy.requests.reply_memory import ReplyMemory
-from triptych.proxy.requests.request import Choices, InFlightRequest, draw_request_id
-from triptych.proxy.requests.shortages import EncoderShortage, StoreWait
+from triptych.proxy.requests.request import Choices, InFlightRequest, ReplyMemory, draw_request_id
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.registry.matching import MISMATCHES
 

@@ -22,11 +22,9 @@ from triptych.base.config import is_on_this_machine
 from triptych.base.errors import TriptychError
 from triptych.base.log import log_fields
 from triptych.base.machine.worker_load import LOAD_HEADER, WorkerLoad, decode_load
-from triptych.base.rpc.channels import STORE_SERVICE
-from triptych.base.rpc.connection import WorkerConnection
-from triptych.base.rpc.internal_token import InternalToken
+from triptych.base.rpc.channels import STORE_SERVICE, InternalToken, WorkerConnection
 from triptych.base.rpc.tls.certificates import Certificates
-from triptych.base.status.status_server import ServiceStatus
+from triptych.base.status_server import ServiceStatus
 from triptych.base.types import WorkerInfo
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.registry.registry import RegistrySnapshot

@@ -23,14 +23,14 @@ from triptych.base.config import (
     check_times,
     is_loopback,
 )
+from triptych.base.engine_beat import check_stall_timeout
 from triptych.base.errors import ConfigError
 from triptych.base.machine.heap import bound_heap, collect_rarely
 from triptych.base.metrics import ProxyMetrics, show_expiry
 from triptych.base.rpc.channels import listen, make_server
 from triptych.base.rpc.tls.certificates import ProxyCertificates, proxy_certificates
-from triptych.base.status.status_server import ServiceStatus, StatusServer, status_server
+from triptych.base.status_server import ServiceStatus, StatusServer, status_server
 from triptych.base.tracing.start import check_tracing, start_tracer
-from triptych.base.watchdog import check_stall_timeout
 from triptych.base.worker_process import Health, ProcessWatch, stop_signal
 from triptych.protos import proxy_pb2_grpc
 from triptych.proxy.auth.keys import KeyLimits, KeyRing
@@ -38,13 +38,11 @@ from triptych.proxy.auth.limits import PrincipalLimits
 from triptych.proxy.auth.middleware import Authenticator, AuthMiddleware
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.encoders.encoder_client import open_stream
-from triptych.proxy.grpc.admission import GrpcAdmission, server_options
+from triptych.proxy.grpc.admission import GrpcAdmission, add_reflection, server_options
 from triptych.proxy.grpc.connections import GrpcConnections
-from triptych.proxy.grpc.reflection import add_reflection
 from triptych.proxy.grpc.server import ProxyServicer
 from triptych.proxy.http.connections import ConnectionLimits, raise_file_limit
-from triptych.proxy.http.delivery import DeliveryMiddleware
-from triptych.proxy.http.endpoint import BodyMiddleware
+from triptych.proxy.http.endpoint import BodyMiddleware, DeliveryMiddleware
 from triptych.proxy.http.peers import TrustedProxies
 from triptych.proxy.http.refusals import RefusalMiddleware, Refusals
 from triptych.proxy.http.server import HttpServer, bind, port_error

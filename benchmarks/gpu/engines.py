@@ -19,7 +19,7 @@ from triptych.base.config import GIB, MIB
 from triptych.base.machine.device import Device
 from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import EncoderOutput
-from triptych.ec_connector.connectors.memory_store import MemoryStore
+from triptych.ec_connector.connectors.memory import MemoryStore
 from triptych.models.base import DecoderSide
 from triptych.models.registry import load_decoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME

@@ -21,8 +21,8 @@ from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
 from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.base.types import ItemPlan
 from triptych.store import keys
+from triptych.store.bulk import Loaded, SaveResult
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.results import Loaded, SaveResult
 
 RESULT = RESULTS / "ec_transfer.md"
 _AT_ONCE = 8

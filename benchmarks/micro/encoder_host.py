@@ -22,8 +22,8 @@ from benchmarks.micro.encoder_worker_path import DTYPE, SETTINGS, SIZE, WIDTH, w
 from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
 from triptych.ec_connector.connectors.host_buffers import bytes_of
 from triptych.encoder_worker.media.formats import decode_image
-from triptych.kernels.copy import copy_checked
-from triptych.models.patches import PatchRecipe
+from triptych.kernels.functions import copy_checked
+from triptych.models.images import PatchRecipe
 
 RESULT = RESULTS / "encoder_host.md"
 _PICTURES = ((1920, 1080, "JPEG"), (1920, 1080, "PNG"), (448, 448, "JPEG"))

@@ -27,9 +27,9 @@ from triptych.base.metrics import EncoderMetrics
 from triptych.base.rpc.channels import MEDIA_FRAME_BYTES, make_channel, make_server
 from triptych.encoder_worker.media import jpeg
 from triptych.encoder_worker.service import EncoderWorker, WorkerIdentity
-from triptych.kernels.picture import PictureKernel
+from triptych.kernels.functions import PictureKernel
 from triptych.models.base import EncoderSide, Media, PreparedItem
-from triptych.models.patches import PatchRecipe
+from triptych.models.images import PatchRecipe
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
 from triptych.store.embedding_store import EmbeddingStore
 

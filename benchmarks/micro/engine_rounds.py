@@ -13,7 +13,7 @@ import torch
 from triptych.base.config import PDConfig
 from triptych.base.metrics import PDMetrics
 from triptych.ec_connector.base import ECTransferConfig
-from triptych.ec_connector.connectors.memory_store import MemoryStore
+from triptych.ec_connector.connectors.memory import MemoryStore
 from triptych.models.base import DecoderSide
 from triptych.models.registry import load_decoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME

@@ -13,12 +13,10 @@ from threading import Event
 from triptych.base.log import log_fields, short
 from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.base import DirectTransfer
-from triptych.ec_connector.connectors.segments import is_sealed
+from triptych.ec_connector.connectors.served_outputs import is_sealed
 from triptych.store.address import StoreAddress, command
-from triptych.store.arriving_value import ArrivingItem
-from triptych.store.bulk import SLOWEST, BulkError, Received
-from triptych.store.bulk_reader import BulkReader
-from triptych.store.results import Loaded, LoadResult, Missing
+from triptych.store.bulk import SLOWEST, BulkError, Loaded, LoadResult, Missing, Received
+from triptych.store.bulk_reader import ArrivingItem, BulkReader
 from triptych.store.sockets import same_user
 from triptych.store.tls import StoreTls
 

@@ -22,13 +22,11 @@ from triptych.ec_connector.base import (
     EncoderCacheMap,
     EncoderOutput,
 )
-from triptych.ec_connector.connectors.device_copy import DeviceCopier
-from triptych.ec_connector.connectors.host_buffers import bytes_of
+from triptych.ec_connector.connectors.host_buffers import DeviceCopier, bytes_of
 from triptych.ec_connector.connectors.output_server import OutputServer
 from triptych.ec_connector.connectors.scheduler_role import TableScheduler
 from triptych.ec_connector.connectors.served_outputs import NotFiniteError, ServedOutputs
-from triptych.ec_connector.connectors.store_client import StoreClient
-from triptych.ec_connector.connectors.store_loads import StoreLoads
+from triptych.ec_connector.connectors.store_loads import StoreClient, StoreLoads
 from triptych.ec_connector.metadata import Reports, TransferMetadata
 from triptych.store import codec
 

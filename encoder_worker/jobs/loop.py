@@ -10,14 +10,12 @@ from collections.abc import Coroutine, Sequence
 from triptych.base.errors import InternalError, RequestError
 from triptych.base.log import short
 from triptych.base.tracing.context import Producers
-from triptych.ec_connector.connectors.memory_store import OutputCache
+from triptych.ec_connector.connectors.memory import OutputCache
 from triptych.encoder_worker.engine import EncoderEngine
 from triptych.encoder_worker.job_spec import ItemFormat
 from triptych.encoder_worker.jobs.job import EncodeJob, Failed
-from triptych.encoder_worker.jobs.saves import JobSaves
-from triptych.encoder_worker.jobs.single_flight import SingleFlight
-from triptych.encoder_worker.jobs.streams import JobStreams
-from triptych.encoder_worker.jobs.table import EncodeJobs, JobMetrics
+from triptych.encoder_worker.jobs.single_flight import JobSaves, SingleFlight
+from triptych.encoder_worker.jobs.table import EncodeJobs, JobMetrics, JobStreams
 from triptych.encoder_worker.media.preparer import Preparer
 from triptych.encoder_worker.scheduler import EncoderScheduler
 

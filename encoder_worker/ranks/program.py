@@ -20,8 +20,8 @@ from triptych.encoder_worker.loading import activation_bytes, load_tower
 from triptych.encoder_worker.ranks.shared_items import shared
 from triptych.encoder_worker.ranks.tower import ShareEncoder
 from triptych.models.defaults import resolve_device
-from triptych.models.layers import before_each_layer
 from triptych.models.preload import preload, quick_imports
+from triptych.models.registry import before_each_layer
 
 
 def main(rank: Rank) -> None:

@@ -8,8 +8,8 @@ import msgspec
 
 from triptych.base.errors import RequestError
 from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput
+from triptych.pd_worker.core.kv_cache.kv_cache_manager import BlockCopy
 from triptych.pd_worker.core.kv_cache.state_slots import StateCopy
-from triptych.pd_worker.core.kv_cache.swap import BlockCopy
 from triptych.pd_worker.core.request import RequestState
 
 

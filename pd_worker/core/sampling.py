@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from triptych.base.errors import ContextTooLong, InvalidRequest
-from triptych.base.request.limits import (
+from triptych.base.request import (
     MAX_BIASES,
     MAX_STOP_STRINGS,
     LogitBias,

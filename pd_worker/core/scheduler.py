@@ -9,19 +9,20 @@ from triptych.base.errors import DeadlineExceeded, InternalError, RequestError, 
 from triptych.base.types import FinishReason
 from triptych.ec_connector.base import ECConnectorOutput
 from triptych.pd_worker.core import request_events
-from triptych.pd_worker.core.chunks import Budget, ChunkMaker
+from triptych.pd_worker.core.admission import CrossLimits, SchedulerLimits, check_request
+from triptych.pd_worker.core.chunks import Budget, ChunkMaker, OverlapPrefill
 from triptych.pd_worker.core.items.stage import ItemStage
 from triptych.pd_worker.core.items.tracker import ItemTracker, Readiness
-from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
+from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager, SwapManager
 from triptych.pd_worker.core.kv_cache.state_slots import StateCopy
-from triptych.pd_worker.core.kv_cache.swap import SwapManager
-from triptych.pd_worker.core.limits import CrossLimits, SchedulerLimits, check_request
-from triptych.pd_worker.core.output_processor import OutputProcessor
-from triptych.pd_worker.core.outputs import ModelRunnerOutput, RawLogprobs, ScheduledChunk, SchedulerOutput
-from triptych.pd_worker.core.overlap_prefill import OverlapPrefill
-from triptych.pd_worker.core.request import EngineRequest, RequestState, RequestStatus
-from triptych.pd_worker.core.request_events import EngineEvent
-from triptych.pd_worker.core.request_table import RequestTable
+from triptych.pd_worker.core.outputs import (
+    ModelRunnerOutput,
+    RawLogprobs,
+    ScheduledChunk,
+    SchedulerOutput,
+)
+from triptych.pd_worker.core.request import EngineRequest, RequestState, RequestStatus, RequestTable
+from triptych.pd_worker.core.request_events import EngineEvent, OutputProcessor
 from triptych.pd_worker.core.stats import SchedulerStats
 from triptych.pd_worker.core.waiting_requests import WaitingRequests
 

@@ -1,17 +1,20 @@
-"""The event log of one request, from which a proxy that lost its stream can be sent the events again."""
+"""The log of one request's events, sent again to a proxy that lost its stream, and its spans."""
 
 from __future__ import annotations
 
 import bisect
 import re
 from array import array
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from tokenizers import Tokenizer
 
 from triptych.base.errors import RequestError
 from triptych.base.log import log_fields
-from triptych.base.types import FinishReason
+from triptych.base.tracing import attributes as names
+from triptych.base.tracing.context import Producers, hex_trace_id, parse_traceparent
+from triptych.base.tracing.tracer import Span, SpanKind, Tracer
+from triptych.base.types import FinishReason, PDTimings
 from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.request_events import (
     EngineEvent,
@@ -21,7 +24,6 @@ from triptych.pd_worker.core.request_events import (
     RequestAdmitted,
     RequestFinished,
 )
-from triptych.pd_worker.events.attempt_trace import AttemptTrace
 from triptych.protos import common_pb2, pd_pb2
 from triptych.protos.convert import error_to_proto
 
@@ -336,3 +338,92 @@ def finished_to_proto(event: RequestFinished) -> pd_pb2.Finished:
         stop_sequence=event.stop_sequence,
         pooled=event.pooled,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PDTraces:
+    """What a PD worker's traces need: the tracer, and the spans that computed the items it has loaded."""
+
+    tracer: Tracer
+    producers: Producers
+
+    def begin(self, message: pd_pb2.SubmitRequest) -> AttemptTrace | None:
+        """The trace of an attempt that has come; None where it is not recorded."""
+        parent = parse_traceparent(message.traceparent, message.tracestate)
+        start = self.tracer.clock()
+        span = self.tracer.start("PD request", parent, kind=SpanKind.SERVER, at=start)
+        return AttemptTrace(self, span, start, message) if span.is_recording() else None
+
+
+class AttemptTrace:
+    """The span of one attempt, from Submit to its last event. It has one call for each event but tokens."""
+
+    def __init__(self, traces: PDTraces, span: Span, start: float, message: pd_pb2.SubmitRequest) -> None:
+        self.context = span.get_span_context()
+        #: For logs.
+        self.trace_id = hex_trace_id(self.context)
+        self._traces = traces
+        self._span = span
+        self._start = start
+        self._admitted: float | None = None
+        span.set_attributes(
+            {
+                names.REQUEST_ID: message.request_id,
+                names.ATTEMPT: message.attempt,
+                names.ITEMS: len(message.items),
+                names.RESUMED_TOKENS: len(message.resume.output_token_ids),
+            }
+        )
+
+    def admitted(self) -> None:
+        """The bytes of all items are reserved."""
+        self._admitted = self._traces.tracer.clock()
+        self._traces.tracer.note(self._span, "admitted", self._admitted)
+
+    def item_loaded(self, event: ItemLoaded) -> None:
+        """An item is there, whether it was loaded for this request or not."""
+        tracer, at = self._traces.tracer, self._traces.tracer.clock()
+        # A load that another request had begun is this one's from its arrival on.
+        start = max(self._start, at - event.seconds)
+        source = event.path or ("store" if event.seconds > 0.0 else "resident")
+        attributes = {**names.item(event.mm_hash), names.SOURCE: source}
+        # Linked to the span that computed the embedding, be it another request's.
+        links = self._traces.producers.links(event.mm_hash)
+        tracer.end(tracer.start("load item", self.context, attributes, at=start, links=links), at)
+
+    def item_missing(self, event: ItemMissing) -> None:
+        """An item is gone from the store, or damaged."""
+        name = "item damaged" if event.damaged_digest else "item missing"
+        self._traces.tracer.note(self._span, name)
+
+    def finished(self, event: RequestFinished) -> None:
+        """The attempt's last event."""
+        usage = event.usage
+        self._span.set_attributes(
+            {
+                names.INPUT_TOKENS: usage.prompt_tokens,
+                names.CACHED_TOKENS: usage.cached_tokens,
+                names.OUTPUT_TOKENS: usage.completion_tokens,
+                names.FINISH_REASONS: (event.reason.value,),
+            }
+        )
+        self._stages(event.timings)
+        self._record("" if event.error is None else event.error.code)
+
+    def failed(self, error: str) -> None:
+        """The attempt ended without a last event of the engine: cancelled, refused, or handed over."""
+        self._record(error)
+
+    def _stages(self, timings: PDTimings) -> None:
+        tracer, context, start = self._traces.tracer, self.context, self._start
+        tracer.stage("queue", context, start, timings.queue)
+        if self._admitted is not None:
+            tracer.stage("wait for items", context, self._admitted, timings.load)
+        scheduled = start + timings.queue
+        tracer.stage("prefill", context, scheduled, timings.prefill)
+        tracer.stage("decode", context, scheduled + timings.prefill, timings.decode)
+
+    def _record(self, error: str) -> None:
+        if error:
+            self._span.set_attribute(names.ERROR_TYPE, error)
+        self._traces.tracer.end(self._span, error=error)

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from triptych.base.errors import InternalError
 from triptych.pd_worker.core.request_events import EngineEvent
-from triptych.pd_worker.events.attempt_trace import AttemptTrace
-from triptych.pd_worker.events.request_log import RequestLog, TokenTexts
+from triptych.pd_worker.events.request_log import AttemptTrace, RequestLog, TokenTexts
 from triptych.protos import pd_pb2
 
 

@@ -20,8 +20,7 @@ import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from triptych.base.errors import ConfigError, InvalidRequest
-from triptych.base.request.chat import Message, MessageToolCall, Slot, TextPart
-from triptych.base.request.limits import MAX_DEPTH, MAX_TOOLS
+from triptych.base.request import MAX_DEPTH, MAX_TOOLS, Message, MessageToolCall, Slot, TextPart
 
 T = TypeVar("T")
 

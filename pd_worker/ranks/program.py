@@ -15,8 +15,8 @@ from triptych.base.ranks.channel import Message
 from triptych.base.ranks.rank import Rank
 from triptych.ec_connector.base import DirectTransfer, ECConnectorRole, ECTransferConfig
 from triptych.models.base import DecoderSide
-from triptych.models.layers import before_each_layer
 from triptych.models.parallel.tensor_parallel import TensorParallel
+from triptych.models.registry import before_each_layer
 from triptych.pd_worker.ranks.decoder_ranks import ProgressWriter
 from triptych.pd_worker.ranks.request_mirror import RequestMirror
 from triptych.pd_worker.ranks.share import load_share, sized

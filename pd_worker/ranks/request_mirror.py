@@ -11,8 +11,8 @@ import torch
 from triptych.base.ranks.channel import Message
 from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.ec_connector.metadata import TransferMetadata
-from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
-from triptych.pd_worker.core.kv_cache.swap import BlockCopy
+from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
+from triptych.pd_worker.core.kv_cache.kv_cache_manager import BlockCopy
 from triptych.pd_worker.core.outputs import GatheredRows, Projection, ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.core.pooling import NO_SAMPLING, NoText
 from triptych.pd_worker.core.request import EngineRequest, RequestState

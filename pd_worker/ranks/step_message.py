@@ -15,7 +15,7 @@ import torch
 from triptych.base.ranks.channel import Message
 from triptych.base.types import MMFeature
 from triptych.ec_connector.base import ECConnectorOutput, FailedLoad
-from triptych.pd_worker.core.kv_cache.swap import BlockCopy
+from triptych.pd_worker.core.kv_cache.kv_cache_manager import BlockCopy
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest, RequestState, RequestStatus
 

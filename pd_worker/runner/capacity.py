@@ -11,7 +11,7 @@ from triptych.base.config import PDConfig, format_size
 from triptych.base.errors import ConfigError
 from triptych.base.machine.device import Device
 from triptych.models.base import CrossGeometry, DecoderGeometry, DecoderSide
-from triptych.pd_worker.core.limits import CrossLimits
+from triptych.pd_worker.core.admission import CrossLimits
 
 #: A quarter goes to recurrent states: of the memory left for states and KV cache (without --state-memory),
 #: of the states' memory to snapshots, and of --swap-memory to swapped states.

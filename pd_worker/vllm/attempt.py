@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from triptych.base.errors import RequestError
 from triptych.base.types import FinishReason
 from triptych.pd_worker.core import request_events
-from triptych.pd_worker.core.output_processor import OutputProcessor
 from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.request import RequestState
-from triptych.pd_worker.core.request_events import EngineEvent
+from triptych.pd_worker.core.request_events import EngineEvent, OutputProcessor
 from triptych.pd_worker.vllm.calls import call_of
 from triptych.pd_worker.vllm.http.client import VLLMClient
 from triptych.pd_worker.vllm.http.replies import (

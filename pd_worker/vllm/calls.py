@@ -1,19 +1,24 @@
-"""Calls of vLLM that requests become, with its sampling parameters and output formats; never media."""
+"""Calls of vLLM that requests become, never with media, and the embeddings that they need stored."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.hashing import framed_digest
-from triptych.base.types import JsonObject, OutputFormat
+from triptych.base.types import ItemPlan, JsonObject, OutputFormat
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import ResolvedSampling
 from triptych.pd_worker.frontend.grammar import Formats
 from triptych.pd_worker.vllm.http.call import EngineCall
+from triptych.store.bulk import LoadResult, Missing
+from triptych.store.bulk_reader import Into
+from triptych.store.control import StoreUnavailable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -190,3 +195,58 @@ def call_of(request: EngineRequest, *, replay: bool = False) -> EngineCall:
         request.prefix_root.hex(),
         request.features,
     )
+
+
+logger = logging.getLogger(__name__)
+
+#: Pauses while the store does not answer, in seconds.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+#: Values that are read at once to verify them.
+_VERIFIED_AT_ONCE = 2
+
+
+class ItemStore(Protocol):
+    """The part of the embedding store that is used."""
+
+    async def look_up(self, keys_: list[tuple[str, str]]) -> list[ItemPlan | None]: ...
+
+    async def load(self, plan: ItemPlan, into: Into) -> LoadResult: ...
+
+
+class Embeddings:
+    """The store, as a request's items are looked for in it. Waits while it does not answer."""
+
+    def __init__(self, store: ItemStore) -> None:
+        self._store = store
+        self._reading = asyncio.Semaphore(_VERIFIED_AT_ONCE)
+
+    async def missing(self, plans: Iterable[ItemPlan], *, verify: bool = False) -> dict[str, str]:
+        """The keys without a usable value, each with the digest of a damaged one, or "".
+
+        With `verify` all values are read whole: a damaged body has an intact header.
+        """
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return await self._missing(list(plans), verify)
+            except StoreUnavailable as error:
+                logger.warning("items cannot be looked up, trying again: %s", error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _missing(self, plans: list[ItemPlan], verify: bool) -> dict[str, str]:
+        suspects = plans
+        if not verify:
+            found = await self._store.look_up([(plan.mm_hash, plan.namespace) for plan in plans])
+            suspects = [plan for plan, there in zip(plans, found, strict=True) if there is None]
+        missing = {}
+        for plan in suspects:
+            async with self._reading:
+                result = await self._store.load(plan, _memory)
+            if isinstance(result, Missing):
+                missing[plan.mm_hash] = result.damaged_digest
+        return missing
+
+
+def _memory(nbytes: int) -> memoryview:
+    return memoryview(bytearray(nbytes))

@@ -10,15 +10,19 @@ from triptych.base.config import PDConfig
 from triptych.base.errors import Unavailable
 from triptych.base.metrics import PDMetrics
 from triptych.base.types import FinishReason
-from triptych.pd_worker.core.limits import SchedulerLimits
-from triptych.pd_worker.core.limits import check_request as check_limits
-from triptych.pd_worker.core.output_processor import OutputProcessor
+from triptych.pd_worker.core.admission import SchedulerLimits
+from triptych.pd_worker.core.admission import check_request as check_limits
 from triptych.pd_worker.core.request import EngineRequest, RequestKey
-from triptych.pd_worker.core.request_events import EngineEvent, ItemLoaded, NewTokens, RequestFinished
+from triptych.pd_worker.core.request_events import (
+    EngineEvent,
+    ItemLoaded,
+    NewTokens,
+    OutputProcessor,
+    RequestFinished,
+)
 from triptych.pd_worker.core.stats import Latencies
 from triptych.pd_worker.vllm.attempt import StreamPorts
-from triptych.pd_worker.vllm.calls import check_request
-from triptych.pd_worker.vllm.embeddings import Embeddings
+from triptych.pd_worker.vllm.calls import Embeddings, check_request
 from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import VLLMClient
 from triptych.pd_worker.vllm.http.replies import EngineError

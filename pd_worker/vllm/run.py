@@ -14,12 +14,11 @@ from triptych.base.errors import DeadlineExceeded, InternalError, InvalidRequest
 from triptych.base.types import FinishReason, ItemPlan, JsonObject
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.admission import Admission, AdmissionQueue, distinct_bytes
-from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
+from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
 from triptych.pd_worker.core.request import EngineRequest, RequestOrder, RequestState
 from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.vllm.attempt import Attempt, Diverged, StreamPorts
-from triptych.pd_worker.vllm.calls import output_format, replays
-from triptych.pd_worker.vllm.embeddings import Embeddings
+from triptych.pd_worker.vllm.calls import Embeddings, output_format, replays
 from triptych.pd_worker.vllm.http.replies import EngineBusy, EngineError, EngineLost, EngineRejected
 from triptych.pd_worker.vllm.pooled import PooledCalls
 

@@ -19,11 +19,10 @@ from triptych.base.tracing.tracer import Tracer
 from triptych.base.types import WorkerInfo
 from triptych.base.vllm_classes import class_of
 from triptych.models.registry import family_of, resolve_dtype
-from triptych.pd_worker.events.attempt_trace import PDTraces
+from triptych.pd_worker.events.request_log import PDTraces
 from triptych.pd_worker.frontend.grammar import GrammarCompiler
-from triptych.pd_worker.vllm.calls import EngineFormats
+from triptych.pd_worker.vllm.calls import Embeddings, EngineFormats, ItemStore
 from triptych.pd_worker.vllm.connection import EngineConnection
-from triptych.pd_worker.vllm.embeddings import Embeddings, ItemStore
 from triptych.pd_worker.vllm.engine import EngineMetrics, VLLMEngine
 from triptych.pd_worker.vllm.pooled import PooledCalls
 from triptych.pd_worker.worker import PDModel, PDWorker, load_report

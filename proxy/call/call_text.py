@@ -11,7 +11,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from triptych.base.request.limits import MAX_DEPTH
+from triptych.base.request import MAX_DEPTH
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]

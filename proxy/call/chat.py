@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request.chat import (
+from triptych.base.request import (
     AudioSlot,
     ItemSlot,
     Message,

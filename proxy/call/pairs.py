@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from triptych.base.request.chat import TextPart
+from triptych.base.request import TextPart
 from triptych.proxy.call.chat import ChatCall, ChatMessage, Done, Output, PoolingOptions
 from triptych.proxy.call.pooled import Vector, pool_all, vector_of
 from triptych.proxy.call.validation import check_image_count, check_text

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from triptych.base.types import ItemPlan
-from triptych.proxy.encoders.fair_turns import FairTurns
 from triptych.proxy.encoders.job import (
     AT_WORK,
     EncoderJob,
     EncoderSlot,
+    FairTurns,
     JobFiles,
     JobState,
     PlanKey,
@@ -32,8 +32,7 @@ from triptych.proxy.encoders.job import (
     StartRun,
 )
 from triptych.proxy.encoders.known_items import KnownItems
-from triptych.proxy.encoders.loads import EncoderLoads, OutstandingItems, sooner_elsewhere
-from triptych.proxy.encoders.work_model import WorkModel
+from triptych.proxy.encoders.loads import EncoderLoads, OutstandingItems, WorkModel, sooner_elsewhere
 from triptych.proxy.routing import MAX_LOSSES, EncoderLoad, PDLoad, Suspects, choose_encoder
 
 

@@ -15,15 +15,18 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.descriptor_pool import DescriptorPool
 from grpc import aio
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from triptych.base.errors import InvalidRequest, RequestError, RequestTimeout, TooLarge
 from triptych.base.tracing import attributes as names
 from triptych.base.tracing.context import context_of
 from triptych.base.tracing.server_span import CURRENT_SPAN, ServerSpan
 from triptych.base.tracing.tracer import Tracer
+from triptych.protos import common_pb2, proxy_pb2
 from triptych.proxy.auth.middleware import Authenticator
-from triptych.proxy.grpc import reflection
 from triptych.proxy.grpc.connections import GrpcConnections
 from triptych.proxy.http.refusals import CURRENT_ARRIVAL, Arrival, Refusals
 from triptych.proxy.quotas.table import QuotaTable
@@ -183,7 +186,7 @@ class GrpcAdmission(aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith(HEALTH_SERVICE):
             return handler
-        if handler.request_streaming and handler_call_details.method != reflection.METHOD:
+        if handler.request_streaming and handler_call_details.method != REFLECTION_METHOD:
             raise TypeError("this server has no calls with streamed requests but reflection")
         given = dict(handler_call_details.invocation_metadata).get("authorization", "")
         key = given if isinstance(given, bytes) else given.encode()
@@ -272,14 +275,14 @@ class GrpcAdmission(aio.ServerInterceptor):
         while True:
             with await messages.wait(holder, 1), await bodies.wait(holder, bodies.spec.largest):
                 try:
-                    async with asyncio.timeout(reflection.IDLE_SECONDS):
+                    async with asyncio.timeout(REFLECTION_IDLE_SECONDS):
                         raw = await context.read()
                 except TimeoutError:
                     return
                 if not isinstance(raw, bytes):
                     return
-                if len(raw) > reflection.MAX_BYTES:
-                    raise TooLarge(f"the message is longer than {reflection.MAX_BYTES} bytes: send less")
+                if len(raw) > REFLECTION_MAX_BYTES:
+                    raise TooLarge(f"the message is longer than {REFLECTION_MAX_BYTES} bytes: send less")
                 request = _parsed(handler, raw)
             yield request
 
@@ -336,3 +339,20 @@ async def _abort(context: Context, error: RequestError) -> NoReturn:
     except TimeoutError:
         logger.info("a gRPC client does not read its error")
     raise asyncio.CancelledError  # gRPC has the status, and sends it should the client read
+
+
+REFLECTION_METHOD = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
+#: The longest message of a reflection call, whose reply repeats it, and seconds that one may take to come:
+#: clients leave the call open, and one that needs it again makes a new one.
+REFLECTION_MAX_BYTES = 16 << 10
+REFLECTION_IDLE_SECONDS = 2.0
+
+
+def add_reflection(server: aio.Server) -> None:
+    """Serves the descriptors of what clients may call; the workers' services are not among them."""
+    pool = DescriptorPool()
+    for module in (common_pb2, proxy_pb2, health_pb2, reflection_pb2):
+        pool.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
+    services = [proxy_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR]
+    names = [service.full_name for file in services for service in file.services_by_name.values()]
+    reflection.enable_server_reflection(names, server, pool=pool)

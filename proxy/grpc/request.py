@@ -10,13 +10,13 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request.chat import FunctionCall, MessageToolCall, Role, TextPart
+from triptych.base.request import FunctionCall, MessageToolCall, Role, TextPart
 from triptych.base.types import OutputFormat, SamplingParams
 from triptych.protos import common_pb2, proxy_pb2
 from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
-from triptych.proxy.call.output_format import JSON_OBJECT, choice_format, regex_format, schema_format
 from triptych.proxy.call.tools import FunctionChoice, FunctionName, ToolChoice, ToolUse, tool_use
 from triptych.proxy.call.validation import (
+    JSON_OBJECT,
     check_depth,
     check_image_count,
     check_options,
@@ -24,7 +24,10 @@ from triptych.proxy.call.validation import (
     check_salt,
     check_sampling,
     check_text,
+    choice_format,
     in_range,
+    regex_format,
+    schema_format,
     seed_of,
     template_options,
 )

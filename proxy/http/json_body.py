@@ -11,7 +11,7 @@ import msgspec
 import msgspec.inspect
 
 from triptych.base.errors import InvalidRequest, RequestError, TooLarge
-from triptych.base.request.limits import limits_of, out_of_limits
+from triptych.base.request import limits_of, out_of_limits
 
 #: The event after the last one.
 DONE = b"data: [DONE]\n\n"

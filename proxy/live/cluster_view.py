@@ -1,8 +1,9 @@
-"""View of the cluster from one proxy: polled once a second, made into a snapshot on demand."""
+"""View of the cluster from one proxy, polled every second, and the names of its workers."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
@@ -15,7 +16,6 @@ from triptych.base.scaling import ScalingDecision
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.live.calls import CallLog
 from triptych.proxy.live.failures import FailureLog, Key, WorkerFailures, WorkerState, worker_state
-from triptych.proxy.live.names import WorkerNames
 from triptych.proxy.live.objects import (
     ClusterHistory,
     ClusterRates,
@@ -27,6 +27,7 @@ from triptych.proxy.live.objects import (
     ProxyState,
     RequestRow,
     StoreState,
+    short_address,
 )
 from triptych.proxy.live.statistics import (
     MAX_SECONDS,
@@ -40,7 +41,7 @@ from triptych.proxy.live.statistics import (
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.ports import PDLoadReport
 from triptych.proxy.workers import Worker
-from triptych.store.results import StoreMemory
+from triptych.store.bulk import StoreMemory
 
 #: Workers of one pool, and models, that a snapshot lists.
 MAX_WORKERS = 256
@@ -277,3 +278,33 @@ def _busy(pool: str, states: States) -> float | None:
     """The mean busy share of a pool's workers."""
     loads = (_load(worker).busy for (named, _), (worker, _, _) in states.items() if named == pool)
     return mean(busy for busy in loads if busy is not None)
+
+
+#: Names that are kept of workers that have gone: records of requests name them too.
+MAX_NAMES = 1024
+
+
+class WorkerNames:
+    """Names by address: the one that the worker reports, its short address until then.
+
+    Two workers of one pool with one name, as on two machines, have their address behind it.
+    """
+
+    def __init__(self, workers: Mapping[tuple[str, str], Worker]) -> None:
+        self._workers = workers
+        self._names: dict[str, str] = {}
+
+    def poll(self) -> None:
+        """Reads the names that workers have reported."""
+        loads = {key: worker.load for key, worker in self._workers.items()}
+        named = {key: load.name for key, load in loads.items() if load is not None and load.name}
+        counts = Counter((pool, name) for (pool, _), name in named.items())
+        for (pool, address), name in named.items():
+            self._names.pop(address, None)
+            alone = counts[pool, name] == 1
+            self._names[address] = name if alone else f"{name} ({short_address(address)})"
+        while len(self._names) > max(MAX_NAMES, len(named)):
+            del self._names[next(iter(self._names))]
+
+    def __call__(self, address: str) -> str:
+        return self._names.get(address) or short_address(address)

@@ -23,15 +23,14 @@ from triptych.proxy.auth.middleware import principal_of, sees_all
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.json_body import convert_field, error_json, retry_after
 from triptych.proxy.live.calls import CallLog
-from triptych.proxy.live.cluster_view import ClusterSources, ClusterView
+from triptych.proxy.live.cluster_view import ClusterSources, ClusterView, WorkerNames
 from triptych.proxy.live.failures import MAX_REFUSALS, FailureLog
-from triptych.proxy.live.names import WorkerNames
 from triptych.proxy.live.objects import ClusterHistory, ClusterSnapshot, FinishedQuery, RequestRow
 from triptych.proxy.live.statistics import STEP_SECONDS, GoodputWindow, Slo
 from triptych.proxy.live.waterfall import waterfall
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.quotas.quota import Quota
-from triptych.store.results import StoreMemory
+from triptych.store.bulk import StoreMemory
 
 logger = logging.getLogger(__name__)
 

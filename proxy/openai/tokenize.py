@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request.limits import TokenId
+from triptych.base.request import TokenId
 from triptych.protos import pd_pb2
 from triptych.proxy.admission import RequestAdmission
 from triptych.proxy.call.chat import ChatCall

@@ -17,7 +17,7 @@ from triptych.protos import pd_pb2
 from triptych.protos.convert import error_from_proto
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.events import Accepted, Lost, Refused, RequestFailed
-from triptych.proxy.pd.beats import LOOK_SECONDS
+from triptych.proxy.pd.link import LOOK_SECONDS
 from triptych.proxy.pd.wire import submit_message
 from triptych.proxy.ports import Link, ProcessEnd, RequestEvents, Transport
 from triptych.proxy.requests.instructions import EndAttempt, ResumeState, Submit

@@ -12,7 +12,7 @@ from grpc import aio
 
 from triptych.base.errors import InternalError, RequestError, Unavailable
 from triptych.base.log import log_fields
-from triptych.base.request.chat import TemplateOptions
+from triptych.base.request import TemplateOptions
 from triptych.base.tracing.context import TRACEPARENT, TRACESTATE, metadata
 from triptych.base.types import PDTimings, PositionLogprobs, ReasoningMarkers, TimestampTokens, Usage
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc

@@ -12,12 +12,13 @@ from triptych.base.scaling import PoolDemand, ScalingRules, WorkerGroup
 from triptych.proxy.encoders.job_runner import JobRunner
 from triptych.proxy.encoders.loads import (
     FAST_SECONDS,
+    MIN_WORK,
     SLOW_SECONDS,
     ArrivedItems,
     Items,
     OutstandingItems,
+    WorkModel,
 )
-from triptych.proxy.encoders.work_model import MIN_WORK, WorkModel
 from triptych.proxy.workers import KnownWorkers, Worker
 
 

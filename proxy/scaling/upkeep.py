@@ -16,9 +16,9 @@ from triptych.proxy.pool import WorkerPool
 from triptych.proxy.workers import Worker
 from triptych.registry.leases import Leases
 from triptych.registry.registry import Registry
+from triptych.store.bulk import StoreMemory
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.results import StoreMemory
 
 COLLECT_SECONDS = 60.0
 #: Share of the store that one proxy may fill when the store has no byte budget of its own.

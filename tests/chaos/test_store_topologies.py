@@ -22,7 +22,7 @@ from support.stores.redis_cluster import redis_cluster
 from support.stores.sentinels import watched_servers
 from support.tools import tool
 from triptych.store import keys
-from triptych.store.topology.slots import slot_of
+from triptych.store.topology.cluster import slot_of
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 

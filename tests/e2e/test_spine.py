@@ -28,9 +28,7 @@ IDLE_SECONDS = 8.0
 PACKAGES = ("proxy", "encoder_worker", "pd_worker", "ec_connector", "protos", "triptych")
 PROCESSES = ("proxy", "encoder-0", "pd-0")
 #: What a request is only shown to, when it pleases: counted, and no carrier.
-WATCHING = ("proxy/live/", "proxy/requests/recorder.py", "proxy/requests/views.py")
-#: What runs when the client has its reply, which may be in the next request's time: no carrier either.
-AFTER_REPLY = ("proxy/http/delivery.py",)
+WATCHING = ("proxy/live/", "proxy/requests/recorder.py")
 #: Files that run code for one request with an image, in all processes together.
 MAX_FILES = 170
 
@@ -89,7 +87,7 @@ def _merged(ways: Iterator[list[str]]) -> dict[str, int]:
     """Most entries that any of the requests makes into each file."""
     most: Counter[str] = Counter()
     for way in ways:
-        most |= Counter(file for file in way if not file.startswith(WATCHING + AFTER_REPLY))
+        most |= Counter(file for file in way if not file.startswith(WATCHING))
     return dict(most)
 
 

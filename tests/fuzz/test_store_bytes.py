@@ -15,9 +15,8 @@ from support.hostile.fuzzing import Fuzzer, json_values, mutate, mutated, random
 from triptych.base.types import DTYPE_BYTES, ItemPlan, WorkerInfo
 from triptych.registry.registry import _pack, _unpack
 from triptych.store import codec
-from triptych.store.arriving_value import ArrivingValue
 from triptych.store.bulk import BulkError, ValueTooLarge
-from triptych.store.bulk_reader import BulkReader
+from triptych.store.bulk_reader import ArrivingValue, BulkReader
 from triptych.store.codec import Damage, Head, decode_head, encode_head, verify
 
 PLAN = make_plan(rows=4, width=16)

@@ -13,10 +13,9 @@ from support.beats import NoTimer
 from support.probing import probe
 from support.processes.cluster import wait_for
 from support.waiting import until
-from triptych.base.engine_beat import EngineBeat
+from triptych.base.engine_beat import LEAST_LIMIT, EngineBeat, Watchdog
 from triptych.base.rpc.channels import make_channel, make_server
-from triptych.base.status.status_server import ServiceStatus, status_server
-from triptych.base.watchdog import LEAST_LIMIT, Watchdog
+from triptych.base.status_server import ServiceStatus, status_server
 from triptych.base.worker_process import Health, ProcessWatch
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

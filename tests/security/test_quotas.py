@@ -52,10 +52,7 @@ NO_BUDGETS = {
     ("media/connection.py", "TCPConnector"): "of one fetch",
     ("media/spool.py", "Semaphore"): "of one request",
     ("openai/completions/endpoint.py", "Queue"): "of one request",
-    (
-        "requests/reply_memory.py",
-        "Overloaded",
-    ): "of one stream: its client does not read, its worker does not wait",
+    ("requests/request.py", "Overloaded"): "of one stream: its client does not read, its worker goes on",
 }
 _BOUNDS = re.compile(r"(Bounded)?Semaphore|\w*PoolExecutor|CapacityLimiter|Overloaded|TCPConnector")
 _QUEUES = re.compile(r"\w*Queue")

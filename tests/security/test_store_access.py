@@ -22,7 +22,7 @@ from support.stores.server import StoreServer
 from support.stores.users import guarded_server, role_password
 from support.tools import tool
 from support.waiting import within
-from triptych.apps.access.uses import user_name
+from triptych.apps.access import user_name
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -17,9 +17,9 @@ import xxhash
 
 from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
 from triptych.store import codec, keys
+from triptych.store.bulk import Loaded, Missing, SaveResult
 from triptych.store.control import StoreRefused, StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.results import Loaded, Missing, SaveResult
 from triptych.store.topology.location import parse_store
 
 PLAN = make_plan(rows=64, width=128)

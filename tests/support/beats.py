@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triptych.base.watchdog import HangTimer
+from triptych.base.engine_beat import HangTimer
 
 
 class NoTimer(HangTimer):

@@ -21,14 +21,14 @@ from triptych.integrations.vllm.copy_loader import CopyLoader
 from triptych.integrations.vllm.host_copies import HostCopies
 from triptych.integrations.vllm.options import ConnectorOptions
 from triptych.integrations.vllm.park_table import LoadOutcome, LoadReport
-from triptych.integrations.vllm.row_saver import RowSaver
+from triptych.integrations.vllm.rows import RowSaver
 from triptych.registry.leases import Lease, Leases, OwnedBy
 from triptych.registry.registry import Registry
 from triptych.registry.scaling import ScalingBoard
 from triptych.store import codec, keys
 from triptych.store.address import command
+from triptych.store.bulk import Loaded, Missing, SaveResult
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.results import Loaded, Missing, SaveResult
 
 #: Parts of so many bytes make an item of some KiB a split one.
 PART_BYTES = 6000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from triptych.proxy.call.call_text import CallArguments, CallStart
-from triptych.proxy.call.tool_parsers import Piece
+from triptych.proxy.call.tool_formats import Piece
 
 
 def joined(pieces: Iterable[Piece]) -> list[object]:

@@ -12,7 +12,7 @@ import pytest
 from support.engine.engine_requests import make_feature
 from triptych.base.errors import InvalidRequest
 from triptych.base.hashing import check_mm_hash, framed_digest, mm_hash, prefix_root
-from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
+from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
 
 BASE = {"media": b"bytes", "namespace": "n", "modality": "image", "processor_options": {"a": 1}, "salt": "s"}
 

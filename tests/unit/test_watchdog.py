@@ -10,9 +10,18 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import pytest
 
 from support.beats import NoTimer
-from triptych.base.engine_beat import SLOW_FACTOR, EngineBeat, Life, StallClock, judge
+from triptych.base.engine_beat import (
+    HANG_FACTOR,
+    LEAST_LIMIT,
+    SLOW_FACTOR,
+    EngineBeat,
+    Life,
+    StallClock,
+    Watchdog,
+    check_stall_timeout,
+    judge,
+)
 from triptych.base.errors import ConfigError
-from triptych.base.watchdog import HANG_FACTOR, LEAST_LIMIT, Watchdog, check_stall_timeout
 
 LIMIT = 8.0
 

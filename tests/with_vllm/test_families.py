@@ -24,8 +24,8 @@ from support.vllm_engine.front_door import FrontDoor, assert_varied_and_exact
 from support.waiting import within
 from triptych.base.types import ItemPlan
 from triptych.store import keys
+from triptych.store.bulk import Loaded
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.results import Loaded
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 

@@ -15,8 +15,8 @@ from support.data.items import fresh_buffer
 from support.vllm_engine.fleet import TEXT, ask, assert_as_generate, fresh, raw, stored
 from triptych.base.types import ItemPlan
 from triptych.store import keys
+from triptych.store.bulk import Loaded
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.results import Loaded
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 

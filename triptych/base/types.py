@@ -246,7 +246,7 @@ class WorkerInfo:
     holds small numbers by name, such as `plan_credit`, `tower_credit` (encoders) or
     `encoder_cache_bytes` (PD workers); `encoder_decoder` is 1 for models whose items are consumed through
     cross-attention. `modality` is that of the model's items: "image", "audio" or "text". `proof` signs
-    all other fields with the internal token (`triptych.base.rpc.internal_token`); empty where none is in use.
+    all other fields with the internal token (`triptych.base.rpc.channels`); empty where none is in use.
     `kind` names the device: workers of one kind are equally fast; empty where the writer is of an older
     release.
     """

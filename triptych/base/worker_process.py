@@ -17,11 +17,10 @@ from triptych.base.config import (
     check_bind,
     check_drain_timeout,
 )
-from triptych.base.engine_beat import EngineBeat
+from triptych.base.engine_beat import EngineBeat, Watchdog, check_stall_timeout
 from triptych.base.machine.worker_load import LOAD_HEADER, WorkerLoad
 from triptych.base.rpc.channels import STORE_SERVICE
 from triptych.base.tracing.start import check_tracing
-from triptych.base.watchdog import Watchdog, check_stall_timeout
 
 
 def stop_signal() -> asyncio.Event:

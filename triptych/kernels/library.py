@@ -1,16 +1,75 @@
-"""The loaded library of the kernels: from the wheel, from the cache, or compiled now."""
+"""The library of the kernels: from the wheel, the cache, or compiled now. setup.py runs it by its path."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import logging
 import os
+import platform
+import shutil
+import subprocess
+import tempfile
 from pathlib import Path
 
-from triptych.kernels.build import SOURCES, BuildError, compile_library, library_name
-
 logger = logging.getLogger(__name__)
+
+SOURCES = Path(__file__).parent
+#: Where a wheel has the library.
+INSTALLED = SOURCES
+#: Contraction would round the resize's weights otherwise than Pillow. What GCC's own headers are warned of
+#: (its bug 105593) is left out.
+FLAGS = (
+    *("-std=c++17", "-O3", "-shared", "-fPIC", "-ffp-contract=off", "-fvisibility=hidden"),
+    *("-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),
+)
+_LIMIT_SECONDS = 60.0
+
+
+class BuildError(Exception):
+    """Why there is no library, in one line."""
+
+
+def library_name() -> str:
+    """File name of the library of these sources, with a digest of all that decides its content."""
+    digest = hashlib.sha256(repr((FLAGS, platform.machine())).encode())
+    for source in sorted((*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"))):
+        digest.update(f"{source.name}\0".encode() + source.read_bytes())
+    return f"triptych_kernels-{digest.hexdigest()[:16]}.so"
+
+
+def compiler() -> str | None:
+    """The C++ compiler: the one that CXX names, else g++."""
+    return shutil.which(os.environ.get("CXX") or "g++")
+
+
+def compile_library(folder: Path) -> Path:
+    """Compiles the library into `folder`, where it appears whole or not at all; BuildError."""
+    command = compiler()
+    if command is None:
+        raise BuildError("there is no C++ compiler")
+    target = folder / library_name()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            made = Path(scratch) / target.name
+            sources = sorted(map(str, SOURCES.glob("*.cpp")))
+            done = subprocess.run(
+                [command, *FLAGS, "-o", str(made), *sources],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_LIMIT_SECONDS,
+            )
+            if done.returncode:
+                raise BuildError(f"{command} failed: {' '.join(done.stderr.split())[:300]}")
+            made.replace(target)
+    except subprocess.TimeoutExpired:
+        raise BuildError(f"{command} took more than {_LIMIT_SECONDS:g} s") from None
+    except OSError as error:
+        raise BuildError(f"{folder} cannot be written: {error}") from error
+    return target
 
 
 @functools.cache
@@ -29,7 +88,7 @@ def kernel_library() -> ctypes.CDLL | None:
 
 def _load() -> ctypes.CDLL:
     cache = _cache_folder()
-    for folder in (SOURCES, cache):
+    for folder in (INSTALLED, cache):
         if (folder / library_name()).is_file():
             return ctypes.CDLL(str(folder / library_name()))
     logger.info("compiling the kernels, once on this machine")

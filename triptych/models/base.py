@@ -20,8 +20,8 @@ from PIL import Image
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.types import ItemPlan, JsonObject, MMFeature, Options
 from triptych.models.audio import AudioFile
+from triptych.models.fused.layers import fuse_norms
 from triptych.models.fused.merged import merge
-from triptych.models.fused.norms import fuse_norms
 from triptych.models.images import ImageProcessor
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.models.recurrent import StateShape

@@ -1,8 +1,9 @@
-"""The registry of model families: those of this package, adapters from outside, one for all others."""
+"""The registry of model families (this package's, adapters', one for all others) and layer hooks."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
 
 from triptych.base.errors import ConfigError
 from triptych.base.machine.heap import trim_heap
@@ -22,11 +24,12 @@ from triptych.models.weights.loading import KeyMap
 from triptych.models.weights.prepack import fuse_gelu, prepack
 from triptych.models.weights.quantization import (
     NONE,
+    check_w8a8,
     decoder_is_quantized,
     encoder_is_quantized,
     inputs_are_quantized,
+    quantize_inputs,
 )
-from triptych.models.weights.w8a8_linear import check_w8a8, quantize_inputs
 
 __all__ = [
     "ADAPTERS",
@@ -196,3 +199,19 @@ def load_decoder(
         prepack(side.module)
     trim_heap()
     return side
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """The modules of its longest list; a model without a list is one layer."""
+    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len, default=[model])
+
+
+def before_each_layer(model: nn.Module, call: Callable[[], object]) -> None:
+    """Calls `call` before each layer of every forward, in the thread that computes it."""
+
+    def hook(module: nn.Module, inputs: object) -> None:
+        call()
+
+    for layer in layers_of(model):
+        layer.register_forward_pre_hook(hook)

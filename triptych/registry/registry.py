@@ -15,8 +15,8 @@ import msgpack
 
 from triptych.base.types import JsonObject, WorkerInfo
 from triptych.store import keys
+from triptych.store.control import NOW
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.scripts import NOW
 
 logger = logging.getLogger(__name__)
 

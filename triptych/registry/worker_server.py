@@ -16,20 +16,17 @@ from prometheus_client import CollectorRegistry
 from triptych.base.config import WorkerConfig, check_advertise, check_worker_encryption, is_loopback
 from triptych.base.engine_beat import BusyClock
 from triptych.base.errors import ConfigError
-from triptych.base.machine.gpu_load import gpu_reader
-from triptych.base.machine.worker_load import read_load
+from triptych.base.machine.worker_load import gpu_reader, read_load
 from triptych.base.metrics import show_expiry
 from triptych.base.progress.progress import ready
-from triptych.base.rpc.channels import listen, make_server
-from triptych.base.rpc.internal_token import InternalToken
+from triptych.base.rpc.channels import InternalToken, listen, make_server
 from triptych.base.rpc.tls.certificates import Certificates, internal_certificates
 from triptych.base.rpc.unknown_calls import UnknownCalls
-from triptych.base.status.status_server import ServiceStatus, StatusServer, status_server
+from triptych.base.status_server import ServiceStatus, StatusServer, status_server
 from triptych.base.types import WorkerInfo
 from triptych.base.worker_process import Health, ProcessWatch, check_worker, stop_signal
-from triptych.registry.heartbeat import Heartbeat
+from triptych.registry.heartbeat import Heartbeat, StoreReach
 from triptych.registry.registry import Registry
-from triptych.registry.store_reach import StoreReach
 from triptych.store.embedding_store import EmbeddingStore, connect_configured
 
 logger = logging.getLogger(__name__)

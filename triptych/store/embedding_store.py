@@ -12,35 +12,32 @@ from typing import TypeVar
 from triptych.base.errors import ConfigError
 from triptych.base.log import log_fields, short
 from triptych.base.types import ItemPlan
-from triptych.store import codec, keys, scripts
-from triptych.store.arriving_value import ArrivingValue, behind_a_head
+from triptych.store import codec, control, keys
 from triptych.store.bulk import (
+    POLICY,
     BulkError,
     BulkNotServing,
     BulkRefused,
-    Received,
-    ScatterBuffer,
-    ValueTooLarge,
-    scattered,
-)
-from triptych.store.bulk_reader import BulkReader, Into, Progress
-from triptych.store.bulk_writer import BulkWriter
-from triptych.store.codec import Buffer, Damage, Head
-from triptych.store.control import StoreFull, StoreRefused, StoreUnavailable
-from triptych.store.remedies import is_denied, with_remedy
-from triptych.store.results import (
-    POLICY,
+    BulkWriter,
     Loaded,
     LoadResult,
     Missing,
+    Received,
     SaveResult,
+    ScatterBuffer,
     StoreMemory,
+    ValueTooLarge,
     combined,
+    scattered,
 )
-from triptych.store.scripts import ServerClock
-from triptych.store.topology.build import build_topology
-from triptych.store.topology.location import StoreLocation, parse_store
-from triptych.store.topology.topology import all_of
+from triptych.store.bulk_reader import ArrivingValue, BulkReader, Into, Progress, behind_a_head
+from triptych.store.codec import Buffer, Damage, Head
+from triptych.store.control import ServerClock, StoreFull, StoreRefused, StoreUnavailable
+from triptych.store.remedies import is_denied, with_remedy
+from triptych.store.topology.cluster import RedisCluster
+from triptych.store.topology.location import Kind, StoreLocation, parse_store
+from triptych.store.topology.sentinel import SentinelPrimary
+from triptych.store.topology.topology import SingleServer, Topology, all_of
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +111,7 @@ class EmbeddingStore:
             return []
         grace = int(keys.PART_GRACE)
         heads = await self.control.execute_all(
-            [("EVAL", scripts.LOOK_UP, 1, keys.embedding(mm_hash), grace) for mm_hash, _ in keys_]
+            [("EVAL", control.LOOK_UP, 1, keys.embedding(mm_hash), grace) for mm_hash, _ in keys_]
         )
         plans: list[ItemPlan | None] = []
         for (mm_hash, namespace), raw in zip(keys_, heads, strict=True):
@@ -142,7 +139,7 @@ class EmbeddingStore:
         head = head or await _off_loop(len(body), lambda: codec.encode_head(plan, body, ttl=ttl))
         write_id = codec.write_id_of(head)
         dropped = bool(damaged_digest) and await self.control.script(
-            scripts.DROP_DAMAGED, [key], damaged_digest
+            control.DROP_DAMAGED, [key], damaged_digest
         )
         milliseconds = int(ttl * 1000)
         value: list[Buffer] = [head, body]
@@ -155,13 +152,13 @@ class EmbeddingStore:
             parts and not await self._delete_parts(key, write_id, parts)
         ):
             return SaveResult.REPLACED if dropped else SaveResult.STORED
-        await self.control.execute_all([("EVAL", scripts.LOOK_UP, 1, key, int(keys.PART_GRACE))])
+        await self.control.execute_all([("EVAL", control.LOOK_UP, 1, key, int(keys.PART_GRACE))])
         return SaveResult.ALREADY
 
     async def _delete_parts(self, key: str, write_id: str, parts: Sequence[tuple[str, memoryview]]) -> bool:
         """Deletes the parts of a write unless its own header is stored; whether they were deleted."""
         names = [name for name, _ in parts]
-        return bool(await self.control.script(scripts.DELETE_PARTS, [key, *names], write_id))
+        return bool(await self.control.script(control.DELETE_PARTS, [key, *names], write_id))
 
     async def _set(
         self, key: str, value: Sequence[Buffer], milliseconds: int, *, only_new: bool = True
@@ -274,7 +271,7 @@ class EmbeddingStore:
 
         For readers that cannot have the item encoded again themselves. StoreUnavailable.
         """
-        await self.control.script(scripts.DROP_DAMAGED, [keys.embedding(mm_hash)], damaged_digest)
+        await self.control.script(control.DROP_DAMAGED, [keys.embedding(mm_hash)], damaged_digest)
 
     async def memory(self) -> StoreMemory:
         """The byte budget of all servers. StoreUnavailable when one does not report it."""
@@ -285,7 +282,7 @@ class EmbeddingStore:
     async def epoch(self) -> str:
         """The epoch: a word that changes when the store is flushed, restarted, or has another server."""
         sent = time.monotonic()
-        word, seconds, micros = await self.control.script(scripts.EPOCH, [keys.EPOCH], uuid.uuid4().hex)
+        word, seconds, micros = await self.control.script(control.EPOCH, [keys.EPOCH], uuid.uuid4().hex)
         self._clock.answered(int(seconds) + int(micros) / 1e6, sent, time.monotonic())
         return self.epoch_with(word.decode())
 
@@ -342,3 +339,12 @@ async def connect_configured(url: str) -> EmbeddingStore:
     except StoreUnavailable as error:
         # The error's address is without the password.
         raise ConfigError(f"--store cannot be reached ({error}): start it, or correct the address") from error
+
+
+def build_topology(location: StoreLocation, timeout: float) -> Topology:
+    """The location's topology, not connected yet."""
+    if location.kind is Kind.CLUSTER:
+        return RedisCluster(location, timeout)
+    if location.kind is Kind.SENTINEL:
+        return SentinelPrimary(location, timeout)
+    return SingleServer(location.servers[0], timeout)

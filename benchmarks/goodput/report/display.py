@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.table import Table
 
-from triptych.base.progress.choice import CommandRenderer, process_renderer
 from triptych.base.progress.progress import Progress
+from triptych.base.progress.renderers import CommandRenderer, process_renderer
 from triptych.base.types import JsonObject
 from triptych.goodput.load import job
 from triptych.goodput.measure.search import SearchResult

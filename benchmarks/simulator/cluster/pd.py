@@ -17,11 +17,10 @@ from triptych.base.types import FinishReason
 from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput, ECTransferConfig
 from triptych.ec_connector.connectors.scheduler_role import TableScheduler
 from triptych.ec_connector.metadata import Fetch, LoadId, Reports, TransferMetadata
-from triptych.pd_worker.core.admission import Admission
+from triptych.pd_worker.core.admission import Admission, SchedulerLimits
 from triptych.pd_worker.core.encoder_cache import EncoderCache
 from triptych.pd_worker.core.items.tracker import ItemTracker
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
-from triptych.pd_worker.core.limits import SchedulerLimits
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest, RequestState
 from triptych.pd_worker.core.request_events import EngineEvent

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from triptych.base.errors import Overloaded, RequestError
 from triptych.base.metrics import ProxyMetrics
-from triptych.base.request.chat import TextPart
+from triptych.base.request import TextPart
 from triptych.base.types import ItemPlan, SamplingParams
 from triptych.goodput.load.job import RequestRecord
 from triptych.proxy.call.chat import ChatCall, ChatMessage, Delta, Done, Timings

@@ -18,17 +18,17 @@ from triptych.base.metrics import PDMetrics
 from triptych.base.progress.progress import step
 from triptych.base.types import SamplingParams
 from triptych.ec_connector.base import ECTransferConfig
-from triptych.ec_connector.connectors.memory_store import MemoryStore
-from triptych.ec_connector.connectors.store_client import LoopThread
+from triptych.ec_connector.connectors.memory import MemoryStore
+from triptych.ec_connector.connectors.store_loads import LoopThread
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import resolve
+from triptych.pd_worker.engine import StepMetrics
 from triptych.pd_worker.events.streams import EventStream, EventStreams
-from triptych.pd_worker.frontend.detokenizer import OutputText
 from triptych.pd_worker.frontend.prompt import PromptBuilder
+from triptych.pd_worker.frontend.tokenization import OutputText
 from triptych.pd_worker.native import build_engine
 from triptych.pd_worker.runner.capacity import block_bytes
-from triptych.pd_worker.step_metrics import StepMetrics
 from triptych.simulator.costs.costs import step_work
 from triptych.simulator.profile.fit import TERMS, Effort, Sample, in_time, sample_of, stage_left, timed
 

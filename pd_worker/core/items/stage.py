@@ -8,16 +8,14 @@ from dataclasses import KW_ONLY, dataclass
 from triptych.base.errors import RequestError
 from triptych.ec_connector.base import ECConnectorOutput, Presence
 from triptych.pd_worker.core import request_events
+from triptych.pd_worker.core.chunks import OverlapPrefill
 from triptych.pd_worker.core.encoder_cache import Residency
 from triptych.pd_worker.core.items.item import ItemStatus
 from triptych.pd_worker.core.items.tracker import ItemTracker, Readiness
-from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
-from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
-from triptych.pd_worker.core.kv_cache.swap import SwapManager
-from triptych.pd_worker.core.overlap_prefill import OverlapPrefill
-from triptych.pd_worker.core.request import EngineRequest, RequestState, RequestStatus
+from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
+from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager, SwapManager
+from triptych.pd_worker.core.request import EngineRequest, RequestState, RequestStatus, RequestTable
 from triptych.pd_worker.core.request_events import EngineEvent, ItemMissing
-from triptych.pd_worker.core.request_table import RequestTable
 from triptych.pd_worker.core.waiting_requests import WaitingRequests
 
 

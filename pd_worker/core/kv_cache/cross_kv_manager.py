@@ -12,9 +12,8 @@ from blake3 import blake3
 
 from triptych.base.types import ItemPlan
 from triptych.pd_worker.core.items.item import CrossTable, ItemState
-from triptych.pd_worker.core.kv_cache.block_pool import BlockPool
-from triptych.pd_worker.core.kv_cache.prefix_chain import plan_identity
-from triptych.pd_worker.core.kv_cache.swap import BlockCopy, SwapManager
+from triptych.pd_worker.core.kv_cache.block_pool import BlockPool, plan_identity
+from triptych.pd_worker.core.kv_cache.kv_cache_manager import BlockCopy, SwapManager
 
 
 class TableState(enum.Enum):

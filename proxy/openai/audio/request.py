@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request.limits import Seed, Temperature
+from triptych.base.request import Seed, Temperature
 from triptych.base.types import SamplingParams
 from triptych.proxy.call.chat import ChatCall, EncoderPrompt, Transcription
 from triptych.proxy.call.validation import check_salt, check_sampling, seed_of

@@ -9,8 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request.chat import FunctionCall, MessageToolCall, Role, TextPart
-from triptych.base.request.limits import OutputTokens
+from triptych.base.request import FunctionCall, MessageToolCall, OutputTokens, Role, TextPart
 from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
 from triptych.proxy.call.tools import NO_TOOLS, CallForm, ToolChoice, ToolUse, tool_use
 from triptych.proxy.call.validation import (

@@ -11,10 +11,11 @@ import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request.chat import FunctionCall, MessageToolCall
-from triptych.base.request.limits import (
+from triptych.base.request import (
     MAX_STOP_STRINGS,
     MAX_TOOLS,
+    FunctionCall,
+    MessageToolCall,
     MinTokens,
     OutputTokens,
     Seed,
@@ -23,8 +24,8 @@ from triptych.base.request.limits import (
     TopP,
 )
 from triptych.proxy.call.chat import ChatCall
-from triptych.proxy.call.output_format import NamedSchema, SchemaFormat
 from triptych.proxy.call.tools import FunctionChoice, FunctionName, ToolChoice
+from triptych.proxy.call.validation import NamedSchema, SchemaFormat
 from triptych.proxy.http.json_body import decode_body
 from triptych.proxy.openai.chat.request import (
     ChatBody,
@@ -36,8 +37,8 @@ from triptych.proxy.openai.chat.request import (
     TextBody,
     call_of,
 )
-from triptych.proxy.openai.fields.names import FieldNames
 from triptych.proxy.openai.fields.sampling import (
+    FieldNames,
     ModelName,
     ProcessorOptions,
     Salt,

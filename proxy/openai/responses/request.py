@@ -10,16 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request.chat import FunctionCall, MessageToolCall
-from triptych.base.request.limits import OutputTokens
+from triptych.base.request import FunctionCall, MessageToolCall, OutputTokens
 from triptych.proxy.call.chat import ChatCall
-from triptych.proxy.call.output_format import (
-    NamedSchema,
-    ObjectFormat,
-    ResponseFormat,
-    SchemaFormat,
-    TextFormat,
-)
 from triptych.proxy.call.tools import (
     AllowedChoice,
     AllowedTools,
@@ -27,6 +19,13 @@ from triptych.proxy.call.tools import (
     FunctionChoice,
     FunctionName,
     ToolChoice,
+)
+from triptych.proxy.call.validation import (
+    NamedSchema,
+    ObjectFormat,
+    ResponseFormat,
+    SchemaFormat,
+    TextFormat,
 )
 from triptych.proxy.http.json_body import convert_field, decode_body
 from triptych.proxy.openai.chat.request import (
@@ -44,8 +43,8 @@ from triptych.proxy.openai.chat.request import (
     VideoUrlBody,
     call_of,
 )
-from triptych.proxy.openai.fields.names import FieldNames
 from triptych.proxy.openai.fields.sampling import (
+    FieldNames,
     ModelName,
     ParallelCalls,
     ProcessorOptions,

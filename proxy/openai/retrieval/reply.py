@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from triptych.proxy.call.chat import Done
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.http.delivery import CURRENT_DELIVERY
-from triptych.proxy.http.endpoint import PostEndpoint
+from triptych.proxy.http.endpoint import CURRENT_DELIVERY, PostEndpoint
 from triptych.proxy.http.json_body import to_json
 from triptych.proxy.quotas.quota import HOLDER, Quota
 

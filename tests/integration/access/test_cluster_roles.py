@@ -10,9 +10,9 @@ from support.data.items import make_plan
 from support.store_roles import USES, small_parts
 from support.stores.redis_cluster import redis_cluster
 from support.stores.users import role_password, role_url
-from triptych.apps.access.uses import grants_of, password_hash, rules, user_name
+from triptych.apps.access import grants_of, password_hash, rules, user_name
 from triptych.store import keys
-from triptych.store.topology.slots import slot_of
+from triptych.store.topology.cluster import slot_of
 
 __all__ = ["small_parts"]
 

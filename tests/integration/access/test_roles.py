@@ -11,7 +11,7 @@ from support.data.items import make_plan
 from support.store_roles import USES, recorded_commands, small_parts
 from support.stores.server import StoreServer
 from support.stores.users import guarded_server, role_url
-from triptych.apps.access.uses import IN_CLUSTERS, OPTIONAL_ROLES, ROLES, grants_of
+from triptych.apps.access import IN_CLUSTERS, OPTIONAL_ROLES, ROLES, grants_of
 from triptych.store import keys
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore

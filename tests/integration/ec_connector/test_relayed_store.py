@@ -19,9 +19,9 @@ from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.base.errors import ConfigError
 from triptych.base.types import ItemPlan
 from triptych.store import codec, keys
+from triptych.store.bulk import Loaded, SaveResult
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.results import Loaded, SaveResult
 
 
 @pytest.fixture

@@ -22,17 +22,17 @@ from support.ranks.groups import children
 from support.tracing.spans import kept_tracer, new_context
 from support.waiting import until, within
 from triptych.base.config import EncoderConfig
+from triptych.base.engine_beat import ENGINE_EXIT
 from triptych.base.errors import ConfigError
 from triptych.base.rpc.channels import make_channel
 from triptych.base.tracing.context import SpanContext, from_bytes, metadata
 from triptych.base.types import WorkerInfo
-from triptych.base.watchdog import ENGINE_EXIT
 from triptych.encoder_worker.service import run
 from triptych.protos import encoder_pb2_grpc
 from triptych.registry.registry import Registry
 from triptych.store import keys
+from triptych.store.bulk import Loaded
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.results import Loaded
 
 _CHILD = """
 import asyncio, sys

@@ -11,10 +11,9 @@ from support.data.pictures import picture
 from support.engine.encoder_bench import Bench, Job, bench, png
 from support.fakes.encoder_jobs import Jobs
 from triptych.encoder_worker.jobs.job import JobEvent, Ready, Waiter
-from triptych.encoder_worker.jobs.lease_keeper import LeaseKeeper
 from triptych.encoder_worker.jobs.single_flight import SingleFlight
 from triptych.models.base import EncoderSide
-from triptych.registry.leases import Lease, Leases, OwnedBy
+from triptych.registry.leases import Lease, LeaseKeeper, Leases, OwnedBy
 from triptych.store import keys
 from triptych.store.embedding_store import EmbeddingStore
 

@@ -12,7 +12,7 @@ from openai import APIStatusError
 from support.fakes.fake_workers import key_of, picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.store import scripts
+from triptych.store import control
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -142,9 +142,9 @@ SHIFT = "test:shift"
 def clock_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server's clock is ahead by what SHIFT says, as after somebody has set it."""
     time_of = "local time = redis.call('TIME')"
-    assert time_of in scripts.EPOCH
+    assert time_of in control.EPOCH
     shifted = f"{time_of}\ntime[1] = time[1] + (redis.call('GET', '{SHIFT}') or 0)"
-    monkeypatch.setattr(scripts, "EPOCH", scripts.EPOCH.replace(time_of, shifted))
+    monkeypatch.setattr(control, "EPOCH", control.EPOCH.replace(time_of, shifted))
 
 
 async def lose_all(cluster: FakeCluster, shift: int) -> None:

@@ -14,10 +14,9 @@ from triptych.base.types import WorkerInfo
 from triptych.registry.leases import Lease, Leases
 from triptych.registry.registry import Registry
 from triptych.store import codec, keys
-from triptych.store.bulk import ScatterBuffer
+from triptych.store.bulk import Loaded, Missing, SaveResult, ScatterBuffer
 from triptych.store.control import StoreFull, StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.results import Loaded, Missing, SaveResult
 from triptych.store.topology.location import parse_store
 
 

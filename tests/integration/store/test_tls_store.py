@@ -19,9 +19,9 @@ from support.processes.relay import Relay
 from triptych.registry.leases import Lease, Leases
 from triptych.store import codec
 from triptych.store.address import with_tls_files
+from triptych.store.bulk import Loaded, SaveResult
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.results import Loaded, SaveResult
 from triptych.store.tls import StoreTls
 from triptych.store.topology.location import parse_store
 

@@ -26,8 +26,8 @@ from triptych.base.types import ItemPlan
 from triptych.encoder_worker.service import EncoderWorker, WorkerIdentity
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
+from triptych.store.bulk import Loaded
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.results import Loaded
 
 NAMESPACE = "ab" * 32
 

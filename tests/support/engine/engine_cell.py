@@ -24,7 +24,7 @@ from triptych.base.cpu.step_pacer import StepPacer
 from triptych.base.metrics import PDMetrics
 from triptych.base.types import DTYPE_BYTES, ItemPlan, MMFeature, Placement
 from triptych.ec_connector.base import ECTransferConfig, EncoderOutput
-from triptych.ec_connector.connectors.memory_store import MemoryStore
+from triptych.ec_connector.connectors.memory import MemoryStore
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.registry import load_decoder, load_encoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME

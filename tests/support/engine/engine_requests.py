@@ -17,16 +17,17 @@ from triptych.ec_connector.base import (
     ECTransferConfig,
     EncoderOutput,
 )
-from triptych.ec_connector.connectors.memory import MemoryConnectorScheduler, MemoryConnectorWorker
-from triptych.ec_connector.connectors.memory_store import MemoryStore
-from triptych.pd_worker.core.admission import Admission
+from triptych.ec_connector.connectors.memory import (
+    MemoryConnectorScheduler,
+    MemoryConnectorWorker,
+    MemoryStore,
+)
+from triptych.pd_worker.core.admission import Admission, CrossLimits, SchedulerLimits
 from triptych.pd_worker.core.encoder_cache import EncoderCache
 from triptych.pd_worker.core.items.tracker import ItemTracker
 from triptych.pd_worker.core.kv_cache.cross_kv_manager import CrossKVManager
-from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
+from triptych.pd_worker.core.kv_cache.kv_cache_manager import BlockCopy, KVCacheManager, SwapManager
 from triptych.pd_worker.core.kv_cache.state_slots import StateSlots
-from triptych.pd_worker.core.kv_cache.swap import BlockCopy, SwapManager
-from triptych.pd_worker.core.limits import CrossLimits, SchedulerLimits
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import EngineEvent, RequestFinished

@@ -13,13 +13,12 @@ import torch
 from support.engine.engine_requests import ModellessEngine, make_feature, make_request
 from triptych.base.types import ItemPlan, MMFeature
 from triptych.ec_connector.base import ECConnectorOutput, ECTransferConfig
-from triptych.ec_connector.connectors.device_copy import DeviceCopier
-from triptych.ec_connector.connectors.host_buffers import HostMemory, PinnedMemory, PinnedPool
+from triptych.ec_connector.connectors.host_buffers import DeviceCopier, HostMemory, PinnedMemory, PinnedPool
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import ItemMissing, RequestAdmitted
-from triptych.store.results import Loaded, LoadResult, Missing
+from triptych.store.bulk import Loaded, LoadResult, Missing
 
 #: Elements of a float32 row.
 ROW = 1024

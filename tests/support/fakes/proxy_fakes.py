@@ -31,13 +31,11 @@ from triptych.proxy.auth.keys import KeyRing
 from triptych.proxy.auth.limits import PrincipalLimits
 from triptych.proxy.auth.middleware import Authenticator, AuthMiddleware
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.grpc.admission import GrpcAdmission, server_options
+from triptych.proxy.grpc.admission import GrpcAdmission, add_reflection, server_options
 from triptych.proxy.grpc.connections import GrpcConnections
-from triptych.proxy.grpc.reflection import add_reflection
 from triptych.proxy.grpc.server import ProxyServicer
 from triptych.proxy.http.connections import ConnectionLimits
-from triptych.proxy.http.delivery import DeliveryMiddleware
-from triptych.proxy.http.endpoint import BodyMiddleware
+from triptych.proxy.http.endpoint import BodyMiddleware, DeliveryMiddleware
 from triptych.proxy.http.peers import TrustedProxies
 from triptych.proxy.http.refusals import RefusalMiddleware, Refusals
 from triptych.proxy.http.server import HttpServer, bind

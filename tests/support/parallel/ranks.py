@@ -19,7 +19,7 @@ import torch
 from support.parallel.batches import RankBatch, compute, open_decoder
 from triptych.models.base import DecoderSide
 from triptych.models.parallel import plan
-from triptych.models.parallel.layers import RowParallelLinear
+from triptych.models.parallel.sharding import RowParallelLinear
 from triptych.models.parallel.tensor_parallel import TensorParallel
 
 ROOT = Path(__file__).parents[3]

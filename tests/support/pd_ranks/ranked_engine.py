@@ -12,7 +12,7 @@ from triptych.ec_connector.connectors.redis import RedisConnectorWorker
 from triptych.ec_connector.metadata import TransferMetadata
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.ranks.ranked_runner import TransferMerger
-from triptych.store.results import LoadResult, Missing
+from triptych.store.bulk import LoadResult, Missing
 
 
 class ForgetfulStore(ServerlessStore):

@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 from triptych.base.config import EncoderConfig
 from triptych.base.engine_beat import EngineBeat
-from triptych.base.ranks.beat_page import BeatPage
-from triptych.base.ranks.channel import Channel, RankLost
+from triptych.base.ranks.channel import BeatPage, Channel, RankLost
 from triptych.base.ranks.group import RankGroup
 from triptych.base.ranks.rank import Handler, Rank, RankStart
 

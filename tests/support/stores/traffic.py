@@ -9,10 +9,9 @@ from types import TracebackType
 
 from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
 from triptych.base.types import ItemPlan
-from triptych.store.bulk import scattered
+from triptych.store.bulk import Missing, scattered
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.results import Missing
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from support.stores.server import ADMIN, StoreServer
-from triptych.apps.access.uses import OPTIONAL_ROLES, ROLES, acl_lines, password_hash, user_name
+from triptych.apps.access import OPTIONAL_ROLES, ROLES, acl_lines, password_hash, user_name
 
 
 def role_password(role: str) -> str:

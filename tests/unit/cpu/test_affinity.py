@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from triptych.base.cpu import step_pacer
-from triptych.base.cpu.affinity import OwnCore, claim_core, parse_cpus, pin
 from triptych.base.cpu.step_pacer import SLOTS, CorePage, crowded
+from triptych.base.cpu.threads import OwnCore, claim_core, parse_cpus, pin
 from triptych.base.errors import ConfigError
 from triptych.base.machine.resources import usable_cpus
 

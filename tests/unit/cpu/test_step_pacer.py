@@ -8,8 +8,8 @@ import time
 import pytest
 
 from triptych.base.cpu import step_pacer as module
-from triptych.base.cpu.affinity import OwnCore
 from triptych.base.cpu.step_pacer import CorePage, SharedCores, StepPacer, step_pacer
+from triptych.base.cpu.threads import OwnCore
 from triptych.base.machine.resources import usable_cpus
 
 CORES = usable_cpus()

@@ -31,7 +31,7 @@ ROOT = Path(serve.__file__).resolve().parents[3]
 #: Who may ask for cores by their numbers, or hand them on.
 BY_NUMBER = {
     "triptych/base/machine/resources.py",
-    "triptych/base/cpu/affinity.py",
+    "triptych/base/cpu/threads.py",
     "triptych/apps/launch/plan/cluster.py",
 }
 

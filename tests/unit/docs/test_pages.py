@@ -15,8 +15,7 @@ from support.monitoring.metric_table import table
 from triptych import __version__
 from triptych.base.project import links, with_absolute_links
 from triptych.base.vllm_classes import CLASSES
-from triptych.integrations.vllm.options import _NAMES
-from triptych.integrations.vllm.versions import SUPPORTED
+from triptych.integrations.vllm.options import _NAMES, SUPPORTED
 from triptych.store.codec import LAYOUT_VERSION
 
 ROOT = Path(__file__).parents[3]

@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 
 from triptych.apps.doctor.finding import CheckOutcome, CheckResult, table
-from triptych.apps.doctor.machine import MachineState, check_machine, check_ports, readable_by_others
-from triptych.apps.doctor.secrets import certificate_finding, check_secrets
+from triptych.apps.doctor.machine import (
+    MachineState,
+    certificate_finding,
+    check_machine,
+    check_ports,
+    check_secrets,
+    readable_by_others,
+)
 from triptych.base.config import GIB, MIB, ProxyConfig
 
 WELL = MachineState(memory=8 * GIB, cpus=4, quota=None, files=65536, shm=64 * MIB, disk=20 * GIB)

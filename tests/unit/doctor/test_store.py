@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.apps.doctor import store_judgements as judge
+from triptych.apps.doctor import store as judge
 from triptych.apps.doctor.finding import CheckOutcome
 from triptych.apps.doctor.store import check_store, check_workers
 from triptych.base.config import GIB, MIB
 from triptych.base.types import WorkerInfo
-from triptych.store.results import StoreMemory
+from triptych.store.bulk import StoreMemory
 
 
 async def test_a_store_that_is_away_is_one_finding_without_its_password():

@@ -13,8 +13,11 @@ import torch
 
 from support.data.items import make_plan
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput
-from triptych.ec_connector.connectors.memory import MemoryConnectorScheduler, MemoryConnectorWorker
-from triptych.ec_connector.connectors.memory_store import MemoryStore
+from triptych.ec_connector.connectors.memory import (
+    MemoryConnectorScheduler,
+    MemoryConnectorWorker,
+    MemoryStore,
+)
 from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin as Runner

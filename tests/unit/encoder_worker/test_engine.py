@@ -23,7 +23,7 @@ from triptych.base.errors import InternalError, InvalidRequest
 from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.connectors.host_buffers import PinnedMemory
-from triptych.ec_connector.connectors.memory_store import OutputCache
+from triptych.ec_connector.connectors.memory import OutputCache
 from triptych.encoder_worker import host_copier
 from triptych.encoder_worker.engine import (
     BatchDone,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from triptych.kernels import build, library
+from triptych.kernels import library
 
 ROOT = Path(__file__).parents[3]
 #: Heap blocks of exactly the picture's and the result's size: a byte read or written beside them is seen.
@@ -65,7 +65,7 @@ def test_without_a_compiler_one_line_says_what_it_costs_and_the_remedy(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setattr(library, "SOURCES", fresh)
+    monkeypatch.setattr(library, "INSTALLED", fresh)
     assert library.kernel_library() is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "no C++ compiler; install g++" in caplog.text and "twice the CPU time" in caplog.text
@@ -78,19 +78,19 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(
     broken.write_text("#!/bin/sh\necho no room >&2\nexit 3\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
-    with pytest.raises(build.BuildError, match="no room"):
-        build.compile_library(fresh)
+    with pytest.raises(library.BuildError, match="no room"):
+        library.compile_library(fresh)
     assert list(fresh.iterdir()) == []
 
 
 def test_a_compiled_library_is_loaded_again_without_a_compiler(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if build.compiler() is None:
+    if library.compiler() is None:
         pytest.skip("no C++ compiler")
-    monkeypatch.setattr(library, "SOURCES", fresh / "none")
+    monkeypatch.setattr(library, "INSTALLED", fresh / "none")
     assert library.kernel_library() is not None
-    assert [file.name for file in fresh.iterdir()] == [build.library_name()]
+    assert [file.name for file in fresh.iterdir()] == [library.library_name()]
     library.kernel_library.cache_clear()
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert library.kernel_library() is not None
@@ -98,10 +98,10 @@ def test_a_compiled_library_is_loaded_again_without_a_compiler(
 
 def test_other_sources_are_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "one.cpp").write_text("int a;")
-    monkeypatch.setattr(build, "SOURCES", tmp_path)
-    first = build.library_name()
+    monkeypatch.setattr(library, "SOURCES", tmp_path)
+    first = library.library_name()
     (tmp_path / "two.cpp").write_text("int b;")
-    assert build.library_name() != first
+    assert library.library_name() != first
 
 
 @pytest.mark.slow
@@ -114,8 +114,8 @@ def test_the_kernels_touch_no_memory_but_theirs(tmp_path: Path) -> None:
     harness.write_text(HARNESS)
     program = tmp_path / "harness"
     checks = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Wno-psabi"]
-    flags = [flag for flag in build.FLAGS if flag not in ("-O3", "-shared")]
-    sources = map(str, build.SOURCES.glob("*.cpp"))
+    flags = [flag for flag in library.FLAGS if flag not in ("-O3", "-shared")]
+    sources = map(str, library.SOURCES.glob("*.cpp"))
     subprocess.run([compiler, *flags, *checks, "-o", str(program), str(harness), *sources], check=True)
     done = subprocess.run([str(program)], capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("clean\n", 0), done.stderr[-2000:]
@@ -140,6 +140,6 @@ def test_a_wheel_has_the_library_where_a_compiler_is(
     (wheel,) = (source / "dist").iterdir()
     libraries = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
     made = shutil.which(compiler) is not None
-    assert libraries == ([f"triptych/kernels/{build.library_name()}"] if made else [])
+    assert libraries == ([f"triptych/kernels/{library.library_name()}"] if made else [])
     assert wheel.name.endswith("-py3-none-any.whl") != made
     assert "-py3-none-" in wheel.name

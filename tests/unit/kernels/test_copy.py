@@ -10,10 +10,9 @@ import torch
 import xxhash
 from PIL import Image
 
-from triptych.kernels import copy
-from triptych.kernels.build import compiler
-from triptych.kernels.library import kernel_library
-from triptych.kernels.picture import FILTERS, PictureKernel
+from triptych.kernels import functions
+from triptych.kernels.functions import FILTERS, PictureKernel
+from triptych.kernels.library import compiler, kernel_library
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -21,10 +20,10 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 @pytest.fixture(params=["kernel", "streaming kernel", "numpy"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "numpy":
-        monkeypatch.setattr(copy, "kernel_library", lambda: None)
+        monkeypatch.setattr(functions, "kernel_library", lambda: None)
     elif kernel_library() is None:
         pytest.skip("no C++ compiler")
-    monkeypatch.setattr(copy, "_STREAMED_BYTES", 0 if "streaming" in request.param else 1 << 30)
+    monkeypatch.setattr(functions, "_STREAMED_BYTES", 0 if "streaming" in request.param else 1 << 30)
 
 
 def numbers(dtype: str, count: int) -> np.ndarray:
@@ -41,7 +40,7 @@ def copied(source: np.ndarray, dtype: str, offset: int = 0) -> tuple[np.ndarray,
     memory, state = np.full(len(source) + 192, 7, np.uint8), xxhash.xxh3_128()
     start = 64 - memory.ctypes.data % 64 + offset
     before, target, after = np.split(memory, [start, start + len(source)])
-    finite = copy.copy_checked(source, target, dtype, state.update)
+    finite = functions.copy_checked(source, target, dtype, state.update)
     assert (before == 7).all() and (after == 7).all()
     return target, finite, state.digest()
 
@@ -74,14 +73,14 @@ def test_one_number_that_is_not_finite_is_seen_wherever_it_is(dtype: str, value:
 def test_arrays_that_do_not_fit_are_refused() -> None:
     source = np.zeros(8, np.uint8)
     with pytest.raises(ValueError, match="cannot be copied"):
-        copy.copy_checked(source, np.zeros(4, np.uint8), "float32", len)
+        functions.copy_checked(source, np.zeros(4, np.uint8), "float32", len)
     with pytest.raises(ValueError, match="cannot be copied"):
-        copy.copy_checked(source, np.zeros(8, np.float32), "float32", len)
+        functions.copy_checked(source, np.zeros(8, np.float32), "float32", len)
 
 
 def test_bytes_that_are_no_whole_numbers_are_refused() -> None:
     with pytest.raises(ValueError):
-        copy.copy_checked(np.zeros(3, np.uint8), np.zeros(3, np.uint8), "bfloat16", len)
+        functions.copy_checked(np.zeros(3, np.uint8), np.zeros(3, np.uint8), "bfloat16", len)
 
 
 needs_kernel = pytest.mark.skipif(PictureKernel.load() is None, reason="no C++ compiler")

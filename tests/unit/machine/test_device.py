@@ -19,7 +19,7 @@ from triptych.base.machine.device_fault import DeviceLost, check_device, failure
 from triptych.base.machine.device_memory import memory_of
 from triptych.base.ranks.process_group import device_of
 from triptych.base.types import ItemPlan
-from triptych.ec_connector.connectors.device_copy import DeviceCopier
+from triptych.ec_connector.connectors.host_buffers import DeviceCopier
 from triptych.models.defaults import resolve_device
 from triptych.pd_worker.engine import Command, Engine
 

@@ -12,7 +12,7 @@ from triptych.models.encoder_graph import (
     pad_repeat_last,
     pad_zeros,
 )
-from triptych.models.layers import before_each_layer
+from triptych.models.registry import before_each_layer
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from triptych.base.progress.choice import command_renderer, service_renderer
 from triptych.base.progress.progress import Progress, StepState, each, ready, shown_by, step
-from triptych.base.progress.renderers import VARIABLE, LauncherRenderer, LineRenderer
+from triptych.base.progress.renderers import (
+    VARIABLE,
+    LauncherRenderer,
+    LineRenderer,
+    command_renderer,
+    service_renderer,
+)
 
 
 class Recorder:

@@ -8,7 +8,7 @@ import pytest
 from support.data.media import split_alone
 from triptych.base.errors import InvalidRequest
 from triptych.base.hashing import mm_hash
-from triptych.base.request.chat import TextPart
+from triptych.base.request import TextPart
 from triptych.base.types import SamplingParams
 from triptych.proxy.call.chat import ChatCall, ChatMessage
 from triptych.proxy.media.source import ImagePart, VideoPart

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from support.waiting import until
-from triptych.registry import store_reach as module
-from triptych.registry.store_reach import StorePatience, StoreReach
+from triptych.registry import heartbeat as module
+from triptych.registry.heartbeat import StorePatience, StoreReach
 
 
 class Store:
@@ -34,7 +34,7 @@ class Store:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "INTERVAL", 0.001)
+    monkeypatch.setattr(module, "PING_INTERVAL", 0.001)
     monkeypatch.setattr(module, "SILENCE_SECONDS", 0.05)
 
 

@@ -11,10 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.store.address import parse_store_url
-from triptych.store.bulk import BulkNotServing, BulkRedirected, BulkRefused, ScatterBuffer, refusal, scattered
-from triptych.store.control import Control
-from triptych.store.results import StoreMemory, combined
-from triptych.store.scripts import SLACK_SECONDS, ServerClock
+from triptych.store.bulk import (
+    BulkNotServing,
+    BulkRedirected,
+    BulkRefused,
+    ScatterBuffer,
+    StoreMemory,
+    combined,
+    refusal,
+    scattered,
+)
+from triptych.store.control import SLACK_SECONDS, Control, ServerClock
 
 
 class _LosesCancellations:

@@ -38,7 +38,7 @@ from triptych.base.errors import (
     Unavailable,
     error_from_code,
 )
-from triptych.base.request.limits import unknown_field
+from triptych.base.request import unknown_field
 
 _URL_SCHEMES = ("http://", "https://", "data:", "file://")
 _MAGIC = (

@@ -68,7 +68,7 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
     from triptych.models.checkpoint.support import check_supported, wanted_by_flags
     from triptych.models.parallel.plan import check_divides
     from triptych.models.registry import family_of, resolve_device, resolve_dtype
-    from triptych.pd_worker.vllm.choice import INSTALL, choose_engine, vllm_program
+    from triptych.pd_worker.vllm.connection import INSTALL, choose_engine, vllm_program
 
     check_supported(path, wanted_by_flags(pd))
     device = resolve_device(pd.device)
@@ -119,7 +119,7 @@ def _parameters(path: Path, family: Family) -> dict[str, int]:
     import torch
     import transformers
 
-    from triptych.models.checkpoint.config import load_config
+    from triptych.models.checkpoint.folder import load_config
 
     config = load_config(path)
     try:

@@ -8,9 +8,15 @@ from dataclasses import replace
 
 from triptych.apps.doctor.cluster import look_at_cluster
 from triptych.apps.doctor.finding import CheckResult, Group, fail, fail_of, note
-from triptych.apps.doctor.machine import MachineState, check_machine, check_ports, check_versions, needed
+from triptych.apps.doctor.machine import (
+    MachineState,
+    check_machine,
+    check_ports,
+    check_secrets,
+    check_versions,
+    needed,
+)
 from triptych.apps.doctor.model import check_devices, check_model
-from triptych.apps.doctor.secrets import check_secrets
 from triptych.apps.doctor.store import check_store
 from triptych.apps.launch.model_path import is_hub_id, resolve_demo
 from triptych.apps.launch.secrets import store_url

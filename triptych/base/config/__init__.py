@@ -1,13 +1,5 @@
 """The configuration of every service: a frozen dataclass whose fields are command-line options."""
 
-from triptych.base.config.access import (
-    check_advertise,
-    check_bind,
-    check_front_door,
-    is_loopback,
-    is_on_this_machine,
-    read_internal_token,
-)
 from triptych.base.config.cluster import (
     ClusterConfig,
     DoctorConfig,
@@ -17,7 +9,7 @@ from triptych.base.config.cluster import (
     check_scaled,
     parse_workers,
 )
-from triptych.base.config.memory import (
+from triptych.base.config.flags import (
     CPU_SHARE,
     CUDA_CONTEXT_BYTES,
     CUDA_SHARE,
@@ -31,10 +23,16 @@ from triptych.base.config.proxy import ProxyConfig, ScalingConfig, check_scaling
 from triptych.base.config.service import ServiceConfig, check_drain_timeout
 from triptych.base.config.tls import (
     TlsFiles,
+    check_advertise,
+    check_bind,
+    check_front_door,
     check_front_encryption,
     check_worker_encryption,
     front_door_tls,
     internal_tls,
+    is_loopback,
+    is_on_this_machine,
+    read_internal_token,
     with_tls_of,
 )
 from triptych.base.config.worker import ColocatedConfig, EncoderConfig, PDConfig, WorkerConfig

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from triptych.base.config.flags import Config, flag, flags_of, part
-from triptych.base.config.memory import MIB
+from triptych.base.config.flags import MIB, Config, flag, flags_of, part
 from triptych.base.config.proxy import ProxyConfig
 from triptych.base.config.worker import SHARING_FLAGS, EncoderConfig, PDConfig
 from triptych.base.errors import ConfigError

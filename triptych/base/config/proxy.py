@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from triptych.base.config.flags import Config, flag, part
-from triptych.base.config.memory import GIB, MIB
+from triptych.base.config.flags import GIB, MIB, Config, flag, part
 from triptych.base.config.service import ServiceConfig
 from triptych.base.errors import ConfigError
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triptych.base.config.flags import Config, flag, part
-from triptych.base.config.memory import EMBEDDING_MEMORY, MIB, STATE_MEMORY
+from triptych.base.config.flags import EMBEDDING_MEMORY, MIB, STATE_MEMORY, Config, flag, part
 from triptych.base.config.service import ServiceConfig
 
 #: Values of --ec-transfer.

@@ -23,8 +23,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from triptych.base.cpu.affinity import OwnCore, claim_core
-from triptych.base.cpu.threads import threads_beside, use_threads_here
+from triptych.base.cpu.threads import OwnCore, claim_core, threads_beside, use_threads_here
 from triptych.base.errors import ConfigError
 from triptych.base.machine.resources import may_claim_cores, usable_cpus
 

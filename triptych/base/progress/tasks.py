@@ -8,7 +8,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task
 from rich.table import Column, Table
 from rich.text import Text
 
-from triptych.base.config.memory import format_size
+from triptych.base.config.flags import format_size
 from triptych.base.progress.progress import BYTES, StepState
 
 

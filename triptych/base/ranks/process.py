@@ -17,8 +17,7 @@ from collections.abc import Callable
 
 from triptych.base.errors import ConfigError
 from triptych.base.log import setup_logging
-from triptych.base.ranks.beat_page import BeatPage
-from triptych.base.ranks.channel import Channel, RankLost
+from triptych.base.ranks.channel import BeatPage, Channel, RankLost
 from triptych.base.ranks.rank import Rank, RankStart
 
 #: The only modules that a rank's process imports by name.

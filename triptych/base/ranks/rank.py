@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from triptych.base.errors import ConfigError
-from triptych.base.ranks.beat_page import BeatPage
-from triptych.base.ranks.channel import Channel, Message
+from triptych.base.ranks.channel import BeatPage, Channel, Message
 
 if TYPE_CHECKING:
     import torch

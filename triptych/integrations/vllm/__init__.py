@@ -22,7 +22,7 @@ def __getattr__(name: str) -> object:
     """The connector's class; ConfigError where the installed vLLM is not one that it is made for."""
     if name != "TriptychECConnector":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from triptych.integrations.vllm.versions import check_installed
+    from triptych.integrations.vllm.options import check_installed
 
     check_installed()
     from triptych.integrations.vllm.connector import TriptychECConnector

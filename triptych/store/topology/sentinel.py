@@ -18,8 +18,7 @@ from triptych.store.address import StoreAddress
 from triptych.store.bulk import BulkError, BulkNotServing, BulkRefused, ValueTooLarge
 from triptych.store.control import Commands, Control, StoreFull, StoreUnavailable
 from triptych.store.topology.location import StoreLocation
-from triptych.store.topology.server import Server
-from triptych.store.topology.topology import Exchange, ServerPart, Topology
+from triptych.store.topology.topology import Exchange, Server, ServerPart, Topology
 
 T = TypeVar("T")
 

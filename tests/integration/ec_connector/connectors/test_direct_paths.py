@@ -32,8 +32,8 @@ from triptych.ec_connector.connectors.redis import RedisConnectorWorker, StoreSa
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 from triptych.store import codec, sockets
 from triptych.store.address import command
+from triptych.store.bulk import SaveResult
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.results import SaveResult
 
 NOWHERE = "unix:///nobody/there.sock"
 LIMIT = 4 << 20
@@ -393,7 +393,7 @@ _READER = """
 import os, socket, sys
 from triptych.store.address import command
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.results import SaveResult
+from triptych.store.bulk import SaveResult
 sock = socket.socket(socket.AF_UNIX)
 sock.connect("\\0" + sys.argv[1])
 sock.sendall(command("FD", sys.argv[2]))

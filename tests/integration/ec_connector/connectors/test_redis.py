@@ -14,12 +14,12 @@ from support.engine.transfers import mute_server, wait_for
 from support.matrix import matrix
 from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import ECTransferConfig, EncoderOutput
-from triptych.ec_connector.connectors.device_copy import DeviceCopier
+from triptych.ec_connector.connectors.host_buffers import DeviceCopier
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 from triptych.store import keys
+from triptych.store.bulk import Loaded
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.results import Loaded
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

@@ -12,9 +12,9 @@ import pytest
 
 from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
 from triptych.integrations.vllm.options import ConnectorOptions
-from triptych.integrations.vllm.row_saver import RowSaver
+from triptych.integrations.vllm.rows import RowSaver
 from triptych.store import keys
-from triptych.store.results import Loaded
+from triptych.store.bulk import Loaded
 
 
 @pytest.fixture

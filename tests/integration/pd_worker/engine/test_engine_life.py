@@ -17,7 +17,7 @@ from triptych.base.engine_beat import BusyClock
 from triptych.base.errors import InternalError, InvalidRequest, Unavailable
 from triptych.base.types import FinishReason
 from triptych.ec_connector.factory import ECConnectorFactory
-from triptych.models.layers import before_each_layer
+from triptych.models.registry import before_each_layer
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, RequestAdmitted, RequestFinished

@@ -14,7 +14,7 @@ import torch
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
 from support.waiting import until
 from triptych.ec_connector.connectors import host_buffers as host_memory
-from triptych.ec_connector.connectors.device_copy import DeviceCopier
+from triptych.ec_connector.connectors.host_buffers import DeviceCopier
 from triptych.ec_connector.connectors.memory import MemoryConnectorWorker
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker
 from triptych.pd_worker.core.request_events import EngineEvent, ItemMissing

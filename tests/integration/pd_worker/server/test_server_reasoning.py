@@ -8,7 +8,7 @@ import pytest
 
 from support.data.reasoning import reasoning_checkpoint
 from triptych.base.config import PDConfig
-from triptych.pd_worker.frontend.detokenizer import MarkerDecoder
+from triptych.pd_worker.frontend.tokenization import MarkerDecoder
 from triptych.pd_worker.native import LoadedModel, load_model
 from triptych.protos import common_pb2, pd_pb2
 

@@ -9,14 +9,14 @@ import pytest
 from support.fakes.fake_workers import key_of, picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.proxy.requests import shortages
+from triptych.proxy.requests import item_supply
 
 STORED, NEW = picture("stored"), picture("new")
 
 
 @pytest.fixture(autouse=True)
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortages, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(item_supply, "GRACE_SECONDS", 0.5)
 
 
 async def admitted_without_encoders(cluster: FakeCluster, *pictures: bytes) -> asyncio.Task[str]:

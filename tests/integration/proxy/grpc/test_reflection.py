@@ -19,7 +19,7 @@ from support.fakes.fake_workers import whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from triptych.base.rpc.channels import make_channel
 from triptych.proxy.auth.keys import KeyLimits, KeyRing
-from triptych.proxy.grpc import reflection
+from triptych.proxy.grpc import admission
 from triptych.store.embedding_store import EmbeddingStore
 
 KEY = "tk-alice-0123456789"
@@ -109,7 +109,7 @@ async def test_a_reflection_call_is_counted_and_holds_nothing_once_its_client_is
 
 
 async def test_a_long_reflection_message_is_refused(store: EmbeddingStore) -> None:
-    long = ServerReflectionRequest(file_by_filename="x" * reflection.MAX_BYTES)
+    long = ServerReflectionRequest(file_by_filename="x" * admission.REFLECTION_MAX_BYTES)
     async with FakeCluster(store) as cluster, make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await reflected(channel, LIST, long)

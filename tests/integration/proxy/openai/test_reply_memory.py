@@ -14,7 +14,7 @@ from support.fakes.proxy_fakes import FakeCluster, raw_post
 from support.waiting import until
 from triptych.proxy.auth.keys import KeyLimits, KeyRing
 from triptych.proxy.http.connections import ConnectionLimits
-from triptych.proxy.requests.reply_memory import UNPAUSED
+from triptych.proxy.requests.request import UNPAUSED
 from triptych.store.embedding_store import EmbeddingStore
 
 LAST = b"[DONE]\n\n\r\n0\r\n\r\n"

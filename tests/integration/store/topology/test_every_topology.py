@@ -13,8 +13,8 @@ from triptych.registry.leases import Lease, Leases, OwnedBy
 from triptych.registry.registry import Registry
 from triptych.registry.scaling import ScalingBoard
 from triptych.store import codec
+from triptych.store.bulk import Loaded, Missing, SaveResult
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.results import Loaded, Missing, SaveResult
 
 
 async def test_many_items_are_saved_looked_up_and_loaded_byte_for_byte(

@@ -14,8 +14,8 @@ from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
 from support.stores.server import StoreServer
 from support.stores.traffic import Traffic
 from triptych.store import bulk
+from triptych.store.bulk import Loaded, SaveResult
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.results import Loaded, SaveResult
 
 NAME = "store.example"
 

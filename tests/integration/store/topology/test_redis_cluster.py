@@ -23,10 +23,10 @@ from triptych.base.errors import ConfigError
 from triptych.base.types import ItemPlan, WorkerInfo
 from triptych.registry.registry import Registry
 from triptych.store import codec, keys
+from triptych.store.bulk import Loaded, Missing, SaveResult
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.results import Loaded, Missing, SaveResult
-from triptych.store.topology.slots import slot_of
+from triptych.store.topology.cluster import slot_of
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,9 @@ from support.tools import tool
 from support.waiting import until
 from triptych.base.types import WorkerInfo
 from triptych.registry.registry import Registry
+from triptych.store.bulk import Loaded
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.results import Loaded
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from support.waiting import until
 from triptych.base.types import WorkerInfo
 from triptych.registry.heartbeat import Heartbeat
 from triptych.registry.registry import Registry
+from triptych.store.bulk import Loaded, Missing
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.results import Loaded, Missing
 
 pytestmark = pytest.mark.slow
 

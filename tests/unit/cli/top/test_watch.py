@@ -15,8 +15,7 @@ from rich.console import Console
 
 from support.fakes.live_view import EXAMPLE, CountingView
 from triptych.apps.cli.top import tables
-from triptych.apps.cli.top.keys import end_keys
-from triptych.apps.cli.top.screen import watch
+from triptych.apps.cli.top.screen import end_keys, watch
 from triptych.base.errors import NotFound, RequestError, Unauthorized, Unavailable
 from triptych.proxy.live.objects import ClusterSnapshot
 

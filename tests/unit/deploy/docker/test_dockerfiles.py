@@ -16,7 +16,7 @@ from deploy.docker.healthcheck import address, healthy
 from support.dockerfiles import NAMES, Dockerfile, read
 from triptych.base.config import EncoderConfig, PDConfig, ProxyConfig
 from triptych.base.config.flags import flags_of
-from triptych.base.status.status_server import ServiceStatus, status_server
+from triptych.base.status_server import ServiceStatus, status_server
 
 ROOT = Path(__file__).parents[4]
 WORKERS = ("worker-cpu", "worker-cuda")

@@ -80,7 +80,7 @@ def files_of(manifest: Manifest, container: dict[str, Any]) -> set[str]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_probe_asks_a_page_of_the_metrics_port(name: str) -> None:
-    pages = set(re.findall(r'path == "(/\w+)"', (ROOT / "triptych/base/status/status_server.py").read_text()))
+    pages = set(re.findall(r'path == "(/\w+)"', (ROOT / "triptych/base/status_server.py").read_text()))
     assert {"/health", "/ready"} <= pages
     for manifest in services(case(name)):
         container = main_container(manifest)

@@ -8,7 +8,7 @@ import torch
 
 from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput
-from triptych.ec_connector.connectors.memory_store import MemoryStore
+from triptych.ec_connector.connectors.memory import MemoryStore
 from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 

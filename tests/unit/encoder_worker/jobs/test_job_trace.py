@@ -12,7 +12,7 @@ from triptych.base.errors import InvalidRequest
 from triptych.base.tracing.context import Producers, SpanContext, hex_trace_id, to_bytes
 from triptych.base.tracing.tracer import SpanKind, Tracer
 from triptych.encoder_worker.jobs.job import EncodeJob, Failed, Ready, StreamTrace, Waiter
-from triptych.encoder_worker.jobs.streams import JobStreams
+from triptych.encoder_worker.jobs.table import JobStreams
 
 STAGES = ["preprocess", "wait for tower", "tower", "save"]
 

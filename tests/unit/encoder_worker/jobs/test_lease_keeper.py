@@ -11,10 +11,9 @@ import pytest
 from support.fakes.encoder_jobs import NAMESPACE, FakeStore, Jobs
 from triptych.encoder_worker.jobs import single_flight
 from triptych.encoder_worker.jobs.job import EncodeJob, Failed, JobEvent, Ready
-from triptych.encoder_worker.jobs.lease_keeper import LeaseKeeper
 from triptych.encoder_worker.jobs.loop import BackgroundTasks
 from triptych.encoder_worker.jobs.single_flight import SingleFlight
-from triptych.registry.leases import Lease, OwnedBy
+from triptych.registry.leases import Lease, LeaseKeeper, OwnedBy
 from triptych.store.control import StoreUnavailable
 
 TERM = 0.03

@@ -22,15 +22,14 @@ from support.fakes.encoder_jobs import (
 )
 from support.waiting import until
 from triptych.base.errors import InvalidRequest
-from triptych.ec_connector.connectors.memory_store import OutputCache
+from triptych.ec_connector.connectors.memory import OutputCache
 from triptych.encoder_worker.engine import BatchDone
 from triptych.encoder_worker.job_spec import ItemFormat
 from triptych.encoder_worker.jobs import loop as module
 from triptych.encoder_worker.jobs.job import Failed, JobEvent, Planned, Waiter, Waits
 from triptych.encoder_worker.jobs.loop import JobLoop
-from triptych.encoder_worker.jobs.saves import JobSaves
-from triptych.encoder_worker.jobs.single_flight import SingleFlight
-from triptych.encoder_worker.jobs.streams import JobStreams
+from triptych.encoder_worker.jobs.single_flight import JobSaves, SingleFlight
+from triptych.encoder_worker.jobs.table import JobStreams
 from triptych.encoder_worker.media.preparer import MediaBudget
 
 

@@ -10,9 +10,9 @@ import pytest
 from support.fakes.encoder_jobs import FakeEngine, Jobs, output, plan
 from triptych.base.errors import InvalidRequest, RequestError
 from triptych.encoder_worker.engine import Encoded, Saved, Unsaved
-from triptych.encoder_worker.jobs import saves as module
+from triptych.encoder_worker.jobs import single_flight as module
 from triptych.encoder_worker.jobs.job import Failed, JobEvent, Ready
-from triptych.encoder_worker.jobs.saves import JobSaves
+from triptych.encoder_worker.jobs.single_flight import JobSaves
 from triptych.encoder_worker.scheduler import Stage
 
 

@@ -10,7 +10,7 @@ import pytest
 from support.fakes.encoder_jobs import FakePreparer, Jobs, plan, spec
 from triptych.base.errors import InvalidRequest
 from triptych.encoder_worker.jobs.job import Failed, JobEvent, MediaWanted, Planned, Waiter
-from triptych.encoder_worker.jobs.streams import JobStreams
+from triptych.encoder_worker.jobs.table import JobStreams
 from triptych.encoder_worker.media.preparer import MediaBudget
 from triptych.encoder_worker.scheduler import Stage
 

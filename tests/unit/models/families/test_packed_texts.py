@@ -11,7 +11,7 @@ import torch
 from support.data.checkpoints import build_checkpoint
 from triptych.base.config import EncoderConfig
 from triptych.encoder_worker.graphs.graph_encoder import graph_limits
-from triptych.models.families.packed_texts import pad_own_segment
+from triptych.models.families.text_encoder import pad_own_segment
 from triptych.models.registry import load_encoder
 
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ from support.encdec.oracle import decoder_logits as whole_logits
 from support.encdec.reference import NAME, decoder_logits
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.models.base import DecoderSide, EncoderSide
-from triptych.models.families.whisper_prompt import WhisperPrompts
+from triptych.models.families.whisper import WhisperPrompts
 from triptych.models.registry import load_decoder, load_encoder
 
 CPU = torch.device("cpu")

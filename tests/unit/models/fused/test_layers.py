@@ -13,9 +13,8 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from support.data.checkpoints import build_checkpoint
 from triptych.models.fused.decoder_layer import FusedDecoderLayer
-from triptych.models.fused.layers import fuse_layers
+from triptych.models.fused.layers import fuse_layers, fuse_norms
 from triptych.models.fused.merged import merge
-from triptych.models.fused.norms import fuse_norms
 from triptych.models.registry import family_of
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "llava")

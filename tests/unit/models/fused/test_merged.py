@@ -17,8 +17,7 @@ from transformers.models.t5.modeling_t5 import T5Attention, T5DenseGatedActDense
 from support.data.checkpoints import build_checkpoint
 from triptych.models.families.t5 import UnbiasedSelfAttention
 from triptych.models.families.trocr import PagedSelfAttention
-from triptych.models.fused.merged import MergedLinear, MergedPart, merge
-from triptych.models.fused.siblings import siblings
+from triptych.models.fused.merged import MergedLinear, MergedPart, merge, siblings
 from triptych.models.registry import load_decoder
 from triptych.models.weights.loading import parameter_bytes
 from triptych.models.weights.prepack import PrepackedLinear, prepack

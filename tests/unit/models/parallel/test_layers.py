@@ -14,7 +14,7 @@ from support.encdec.checkpoints import FAMILIES as CROSSING
 from support.parallel.batches import compute, open_decoder
 from support.parallel.prompts import said
 from support.parallel.ranks import Job, run_ranks, start_ranks
-from triptych.models.weights.w8a8_linear import is_exact
+from triptych.models.weights.quantization import is_exact
 
 pytestmark = pytest.mark.timeout(600)
 

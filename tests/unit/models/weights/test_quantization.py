@@ -23,10 +23,10 @@ from triptych.models.weights.quantization import (
     QUANTIZATIONS,
     Int8Linear,
     inputs_are_quantized,
+    is_exact,
     quantize,
     replace_linears,
 )
-from triptych.models.weights.w8a8_linear import is_exact
 
 CPU = torch.device("cpu")
 #: Those that this machine can compute.

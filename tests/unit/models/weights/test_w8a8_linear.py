@@ -20,12 +20,13 @@ from support.encdec.reference import NAME, decoder_logits
 from support.engine.reference_attention import NAME as DENSE
 from triptych.base.errors import ConfigError
 from triptych.models.registry import load_decoder, load_encoder
-from triptych.models.weights import w8a8_linear
-from triptych.models.weights.quantization import Int8Linear, quantize
-from triptych.models.weights.w8a8_linear import (
+from triptych.models.weights import quantization
+from triptych.models.weights.quantization import (
+    Int8Linear,
     W8A8Linear,
     check_w8a8,
     is_exact,
+    quantize,
     quantize_inputs,
     quantize_rows,
 )
@@ -81,7 +82,7 @@ def test_what_a_row_gives_does_not_depend_on_the_rows_beside_it(dtype: torch.dty
     layer = W8A8Linear(int8_layer(3000, 96, dtype))
     x = torch.randn(200, 3000).to(dtype)
     # In parts, too.
-    assert x.numel() > 2 * w8a8_linear._PART
+    assert x.numel() > 2 * quantization._PART
     together = layer(x)
     for count in (1, 2, 3, 17, 64):
         assert torch.equal(layer(x[100 : 100 + count]), together[100 : 100 + count])
@@ -182,7 +183,7 @@ def test_another_device_than_a_cpu_is_refused_before_anything_is_loaded() -> Non
 
 
 def test_a_torch_without_the_operators_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(w8a8_linear, "_OPERATORS", ("qlinear_of_tomorrow",))
+    monkeypatch.setattr(quantization, "_OPERATORS", ("qlinear_of_tomorrow",))
     with pytest.raises(ConfigError, match="w8a8-decoder: this CPU .* give --quantization int8"):
         check_w8a8("w8a8-decoder", CPU)
 
@@ -191,7 +192,7 @@ def test_a_torch_without_the_operators_is_refused(monkeypatch: pytest.MonkeyPatc
 def test_a_cpu_that_saturates_is_refused() -> None:
     """oneDNN restricted to AVX2 adds pairs of products in 16 bits, as CPUs without VNNI do."""
     script = (
-        "import torch; from triptych.models.weights.w8a8_linear import check_w8a8; "
+        "import torch; from triptych.models.weights.quantization import check_w8a8; "
         "check_w8a8('w8a8', torch.device('cpu'))"
     )
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}

@@ -11,7 +11,7 @@ from support.engine.engine_requests import bare_decoder, make_cross, make_reques
 from triptych.pd_worker.attention import attention
 from triptych.pd_worker.attention.metadata import plan_gathers
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
-from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
+from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
 from triptych.pd_worker.core.outputs import ScheduledChunk
 from triptych.pd_worker.core.request import RequestState
 from triptych.pd_worker.runner.batch import BatchBuilder, in_batch_order

@@ -19,7 +19,7 @@ from support.engine.engine_requests import (
 )
 from triptych.base.errors import InternalError, InvalidRequest
 from triptych.base.types import FinishReason, MMFeature
-from triptych.ec_connector.connectors.memory_store import MemoryStore
+from triptych.ec_connector.connectors.memory import MemoryStore
 from triptych.pd_worker.core.encoder_cache import Residency
 from triptych.pd_worker.core.kv_cache.cross_kv_manager import TableState
 from triptych.pd_worker.core.request_events import ItemLoaded, ItemMissing, NewTokens, RequestFinished

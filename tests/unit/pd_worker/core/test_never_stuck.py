@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.engine.engine_requests import finished, make_request
 from support.engine.tight_engine import ROW_BYTES, TightEngine, serve, tight_requests, wide_feature
 from triptych.base.errors import InvalidRequest
-from triptych.ec_connector.connectors.memory_store import MemoryStore
+from triptych.ec_connector.connectors.memory import MemoryStore
 
 STORE = MemoryStore()
 LIMIT = 400

@@ -12,7 +12,7 @@ import pytest
 from support.engine.engine_requests import WIDTH, ModellessEngine, make_feature, make_request, publish
 from support.hostile.operations import operations
 from triptych.base.types import MMFeature
-from triptych.ec_connector.connectors.memory_store import MemoryStore
+from triptych.ec_connector.connectors.memory import MemoryStore
 from triptych.pd_worker.core.admission import OrderedRequests
 from triptych.pd_worker.core.request import RequestState
 

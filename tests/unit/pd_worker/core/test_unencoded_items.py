@@ -17,7 +17,7 @@ from support.engine.engine_requests import (
 )
 from support.engine.tight_engine import ROW_BYTES, TightEngine, serve, tight_requests
 from triptych.base.types import FinishReason, MMFeature
-from triptych.ec_connector.connectors.memory_store import MemoryStore
+from triptych.ec_connector.connectors.memory import MemoryStore
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import ItemLoaded, ItemMissing, RequestAdmitted
 

@@ -16,7 +16,7 @@ from triptych.pd_worker.core.request_events import (
     RequestAdmitted,
     RequestFinished,
 )
-from triptych.pd_worker.events.attempt_trace import AttemptTrace, PDTraces
+from triptych.pd_worker.events.request_log import AttemptTrace, PDTraces
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.protos import pd_pb2
 

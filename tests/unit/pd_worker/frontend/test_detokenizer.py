@@ -11,7 +11,7 @@ from triptych.base.errors import InvalidRequest
 from triptych.base.types import FinishReason, SamplingParams
 from triptych.models.base import GenerationDefaults
 from triptych.pd_worker.core.sampling import resolve
-from triptych.pd_worker.frontend.detokenizer import IncrementalDecoder, OutputText
+from triptych.pd_worker.frontend.tokenization import IncrementalDecoder, OutputText
 
 TEXTS = (
     "Hello, world! Two  spaces and\n\nnew lines.",

@@ -10,7 +10,7 @@ import pytest
 
 from support.data.trained import tokenizer
 from triptych.base.errors import InvalidRequest
-from triptych.base.request.chat import TemplateOptions
+from triptych.base.request import TemplateOptions
 from triptych.pd_worker.frontend.chat_template import ChatTemplate
 from triptych.pd_worker.frontend.prompt import PromptBuilder
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer

@@ -12,9 +12,9 @@ from support.data.reasoning import reasoning_checkpoint
 from triptych.base.errors import ConfigError
 from triptych.base.types import OutputFormat
 from triptych.pd_worker.frontend.chat_template import read_template
-from triptych.pd_worker.frontend.detokenizer import MarkerDecoder
 from triptych.pd_worker.frontend.grammar import GrammarCompiler
 from triptych.pd_worker.frontend.reasoning import Reasoning, ReasoningMask, ReasoningPhase, find_reasoning
+from triptych.pd_worker.frontend.tokenization import MarkerDecoder
 
 FORM = OutputFormat("json_schema", json.dumps({"enum": ["red", "teal"]}))
 

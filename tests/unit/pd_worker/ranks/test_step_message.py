@@ -24,7 +24,7 @@ from support.pd_ranks.views import step_view
 from triptych.base.ranks.channel import RankLost
 from triptych.base.types import MMFeature
 from triptych.ec_connector.base import ECConnectorOutput, FailedLoad
-from triptych.ec_connector.connectors.memory_store import MemoryStore
+from triptych.ec_connector.connectors.memory import MemoryStore
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.ranks.decoder_ranks import ProgressListener, ProgressWriter

@@ -15,7 +15,7 @@ from support.pd_ranks.ranked_engine import RankedTightEngine
 from triptych.base.config import MIB, PDConfig
 from triptych.base.errors import ConfigError
 from triptych.ec_connector.base import ECConnectorOutput, FailedLoad
-from triptych.ec_connector.connectors.memory_store import MemoryStore
+from triptych.ec_connector.connectors.memory import MemoryStore
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 from triptych.pd_worker.ranks.decoder_ranks import collective_seconds
 from triptych.pd_worker.ranks.ranked_runner import TransferMerger

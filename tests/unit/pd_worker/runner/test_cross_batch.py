@@ -9,8 +9,8 @@ import torch
 
 from support.engine.engine_requests import bare_decoder, make_cross, make_request
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
-from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
-from triptych.pd_worker.core.kv_cache.swap import BlockCopy
+from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
+from triptych.pd_worker.core.kv_cache.kv_cache_manager import BlockCopy
 from triptych.pd_worker.core.outputs import ScheduledChunk
 from triptych.pd_worker.core.request import RequestState
 from triptych.pd_worker.runner.batch import BatchBuilder

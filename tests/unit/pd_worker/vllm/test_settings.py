@@ -11,8 +11,7 @@ import pytest
 from triptych.base.config import PDConfig
 from triptych.base.errors import ConfigError
 from triptych.pd_worker.vllm.attempt import Diverged, Replay
-from triptych.pd_worker.vllm.choice import EngineChoice, choose_engine
-from triptych.pd_worker.vllm.connection import check_engine, read_key
+from triptych.pd_worker.vllm.connection import EngineChoice, check_engine, choose_engine, read_key
 from triptych.pd_worker.vllm.run import MAX_FAILURES, BatchPlaces, EmbeddingRoom, Retries
 
 GOOD = PDConfig(engine="vllm", engine_url="http://10.0.0.7:8000", dtype="bfloat16")

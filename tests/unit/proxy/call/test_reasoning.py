@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.base.types import FinishReason, ReasoningMarkers, Usage
-from triptych.proxy.call.answer import CallBegin, CallPiece, ChoiceReader, ReasoningPiece
+from triptych.proxy.call.answer import CallBegin, CallPiece, ChoiceReader, ReasoningPiece, ReasoningSplitter
 from triptych.proxy.call.chat import Delta, Done, Started, Timings
-from triptych.proxy.call.reasoning import ReasoningSplitter
 from triptych.proxy.call.tools import CallForm, ToolUse
 
 THINK = ReasoningMarkers("<think>", "</think>")

@@ -8,9 +8,8 @@ import pytest
 
 from support.tool_calls import joined
 from triptych.pd_worker.frontend.chat_template import ChatTemplate
-from triptych.pd_worker.frontend.tool_format import find_tool_format
-from triptych.proxy.call.tool_formats import FORMATS
-from triptych.proxy.call.tool_parsers import make_parser
+from triptych.pd_worker.frontend.prompt import find_tool_format
+from triptych.proxy.call.tool_formats import FORMATS, make_parser
 from triptych.proxy.call.tools import CallForm
 
 #: How each family's template writes one call, of `f.name` and `f.arguments`; and what stands between calls.

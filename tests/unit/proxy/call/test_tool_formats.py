@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.tool_calls import joined
-from triptych.proxy.call.tool_formats import FORMATS
-from triptych.proxy.call.tool_parsers import Piece, make_parser
+from triptych.proxy.call.tool_formats import FORMATS, Piece, make_parser
 from triptych.proxy.call.tools import CallForm
 
 SCHEMAS = {

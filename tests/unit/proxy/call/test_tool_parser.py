@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.tool_calls import joined
-from triptych.proxy.call.tool_parsers import MAX_BLANKS, make_parser
+from triptych.proxy.call.tool_formats import MAX_BLANKS, make_parser
 from triptych.proxy.call.tools import CallForm
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "sky"}}\n</tool_call>'

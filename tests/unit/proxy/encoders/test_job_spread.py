@@ -13,7 +13,7 @@ from support.queue_load import FullTable, PlannedTable
 from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobQueue, JobState, StartPlan
 from triptych.proxy.encoders.job_table import EncoderJobTable
-from triptych.proxy.encoders.work_model import WorkModel
+from triptych.proxy.encoders.loads import WorkModel
 
 SPACE = "n"
 

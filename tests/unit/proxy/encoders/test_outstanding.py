@@ -8,8 +8,15 @@ import random
 import pytest
 
 from triptych.proxy.encoders.job import EncoderJob, JobState
-from triptych.proxy.encoders.loads import FAST_SECONDS, SLOW_SECONDS, ArrivedItems, Items, OutstandingItems
-from triptych.proxy.encoders.work_model import MAX_KINDS, WorkModel
+from triptych.proxy.encoders.loads import (
+    FAST_SECONDS,
+    MAX_KINDS,
+    SLOW_SECONDS,
+    ArrivedItems,
+    Items,
+    OutstandingItems,
+    WorkModel,
+)
 
 
 def job(index: int, state: JobState = JobState.QUEUED) -> EncoderJob:

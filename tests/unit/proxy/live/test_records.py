@@ -7,9 +7,9 @@ import pytest
 from triptych.base.machine.worker_load import WorkerLoad
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.types import WorkerInfo
-from triptych.proxy.live.names import MAX_NAMES, WorkerNames
+from triptych.proxy.live.calls import KEEP_SECONDS, MAX_KEPT, MAX_NEWEST, CallRecord, CallRecords
+from triptych.proxy.live.cluster_view import MAX_NAMES, WorkerNames
 from triptych.proxy.live.objects import Flow
-from triptych.proxy.live.records import KEEP_SECONDS, MAX_KEPT, MAX_NEWEST, CallRecord, CallRecords
 from triptych.proxy.live.statistics import (
     MAX_CALLS,
     MAX_SECONDS,
@@ -21,7 +21,7 @@ from triptych.proxy.live.statistics import (
     percentile,
     read_counts,
 )
-from triptych.proxy.requests.views import RequestTimeline
+from triptych.proxy.requests.recorder import RequestTimeline
 from triptych.proxy.workers import Worker
 
 

@@ -12,7 +12,7 @@ import pytest
 from triptych.base.engine_beat import SLOW_FACTOR
 from triptych.protos import pd_pb2
 from triptych.proxy.pd import router as module
-from triptych.proxy.pd.beats import StallWatch
+from triptych.proxy.pd.link import StallWatch
 from triptych.proxy.pd.router import PDRouter
 from triptych.proxy.requests.instructions import EndAttempt, Submit
 

@@ -14,7 +14,7 @@ from triptych.pd_worker.events.streams import StreamMessage
 from triptych.protos import common_pb2, pd_pb2
 from triptych.proxy.call.chat import ChatCall, RawPrompt
 from triptych.proxy.events import Lost, RequestEvent
-from triptych.proxy.pd.beats import FRESH_SECONDS, LoadReports
+from triptych.proxy.pd.link import FRESH_SECONDS, LoadReports
 from triptych.proxy.pd.router import least_tokens, takes, too_long
 from triptych.proxy.pd.wire import deliver
 from triptych.proxy.requests.instructions import ResumeState

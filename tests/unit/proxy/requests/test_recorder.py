@@ -14,9 +14,8 @@ from triptych.proxy.admission import make_choices
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.events import CallEnded, Ended, FirstToken, JobReady
 from triptych.proxy.requests.instructions import LookUpItems, ResumeState, Submit
-from triptych.proxy.requests.recorder import Recorder
+from triptych.proxy.requests.recorder import Event, Items, Recorder
 from triptych.proxy.requests.request import Choices
-from triptych.proxy.requests.views import Event, Items
 
 RESUME = ResumeState((1,), (), (2,), 0)
 

@@ -17,8 +17,8 @@ from triptych.proxy.events import Fetched, Finished, ItemReady, JobReady, LoadRe
 from triptych.proxy.media.source import ItemMedia
 from triptych.proxy.requests.instructions import Submit
 from triptych.proxy.requests.item_supply import held_keys
+from triptych.proxy.requests.recorder import Event, RequestTimeline
 from triptych.proxy.requests.request import Choices
-from triptych.proxy.requests.views import Event, RequestTimeline
 from triptych.proxy.splitter import SplitItem
 
 

@@ -29,7 +29,7 @@ from triptych.proxy.events import (
     RequestEvent,
 )
 from triptych.proxy.requests.lifecycle import Lifecycle
-from triptych.proxy.requests.views import Event, RequestTrace
+from triptych.proxy.requests.recorder import Event, RequestTrace
 
 A, B = "a" * 64, "b" * 64
 

@@ -22,8 +22,8 @@ from triptych.proxy.events import (
     RequestEvent,
     RequestFailed,
 )
+from triptych.proxy.requests.item_supply import StoreWait
 from triptych.proxy.requests.lifecycle import Lifecycle
-from triptych.proxy.requests.shortages import StoreWait
 
 PLAN = ItemPlan("a", "n", "image", 1, 1, "float32", 1)
 

@@ -6,8 +6,7 @@ from triptych.base.scaling import PoolDemand, ScalingRules, WorkerGroup
 from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.job import EncoderSlot, StartPlan
 from triptych.proxy.encoders.job_table import EncoderJobTable
-from triptych.proxy.encoders.loads import ArrivedItems
-from triptych.proxy.encoders.work_model import WorkModel
+from triptych.proxy.encoders.loads import ArrivedItems, WorkModel
 from triptych.proxy.scaling.policy import Observation, ScalingState, decide
 from triptych.proxy.scaling.pools import PDDemand, encoder_demand, total_demand
 

@@ -13,7 +13,7 @@ from triptych.base.types import WorkerInfo
 from triptych.proxy.scaling.autoscaler import ColdStarts
 from triptych.proxy.scaling.upkeep import PoolMetrics, release_memory
 from triptych.proxy.workers import KnownWorkers, Worker
-from triptych.store.results import StoreMemory
+from triptych.store.bulk import StoreMemory
 
 
 class Workers(KnownWorkers):

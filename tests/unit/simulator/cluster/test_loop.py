@@ -10,7 +10,7 @@ import pytest
 from support.simulated import COSTS, MIX, PICTURE, run
 from triptych.goodput.load.workload import Picture, PlannedRequest
 from triptych.proxy.call.chat import ChatCall
-from triptych.proxy.encoders.fair_turns import FairTurns
+from triptych.proxy.encoders.job import FairTurns
 from triptych.simulator.cluster.context import Simulation
 from triptych.simulator.cluster.loop import VirtualLoop
 from triptych.simulator.cluster.proxy import SimulatedProxy

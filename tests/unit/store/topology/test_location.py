@@ -9,6 +9,7 @@ from triptych.registry import leases, registry, scaling
 from triptych.store import keys
 from triptych.store.address import StoreAddress
 from triptych.store.tls import StoreTls
+from triptych.store.topology.cluster import SLOTS, SlotMap, key_of, slot_of
 from triptych.store.topology.location import (
     Kind,
     StoreLocation,
@@ -19,7 +20,6 @@ from triptych.store.topology.location import (
     with_password,
     with_tls_files,
 )
-from triptych.store.topology.slots import SLOTS, SlotMap, key_of, slot_of
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from triptych.apps.cli.commands.bench_options import WorkloadOptions, check_extr
 from triptych.apps.cli.options import MODEL_HELP, configured, model_argument
 from triptych.base.config.flags import CommandOptions, flag, part
 from triptych.base.errors import ConfigError
-from triptych.base.progress.choice import command_renderer
 from triptych.base.progress.progress import shown_by
+from triptych.base.progress.renderers import command_renderer
 
 if TYPE_CHECKING:
     from triptych.simulator.plan.question import Question

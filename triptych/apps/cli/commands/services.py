@@ -28,8 +28,8 @@ from triptych.base.config import (
 )
 from triptych.base.errors import ConfigError
 from triptych.base.log import logs_json, setup_logging
-from triptych.base.progress.choice import service_renderer
 from triptych.base.progress.progress import set_renderer
+from triptych.base.progress.renderers import service_renderer
 
 S = TypeVar("S", bound=ServiceConfig)
 W = TypeVar("W", bound=WorkerConfig)
@@ -80,15 +80,14 @@ def colocated(config: ColocatedConfig) -> None:
     _start("colocated", config.pd)
     config = replace(config, encoder=_with_model(config.encoder), pd=_with_model(config.pd))
     with worker_imports(config.pd.model):
-        from triptych.apps.colocated.service import run
+        from triptych.apps.colocated import run
 
     asyncio.run(run(config))
 
 
 def _start(service: str, config: ServiceConfig) -> None:
     """Prepares the process: secrets, logging, temporary files, cores and threads."""
-    from triptych.base.cpu.affinity import pin
-    from triptych.base.cpu.threads import library_environment
+    from triptych.base.cpu.threads import library_environment, pin
     from triptych.base.machine.resources import check_temporary_folder
     from triptych.base.parent import die_with_parent
 

@@ -39,7 +39,7 @@ class AclOptions(CommandOptions):
 )
 @configured(AclOptions)
 def acl(given: AclOptions) -> None:
-    from triptych.apps.access.uses import acl_lines, password_hash
+    from triptych.apps.access import acl_lines, password_hash
     from triptych.apps.launch.secrets import password_in
 
     files = {

@@ -50,8 +50,7 @@ def top(options: TopOptions) -> None:
             return
         from rich.console import Console
 
-        from triptych.apps.cli.top.keys import end_keys
-        from triptych.apps.cli.top.screen import Trends, screen, watch
+        from triptych.apps.cli.top.screen import Trends, end_keys, screen, watch
 
         console = Console()
         if console.is_terminal and not options.once:

@@ -1,9 +1,18 @@
-"""The screen of `triptych top`: one snapshot as text of a width and height. No I/O."""
+"""The screen of `triptych top`: one snapshot as text of a width and height, and its keys."""
 
 from __future__ import annotations
 
+import os
+import select
+import sys
+import termios
+import threading
+import time
+import tty
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -176,3 +185,28 @@ def watch(read: Callable[[], ClusterSnapshot], console: Console, pause: Callable
                 raise
             except RequestError as error:
                 problem = f"{error.message}; trying again, below is what was seen before"
+
+
+@contextmanager
+def end_keys(keyboard: TextIO | None = None) -> Iterator[Callable[[float], bool]]:
+    """A function that waits some seconds, or until `q` is pressed, and then is True. An input that is no
+    terminal is left alone."""
+    keyboard = keyboard or sys.stdin
+    if not keyboard.isatty():
+        yield lambda seconds: threading.Event().wait(seconds)
+        return
+
+    def wait(seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while select.select([keyboard], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            keys = os.read(keyboard.fileno(), 64)
+            if not keys or b"q" in keys.lower():
+                return True
+        return False
+
+    before = termios.tcgetattr(keyboard)
+    tty.setcbreak(keyboard)
+    try:
+        yield wait
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)

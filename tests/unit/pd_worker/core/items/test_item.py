@@ -16,7 +16,7 @@ from support.engine.engine_requests import (
 from support.owners import owners
 from triptych.base.types import MMFeature
 from triptych.pd_worker.core.items.item import MARK_SECONDS, ItemStatus, ItemTable
-from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
+from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
 from triptych.pd_worker.core.request import RequestState
 from triptych.pd_worker.core.request_events import ItemLoaded
 

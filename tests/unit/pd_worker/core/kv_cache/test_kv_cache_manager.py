@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from support.engine.engine_requests import make_feature
 from triptych.base.types import MMFeature
+from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
-from triptych.pd_worker.core.kv_cache.prefix_chain import PrefixChain
 
 ROOT = b"r" * 32
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from support.engine.engine_requests import ModellessEngine, finished, make_cross, make_request, publish
 from triptych.base.errors import InternalError
-from triptych.ec_connector.connectors.memory_store import MemoryStore
+from triptych.ec_connector.connectors.memory import MemoryStore
 from triptych.pd_worker.core.kv_cache.cross_kv_manager import TableState
 from triptych.pd_worker.core.kv_cache.state_slots import StateSlots, boundaries_of
 from triptych.pd_worker.core.request_events import RequestFinished

@@ -19,8 +19,8 @@ from support.engine.engine_requests import (
     publish,
 )
 from triptych.base.types import FinishReason, MMFeature
-from triptych.ec_connector.connectors.memory_store import MemoryStore
-from triptych.pd_worker.core.kv_cache.swap import SwapManager
+from triptych.ec_connector.connectors.memory import MemoryStore
+from triptych.pd_worker.core.kv_cache.kv_cache_manager import SwapManager
 from triptych.pd_worker.core.outputs import SchedulerOutput
 from triptych.pd_worker.core.request_events import RequestFinished
 

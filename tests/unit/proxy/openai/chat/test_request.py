@@ -8,7 +8,7 @@ import pytest
 
 from support.hostile.malformed import MALFORMED, PNG, URL, with_part, with_url, with_value
 from triptych.base.errors import InvalidRequest
-from triptych.base.request.chat import TextPart
+from triptych.base.request import TextPart
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.media.source import FileUrl, ImagePart, WebUrl
 from triptych.proxy.openai.chat.request import ChatReplyOptions, parse_body

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request.chat import TextPart
+from triptych.base.request import TextPart
 from triptych.proxy.call.tools import CallForm
 from triptych.proxy.media.source import ImagePart
 from triptych.proxy.openai.messages.request import MessagesRequest, parse_count_tokens, parse_messages

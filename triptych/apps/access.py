@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from triptych.registry import leases, registry, scaling
-from triptych.store import keys, scripts
+from triptych.store import control, keys
 
 #: A command of a script, and the number of its key where that is a plain KEYS[n].
 _CALL = re.compile(r"redis\.p?call\('(\w+)'(?:,\s*KEYS\[(\d+)\])?(,)?")
@@ -47,7 +47,7 @@ def _on_embeddings(command: str) -> Use:
 #: What only a Redis Cluster is asked.
 IN_CLUSTERS = (Use(command="cluster|slots"), Use(command="asking"))
 _CONNECT = (Use(command="ping"), Use(command="info"), Use(command="select"), *IN_CLUSTERS)
-_LOOK_UP = _script(scripts.LOOK_UP, EMBEDDINGS)
+_LOOK_UP = _script(control.LOOK_UP, EMBEDDINGS)
 _REGISTRATION = (
     _script(registry.REGISTER, *registry.WORKER_KEYS),
     _script(registry.WITHDRAW, *registry.WORKER_KEYS),
@@ -58,7 +58,7 @@ ROLES: dict[str, tuple[Use, ...]] = {
     "proxy": (
         *_CONNECT,
         _LOOK_UP,
-        _script(scripts.EPOCH, keys.EPOCH),
+        _script(control.EPOCH, keys.EPOCH),
         _script(registry.LOOK, *registry.WORKER_KEYS, keys.PROXIES, keys.EPOCH),
         _script(registry.COLLECT, keys.WORKERS, keys.WORKER_DEADLINES, keys.PROXIES),
         _script(leases.COLLECT, *leases.KEYS),
@@ -74,8 +74,8 @@ ROLES: dict[str, tuple[Use, ...]] = {
         _script(registry.LIVE_WORKERS, *registry.WORKER_KEYS),
         _LOOK_UP,
         _on_embeddings("set"),
-        _script(scripts.DROP_DAMAGED, EMBEDDINGS),
-        _script(scripts.DELETE_PARTS, EMBEDDINGS),
+        _script(control.DROP_DAMAGED, EMBEDDINGS),
+        _script(control.DELETE_PARTS, EMBEDDINGS),
         _script(leases.ACQUIRE, *leases.KEYS),
         _script(leases.RENEW, *leases.KEYS),
         _script(leases.RELEASE, *leases.KEYS),
@@ -98,8 +98,8 @@ OPTIONAL_ROLES: dict[str, tuple[Use, ...]] = {
         _on_embeddings("get"),
         _on_embeddings("getrange"),
         _on_embeddings("set"),
-        _script(scripts.DROP_DAMAGED, EMBEDDINGS),
-        _script(scripts.DELETE_PARTS, EMBEDDINGS),
+        _script(control.DROP_DAMAGED, EMBEDDINGS),
+        _script(control.DELETE_PARTS, EMBEDDINGS),
     ),
 }
 

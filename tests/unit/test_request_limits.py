@@ -5,7 +5,7 @@ import math
 import pytest
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request.limits import RepetitionPenalty, Seed, Temperature, TopP, check_limits
+from triptych.base.request import RepetitionPenalty, Seed, Temperature, TopP, check_limits
 
 
 @pytest.mark.parametrize("value", [None, 0, 0.5, 2])

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from triptych.base.errors import ConfigError
-from triptych.base.status.status_server import (
+from triptych.base.status_server import (
     MOST_CONNECTIONS,
     ProbeAnswer,
     ServicePhase,

@@ -22,13 +22,13 @@ from triptych.base.tracing.tracer import Tracer
 from triptych.base.types import WorkerInfo
 from triptych.base.worker_process import ProcessWatch
 from triptych.ec_connector.base import ECTransferConfig
-from triptych.ec_connector.connectors.memory_store import MemoryStore
+from triptych.ec_connector.connectors.memory import MemoryStore
 from triptych.encoder_worker import loading as encoder_loading
 from triptych.encoder_worker import service as encoder_service
 from triptych.models.base import EncoderSide
 from triptych.models.defaults import start_lock
 from triptych.models.identity import ModelIdentity
-from triptych.models.layers import before_each_layer
+from triptych.models.registry import before_each_layer
 from triptych.pd_worker import native as pd_worker
 from triptych.protos import encoder_pb2_grpc, pd_pb2_grpc
 from triptych.registry.worker_server import WorkerProcess, WorkerServer, worker_process

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from triptych.apps.access.uses import (
+from triptych.apps.access import (
     EMBEDDINGS,
     OPTIONAL_ROLES,
     ROLES,
@@ -72,7 +72,7 @@ def test_proxies_write_no_registration_and_workers_no_demand_and_no_decision() -
     assert {key for _, key in grants_of("vllm")} == {"", EMBEDDINGS}
 
 
-CHART = Path(__file__).parents[3] / "deploy" / "helm" / "triptych"
+CHART = Path(__file__).parents[2] / "deploy" / "helm" / "triptych"
 
 
 def test_rules_are_selectors_of_commands_with_equal_keys_and_nothing_is_allowed_beside() -> None:

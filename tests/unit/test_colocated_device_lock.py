@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from support.processes.cluster import wait_for
-from triptych.apps.colocated.service import DeviceLock
+from triptych.apps.colocated import DeviceLock
 from triptych.base.errors import InternalError
 
 PATIENCE = 30.0
