@@ -29,8 +29,9 @@ from triptych.pd_worker.events.request_log import PDTraces, TokenTexts
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import Formats
-from triptych.pd_worker.frontend.input_processor import InputProcessor, parse_item_limits
+from triptych.pd_worker.frontend.input_processor import InputProcessor
 from triptych.pd_worker.frontend.prompt import PromptBuilder, open_checkpoint
+from triptych.pd_worker.item_limits import parse_item_limits
 from triptych.pd_worker.server import MAX_WAITING, EnginePort, PDServicer
 from triptych.protos import pd_pb2
 from triptych.registry.heartbeat import StoreReach

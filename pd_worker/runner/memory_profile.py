@@ -20,7 +20,7 @@ from triptych.pd_worker.attention.metadata import (
     gather_limit,
 )
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
-from triptych.pd_worker.frontend.input_processor import max_embeddings, parse_item_limits
+from triptych.pd_worker.item_limits import max_embeddings, parse_item_limits
 from triptych.pd_worker.runner.capacity import (
     auto_states,
     block_bytes,

@@ -16,7 +16,8 @@ from prometheus_client import CollectorRegistry
 from triptych.base.config import WorkerConfig, check_advertise, check_worker_encryption, is_loopback
 from triptych.base.engine_beat import BusyClock
 from triptych.base.errors import ConfigError
-from triptych.base.machine.worker_load import gpu_reader, read_load
+from triptych.base.machine.gpu_load import gpu_reader
+from triptych.base.machine.worker_load import read_load
 from triptych.base.metrics import show_expiry
 from triptych.base.progress.progress import ready
 from triptych.base.rpc.channels import InternalToken, listen, make_server

@@ -22,7 +22,7 @@ from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.registry import load_decoder, load_encoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.attention.metadata import plan_gathers
-from triptych.pd_worker.frontend.input_processor import max_embeddings, parse_item_limits
+from triptych.pd_worker.item_limits import max_embeddings, parse_item_limits
 from triptych.pd_worker.ranks import share
 from triptych.pd_worker.runner import batch, memory_profile
 from triptych.pd_worker.runner.memory_plan import WorkerMemory

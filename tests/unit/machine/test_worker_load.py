@@ -9,14 +9,8 @@ import msgspec
 import pytest
 
 from triptych.base.engine_beat import BUSY_SECONDS, BusyClock
-from triptych.base.machine.worker_load import (
-    GpuLoad,
-    WorkerLoad,
-    decode_load,
-    gpu_reader,
-    read_gpu,
-    read_load,
-)
+from triptych.base.machine.gpu_load import gpu_reader, read_gpu
+from triptych.base.machine.worker_load import GpuLoad, WorkerLoad, decode_load, read_load
 
 
 class Now:

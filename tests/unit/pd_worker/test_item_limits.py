@@ -10,7 +10,7 @@ import pytest
 
 from support.data.items import make_plan
 from triptych.base.errors import ConfigError, InvalidRequest
-from triptych.pd_worker.frontend.input_processor import (
+from triptych.pd_worker.item_limits import (
     ItemLimit,
     check_item_counts,
     max_embeddings,
