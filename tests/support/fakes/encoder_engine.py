@@ -15,17 +15,10 @@ from support.fakes.fake_connector import RecordingWorker, fake_transfer
 from triptych.base.cpu.step_pacer import StepPacer
 from triptych.base.types import ItemPlan
 from triptych.ec_connector.connectors.memory_store import OutputCache
-from triptych.encoder_worker.engine import (
-    BatchDone,
-    EncoderEngine,
-    EngineEvent,
-    TowerItem,
-)
+from triptych.encoder_worker.engine import BatchDone, EncoderEngine, EngineEvent, TowerItem
 from triptych.models.base import EncoderSide, PreparedItem
 
 WIDTH = 4
-
-
 FAILING = -7.0
 
 
@@ -38,7 +31,7 @@ class Tower(EncoderSide):
         self.batches: list[int] = []
 
     @classmethod
-    def load(cls, path: Path, *, device: torch.device, dtype: torch.dtype) -> EncoderSide:
+    def load(cls, path: Path, **options: Any) -> EncoderSide:
         raise NotImplementedError
 
     def preprocess(self, image: Image.Image, options: Mapping[str, Any]) -> PreparedItem:
