@@ -19,7 +19,7 @@ from httpx2 import Client as HttpClient
 from openai import OpenAI
 
 from support.certificates import NAME, CertificateFolder, issue, pem_of
-from support.processes.cluster import PATIENCE, Cluster, free_port, running_cluster, scrape, wait_for
+from support.processes.cluster import PATIENCE, Cluster, free_port, running_cluster, scrape
 from triptych.apps.client import Client
 from triptych.apps.launch.model_path import DEMO_MODEL
 from triptych.demo import examples
@@ -53,18 +53,6 @@ class Encrypted:
         with Client(self.cluster.url, ca_file=str(self.front.ca), retries=0) as client:
             text = client.ask(examples.EXAMPLE_QUESTION, [examples.EXAMPLE_IMAGE], temperature=0)
         return text == examples.EXPECTED_ANSWER
-
-    def renew(self, authority: trustme.CA, *trusted: trustme.CA, days: float) -> None:
-        """New files for all processes, which read them within a second or so."""
-        self.front.write(issue(authority, "127.0.0.1", days=days), pem_of(*trusted))
-        self.services.write(issue(authority, NAME, "localhost", days=days), pem_of(*trusted))
-
-    def has(self, days: float) -> bool:
-        """Whether every process's certificates are good for so many days."""
-        until, name = time.time() + days * 86400, "triptych_certificate_expiry_seconds"
-        pages = [page[name] for pool in ("encoder", "pd") for page in self.cluster.metrics(pool)]
-        pages.append(self.cluster.metrics("proxy")[0][name] / 2)  # of two certificates
-        return all(abs(found - until) < 3600 for found in pages)
 
 
 def _parted(addresses: dict[str, str]) -> Iterator[tuple[str, tuple[str, str, str]]]:
@@ -178,18 +166,3 @@ def test_workers_refuse_all_that_are_no_members(encrypted, tmp_path, context):
         assert not is_served(encrypted.ports[pool], context)
         assert is_served(encrypted.ports[pool], member)
     assert encrypted.answers()
-
-
-@pytest.mark.slow
-def test_certificates_and_their_ca_are_replaced_and_every_answer_is_right(encrypted, tmp_path):
-    old, new = encrypted.authority, trustme.CA()
-    for days, issuer, trusted in ((31, old, (old, new)), (32, new, (old, new)), (33, new, (new,))):
-        encrypted.renew(issuer, *trusted, days=days)
-        wait_for(f"certificates of {days} days everywhere", lambda days=days: encrypted.has(days))
-        assert encrypted.answers()
-    encrypted.authority = new
-    place = encrypted.ports["pd"]
-    assert not is_served(place, client_context(issue(old), tmp_path / "old"))
-    assert is_served(place, client_context(issue(new), tmp_path / "new"))
-    log = encrypted.cluster.log.read_text()
-    assert "stays as it was" not in log and "goes on elsewhere" not in log

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from grpc import aio
@@ -18,12 +17,10 @@ from support.data.pictures import picture
 from support.engine.encoder_bench import Bench, Job, bench, png
 from support.waiting import within
 from triptych.apps.launch.embedded_store import EmbeddedStore
-from triptych.base.rpc.channels import MEDIA_FRAME_BYTES
 from triptych.base.types import WorkerInfo
 from triptych.encoder_worker import server as server_module
 from triptych.encoder_worker.service import warn_of_mismatch
 from triptych.models.base import EncoderSide
-from triptych.protos import encoder_pb2
 from triptych.registry.registry import Registry
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
@@ -31,39 +28,6 @@ from triptych.store.embedding_store import EmbeddingStore
 
 def media(seed: int, width: int = 64, height: int = 64) -> bytes:
     return png(picture(seed, width, height))
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("mm_hash", "0" * 64),
-        ("salt", "another"),
-        ("processor_options", '{"max_pixels": 100000}'),
-        ("namespace", "0" * 64),
-        ("media_bytes", 0),
-    ],
-)
-async def test_a_job_that_does_not_fit_its_hash_is_refused_and_the_next_is_served(
-    b: Bench, field: str, value: Any
-) -> None:
-    job = await Job(b, media(1), changes={field: value}).start()
-    await job.send_media()
-    failed = (await job.last()).failed
-    assert failed.error.code == "invalid_request_error"
-    assert failed.error.param == (field if field in ("namespace", "media_bytes") else "mm_hash")
-    assert not failed.retryable
-    assert (await (await Job(b, media(1)).planned()).finished()).WhichOneof("body") == "ready"
-    await b.until("triptych_encoder_jobs", 0)
-
-
-async def test_more_or_larger_media_than_announced_are_refused(b: Bench) -> None:
-    more = await Job(b, media(5), changes={"media_bytes": 10}).start()
-    await more.send_media()
-    assert (await more.last()).failed.error.param == "media_bytes"
-    large = await Job(b, media(5), changes={"media_bytes": 1 << 20}).start()
-    frame = encoder_pb2.EncodeRequest(media=bytes(MEDIA_FRAME_BYTES + 1))
-    await large.call.write(frame)
-    assert (await large.last()).failed.error.param == "media"
 
 
 JOBS = 50

@@ -45,12 +45,6 @@ def by_service(cluster: FakeCluster) -> list[FakePD]:
     return sorted(cluster.pd_workers, key=lambda worker: not worker.submits)
 
 
-async def without_encoders(cluster: FakeCluster) -> None:
-    """The encoder is killed, and the proxy knows."""
-    await cluster.encoders[0].kill()
-    await until(lambda: not cluster.pool.serving("encoder"), "the loss of the encoder")
-
-
 async def killed_in_the_turn(cluster: FakeCluster, served: FakePD, turn: list[dict[str, Any]]) -> None:
     """The worker that has the conversation is killed after four tokens of its turn, and costs none."""
     served.held, served.pause_at = {key_of(FIRST)}, 4
@@ -94,29 +88,6 @@ async def test_what_the_worker_misses_is_encoded_and_counted(store: EmbeddingSto
         assert [item["cache"] for item in reply.triptych_timings["items"]] == ["pd", "encoded"]
         assert counted(cluster, "triptych_skipped_jobs_total", "missing") == 1
         assert cluster.metrics.registry.get_sample_value("triptych_re_encodes_total") == 0
-        await cluster.at_rest()
-
-
-async def test_a_turn_that_misses_its_picture_without_encoders_gives_its_room_back_and_waits(store):
-    async with keeping(FakeCluster(store)) as cluster:
-        encoder, pd = cluster.encoders[0], cluster.pd_workers[0]
-        turn = await first_turn(cluster, FIRST)
-        pd.held.clear()
-        await without_encoders(cluster)
-        asked = asyncio.create_task(cluster.stream(turn))
-        await until(lambda: len(pd.submits) == 2)
-        await until(lambda: pd.reserved == 0 and not pd.requests, "its room to be free")
-        await encoder.start()
-        assert await asked == whole_text(8)
-        await cluster.at_rest()
-
-
-async def test_a_worker_killed_in_the_second_turn_costs_no_token_and_the_next_one_encodes(store):
-    async with keeping(FakeCluster(store, pd_workers=2)) as cluster:
-        turn = await first_turn(cluster, FIRST)
-        served, other = by_service(cluster)
-        await killed_in_the_turn(cluster, served, turn)
-        assert states(other) == [UNENCODED]
         await cluster.at_rest()
 
 

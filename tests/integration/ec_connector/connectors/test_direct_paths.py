@@ -22,74 +22,16 @@ import trustme
 
 from support.certificates import CertificateFolder, issue, pem_of
 from support.data.items import make_plan
+from support.engine.direct_pair import LIMIT, NOWHERE, Pair, entry, opened
 from support.engine.transfers import mute_server, wait_for
 from triptych.base.config.tls import TlsFiles
 from triptych.base.types import EmbeddingSource, ItemPlan
-from triptych.ec_connector.base import DirectTransfer, ECConnectorOutput, ECTransferConfig, EncoderOutput
 from triptych.ec_connector.connectors import direct_loads, output_server
-from triptych.ec_connector.connectors.output_server import OutputServer
-from triptych.ec_connector.connectors.redis import RedisConnectorWorker, StoreSaves
-from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
+from triptych.ec_connector.connectors.redis import StoreSaves
 from triptych.store import codec, sockets
 from triptych.store.address import command
 from triptych.store.bulk import SaveResult
 from triptych.store.embedding_store import EmbeddingStore
-
-NOWHERE = "unix:///nobody/there.sock"
-LIMIT = 4 << 20
-
-
-def entry(plan: ItemPlan, seed: int = 0) -> EncoderOutput:
-    values = torch.arange(plan.rows * plan.width, dtype=torch.float32).reshape(plan.rows, plan.width)
-    return EncoderOutput(plan, values / 7 + seed)
-
-
-class Pair:
-    """An encoder's connector, and a PD worker's."""
-
-    def __init__(self, store_url: str, token: str = "", tls: TlsFiles | None = None, memory: int = LIMIT):
-        serving = DirectTransfer(memory=memory, host="127.0.0.1", token=token, tls=tls)
-        self.serving = serving
-        self.reading = DirectTransfer(token=token, tls=tls)
-        config = ECTransferConfig(store_url=store_url, save_timeout=2.0, load_timeout=10.0)
-        self.encoder = RedisConnectorWorker(replace(config, ec_role="producer", direct=serving))
-        self.pd = RedisConnectorWorker(replace(config, ec_role="consumer", direct=self.reading))
-        self.generation = 0
-
-    @property
-    def server(self) -> OutputServer:
-        assert self.encoder._server is not None
-        return self.encoder._server
-
-    def offer(self, item: EncoderOutput) -> EmbeddingSource:
-        key = item.plan.mm_hash
-        self.encoder.save_caches({key: item}, key)
-        return wait_for(self.encoder, lambda out: out.offered).offered[key]
-
-    def fetch(self, plan: ItemPlan, source: EmbeddingSource | None) -> ECConnectorOutput:
-        self.generation += 1
-        orders = TransferMetadata(1, fetches=(Fetch(plan, self.generation, source),))
-        self.pd.start_load_caches(TransferMetadata.from_bytes(orders.to_bytes()), {})
-        return wait_for(self.pd, lambda out: out.fetched or out.failed)
-
-    def move(self, plan: ItemPlan) -> torch.Tensor:
-        cache: dict[str, EncoderOutput] = {}
-        self.pd.start_load_caches(TransferMetadata(2, moves=(LoadId(plan.mm_hash, self.generation),)), cache)
-        wait_for(self.pd, lambda out: out.loaded)
-        return cache[plan.mm_hash].data
-
-    def close(self) -> None:
-        self.pd.shutdown()
-        self.encoder.shutdown()
-
-
-@contextmanager
-def opened(store_url: str, **options: object) -> Iterator[Pair]:
-    pair = Pair(store_url, **options)  # type: ignore[arg-type]
-    try:
-        yield pair
-    finally:
-        pair.close()
 
 
 @pytest.fixture
@@ -429,8 +371,8 @@ def test_a_reader_that_is_killed_with_a_segment_leaves_it_free_and_unchanged(pai
 _ENCODER = """
 import sys, torch
 sys.path.insert(0, "tests")
-from support.engine.transfers import wait_for
-from integration.ec_connector.connectors.test_direct_paths import Pair, entry, make_plan, NOWHERE
+from support.data.items import make_plan
+from support.engine.direct_pair import NOWHERE, Pair, entry
 pair = Pair(NOWHERE)
 item = entry(make_plan("killed", rows=300, width=1024))
 source = pair.offer(item)

@@ -20,7 +20,7 @@ from support.encdec.oracle import greedy as oracle
 from support.engine.engine_cell import EngineCell, engine_cell
 from support.matrix import matrix
 from triptych.models.registry import generation_defaults
-from triptych.pd_worker.core.request_events import ItemMissing, NewTokens, RequestFinished
+from triptych.pd_worker.core.request_events import NewTokens, RequestFinished
 
 TOKENS = 32
 LENGTHS = (5, 23, 16, 1, 40, 9, 33, 12)
@@ -176,22 +176,6 @@ def counted(cell: EngineCell, checkpoint: EncDecCheckpoint) -> list[int]:
 
     runner._project = counting  # type: ignore[method-assign]
     return count
-
-
-def test_a_lost_embedding_is_asked_for_and_then_projected(bart: EncDecCheckpoint) -> None:
-    inputs = text_of(bart, 12)
-    prompt = list(bart.decoder.prompt_defaults({}).token_ids)
-    with engine_cell(bart, max_model_len=128) as cell:
-        request = bart.request(cell, inputs, prompt, TOKENS)
-        cell.store.clear()
-        cell.engine.submit(request)
-        missing = cell.wait(request.request_id, ItemMissing)
-        cell.store[missing.mm_hash] = bart.output(inputs)
-        cell.engine.items_ready([missing.mm_hash])
-        cell.wait(request.request_id, RequestFinished)
-        expected = oracle(bart.path, inputs, max_new_tokens=TOKENS, decoder_ids=prompt)
-        assert cell.tokens(request.request_id) == expected.token_ids
-        cell.assert_at_rest()
 
 
 def test_decode_computes_queries_only_and_prefill_adds_one_projection_of_the_encoder(

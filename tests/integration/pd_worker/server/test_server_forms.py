@@ -6,8 +6,6 @@ import asyncio
 import json
 import re
 
-import pytest
-
 from triptych.protos import common_pb2, pd_pb2
 
 SCHEMA = {
@@ -88,25 +86,6 @@ async def test_a_resumed_output_goes_on_in_its_form(client):
         assert resumed.token_ids == whole.token_ids
         assert resumed.text == whole.text
         assert resumed.finished.reason == "stop"
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        {"json_schema": "{"},
-        {"json_schema": json.dumps({"not": {}})},
-        {"json_schema": '{"items":' * 5000 + "1" + "}" * 5000},
-        {"regex": "(?=a)b"},
-        {"regex": ""},
-        {"choices": {"texts": []}},
-    ],
-)
-async def test_a_form_that_cannot_be_is_refused_and_the_next_request_runs(client, form):
-    bad = client.message("bad", "x", output_format=common_pb2.OutputFormat(**form), **SAMPLED)
-    reply = await client.submit(bad)
-    assert (reply.status, reply.error.param) == (pd_pb2.SubmitReply.STATUS_REFUSED, "response_format")
-    await client.submit(client.message("next", "x", max_tokens=3, ignore_eos=True))
-    assert len((await client.until("next")).token_ids) == 3
 
 
 async def test_a_form_that_becomes_too_much_ends_its_request_alone(client):

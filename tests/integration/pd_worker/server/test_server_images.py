@@ -10,7 +10,7 @@ from support.data.oracle import assert_exact, oracle
 from support.data.pictures import picture
 from support.engine.pd_serving import served_model, serving, slot, stored_items
 from triptych.base.types import ItemPlan
-from triptych.protos import common_pb2, pd_pb2
+from triptych.protos import pd_pb2
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "llava")
 PICTURES = (picture(1, 64, 48), picture(2, 48, 96))
@@ -78,34 +78,6 @@ async def test_a_lost_embedding_is_asked_for_and_the_request_goes_on(store, stor
         await client.until("r1")
         assert answer.finished.reason == "length"
         assert sorted(set(answer.loaded)) == sorted(plan.mm_hash for plan in plans)
-
-
-@pytest.mark.parametrize(
-    ("change", "param"),
-    [
-        ({"mm_hash": "A" * 64}, "mm_hash"),
-        ({"namespace": "../x"}, "items"),
-        ({"dtype": "int8"}, "items"),
-        ({"modality": "smell"}, "items"),
-        ({"rows": 0}, "items"),
-        ({"rows": 7}, "items"),
-        ({"width": 63}, "items"),
-        ({"length": 4_000_000_000, "rows": 4_000_000_000}, "messages"),
-        ({"runs": [common_pb2.Run(start=2, count=9)]}, "items"),
-        ({"mm_hash": "same"}, "items"),
-    ],
-)
-async def test_a_plan_that_cannot_be_is_refused(store, store_url, change, param):
-    slots = [slot(plan) for plan, _ in items_of("qwen3_vl")]
-    for field, value in change.items():
-        if field == "runs":
-            slots[0].plan.runs.extend(value)
-        else:
-            setattr(slots[0].plan, field, slots[1].plan.mm_hash if value == "same" else value)
-    async with serving(served_model("qwen3_vl"), store_url) as (worker, client):
-        reply = await client.submit(client.message("r1", QUESTION, items=slots))
-        assert (reply.status, reply.error.param) == (pd_pb2.SubmitReply.STATUS_REFUSED, param)
-        assert worker.streams.unfinished == 0
 
 
 async def test_items_above_the_encoder_cache_are_refused_with_both_sizes(store, store_url):

@@ -78,32 +78,6 @@ async def test_a_poison_that_ends_workers_before_they_answer_the_submit_is_found
         await cluster.at_rest()
 
 
-async def suspects_held(cluster: FakeCluster, worker: FakePD, count: int) -> list[asyncio.Task[str]]:
-    """So many good requests that are suspects, with one of them alone on the worker and held there."""
-    worker.gate.clear()
-    asked = [asyncio.create_task(cluster.stream(user(f"q{i}"), max_tokens=30)) for i in range(count)]
-    for _ in range(2):
-        await until(lambda: len(worker.requests) == count, "all at the worker")
-        await worker._restart()
-    await until(lambda: bool(worker.set_apart) and len(worker.requests) == 1, "a request alone")
-    return asked
-
-
-async def test_suspects_run_alone_one_by_one_and_are_cleared(store, caplog):
-    async with FakeCluster(store) as cluster:
-        worker = cluster.pd_workers[0]
-        asked = await suspects_held(cluster, worker, 4)
-        newcomer = asyncio.create_task(cluster.stream(user("new"), max_tokens=3))
-        await until(lambda: cluster.dispatcher.in_flight == 5)
-        assert len(worker.requests) == 1
-        worker.gate.set()
-        assert await asyncio.gather(*asked) == [whole_text(30)] * 4
-        assert await newcomer == whole_text(3)
-        assert len(worker.set_apart) == len(set(worker.set_apart)) == 4
-        assert sum("is cleared" in message for message in caplog.messages) == 4
-        await cluster.at_rest()
-
-
 def hand_over(worker: FakePD) -> None:
     """What a worker does at the end of its drain."""
     for held in list(worker.requests.values()):
@@ -135,27 +109,3 @@ async def test_what_is_no_loss_makes_no_suspects(store, caplog, signal):
         assert await asked == whole_text(30)
         assert not worker.set_apart
         assert LOST not in caplog.text
-
-
-async def test_a_worker_that_stands_still_counts_as_lost(store, caplog):
-    async with FakeCluster(store, pd_workers=2, health_timeout=0.3) as cluster:
-        for worker in cluster.pd_workers:
-            worker.gate.clear()
-        asked = asyncio.create_task(cluster.stream(user("q"), max_tokens=30))
-        for _ in range(2):
-            await until(lambda: any(worker.requests for worker in cluster.pd_workers))
-            worker = next(worker for worker in cluster.pd_workers if worker.requests)
-            other = next(each for each in cluster.pd_workers if each is not worker)
-            worker.health.answers.clear()
-            await until(lambda other=other: bool(other.requests), "the request elsewhere")
-            worker.health.answers.set()
-            worker.requests.clear()
-            await until(
-                lambda worker=worker: cluster.pool.workers["pd", worker.address].alive, "it to be back"
-            )
-        assert sum(LOST in message for message in caplog.messages) == 2
-        assert any(worker.set_apart for worker in cluster.pd_workers)
-        for worker in cluster.pd_workers:
-            worker.gate.set()
-        assert await asked == whole_text(30)
-        assert CLEARING_TOKENS < 30

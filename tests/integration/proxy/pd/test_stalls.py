@@ -12,8 +12,7 @@ from support.fakes.fake_pd import FakePD
 from support.fakes.fake_workers import user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.proxy.pd import link, router
-from triptych.store.embedding_store import EmbeddingStore
+from triptych.proxy.pd import beats, router
 
 TEXT = user("count")
 STALL = 1.0
@@ -22,7 +21,7 @@ BEAT = 0.05
 
 @pytest.fixture(autouse=True)
 def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (link, router):
+    for module in (beats, router):
         monkeypatch.setattr(module, "LOOK_SECONDS", 0.2)
 
 
@@ -80,24 +79,3 @@ async def test_a_worker_that_stands_still_loses_its_requests_and_gets_no_new_one
         assert await asked == whole_text(6)
         assert len(first.submits) > before, "a worker that moves again is"
         await cluster.at_rest()
-
-
-async def test_the_requests_of_an_only_worker_wait_until_it_moves_again(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, stall_timeout=STALL, request_timeout=60.0) as cluster:
-        [worker] = cluster.pd_workers
-        async with beating(worker) as hung:
-            worker.pause_at = 20
-            asked = asyncio.create_task(cluster.stream(TEXT, max_tokens=50))
-            await until(lambda: _shown(worker) == 20)
-            hung.add(worker)
-            # The new stream names no request any more: they have been taken from it.
-            await until(lambda: len(worker.attaches) == 2 and not worker.attaches[1].requests)
-            late = asyncio.create_task(cluster.stream(TEXT, max_tokens=5))
-            await until(lambda: cluster.dispatcher.in_flight == 2)
-            assert len(worker.submits) == 1
-            worker.pause_at = None
-            worker.gate.set()
-            hung.clear()
-            assert await asked == whole_text(50)
-            assert await late == whole_text(5)
-            await cluster.at_rest()

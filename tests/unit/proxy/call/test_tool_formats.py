@@ -9,49 +9,92 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.tool_calls import joined
-from triptych.proxy.call.tool_formats import FORMATS, Piece, make_parser
+from triptych.pd_worker.frontend.chat_template import ChatTemplate
+from triptych.pd_worker.frontend.prompt import find_tool_format
+from triptych.proxy.call.tool_formats import FORMATS, MAX_BLANKS, Piece, make_parser
 from triptych.proxy.call.tools import CallForm
 
 SCHEMAS = {
-    "look": {"properties": {"at": {"type": "string"}, "times": {"type": "integer"}, "deep": {}}},
+    "look": {
+        "properties": {name: {"type": "string"} for name in ("at", "town", "code", "text", "a")}
+        | {"times": {"type": "integer"}, "deep": {}}
+    },
     "now": {},
 }
+#: How each family's template writes one call, of `f.name` and `f.arguments`; and what stands between calls.
+SHAPES = {
+    "hermes": (
+        '<tool_call>\n{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}\n</tool_call>',
+        "\n",
+    ),
+    "qwen3_coder": (
+        "<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments.items() %}<parameter={{ k }}>\n"
+        "{{ v if v is string else v | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>",
+        "\n",
+    ),
+    "glm45": (
+        "<tool_call>{{ f.name }}\n{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>\n"
+        "<arg_value>{{ v if v is string else v | tojson }}</arg_value>\n{% endfor %}</tool_call>",
+        "\n",
+    ),
+    "mistral": ("[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}", ""),
+    "gemma4": (
+        '{%- macro value(v) -%}{%- if v is string -%}<|"|>{{ v }}<|"|>{%- elif v is mapping -%}'
+        "{ {%- for k, w in v.items() -%}{{ k }}:{{ value(w) }}{{ ',' if not loop.last }}{%- endfor -%} }"
+        "{%- elif v is sequence -%}[{%- for w in v -%}{{ value(w) }}{{ ',' if not loop.last }}{%- endfor -%}]"
+        "{%- else -%}{{ v | tojson }}{%- endif -%}{%- endmacro -%}"
+        "<|tool_call>call:{{ f.name }}{{ value(f.arguments) }}<tool_call|>",
+        "",
+    ),
+    "llama3_json": ('{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}', "; "),
+}
+ARGUMENTS = [
+    {},
+    {"town": "Zürich"},
+    {"code": "a\nb <tag> \"q\" 'p' \\n {x} [y]", "count": 3, "exact": -1.5e-3},
+    {"deep": {"list": [1, "two", None, True, {"k": []}], "s": ""}, "flag": False},
+    {"text": "line\r\n\ttab 你好 👩‍👩‍👧 </", "none": None},
+]
 LOOK = ("look", {"at": "12", "times": 3, "deep": {"a": [1, None, "é"]}})
 NOW = ("now", {})
-CODER = """<tool_call>
-<function=look>
-<parameter=at>
-12
-</parameter>
-<parameter=times>
-3
-</parameter>
-<parameter=deep>
-{"a": [1, null, "é"]}
-</parameter>
-</function>
-</tool_call>"""
-GLM = """<tool_call>look
-<arg_key>at</arg_key>
-<arg_value>12</arg_value>
-<arg_key>times</arg_key>
-<arg_value>3</arg_value>
-<arg_key>deep</arg_key>
-<arg_value>{"a": [1, null, "é"]}</arg_value>
-</tool_call>"""
-GEMMA = '<|tool_call>call:look{at:<|"|>12<|"|>,times:3,deep:{a:[1,null,<|"|>é<|"|>]}}<tool_call|>'
-ARGUMENTS = '{"at": "12", "times": 3, "deep": {"a": [1, null, "é"]}}'
-HERMES = f'<tool_call>\n{{"name": "look", "arguments": {ARGUMENTS}}}\n</tool_call>'
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "sky"}}\n</tool_call>'
+SKY = ("look", {"at": "sky"})
+NAMELESS = '<tool_call>{"name": "a}</tool_call>'
+#: Outputs in which no call of Hermes is.
+NO_CALLS = [
+    "hello\n",
+    "<tool_call>",
+    "<tool_call></tool_call>",
+    "<tool_call>\nnot JSON\n</tool_call>",
+    '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": "x"}</tool_call>',
+    '<tool_call>{"name": "", "arguments": {}}</tool_call>',
+    '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
+    '<tool_call>{"arguments": {}}</tool_call>',
+    '<tool_call>{"name": "f", "arg',
+    '<tool_call>{"name": "f}</tool_call> and more',
+    "<tool_call>\\",
+    "<tool_cal",
+    " </tool_call> ",
+    "a < b",
+]
+SPELLED = '{"at": "12", "times": 3, "deep": {"a": [1, null, "é"]}}'
 #: Format, output, and what comes of it.
 CASES = [
-    ("hermes", f"I look.\n{HERMES}", ["I look.", LOOK]),
-    ("qwen3_coder", f"I look.\n{CODER}\n{CODER}", ["I look.", LOOK, LOOK]),
+    *(("hermes", text, [text]) for text in NO_CALLS),
+    ("hermes", f"{CALL}\n{CALL}", [SKY, SKY]),
+    ("hermes", f"{CALL}\nDone. ", [SKY, "Done. "]),
+    ("hermes", f"a {CALL} b {CALL} c", ["a", SKY, "b", SKY, "c"]),
+    ("hermes", CALL.removesuffix("</tool_call>"), [SKY]),
+    ("hermes", '<tool_call>{"name": "now"}</tool_call>', [NOW]),
+    ("hermes", '<tool_call>{"arguments": {}, "name": "now"}</tool_call>', [NOW]),
+    ("hermes", f"<tool_call>oops{CALL}", ["<tool_call>oops", SKY]),
+    ("hermes", f"{NAMELESS}\n{CALL}", [NAMELESS, SKY]),
+    ("hermes", CALL.replace("sky", "say </tool_call> \\\\"), [("look", {"at": "say </tool_call> \\"})]),
     ("qwen3_coder", "<tool_call>\n<function=now>\n</function>\n</tool_call>", [NOW]),
     ("qwen3_coder", "<tool_call>\n{}\n</tool_call>", ["<tool_call>\n{}\n</tool_call>"]),
-    ("glm45", f"I look.\n{GLM}", ["I look.", LOOK]),
     ("glm45", "<tool_call>now\n</tool_call>", [NOW]),
     ("glm45", "<tool_call>not a name</tool_call>", ["<tool_call>not a name</tool_call>"]),
-    ("gemma4", f"I look.{GEMMA}{GEMMA}", ["I look.", LOOK, LOOK]),
     ("gemma4", "<|tool_call>call:now{}<tool_call|>", [NOW]),
     (
         "gemma4",
@@ -59,15 +102,14 @@ CASES = [
         [("look", {"at": 'a: {"b"}, <x>'})],
     ),
     ("gemma4", "<|tool_call>look{}<tool_call|>", ["<|tool_call>look{}<tool_call|>"]),
-    ("mistral", f"I look. [TOOL_CALLS]look[ARGS]{ARGUMENTS}", ["I look.", LOOK]),
-    ("mistral", f"[TOOL_CALLS]look{ARGUMENTS}[TOOL_CALLS]now[ARGS]{{}}", [LOOK, NOW]),
-    ("mistral", f'[TOOL_CALLS] [{{"name": "look", "arguments": {ARGUMENTS}}}]', [LOOK]),
+    ("mistral", f"[TOOL_CALLS]look{SPELLED}[TOOL_CALLS]now[ARGS]{{}}", [LOOK, NOW]),
+    ("mistral", f'[TOOL_CALLS] [{{"name": "look", "arguments": {SPELLED}}}]', [LOOK]),
     ("mistral", "[TOOL_CALLS]look", ["[TOOL_CALLS]look"]),
     ("mistral", "a [TOOL] b", ["a [TOOL] b"]),
-    ("llama3_json", f'{{"name": "look", "parameters": {ARGUMENTS}}}', [LOOK]),
+    ("llama3_json", f'{{"name": "look", "parameters": {SPELLED}}}', [LOOK]),
     (
         "llama3_json",
-        f'<|python_tag|>{{"name": "now"}}; {{"name": "look", "parameters": {ARGUMENTS}}}',
+        f'<|python_tag|>{{"name": "now"}}; {{"name": "look", "parameters": {SPELLED}}}',
         [NOW, LOOK],
     ),
     ("llama3_json", '{"colour": "red"}', ['{"colour": "red"}']),
@@ -81,8 +123,29 @@ CASES = [
 ]
 
 
+def written(name: str, calls: list[dict[str, object]]) -> str:
+    if name == "pythonic":
+        # Its templates show the form in words alone.
+        texts = [f"look({', '.join(f'{k}={v!r}' for k, v in call.items())})" for call in calls]
+        return f"[{', '.join(texts)}]"
+    shape, between = SHAPES[name]
+    template = ChatTemplate("{% set f = messages[0].tool_calls[0].function %}" + shape)
+    return between.join(
+        template.render(
+            [
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [{"function": {"name": "look", "arguments": call}}],
+                }
+            ]
+        )
+        for call in calls
+    )
+
+
 #: What cuts, nests and breaks calls.
-BITS = [*'<[{ \nx"\\}]),:1', "\\u00e9", "true", "<tool_call>", '{"name": "f", "arguments": {"a":']
+BITS = [*'<[{ \nx"\\}]),:1', " " * 70, "\\u00e9", "true", "<tool_call>", '{"name": "f", "arguments": {"a":']
 
 
 def parsed(name: str, *texts: str, parallel: bool = True) -> list[object]:
@@ -114,12 +177,13 @@ def test_every_format_has_its_cases():
 @given(
     st.lists(st.sampled_from([*(text for _, text, _ in CASES), *BITS])),
     st.data(),
+    st.booleans(),
 )
-def test_no_output_fails_and_the_cuts_change_nothing(name, texts, data):
+def test_no_output_fails_and_the_cuts_change_nothing(name, texts, data, parallel):
     text = "".join(texts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert parsed(name, *pieces) == parsed(name, text)
+    assert parsed(name, *pieces, parallel=parallel) == parsed(name, text, parallel=parallel)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -241,23 +305,78 @@ def test_deep_arguments_end_a_call_and_not_the_parser():
 
 
 LONG = "line\n" * 20_000
-#: One call each, and what stands between several.
-LONG_CALLS = {
-    "hermes": ('<tool_call>{"name": "f", "arguments": {"a": "VALUE"}}</tool_call>', ""),
-    "qwen3_coder": ("<tool_call><function=f><parameter=a>VALUE.</parameter></function></tool_call>", ""),
-    "glm45": ("<tool_call>f<arg_key>a</arg_key><arg_value>VALUE</arg_value></tool_call>", ""),
-    "gemma4": ('<|tool_call>call:f{a:<|"|>VALUE<|"|>}<tool_call|>', ""),
-    "mistral": ('[TOOL_CALLS]f[ARGS]{"a": "VALUE"}', ""),
-    "llama3_json": ('{"name": "f", "parameters": {"a": "VALUE"}}', ";"),
-}
 
 
-@pytest.mark.parametrize("name", LONG_CALLS)
+@pytest.mark.parametrize("name", SHAPES)
 def test_a_call_of_100_000_characters_and_1000_calls_are_read_in_pieces(name):
-    call, between = LONG_CALLS[name]
-    long_call = call.replace("VALUE", LONG)
+    long_call = written(name, [{"a": LONG}])
     pieces = [long_call[at : at + 7] for at in range(0, len(long_call), 7)]
-    [(_, arguments)] = parsed(name, *pieces)
-    assert json.loads(arguments)["a"].removesuffix(".") == LONG
-    several = between.join([call.replace("VALUE", "x")] * 1000)
-    assert [part[0] for part in parsed(name, several)] == ["f"] * 1000
+    assert loaded(parsed(name, *pieces)) == [("look", {"a": LONG})]
+    several = SHAPES[name][1].join([written(name, [{"a": "x"}])] * 1000)
+    assert [part[0] for part in parsed(name, several)] == ["look"] * 1000
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_a_familys_template_writes_its_parser_reads(name):
+    for calls in [*([arguments] for arguments in ARGUMENTS), ARGUMENTS]:
+        text, expected = written(name, calls), [("look", call) for call in calls]
+        if name not in ("llama3_json", "pythonic"):  # whose calls begin the output
+            text, expected = f"I look.\n{text}", ["I look.", *expected]
+        for size in (1, 3, len(text)):
+            assert (
+                loaded(parsed(name, *(text[at : at + size] for at in range(0, len(text), size)))) == expected
+            )
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_template_of_that_shape_names_its_format(name):
+    assert find_tool_format("auto", "{% for m in messages %}{% endfor %}" + SHAPES[name][0]) == name
+
+
+def test_the_call_behind_the_only_one_stays_text():
+    assert parsed("hermes", f"{CALL}\n{CALL}", parallel=False)[1] == CALL
+
+
+def test_a_long_run_of_white_space_is_not_held_back() -> None:
+    parser = make_parser(CallForm.TAGGED, parallel=True)
+    shown = [piece for _ in range(100) for piece in parser.feed(" " * 10)]
+    assert "".join(map(str, shown)) == " " * (1000 - MAX_BLANKS)
+
+
+def test_content_is_sent_as_soon_as_it_cannot_begin_a_tool_call() -> None:
+    parser = make_parser(CallForm.TAGGED, parallel=True)
+    assert parser.feed("one <") == ["one"]
+    assert parser.feed("tool") == []
+    assert parser.feed("s> two") == [" <tools> two"]
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ('{"name": "look", "arguments": {"at": "sky"}}', [SKY]),
+        (
+            '[{"name": "look", "arguments": {"at": "sky"}}, {"name": "now", "arguments": {}}]',
+            [SKY, NOW],
+        ),
+        ('{"name": "look", "argum', ['{"name": "look", "argum']),
+        ('[{"name": "look", "arguments": 3}]', ['[{"name": "look", "arguments": 3}]']),
+        ("", []),
+        ("[]\n", ["[]\n"]),
+    ],
+)
+def test_a_forced_call_is_read_from_the_whole_output(text: str, pieces: list[object]) -> None:
+    parser = make_parser(CallForm.JSON, parallel=True)
+    assert loaded(joined([*parser.feed(text), *parser.finish()])) == pieces
+
+
+@given(st.lists(st.sampled_from([CALL, *BITS, "</tool_call>", "}}", "a<"]), max_size=12))
+@settings(max_examples=300, deadline=None)
+def test_no_character_but_the_white_space_around_calls_is_lost(fragments: list[str]) -> None:
+    text = "".join(fragments)
+    shown = "".join(part if isinstance(part, str) else "".join(part) for part in parsed("hermes", text))
+    rest = iter("".join(text.split()))
+    # A bare line end in a call's string is escaped.
+    seen = "".join(shown.split()) if "\n" not in text else "".join(shown.replace("\\n", "").split())
+    assert all(char in rest for char in seen), "what is shown is in the text, in order"
+    if not any(isinstance(part, tuple) for part in parsed("hermes", text)):
+        assert shown == text
