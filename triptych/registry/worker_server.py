@@ -21,9 +21,8 @@ from triptych.base.machine.worker_load import read_load
 from triptych.base.metrics import show_expiry
 from triptych.base.progress.progress import ready
 from triptych.base.rpc.channels import listen, make_server
-from triptych.base.rpc.internal_token import InternalToken
+from triptych.base.rpc.internal_token import InternalToken, UnknownCalls
 from triptych.base.rpc.tls.certificates import Certificates, internal_certificates
-from triptych.base.rpc.unknown_calls import UnknownCalls
 from triptych.base.status.status_server import ServiceStatus, StatusServer, status_server
 from triptych.base.types import WorkerInfo
 from triptych.base.worker_process import Health, ProcessWatch, check_worker, stop_signal
