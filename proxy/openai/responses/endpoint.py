@@ -118,8 +118,9 @@ class ResponseBook:
                 yield from self._end_part(text, "reasoning_text", {}, {})
             case _:
                 self._logprobs += [position_logprobs(position) for position in self._waiting]
-                more = {"annotations": [], "logprobs": self._logprobs}
-                yield from self._end_part(text, "output_text", more, {"logprobs": _short(self._logprobs)})
+                more: Json = {"annotations": [], "logprobs": self._logprobs}
+                told: Json = {"logprobs": _short(self._logprobs)}
+                yield from self._end_part(text, "output_text", more, told)
         yield self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)
         # The log-probabilities are those of the message's text.
         self._item, self._texts, self._waiting, self._logprobs = {}, [], [], []
