@@ -68,7 +68,7 @@ async def pool_all(
             for _ in range(workers):
                 group.create_task(work())
     except BaseExceptionGroup as errors:
-        raise _first(errors) from None
+        raise first_error(errors) from None
     finally:
         calls[0].media.leave()
 
@@ -83,7 +83,7 @@ async def _done(chat: Callable[[ChatCall], AsyncGenerator[list[Output], None]], 
     raise InternalError("a call has ended without its end")
 
 
-def _first(error: BaseException) -> BaseException:
+def first_error(error: BaseException) -> BaseException:
     """The first error inside an exception group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -28,14 +28,13 @@ from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import PostEndpoint
 from triptych.proxy.http.json_body import MESSAGES_PATH, error_body, retry_after
 from triptych.proxy.openai.audio.endpoint import AudioEndpoint
-from triptych.proxy.openai.chat.endpoint import ChatEndpoint
+from triptych.proxy.openai.chat.endpoint import CallEndpoint, ChatEndpoint
 from triptych.proxy.openai.completions.endpoint import CompletionsEndpoint
 from triptych.proxy.openai.messages.endpoint import CountTokensEndpoint, MessagesEndpoint
 from triptych.proxy.openai.openapi.document import DocsEndpoints
 from triptych.proxy.openai.responses.endpoint import ResponsesEndpoint
 from triptych.proxy.openai.retrieval.embeddings import EmbeddingsEndpoint
 from triptych.proxy.openai.retrieval.ranking import RerankEndpoint, ScoreEndpoint
-from triptych.proxy.openai.retrieval.reply import PooledEndpoint
 from triptych.proxy.openai.tokenize import DetokenizeEndpoint, TokenizeEndpoint
 from triptych.proxy.page.endpoint import PageEndpoints
 from triptych.proxy.pd.queries import PDQueries
@@ -138,7 +137,7 @@ def _post_endpoints(
         for translates in (False, True)
     )
 
-    def pooled(endpoint: type[PooledEndpoint[Any]]) -> PooledEndpoint[Any]:
+    def pooled(endpoint: type[CallEndpoint[Any]]) -> CallEndpoint[Any]:
         return endpoint(dispatcher, max_images=images, max_body=body, timeout=timeout)
 
     rerank, score = pooled(RerankEndpoint), pooled(ScoreEndpoint)

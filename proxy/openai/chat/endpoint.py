@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterable, Sequence
 from contextlib import aclosing
+from typing import Any, TypeVar
 
 from triptych.base.types import PositionLogprobs, TokenLogprob, Usage
 from triptych.proxy.call.answer import (
@@ -57,19 +58,27 @@ def _token(token: TokenLogprob) -> Json:
     return {"token": token.text, "logprob": finite_logprob(token.logprob), "bytes": list(token.utf8)}
 
 
-class ChatEndpoint(PostEndpoint[tuple[ChatCall, ChatReplyOptions]]):
+P = TypeVar("P")
+
+
+class CallEndpoint(PostEndpoint[P]):
+    """An endpoint whose requests become calls; `max_images` are those of one prompt."""
+
+    def __init__(self, dispatcher: Dispatcher, *, max_images: int, max_body: int, timeout: float) -> None:
+        super().__init__(dispatcher.quotas["parser"], max_body=max_body)
+        self.dispatcher = dispatcher
+        self.max_images = max_images
+        self.timeout = timeout
+
+
+class ChatEndpoint(CallEndpoint[tuple[ChatCall, ChatReplyOptions]]):
     """A conversation in; the assistant's next message out."""
 
     body = ChatBody
 
-    def __init__(
-        self, dispatcher: Dispatcher, *, max_images: int, max_body: int, timeout: float, max_choices: int = 16
-    ) -> None:
-        super().__init__(dispatcher.quotas["parser"], max_body=max_body)
-        self._dispatcher = dispatcher
-        self._max_images = max_images
+    def __init__(self, dispatcher: Dispatcher, *, max_choices: int = 16, **limits: Any) -> None:
+        super().__init__(dispatcher, **limits)
         self._max_choices = max_choices
-        self._timeout = timeout
 
     def parse(
         self, raw: bytes, request_id: str, content_type: bytes = b""
@@ -77,15 +86,15 @@ class ChatEndpoint(PostEndpoint[tuple[ChatCall, ChatReplyOptions]]):
         return parse_body(
             raw,
             request_id,
-            max_images=self._max_images,
-            timeout=self._timeout,
+            max_images=self.max_images,
+            timeout=self.timeout,
             max_choices=self._max_choices,
         )
 
     async def answer(self, request: tuple[ChatCall, ChatReplyOptions], reply: HttpReply) -> None:
         call, options = request
-        model = self._dispatcher.resolve_model(call.model)
-        async with aclosing(self._dispatcher.chat(call)) as batches:
+        model = self.dispatcher.resolve_model(call.model)
+        async with aclosing(self.dispatcher.chat(call)) as batches:
             if not options.stream:
                 await reply.whole(await whole_reply(call.label, model, options, batches))
                 return

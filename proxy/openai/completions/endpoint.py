@@ -9,6 +9,7 @@ from contextlib import aclosing
 
 from triptych.base.types import PositionLogprobs, Usage
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started, Timings
+from triptych.proxy.call.pooled import first_error
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
 from triptych.proxy.http.json_body import DONE, event, to_json
@@ -310,14 +311,7 @@ async def _next(queue: asyncio.Queue[PromptOutputs | None], task: asyncio.Task[N
         if waiting.done():
             return waiting.result()
         if task.done() and (error := task.exception()) is not None:
-            raise _first(error)
+            raise first_error(error)
         return await waiting
     finally:
         waiting.cancel()
-
-
-def _first(error: BaseException) -> BaseException:
-    """The first error inside an exception group."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -12,10 +12,9 @@ from triptych.base.errors import RequestError
 from triptych.base.types import FinishReason, Usage
 from triptych.proxy.call.answer import AnswerPiece, CallBegin, CallPiece, ChoiceReader, ReasoningPiece
 from triptych.proxy.call.chat import Delta, Done, Output, Started
-from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
+from triptych.proxy.http.endpoint import HttpReply, WritePacer
 from triptych.proxy.http.json_body import named_event, to_json
-from triptych.proxy.openai.chat.endpoint import Json
+from triptych.proxy.openai.chat.endpoint import CallEndpoint, Json
 from triptych.proxy.openai.messages.request import (
     CountTokensBody,
     MessagesBody,
@@ -144,24 +143,18 @@ def _usage(usage: Usage, reasoning_tokens: int) -> Json:
     }
 
 
-class MessagesEndpoint(PostEndpoint[MessagesRequest]):
+class MessagesEndpoint(CallEndpoint[MessagesRequest]):
     """Translates to a chat call and back; nothing is kept between requests."""
 
     body = MessagesBody
 
-    def __init__(self, dispatcher: Dispatcher, *, max_images: int, max_body: int, timeout: float) -> None:
-        super().__init__(dispatcher.quotas["parser"], max_body=max_body)
-        self._dispatcher = dispatcher
-        self._max_images = max_images
-        self._timeout = timeout
-
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> MessagesRequest:
-        return parse_messages(raw, request_id, max_images=self._max_images, timeout=self._timeout)
+        return parse_messages(raw, request_id, max_images=self.max_images, timeout=self.timeout)
 
     async def answer(self, request: MessagesRequest, reply: HttpReply) -> None:
-        book = MessageBook(request, self._dispatcher.resolve_model(request.call.model))
+        book = MessageBook(request, self.dispatcher.resolve_model(request.call.model))
         try:
-            async with aclosing(self._dispatcher.chat(request.call)) as batches:
+            async with aclosing(self.dispatcher.chat(request.call)) as batches:
                 pace = WritePacer()
                 async for outputs in batches:
                     # Each event is rendered before the next one changes the message.

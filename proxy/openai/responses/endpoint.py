@@ -11,10 +11,9 @@ from triptych.base.errors import RequestError
 from triptych.base.types import FinishReason, PositionLogprobs, Usage
 from triptych.proxy.call.answer import AnswerPiece, CallBegin, CallPiece, ChoiceReader, ReasoningPiece
 from triptych.proxy.call.chat import Delta, Done, Output, Started
-from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
+from triptych.proxy.http.endpoint import HttpReply, WritePacer
 from triptych.proxy.http.json_body import named_event, to_json
-from triptych.proxy.openai.chat.endpoint import Json, position_logprobs, timings_body
+from triptych.proxy.openai.chat.endpoint import CallEndpoint, Json, position_logprobs, timings_body
 from triptych.proxy.openai.responses.request import ResponsesBody, ResponsesRequest, parse_responses
 
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
@@ -31,9 +30,8 @@ class ResponseBook:
         self._answer = ChoiceReader(options.tools)
         self._timings = options.timings
         self._request_id = request_id
-        self._message: Json | None = None
-        self._reasoning: Json | None = None
-        self._call: Json | None = None
+        #: The item that is open, the last one; empty where none is.
+        self._item: Json = {}
         self._texts: list[str] = []
         self._waiting: list[PositionLogprobs] = []
         self._logprobs: list[Json] = []
@@ -73,123 +71,92 @@ class ResponseBook:
 
     def _add_pieces(self, pieces: Sequence[AnswerPiece]) -> Iterator[Json]:
         for piece in pieces:
-            if isinstance(piece, ReasoningPiece):
-                yield from self._reason(piece.text)
-                continue
-            yield from self._close_reasoning("completed")
-            if isinstance(piece, CallPiece):
-                assert self._call is not None
-                self._texts.append(piece.text)
+            match piece:
+                case ReasoningPiece(text=text):
+                    yield from self._reason(text)
+                case CallPiece(text=text):
+                    self._texts.append(text)
+                    yield self._event("response.function_call_arguments.delta", **self._place(), delta=text)
+                case CallBegin(id=name):
+                    yield from self._open("fc", "function_call", call_id=name, name=piece.name, arguments="")
+                case str():
+                    yield from self._text(piece)
+
+    def _open(self, prefix: str, kind: str, **fields: object) -> Iterator[Json]:
+        """A new item of the output, its last one."""
+        yield from self._close("completed")
+        number = len(self._output)
+        self._item = {
+            "id": f"{prefix}_{self._request_id}_{number}",
+            "type": kind,
+            **fields,
+            "status": "in_progress",
+        }
+        yield self._event("response.output_item.added", output_index=number, item=self._item)
+        self._output.append(self._item)
+
+    def _place(self, **content: int) -> Json:
+        """Where the last item, or its text, stands."""
+        return {"item_id": self._item["id"], "output_index": len(self._output) - 1, **content}
+
+    def _close(self, status: str) -> Iterator[Json]:
+        """Ends the item that is open, if one is, as its type has it."""
+        if not self._item:
+            return
+        item, text = self._item, "".join(self._texts)
+        item["status"] = status
+        match item["type"]:
+            case "function_call":
+                item["arguments"] = text
                 yield self._event(
-                    "response.function_call_arguments.delta", **self._call_place(), delta=piece.text
+                    "response.function_call_arguments.done",
+                    **self._place(),
+                    name=item["name"],
+                    arguments=text,
                 )
-                continue
-            yield from self._close_call("completed")
-            if isinstance(piece, str):
-                yield from self._text(piece)
-            else:
-                yield from self._open_call(piece)
+            case "reasoning":
+                yield from self._end_part(text, "reasoning_text", {}, {})
+            case _:
+                self._logprobs += [position_logprobs(position) for position in self._waiting]
+                more: Json = {"annotations": [], "logprobs": self._logprobs}
+                told: Json = {"logprobs": _short(self._logprobs)}
+                yield from self._end_part(text, "output_text", more, told)
+        yield self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)
+        # The log-probabilities are those of the message's text.
+        self._item, self._texts, self._waiting, self._logprobs = {}, [], [], []
+
+    def _end_part(self, text: str, kind: str, more: Json, told: Json) -> Iterator[Json]:
+        part = {"type": kind, "text": text, **more}
+        self._item["content"] = [part]
+        place = self._place(content_index=0)
+        yield self._event(f"response.{kind}.done", **place, text=text, **told)
+        yield self._event("response.content_part.done", **place, part=part)
+
+    def _is_open(self, kind: str) -> bool:
+        return self._item.get("type") == kind
 
     def _reason(self, text: str) -> Iterator[Json]:
-        if self._reasoning is None:
-            number = len(self._output)
-            self._reasoning = {
-                "id": f"rs_{self._request_id}_{number}",
-                "type": "reasoning",
-                "summary": [],
-                "content": [],
-                "status": "in_progress",
-            }
-            yield self._event("response.output_item.added", output_index=number, item=self._reasoning)
-            self._output.append(self._reasoning)
+        if not self._is_open("reasoning"):
+            yield from self._open("rs", "reasoning", summary=[], content=[])
             part = {"type": "reasoning_text", "text": ""}
-            yield self._event("response.content_part.added", **self._place(self._reasoning), part=part)
+            yield self._event("response.content_part.added", **self._place(content_index=0), part=part)
         self._texts.append(text)
-        yield self._event("response.reasoning_text.delta", **self._place(self._reasoning), delta=text)
-
-    def _close_reasoning(self, status: str) -> Iterator[Json]:
-        if self._reasoning is None:
-            return
-        item, place, text = self._reasoning, self._place(self._reasoning), "".join(self._texts)
-        part = {"type": "reasoning_text", "text": text}
-        item["content"], item["status"] = [part], status
-        yield self._event("response.reasoning_text.done", **place, text=text)
-        yield self._event("response.content_part.done", **place, part=part)
-        yield self._event("response.output_item.done", output_index=place["output_index"], item=item)
-        # The log-probabilities are those of the message's text.
-        self._reasoning, self._texts, self._waiting = None, [], []
+        yield self._event("response.reasoning_text.delta", **self._place(content_index=0), delta=text)
 
     def _text(self, text: str) -> Iterator[Json]:
-        if self._message is None:
+        if not self._is_open("message"):
             yield from self._open_message()
-        assert self._message is not None
         logprobs = [position_logprobs(position) for position in self._waiting]
         self._waiting.clear()
         self._logprobs += logprobs
         self._texts.append(text)
-        short = [{key: value for key, value in entry.items() if key != "bytes"} for entry in logprobs]
-        yield self._event(
-            "response.output_text.delta", **self._place(self._message), delta=text, logprobs=short
-        )
+        place = self._place(content_index=0)
+        yield self._event("response.output_text.delta", **place, delta=text, logprobs=_short(logprobs))
 
     def _open_message(self) -> Iterator[Json]:
-        number = len(self._output)
-        self._message = {
-            "id": f"msg_{self._request_id}_{number}",
-            "type": "message",
-            "role": "assistant",
-            "status": "in_progress",
-            "content": [],
-        }
-        yield self._event("response.output_item.added", output_index=number, item=self._message)
-        self._output.append(self._message)
+        yield from self._open("msg", "message", role="assistant", content=[])
         part = {"type": "output_text", "text": "", "annotations": []}
-        yield self._event("response.content_part.added", **self._place(self._message), part=part)
-
-    def _place(self, item: Json) -> Json:
-        """Where the text of `item`, the last one, stands."""
-        return {"item_id": item["id"], "output_index": len(self._output) - 1, "content_index": 0}
-
-    def _close_message(self, status: str) -> Iterator[Json]:
-        if self._message is None:
-            return
-        place, text = self._place(self._message), "".join(self._texts)
-        self._logprobs += [position_logprobs(position) for position in self._waiting]
-        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs}
-        short = [{key: value for key, value in entry.items() if key != "bytes"} for entry in self._logprobs]
-        self._message["content"], self._message["status"] = [part], status
-        yield self._event("response.output_text.done", **place, text=text, logprobs=short)
-        yield self._event("response.content_part.done", **place, part=part)
-        yield self._event("response.output_item.done", output_index=place["output_index"], item=self._message)
-        self._message, self._texts, self._waiting, self._logprobs = None, [], [], []
-
-    def _open_call(self, call: CallBegin) -> Iterator[Json]:
-        yield from self._close_message("completed")
-        number = len(self._output)
-        self._call = {
-            "id": f"fc_{self._request_id}_{number}",
-            "type": "function_call",
-            "call_id": call.id,
-            "name": call.name,
-            "arguments": "",
-            "status": "in_progress",
-        }
-        yield self._event("response.output_item.added", output_index=number, item=self._call)
-        self._output.append(self._call)
-
-    def _call_place(self) -> Json:
-        assert self._call is not None
-        return {"item_id": self._call["id"], "output_index": len(self._output) - 1}
-
-    def _close_call(self, status: str) -> Iterator[Json]:
-        if self._call is None:
-            return
-        item, place, text = self._call, self._call_place(), "".join(self._texts)
-        item |= {"arguments": text, "status": status}
-        yield self._event("response.function_call_arguments.done", **place, name=item["name"], arguments=text)
-        yield self._event("response.output_item.done", output_index=place["output_index"], item=item)
-        # The log-probabilities are those of the message's text.
-        self._call, self._texts, self._waiting = None, [], []
+        yield self._event("response.content_part.added", **self._place(content_index=0), part=part)
 
     def _end(self, done: Done) -> Iterator[Json]:
         yield from self._begin()
@@ -197,11 +164,9 @@ class ResponseBook:
         yield from self._add_pieces(rest)
         whole = done.reason is not FinishReason.LENGTH
         status = "completed" if whole else "incomplete"
-        yield from self._close_reasoning(status)
-        yield from self._close_call(status)
         if not self._output:
             yield from self._open_message()
-        yield from self._close_message(status)
+        yield from self._close(status)
         self.response["status"] = status
         if not whole:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
@@ -209,6 +174,10 @@ class ResponseBook:
         if self._timings:
             self.response["triptych_timings"] = timings_body(done.timings)
         yield self._event(f"response.{status}", response=self.response)
+
+
+def _short(logprobs: Sequence[Json]) -> list[Json]:
+    return [{key: value for key, value in entry.items() if key != "bytes"} for entry in logprobs]
 
 
 def _response(request: ResponsesRequest, model: str, output: list[Json]) -> Json:
@@ -250,22 +219,16 @@ def _usage(usage: Usage, reasoning_tokens: int) -> Json:
     }
 
 
-class ResponsesEndpoint(PostEndpoint[ResponsesRequest]):
+class ResponsesEndpoint(CallEndpoint[ResponsesRequest]):
     """Translates to a chat call and back; nothing is kept between requests."""
 
     body = ResponsesBody
 
-    def __init__(self, dispatcher: Dispatcher, *, max_images: int, max_body: int, timeout: float) -> None:
-        super().__init__(dispatcher.quotas["parser"], max_body=max_body)
-        self._dispatcher = dispatcher
-        self._max_images = max_images
-        self._timeout = timeout
-
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> ResponsesRequest:
-        return parse_responses(raw, request_id, max_images=self._max_images, timeout=self._timeout)
+        return parse_responses(raw, request_id, max_images=self.max_images, timeout=self.timeout)
 
     async def answer(self, request: ResponsesRequest, reply: HttpReply) -> None:
-        book = ResponseBook(request, self._dispatcher.resolve_model(request.call.model))
+        book = ResponseBook(request, self.dispatcher.resolve_model(request.call.model))
         try:
             await self._answer(request, book, reply)
         except RequestError as error:
@@ -275,7 +238,7 @@ class ResponsesEndpoint(PostEndpoint[ResponsesRequest]):
             await reply.part(b"".join(map(named_event, book.fail(named))), last=True)
 
     async def _answer(self, request: ResponsesRequest, book: ResponseBook, reply: HttpReply) -> None:
-        async with aclosing(self._dispatcher.chat(request.call)) as batches:
+        async with aclosing(self.dispatcher.chat(request.call)) as batches:
             if not request.options.stream:
                 async for outputs in batches:
                     for _ in book.take(outputs):

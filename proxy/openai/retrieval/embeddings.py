@@ -15,6 +15,7 @@ from triptych.proxy.call.chat import ChatCall, Done, PoolingOptions
 from triptych.proxy.call.pooled import MAX_INPUTS, input_calls, pool_all, pooled_call, vector_of
 from triptych.proxy.http.endpoint import HttpReply
 from triptych.proxy.http.json_body import decode_body, to_json
+from triptych.proxy.openai.chat.endpoint import CallEndpoint
 from triptych.proxy.openai.chat.request import ChatBody, MessageBody, call_of
 from triptych.proxy.openai.completions.request import Prompts, raw_prompts
 from triptych.proxy.openai.fields.sampling import (
@@ -25,7 +26,7 @@ from triptych.proxy.openai.fields.sampling import (
     TemplateVariables,
     late,
 )
-from triptych.proxy.openai.retrieval.reply import PooledEndpoint, PooledReply
+from triptych.proxy.openai.retrieval.reply import PooledReply
 
 
 class PooledBody(msgspec.Struct, kw_only=True):
@@ -137,9 +138,10 @@ def list_head(reply_id: str, model: str) -> dict[str, object]:
     return {"id": reply_id, "object": "list", "created": int(time.time()), "model": model}
 
 
-class EmbeddingsEndpoint(PooledEndpoint[EmbeddingRequest]):
+class EmbeddingsEndpoint(CallEndpoint[EmbeddingRequest]):
     """Inputs in; one vector for each out."""
 
+    smaller = "send fewer inputs at once"
     body = EmbeddingBody
 
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> EmbeddingRequest:

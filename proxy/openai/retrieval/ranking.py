@@ -14,9 +14,10 @@ from triptych.proxy.call.chat import PoolingOptions
 from triptych.proxy.call.pairs import Content, Pair, PairScoring, best_first, check_pairs
 from triptych.proxy.http.endpoint import HttpReply
 from triptych.proxy.http.json_body import decode_body, to_json
+from triptych.proxy.openai.chat.endpoint import CallEndpoint
 from triptych.proxy.openai.retrieval.content import ContentField, Contents, content_of
 from triptych.proxy.openai.retrieval.embeddings import PooledBody, first_call, list_head, refuse_unserved
-from triptych.proxy.openai.retrieval.reply import PooledEndpoint, PooledReply
+from triptych.proxy.openai.retrieval.reply import PooledReply
 
 Instruction = Annotated[
     str | None, Meta(description="What a reranker is to judge by, in place of its own instruction.")
@@ -102,9 +103,10 @@ def _scoring(
     return PairScoring(first, tuple(pairs), body.instruction or "")
 
 
-class RerankEndpoint(PooledEndpoint[RerankRequest]):
+class RerankEndpoint(CallEndpoint[RerankRequest]):
     """Documents by their relevance to a query, the best first."""
 
+    smaller = "send fewer inputs at once"
     body = RerankBody
 
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> RerankRequest:
@@ -123,9 +125,10 @@ class RerankEndpoint(PooledEndpoint[RerankRequest]):
         await reply.whole(made.body({"id": f"rerank-{reply.request_id}", "model": model}, "results"))
 
 
-class ScoreEndpoint(PooledEndpoint[PairScoring]):
+class ScoreEndpoint(CallEndpoint[PairScoring]):
     """The scores of pairs of texts."""
 
+    smaller = "send fewer inputs at once"
     body = ScoreBody
 
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> PairScoring:

@@ -1,17 +1,13 @@
-"""What the endpoints without generation share: their limits, and replies of many parts."""
+"""Replies of many parts, one for each call without generation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
 
 from triptych.proxy.call.chat import Done
-from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.http.endpoint import CURRENT_DELIVERY, PostEndpoint
+from triptych.proxy.http.endpoint import CURRENT_DELIVERY
 from triptych.proxy.http.json_body import to_json
 from triptych.proxy.quotas.quota import HOLDER, Quota
-
-P = TypeVar("P")
 
 
 class PooledReply:
@@ -48,15 +44,3 @@ class PooledReply:
         }
         before, after = to_json({**head, name: [], "usage": usage}).split(f'"{name}":[]'.encode())
         return b"".join((before, f'"{name}":['.encode(), b",".join(self._parts), b"]", after))
-
-
-class PooledEndpoint(PostEndpoint[P]):
-    """An endpoint whose calls are pooled; `max_images` are those of one prompt."""
-
-    smaller = "send fewer inputs at once"
-
-    def __init__(self, dispatcher: Dispatcher, *, max_images: int, max_body: int, timeout: float) -> None:
-        super().__init__(dispatcher.quotas["parser"], max_body=max_body)
-        self.dispatcher = dispatcher
-        self.max_images = max_images
-        self.timeout = timeout
