@@ -131,6 +131,7 @@ def samples(file: BinaryIO, limits: dict[str, float]) -> Iterator[tuple[int, np.
     if name not in ("mov", "matroska"):
         raise ClipRefused("not an M4A, MP4 or WebM file; send one of these formats")
     file.seek(0)
+    container: Any
     with av.open(file, format=name, metadata_errors="ignore") as container:
         if not container.streams.audio:
             raise ClipRefused("the file has no sound; send one with an audio track")

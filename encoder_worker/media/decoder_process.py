@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, ClassVar, Self
 
 from triptych.base.errors import InvalidRequest, TooLarge
 
@@ -25,8 +25,8 @@ _MAX_LINE = 4096
 class DecoderProcess:
     """To be closed. `noun` ("video", "audio") begins its errors, `format` is what a remedy converts to."""
 
-    noun: str
-    format: str
+    noun: ClassVar[str]
+    format: ClassVar[str]
 
     def __init__(self, data: bytes, limits: Mapping[str, object], seconds: float) -> None:
         """Starts it on the file; `limits` are what the program takes."""
