@@ -17,6 +17,7 @@ from triptych.base.types import PositionLogprobs
 from triptych.proxy.admission import Backpressure, RequestAdmission, make_choices
 from triptych.proxy.auth.limits import CURRENT, Session
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output
+from triptych.proxy.call.validation import ModelKind
 from triptych.proxy.encoders.job_runner import JobRunner
 from triptych.proxy.events import (
     ClientLeft,
@@ -142,7 +143,11 @@ class Dispatcher:
 
     def scores_pairs(self, model: str) -> bool:
         """Whether the model that a request means is a reranker."""
-        return self._pool.kind(self._pool.resolve_model(model)).task == "score"
+        return self.kind(model).task == "score"
+
+    def kind(self, model: str) -> ModelKind:
+        """What the model that a request means takes."""
+        return self._pool.kind(self._pool.resolve_model(model))
 
     async def close(self) -> None:
         for request in list(self._requests.values()):

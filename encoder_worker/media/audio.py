@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import io
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import soundfile
@@ -13,12 +15,13 @@ import soxr
 from blake3 import blake3
 
 from triptych.base.errors import InvalidRequest, TooLarge
+from triptych.encoder_worker.media.decoder_process import DecoderProcess
 
 logger = logging.getLogger(__name__)
 
 #: Containers that may be decoded, of the two dozen that libsndfile knows: untrusted bytes reach no others.
 FORMATS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3", "MPEG")
-_NAMES = "WAV, FLAC, MP3 or Ogg (Vorbis, Opus)"
+_NAMES = "WAV, FLAC, MP3, Ogg (Vorbis, Opus), M4A or WebM"
 _CHANNELS = 8
 _RATES = (1000, 192_000)
 #: Largest sample; 1 is full scale, but some tools write the range of integers into floats.
@@ -32,6 +35,7 @@ class AudioLimits:
     """Limits of one decoded file."""
 
     seconds: float = 1800.0
+    decode_seconds: float = 120.0
 
 
 class MediaAudio:
@@ -55,17 +59,13 @@ def decode_audio(data: bytes, rate: int, limits: AudioLimits) -> np.ndarray:
     TooLarge beyond the limits; InvalidRequest(param "audio") for unknown formats, for files without a
     sample and for damaged ones. The messages never repeat the decoder's.
     """
-    if not is_audio(data):
+    if is_container(data):
+        with SoundProcess(data, limits) as process:
+            parts = list(_resampled(process.blocks(), process.rate, rate))
+    elif is_audio(data):
+        parts = _decoded(data, rate, limits)
+    else:
         raise _refused(f"not a {_NAMES} file; send one of these formats")
-    try:
-        with soundfile.SoundFile(io.BytesIO(data)) as file:
-            _check(file, limits)
-            parts = _decode(file, rate, limits)
-    except InvalidRequest:
-        raise
-    except Exception as error:  # libsndfile's errors, and numpy's for impossible headers
-        logger.info("audio could not be decoded (%s)", type(error).__name__)
-        raise _refused("the file is truncated or damaged and cannot be decoded") from None
     waveform = np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
     if not len(waveform):
         raise _refused("the file has no samples; send one with audio in it")
@@ -77,7 +77,7 @@ def decode_audio(data: bytes, rate: int, limits: AudioLimits) -> np.ndarray:
 
 
 def is_audio(data: bytes) -> bool:
-    """Whether the first bytes are of a format that is decoded."""
+    """Whether the first bytes are of a format that libsndfile decodes here."""
     return (
         (data[:4] in (b"RIFF", b"RF64") and data[8:12] == b"WAVE")
         or data[:4] in (b"fLaC", b"OggS")
@@ -86,25 +86,65 @@ def is_audio(data: bytes) -> bool:
     )
 
 
-def _decode(file: soundfile.SoundFile, rate: int, limits: AudioLimits) -> list[np.ndarray]:
-    """Decodes block by block, so that a small file of endless length is stopped at the limit."""
-    stream = None if file.samplerate == rate else soxr.ResampleStream(file.samplerate, rate, 1, "float32")
-    most = int(limits.seconds * file.samplerate)
-    parts: list[np.ndarray] = []
-    seen = 0
-    while True:
-        block = file.read(_BLOCK, dtype="float32", always_2d=True)
+def is_container(data: bytes) -> bool:
+    """Whether they are of one that PyAV decodes: MP4 (M4A) or WebM."""
+    return data[4:8] == b"ftyp" or data[:4] == b"\x1a\x45\xdf\xa3"
+
+
+class SoundProcess(DecoderProcess):
+    """The samples of an M4A or WebM file, decoded by a process. To be closed."""
+
+    noun: ClassVar[str] = "audio"
+    format: ClassVar[str] = "M4A"
+
+    def __init__(self, data: bytes, limits: AudioLimits) -> None:
+        given = {"seconds": limits.seconds, "channels": _CHANNELS}
+        super().__init__(data, {**given, "min_rate": _RATES[0], "max_rate": _RATES[1]}, limits.decode_seconds)
+
+    @functools.cached_property
+    def rate(self) -> int:
+        return int(self.line("rate")["rate"])
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Mono, float32."""
+        while (mark := self.stdout.read(1)) == b"F":
+            nbytes = 4 * int.from_bytes(self.stdout.read(4), "little")
+            content = self.stdout.read(nbytes)
+            if len(content) != nbytes:
+                raise self.refused()
+            yield np.frombuffer(content, dtype=np.float32)
+        if mark != b"\n":
+            raise self.refused(mark)
+
+
+def _decoded(data: bytes, rate: int, limits: AudioLimits) -> list[np.ndarray]:
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            _check(file, limits)
+            return list(_resampled(_blocks(file, limits), file.samplerate, rate))
+    except InvalidRequest:
+        raise
+    except Exception as error:  # libsndfile's errors, and numpy's for impossible headers
+        logger.info("audio could not be decoded (%s)", type(error).__name__)
+        raise _refused("the file is truncated or damaged and cannot be decoded") from None
+
+
+def _blocks(file: soundfile.SoundFile, limits: AudioLimits) -> Iterator[np.ndarray]:
+    """Mono, block by block, so that a small file of endless length is stopped at the limit."""
+    seen, limit = 0, int(limits.seconds * file.samplerate)
+    while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
         seen += len(block)
-        if seen > most:
+        if seen > limit:
             raise _too_long(limits)
-        mono = block[:, 0] if block.shape[1] == 1 else block.mean(axis=1, dtype=np.float32)
-        last = len(block) < _BLOCK
-        if stream is None:
-            parts.append(mono)
-        elif seen:
-            parts.append(stream.resample_chunk(np.ascontiguousarray(mono), last=last))
-        if last:
-            return parts
+        yield block[:, 0] if block.shape[1] == 1 else block.mean(axis=1, dtype=np.float32)
+
+
+def _resampled(blocks: Iterator[np.ndarray], given: int, rate: int) -> Iterator[np.ndarray]:
+    stream = None if given == rate else soxr.ResampleStream(given, rate, 1, "float32")
+    for block in blocks:
+        yield block if stream is None else stream.resample_chunk(np.ascontiguousarray(block))
+    if stream is not None:
+        yield stream.resample_chunk(np.zeros(0, dtype=np.float32), last=True)
 
 
 def _check(file: soundfile.SoundFile, limits: AudioLimits) -> None:

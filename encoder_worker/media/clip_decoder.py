@@ -1,8 +1,8 @@
-"""The program that decodes one video, in a process of its own that its parent may kill at any time.
+"""The program that decodes one file, in a process of its own that its parent may kill at any time.
 
-Reads the file from a descriptor, prints its index as a line of JSON, reads the indices of the frames that are
-asked for as another one, and writes these, upright in RGB, as raw bytes. It is run by its path, isolated: it
-imports PyAV and nothing of this project.
+Reads the file from a descriptor. Of a video it prints the index as a line of JSON, reads the indices of the
+frames that are asked for as another one, and writes these, upright in RGB, as raw bytes. Of a sound it prints
+the rate, and writes its samples. It is run by its path, isolated: it imports nothing of this project.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import numpy as np
 
 #: Codecs that untrusted bytes may reach, of the hundreds that FFmpeg has.
 CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "libdav1d", "mpeg4", "mjpeg", "gif"})
+#: The same of sound.
+SOUND_CODECS = frozenset({"aac", "alac", "flac", "mp3", "mp3float", "opus", "libopus", "vorbis", "libvorbis"})
 #: Address space of this process.
 _MEMORY = 3 << 30
 _SHOW_FRAME = 0x10
@@ -123,6 +125,34 @@ class Reader:
             )
 
 
+def samples(file: BinaryIO, limits: dict[str, float]) -> Iterator[tuple[int, np.ndarray]]:
+    """The rate, and the mean of the channels in float32, of each frame of the file's first sound."""
+    name = clip_format(file.read(16))
+    if name not in ("mov", "matroska"):
+        raise ClipRefused("not an M4A, MP4 or WebM file; send one of these formats")
+    file.seek(0)
+    container: Any
+    with av.open(file, format=name, metadata_errors="ignore") as container:
+        if not container.streams.audio:
+            raise ClipRefused("the file has no sound; send one with an audio track")
+        context = container.streams.audio[0].codec_context
+        if context is None or context.codec.name not in SOUND_CODECS:
+            raise ClipRefused("its codec is not supported: convert it to AAC, Opus, FLAC or MP3")
+        context.thread_count = 1
+        rate, channels = int(context.sample_rate), int(context.channels)
+        if not 1 <= channels <= limits["channels"] or not limits["min_rate"] <= rate <= limits["max_rate"]:
+            raise ClipRefused(f"it has {channels} channels at {rate} Hz; convert it to two at 48000")
+        plain, count = av.AudioResampler(format="fltp"), 0
+        for frame in container.decode(container.streams.audio[0]):
+            for part in plain.resample(frame):
+                count += part.samples
+                if part.sample_rate != rate:
+                    raise ClipRefused
+                if count > limits["seconds"] * rate:
+                    raise ClipRefused(f"longer than {limits['seconds']:g} s; send a shorter file", large=True)
+                yield rate, part.to_ndarray().mean(axis=0, dtype=np.float32)
+
+
 def container_frames(container: Any) -> Iterator[Any]:
     """The decoded frames in their order; closes the container."""
     with container:
@@ -132,20 +162,39 @@ def container_frames(container: Any) -> Iterator[Any]:
         yield from container.decode(stream)
 
 
+def write_frames(file: BinaryIO, limits: dict[str, float], out: BinaryIO) -> None:
+    """The index, and the frames that are then asked for."""
+    reader = Reader(file, limits)
+    index = reader.index()
+    out.write(json.dumps(index).encode() + b"\n")
+    out.flush()
+    indices = json.loads(sys.stdin.readline() or "[]")
+    for picture in reader.frames(indices, (int(index["width"]), int(index["height"]))):
+        out.write(b"F")
+        out.write(picture.data)
+    out.write(b"\n")
+
+
+def write_sound(file: BinaryIO, limits: dict[str, float], out: BinaryIO) -> None:
+    """The rate, and the samples, each frame's behind its length."""
+    begun = False
+    for rate, part in samples(file, limits):
+        if not begun:
+            out.write(json.dumps({"rate": rate}).encode() + b"\n")
+            begun = True
+        out.write(b"F" + len(part).to_bytes(4, "little"))
+        out.write(np.ascontiguousarray(part).data)
+    if not begun:
+        raise ClipRefused("the file has no samples; send one with audio in it")
+    out.write(b"\n{}\n")
+
+
 def main(descriptor: int, limits: dict[str, float]) -> None:
     """One conversation with the parent; the last line of a refused file has `error`."""
     out = sys.stdout.buffer
     try:
         with os.fdopen(descriptor, "rb") as file:
-            reader = Reader(file, limits)
-            index = reader.index()
-            out.write(json.dumps(index).encode() + b"\n")
-            out.flush()
-            indices = json.loads(sys.stdin.readline() or "[]")
-            for picture in reader.frames(indices, (int(index["width"]), int(index["height"]))):
-                out.write(b"F")
-                out.write(picture.data)
-            out.write(b"\n")
+            (write_sound if "channels" in limits else write_frames)(file, limits, out)
     except ClipRefused as error:
         answer: dict[str, object] = {"error": str(error), "large": error.large}
         out.write(json.dumps(answer).encode() + b"\n")

@@ -20,6 +20,7 @@ from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import Formats, FormatState
 from triptych.pd_worker.frontend.prompt import Prompt, PromptBuilder
 from triptych.pd_worker.frontend.reasoning import Reasoning, ReasoningMask, ReasoningPhase
+from triptych.pd_worker.frontend.speech import transcription_chat
 from triptych.pd_worker.frontend.tokenization import (
     MarkerDecoder,
     OutputText,
@@ -296,6 +297,10 @@ class InputProcessor:
         if resume is not None and resume.prompt_token_ids:
             places = [(place.offset, place.length) for place in resume.placements]
             return self._prompts.resume(tuple(resume.prompt_token_ids), places, plans)
+        if message.HasField("transcription"):
+            kind = getattr(getattr(self._decoder, "config", None), "model_type", "")
+            messages, options = transcription_chat(message.transcription, kind)
+            return self._prompts.build(messages, plans, options)
         if not message.HasField("prompt"):
             return self._prompts.build(message.messages, plans, template_from_proto(message.template))
         if message.messages or plans:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +16,12 @@ import pytest
 from support.data.sounds import audio_file, sound
 from support.processes.cluster import PATIENCE, Cluster, running_cluster
 from support.sounds.classes import SOUNDS, TEXT, reference
+from support.sounds.files import spoken
+from support.videos.clips import make_clip
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TOKENS = 16
-ENTRY = next(entry for entry in SOUNDS if entry.family == "Qwen2Audio")
+ENTRY = next(entry for entry in SOUNDS if entry.family == "Qwen3ASR")
 WAVE = sound(0.83, seed=1)
 FIELD = "messages[0].content[0].input_audio.data"
 
@@ -65,3 +69,71 @@ def test_the_models_page_names_sound(cluster: Cluster) -> None:
     with urllib.request.urlopen(f"{cluster.url}/v1/models", timeout=PATIENCE) as reply:
         (model,) = json.loads(reply.read())["data"]
     assert model["input_modalities"] == ["text", "audio"]
+
+
+def test_responses_and_the_command_line_say_the_same(cluster: Cluster, tmp_path: Path) -> None:
+    said = cluster.post(chat(part(wav()), ignore_eos=False))["choices"][0]["message"]["content"]
+    text = {"type": "input_text", "text": TEXT}
+    body = {"input": [{"role": "user", "content": [part(wav()), text]}], "temperature": 0}
+    request = urllib.request.Request(
+        f"{cluster.url}/v1/responses",
+        json.dumps({**body, "max_output_tokens": TOKENS}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
+        (message,) = json.loads(reply.read())["output"]
+    assert message["content"][0]["text"] == said
+
+    (tmp_path / "clip.wav").write_bytes(wav())
+    command = [sys.executable, "-m", "triptych.apps.cli", "ask", TEXT, "--url", cluster.url]
+    words = ["--audio", str(tmp_path / "clip.wav"), "--max-tokens", str(TOKENS)]
+    done = subprocess.run([*command, *words], capture_output=True, timeout=PATIENCE, check=True)
+    assert done.stdout.decode(errors="replace").strip() == said.strip()
+
+
+def test_m4a_and_webm_are_heard(cluster: Cluster) -> None:
+    for file in (spoken(), spoken("ipod", "aac", 44_100)):
+        assert cluster.post(chat(part(file)))["status"] == 200
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        (b"RIFF", "not a WAV, FLAC"),
+        (spoken("ipod", "aac", 44_100)[:2000], "truncated or damaged; convert it to M4A"),
+        (make_clip(), "has no sound; send one with an audio track"),
+    ],
+    ids=["no format", "truncated", "no audio track"],
+)
+def test_a_hostile_file_is_refused_with_its_field_and_remedy(
+    cluster: Cluster, file: bytes, message: str
+) -> None:
+    reply = cluster.post(chat(part(file)))
+    assert (reply["status"], reply["error"]["param"]) == (400, FIELD), reply
+    assert message in reply["error"]["message"]
+
+
+def test_more_sounds_than_the_limit_and_pictures_are_refused(cluster: Cluster) -> None:
+    reply = cluster.post(chat(part(wav()), part(wav())))
+    assert reply["status"] == 400
+    assert "2 audios are more than the 1 that this server takes" in reply["error"]["message"]
+    reply = cluster.post(chat({"type": "image_url", "image_url": "data:image/png;base64,AAAA"}))
+    assert reply["error"]["param"] == "messages[0].content[0].image_url"
+    assert "takes text, audio and no image" in reply["error"]["message"]
+
+
+def transcribe(cluster: Cluster, path: str = "transcriptions", **fields: str) -> dict[str, Any]:
+    words = [each for name, value in fields.items() for each in ("-F", f"{name}={value}")]
+    command = ["curl", "-s", f"{cluster.url}/v1/audio/{path}", "-F", "file=@-;filename=a.wav", *words]
+    done = subprocess.run(command, input=wav(), capture_output=True, timeout=PATIENCE, check=True)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def test_a_file_is_transcribed_in_the_form_of_the_class(cluster: Cluster) -> None:
+    reply = transcribe(cluster, language="en", temperature="0")
+    assert reply["usage"] == {"type": "duration", "seconds": 1}
+    assert reply["text"]
+    assert transcribe(cluster, response_format="srt")["error"]["param"] == "response_format"
+    assert transcribe(cluster, language="xx")["error"]["param"] == "language"
+    assert "translates in chats only" in transcribe(cluster, "translations")["error"]["message"]

@@ -11,6 +11,7 @@ from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint
 from triptych.proxy.http.form_body import parse_form
 from triptych.proxy.http.json_body import DONE, event, to_json
+from triptych.proxy.openai.audio.chat_transcriber import ChatTranscriber
 from triptych.proxy.openai.audio.request import TranscriptionForm, TranscriptionRequest, parse_transcription
 from triptych.proxy.openai.audio.transcriber import FileTranscript, TimedSegment, Transcriber
 from triptych.proxy.pd.queries import PDQueries
@@ -129,7 +130,11 @@ class AudioEndpoint(PostEndpoint[TranscriptionRequest]):
 
     async def answer(self, request: TranscriptionRequest, reply: HttpReply) -> None:
         model = self._dispatcher.resolve_model(request.call.model)
-        transcriber = Transcriber(self._dispatcher, self._queries, model, request)
+        transcriber: Transcriber | ChatTranscriber
+        if self._dispatcher.kind(model).encoder_decoder:
+            transcriber = Transcriber(self._dispatcher, self._queries, model, request)
+        else:
+            transcriber = ChatTranscriber(self._dispatcher, request)
         async with aclosing(transcriber.run()) as pieces:
             async for piece in pieces:
                 if request.stream:

@@ -28,7 +28,7 @@ class TranslationForm(msgspec.Struct, kw_only=True):
     file: Annotated[
         object,
         Meta(
-            description="An audio file: WAV, FLAC, MP3 or Ogg.",
+            description="An audio file: WAV, FLAC, MP3, Ogg, M4A or WebM.",
             extra_json_schema={"type": "string", "format": "binary"},
         ),
     ]

@@ -174,11 +174,14 @@ class GenericEncoder(EncoderSide):
             # These classes take the frames of the mask only, and pad each file to minutes.
             frames = int(tensors[LENGTHS].sum())
             tensors = {name: x[..., :frames].clone() for name, x in tensors.items()}
+        frames = round(100 * item.seconds)
+        # As of Whisper: a first frame of 10 ms, the frames from there on, those of the file.
+        times = (0, frames, frames) if frames else ()
         pixels = max((tensor.numel() for tensor in tensors.values()), default=0)
         return PreparedItem(
             rows=sum(mask),
             length=len(item.tokens),
-            grid_thw=() if grid is None else tuple(grid[0].tolist()),
+            grid_thw=times if grid is None else tuple(grid[0].tolist()),
             cost=sum(mask) if apart == "audio" else max(1, pixels // (3 * self._patch**2)),
             tensors=tensors,
             runs=runs_of(mask),

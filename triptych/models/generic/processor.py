@@ -6,7 +6,7 @@ import importlib.metadata
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ class ProcessedItem:
     tail: tuple[int, ...]
     types: tuple[tuple[int, ...], ...]
     tensors: dict[str, torch.Tensor]
+    #: Seconds of a sound.
+    seconds: float = 0.0
 
 
 def processor_settings(path: Path) -> JsonObject:
@@ -177,7 +179,7 @@ class GenericProcessor:
             raise InvalidRequest(f"audio: it cannot be processed: {error}", param="audio") from error
         if not item.tokens:
             raise InvalidRequest("audio: too short to be heard; send a longer file", param="audio")
-        return item
+        return replace(item, seconds=len(waveform) / rate)
 
     def _max_samples(self) -> int:
         """What is not cut off; 0 where the processor divides long files into windows."""

@@ -22,7 +22,7 @@ from support.videos.clips import (
     without_frames,
 )
 from triptych.base.errors import InvalidRequest, TooLarge
-from triptych.encoder_worker.media import video
+from triptych.encoder_worker.media import decoder_process
 from triptych.encoder_worker.media.video import MediaClip, VideoLimits
 
 DAMAGED = "truncated or damaged"
@@ -170,21 +170,21 @@ def test_a_stream_that_changes_its_size_is_refused() -> None:
 
 
 def test_decoding_is_killed_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    sleeper = [video.sys.executable, "-c", "import time; time.sleep(600)"]
-    real = video.subprocess.Popen
+    sleeper = [decoder_process.sys.executable, "-c", "import time; time.sleep(600)"]
+    real = decoder_process.subprocess.Popen
     processes = []
 
     def stuck(*_: object, **given: object) -> object:
         processes.append(real(sleeper, **given))  # type: ignore[call-overload]
         return processes[-1]
 
-    monkeypatch.setattr(video.subprocess, "Popen", stuck)
+    monkeypatch.setattr(decoder_process.subprocess, "Popen", stuck)
     assert "not decoded within 0.2 s" in refusal(make_clip(), VideoLimits(decode_seconds=0.2))
     assert processes[0].poll() is not None
 
 
 def test_without_pyav_a_video_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(video.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(decoder_process.importlib.util, "find_spec", lambda _: None)
     assert "install triptych[video]" in refusal(b"")
 
 

@@ -93,7 +93,7 @@ def ask(options: AskOptions) -> None:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @configured(TranscribeOptions)
 def transcribe(options: TranscribeOptions) -> None:
-    """Transcribes the audio FILE (WAV, FLAC, MP3 or Ogg) with the speech model of a running cluster."""
+    """Transcribes the audio FILE (WAV, FLAC, MP3, Ogg, M4A, WebM) with the speech model of a cluster."""
     words: SpeechFields = {}
     if options.language:
         words["language"] = options.language
