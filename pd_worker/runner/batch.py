@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from triptych.base.machine.device import Device
 from triptych.ec_connector.base import EncoderCacheMap
 from triptych.models.base import DecoderSide, MergedEmbeds
 from triptych.pd_worker.attention.metadata import (
@@ -253,9 +254,7 @@ class BatchBuilder:
         return runs if attends_in_runs(runs) else ()
 
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self._device.type == "cpu":
-            return tensor
-        return tensor.contiguous().pin_memory().to(self._device, non_blocking=True)
+        return Device.of(self._device).upload(tensor)
 
 
 def in_batch_order(chunks: Sequence[ScheduledChunk]) -> tuple[list[ScheduledChunk], list[ScheduledChunk]]:

@@ -55,6 +55,10 @@ class Device:
         """A new stream of copies."""
         return CopyStream()
 
+    def upload(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A host tensor on the device, without waiting for the copy."""
+        return tensor
+
     def lock_pages(self, address: int, nbytes: int) -> int:
         """Locks whole pages of host memory for copies to and from the device; 0, or the driver's error."""
         return 0
@@ -100,6 +104,9 @@ class Accelerator(Device):
 
     def copy_stream(self) -> CopyStream:
         return DeviceStream(self)
+
+    def upload(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.contiguous().pin_memory().to(self.torch, non_blocking=True)
 
     def event(self) -> Any:
         """A new event."""
