@@ -27,6 +27,8 @@ from triptych.pd_worker.runner.penalties import mask, penalise, penalises
 _CANDIDATES = (64, 1024)
 #: Tokens that nearly always hold the nucleus; on a CPU, sorting a whole vocabulary takes 20 times as long.
 _LIKELY = 1024
+#: Logits that a CPU's cache holds: more are computed part by part.
+_CACHED = 1 << 19
 #: The maximum of `logprobs`: that many are found for every row.
 _TOP_LOGPROBS = 20
 _WORD = (1 << 64) - 1
@@ -71,6 +73,10 @@ def sample(logits: torch.Tensor, requests: Sequence[SamplerInput]) -> torch.Tens
     In this order, as transformers does it: the checkpoint's rules, logit_bias, repetition penalty, frequency
     and presence penalty, min_tokens, the grammar, temperature; then, as vLLM does it, min_p, top_k, top_p.
     """
+    step = max(1, _CACHED // logits.shape[1])
+    if logits.is_cpu and len(logits) > step:
+        parts = range(0, len(logits), step)
+        return torch.cat([sample(logits[i : i + step], requests[i : i + step]) for i in parts])
     # NaN counts as the largest, so that a finite largest logit means that all are usable.
     largest, tokens = logits.max(dim=-1)
     changed = [index for index, request in enumerate(requests) if not request.plain]
@@ -132,15 +138,16 @@ def _draw(rows: torch.Tensor, requests: Sequence[SamplerInput], count: int, nucl
     if count:
         rows, ids = _largest(rows, count)
         place = torch.arange(rows.shape[1], device=rows.device)
-        rows = rows.masked_fill(place >= top_k, -torch.inf)
-    weights = (rows / temperature).softmax(dim=-1)
+        rows = rows.masked_fill_(place >= top_k, -torch.inf)
+    # In place where it can be: new memory of the size of all logits costs a CPU more than the numbers in it.
+    weights = rows.div_(temperature).softmax(dim=-1)
     if any(request.params.min_p for request in requests):
-        weights = torch.where(weights < min_p * weights.amax(-1, keepdim=True), 0, weights)
+        weights.masked_fill_(weights < min_p * weights.amax(-1, keepdim=True), 0)
     # What top_p is a share of.
     mass = top_p * weights.sum(-1, keepdim=True)
     if nucleus and ids is None:
         weights, ids = _nucleus(weights, mass)
-    cumulative = weights.cumsum(dim=-1)
+    cumulative = weights.cumsum_(dim=-1)
     last = torch.full_like(mass, cumulative.shape[1] - 1, dtype=torch.int64)
     if nucleus:
         last = torch.where(top_p < 1, torch.searchsorted(cumulative, mass).minimum(last), last)
