@@ -99,12 +99,12 @@ def attend(
 
 def tile_sizes(group: int, dim: int, value_dim: int, longest: int, itemsize: int) -> dict[str, int]:
     """Sizes of a program: query rows, keys of one turn, widths; within the shared memory of small GPUs."""
-    widest = max(16, triton.next_power_of_2(max(dim, value_dim)))
-    row = widest * itemsize
-    rows = 16 if longest == 1 or row > 512 else 32 if row > 256 else 64
+    row = max(16, triton.next_power_of_2(max(dim, value_dim))) * itemsize
+    # Products in float32 are not for tensor cores: they need a register for each element.
+    tile = 16 if row > 512 else 32 if row > 256 or itemsize == 4 else 64
     return {
-        "BLOCK_M": max(rows, triton.next_power_of_2(group)),
-        "BLOCK_N": 16 if row > 512 else 32 if row > 256 else 64,
+        "BLOCK_M": max(16 if longest == 1 else tile, triton.next_power_of_2(group)),
+        "BLOCK_N": tile,
         "BLOCK_D": max(16, triton.next_power_of_2(dim)),
         "BLOCK_V": max(16, triton.next_power_of_2(value_dim)),
     }
