@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -12,6 +12,9 @@ from triptych.base.config import MIB
 from triptych.models.base import AttentionBias, LayerRule, SpanRule
 from triptych.models.recurrent import RecurrentStates
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+
+if TYPE_CHECKING:
+    from triptych.kernels.paged_attention import PagedQueries
 
 #: Tokens per run, on average, from which on one call per run costs less than one over a gathered copy.
 _LEAST_TOKENS = 64
@@ -191,6 +194,8 @@ class AttentionMetadata:
         default_factory=dict
     )
     _runs: dict[int | None, Sequence[tuple[KVRun, ...]]] = field(default_factory=dict)
+    #: What the Triton kernel takes, see `queries_of`.
+    queries: dict[tuple[bool, bool], Sequence[PagedQueries]] = field(default_factory=dict)
     #: Whole biases by the modules that share them.
     biases: dict[tuple[object, int], torch.Tensor] = field(default_factory=dict)
 

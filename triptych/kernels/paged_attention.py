@@ -19,11 +19,12 @@ _MAX_PARTS, _PART_KEYS = 32, 256
 
 @dataclass(frozen=True, slots=True)
 class PagedQueries:
-    """Sequences whose queries follow one another: those of the i-th are tokens `starts[i]` to `starts[i + 1]`.
+    """The queries of some sequences, one behind the other: tokens `starts[i]` to `starts[i + 1]` of the i-th.
 
-    `lengths` [S] count a sequence's keys, in the blocks of `tables` [S, blocks]; with causal attention its last
-    query is at its last key. `longest` is the largest number of queries of one sequence. `spans` [T, 2], where
-    tokens attend both ways: the positions from and to which each token does; 0 and 0 for the others.
+    `lengths` [S] count a sequence's keys, in the blocks of `tables` [S, blocks]; with causal attention its
+    last query is at its last key. `longest` is the largest number of queries of one sequence. `spans` [T, 2],
+    where tokens attend both ways: the positions from and to which each token does; 0 and 0 for the others.
+    Keys of few decodes are split between the `processors` of the device.
     """
 
     starts: torch.Tensor
@@ -31,6 +32,7 @@ class PagedQueries:
     tables: torch.Tensor
     longest: int
     spans: torch.Tensor | None = None
+    processors: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +60,10 @@ def attend(
     queries: PagedQueries,
     scores: PagedScores,
     out: torch.Tensor,
-    processors: int,
 ) -> None:
     """Writes the rows of `out` [T, heads, value dim] that `queries` names, of query [T, heads, dim].
 
-    `keys` and `values` are [blocks, block size, kv heads, dim]. `processors` of the device, between which the
-    keys of a few decodes are split.
+    `keys` and `values` are [blocks, block size, kv heads, dim].
     """
     (count, heads, dim), (_, page, kv_heads, value_dim) = query.shape, values.shape
     assert query.stride(-1) == keys.stride(-1) == values.stride(-1) == out.stride(-1) == 1
@@ -71,20 +71,22 @@ def attend(
     tiles = triton.cdiv(queries.longest, sizes["BLOCK_M"] // (heads // kv_heads))
     programs = len(queries.lengths) * tiles * kv_heads
     capacity = queries.tables.shape[1] * page
-    parts = triton.next_power_of_2(triton.cdiv(2 * processors, programs)) if queries.longest == 1 else 1
-    parts = min(parts, _MAX_PARTS, triton.next_power_of_2(triton.cdiv(capacity, _PART_KEYS)))
+    # Some programs for each processor. It depends on shapes alone, as in a graph it must.
+    parts = triton.cdiv(2 * queries.processors, programs) if queries.longest == 1 else 1
+    parts = min(parts, _MAX_PARTS, triton.cdiv(capacity, _PART_KEYS))
     to, sums = out[:, :, None], out
     if parts > 1:
         to = torch.empty(count, heads, parts, value_dim, dtype=torch.float32, device=query.device)
         sums = to.new_empty(count, heads, parts)
     bias, spans = scores.bias, queries.spans
+    bias_sizes = (0, 0, 0) if bias is None else (bias.stride(0), bias.stride(1), bias.shape[1])
     _attend[(len(queries.lengths) * tiles, kv_heads, parts)](
         query, keys, values, to, sums,
         queries.tables, queries.lengths, queries.starts,
         queries.starts if spans is None else spans, query if bias is None else bias,
         scores.scale, scores.softcap, scores.window, scores.chunk, tiles,
-        *query.stride()[:2], *keys.stride()[:3], *values.stride()[:3], *to.stride()[:3], queries.tables.stride(0),
-        *((0, 0, 0) if bias is None else (bias.stride(0), bias.stride(1), bias.shape[1])),
+        *query.stride()[:2], *keys.stride()[:3], *values.stride()[:3], *to.stride()[:3],
+        queries.tables.stride(0), *bias_sizes,
         GROUP=heads // kv_heads, DIM=dim, VALUE_DIM=value_dim, PAGE=page,
         CAUSAL=scores.causal, WINDOW=scores.window > 0, CHUNK=scores.chunk > 0, SOFTCAP=scores.softcap > 0,
         BIAS=0 if bias is None else bias.dim() - 1, SPANS=spans is not None, WHOLE=scores.whole_spans,
@@ -114,6 +116,58 @@ def tile_sizes(group: int, dim: int, value_dim: int, longest: int, itemsize: int
 _VARYING = ["window", "chunk", "tiles", "table_stride", "bias_length", "bias_query", "bias_head"]
 
 
+@triton.jit
+def _reach(
+    span_first, span_last, length, earliest, latest, window, chunk,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SPANS: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """The keys [low, high) of which queries at the positions from `earliest` to `latest` reach any."""
+    low, high = length * 0, length
+    if CAUSAL:
+        high = tl.minimum(length, latest + 1)
+        if WINDOW:
+            low = tl.maximum(low, earliest - window + 1)
+        if CHUNK:
+            low = tl.maximum(low, earliest // chunk * chunk)
+        if SPANS:
+            high = tl.maximum(high, tl.max(span_last, 0))
+        if SPANS and WHOLE:
+            low = tl.minimum(low, tl.min(tl.where(span_last > 0, span_first, length), 0))
+    return low, high
+
+
+@triton.jit
+def _allowed(
+    n, position, span_first, span_last, allowed, window, chunk,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, SPANS: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """`allowed` [queries, keys], of which causal attention leaves keys `n` of queries at `position`."""
+    key, query = n[None, :], position[:, None]
+    behind, near = key <= query, allowed
+    if WINDOW:
+        near = near & (key > query - window)
+    if CHUNK:
+        near = near & (key // chunk == query // chunk)
+    if SPANS:
+        both = (key >= span_first[:, None]) & (key < span_last[:, None])
+        if WHOLE:
+            return allowed & ((behind & near) | both)
+        else:
+            return (behind | both) & near
+    else:
+        return behind & near
+
+
+@triton.jit
+def _added(bias, head, n, position, allowed, head_stride, query_stride, length, BIAS: tl.constexpr):
+    """The bias [queries, keys]: by distance, or by both positions."""
+    if BIAS == 1:
+        at = tl.minimum(tl.maximum(position[:, None] - n[None, :], 0), length - 1)
+    else:
+        at = position[:, None] * query_stride + n[None, :]
+    return tl.load(bias + head[:, None] * head_stride + at, mask=allowed, other=0.0).to(tl.float32)
+
+
 @triton.jit(do_not_specialize=_VARYING)
 def _attend(
     query, keys, values, out, sums, tables, lengths, starts, spans, bias,
@@ -125,41 +179,33 @@ def _attend(
     BIAS: tl.constexpr, SPANS: tl.constexpr, WHOLE: tl.constexpr, SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    sequence, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    """One tile of queries of one sequence, for one kv head, over one part of its keys."""
+    sequence, first = tl.program_id(0) // tiles, tl.program_id(0) % tiles * (BLOCK_M // GROUP)
     kv_head, part, parts = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     start, length = tl.load(starts + sequence).to(tl.int32), tl.load(lengths + sequence).to(tl.int32)
     count = tl.load(starts + sequence + 1).to(tl.int32) - start
-    first = tile * (BLOCK_M // GROUP)
     if first >= count:
         return
     m, d, v = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
-    row = first + m // GROUP
-    head = kv_head * GROUP + m % GROUP
-    valid = (row < count) & (m < BLOCK_M // GROUP * GROUP)
+    row, head = first + m // GROUP, kv_head * GROUP + m % GROUP
+    valid, position = (row < count) & (m < BLOCK_M // GROUP * GROUP), length - count + row
     token = (start + row).to(tl.int64)
     q_at = token[:, None] * query_token + head[:, None] * query_head + d[None, :]
     q = tl.load(query + q_at, mask=valid[:, None] & (d < DIM)[None, :], other=0.0)
-    position = length - count + row
-    low, high = length * 0, length
-    if CAUSAL:
-        high = tl.minimum(length, length - count + first + BLOCK_M // GROUP)
-        earliest = length - count + first
-        if WINDOW:
-            low = tl.maximum(low, earliest - window + 1)
-        if CHUNK:
-            low = tl.maximum(low, earliest // chunk * chunk)
-        if SPANS:
-            span_first = tl.load(spans + token * 2, mask=valid, other=0).to(tl.int32)
-            span_last = tl.load(spans + token * 2 + 1, mask=valid, other=0).to(tl.int32)
-            high = tl.maximum(high, tl.max(span_last, 0))
-            if WHOLE:
-                low = tl.minimum(low, tl.min(tl.where(span_last > 0, span_first, length), 0))
+    span_first, span_last = position, position
+    if SPANS:
+        span_first = tl.load(spans + token * 2, mask=valid, other=0).to(tl.int32)
+        span_last = tl.load(spans + token * 2 + 1, mask=valid, other=0).to(tl.int32)
+    earliest = length - count + first
+    latest = earliest + BLOCK_M // GROUP - 1
+    low, high = _reach(
+        span_first, span_last, length, earliest, latest, window, chunk, CAUSAL, WINDOW, CHUNK, SPANS, WHOLE
+    )
     # This program's part of the keys, in whole turns.
     turns = tl.cdiv(tl.cdiv(high - low, BLOCK_N), parts)
     low += part * turns * BLOCK_N
     high = tl.minimum(high, low + turns * BLOCK_N)
-    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    largest, total = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
     result = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     for turn in range(low, high, BLOCK_N):
         n = turn + tl.arange(0, BLOCK_N)
@@ -173,47 +219,30 @@ def _attend(
             score = softcap * (1.0 - 2.0 / (tl.exp(score * (2.0 / softcap)) + 1.0))
         allowed = valid[:, None] & inside[None, :]
         if CAUSAL:
-            behind = n[None, :] <= position[:, None]
-            near = inside[None, :]
-            if WINDOW:
-                near = near & (n[None, :] > position[:, None] - window)
-            if CHUNK:
-                near = near & (n[None, :] // chunk == position[:, None] // chunk)
-            if SPANS:
-                both = (n[None, :] >= span_first[:, None]) & (n[None, :] < span_last[:, None])
-                if WHOLE:
-                    allowed = allowed & ((behind & near) | both)
-                else:
-                    allowed = allowed & (behind | both) & near
-            else:
-                allowed = allowed & behind & near
-        if BIAS == 1:
-            distance = tl.minimum(tl.maximum(position[:, None] - n[None, :], 0), bias_length - 1)
-            score += tl.load(bias + head[:, None] * bias_head + distance, mask=allowed, other=0.0).to(tl.float32)
-        if BIAS == 2:
-            b_at = head[:, None] * bias_head + position[:, None] * bias_query + n[None, :]
-            score += tl.load(bias + b_at, mask=allowed, other=0.0).to(tl.float32)
+            allowed = _allowed(
+                n, position, span_first, span_last, allowed, window, chunk, WINDOW, CHUNK, SPANS, WHOLE
+            )
+        if BIAS:
+            score += _added(bias, head, n, position, allowed, bias_head, bias_query, bias_length, BIAS)
         score = tl.where(allowed, score * 1.4426950408889634, float("-inf"))
         now = tl.maximum(largest, tl.max(score, 1))
         # Where no key counts so far, the sums stay zero.
         safe = tl.where(now == float("-inf"), 0.0, now)
-        weight = tl.exp2(score - safe[:, None])
-        shrink = tl.exp2(largest - safe)
+        weight, shrink = tl.exp2(score - safe[:, None]), tl.exp2(largest - safe)
         total = total * shrink + tl.sum(weight, 1)
         v_at = block * value_block + n % PAGE * value_slot + kv_head * value_head
         value_mask = inside[:, None] & (v < VALUE_DIM)[None, :]
         value = tl.load(values + v_at[:, None] + v[None, :], mask=value_mask, other=0.0)
         result = tl.dot(weight.to(value.dtype), value, result * shrink[:, None], input_precision="ieee")
         largest = now
-    empty = total == 0.0
-    result = result / tl.where(empty, 1.0, total)[:, None]
+    divisor = tl.where(total == 0.0, 1.0, total)
     o_at = token[:, None] * out_token + head[:, None] * out_head + part * out_part + v[None, :]
-    tl.store(out + o_at, result.to(out.dtype.element_ty), mask=valid[:, None] & (v < VALUE_DIM)[None, :])
+    o_mask = valid[:, None] & (v < VALUE_DIM)[None, :]
+    tl.store(out + o_at, (result / divisor[:, None]).to(out.dtype.element_ty), mask=o_mask)
     if SPLIT:
-        log_sum = tl.where(empty, float("-inf"), largest + tl.log2(tl.where(empty, 1.0, total)))
+        log_sum = tl.where(total == 0.0, float("-inf"), largest + tl.log2(divisor))
         # Laid out as `out`, without its width.
-        s_at = (token * out_token + head * out_head) // VALUE_DIM + part
-        tl.store(sums + s_at, log_sum, mask=valid)
+        tl.store(sums + (token * out_token + head * out_head) // VALUE_DIM + part, log_sum, mask=valid)
 
 
 @triton.jit(do_not_specialize=["parts"])

@@ -49,7 +49,7 @@ class DecodeSteps:
             tensor[:blocks].normal_()
         cross = 16 if decoder.cross is not None else 0
         self.graphs = DecodeGraphs(
-            decoder, self.cache, backend, decode_sizes(8, 80, BLOCK * 4, cross_blocks=cross),
+            decoder, self.cache, backend, decode_sizes(8, 80, cross),
             spare_block=blocks, gathered=gathered,
         )  # fmt: skip
         self.graphs.capture()
