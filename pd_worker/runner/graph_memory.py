@@ -11,7 +11,6 @@ from triptych.base.machine.device_memory import DeviceMemory
 from triptych.base.machine.graphs import GraphBackend, graph_backend
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.attention.backends import backend_on
-from triptych.pd_worker.attention.metadata import gathered_blocks
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.runner.decode_graphs import DecodeGraphs
 from triptych.pd_worker.runner.decode_sizes import DecodeSize
@@ -33,9 +32,8 @@ def measured_graph_bytes(
     backend = backend or graph_backend(config.decode_graphs, decoder.device, "--decode-graphs")
     assert backend is not None
     cache = PagedKVCache.of_decoder(decoder, num_blocks=1, block_size=config.block_size)
-    gathered = gathered_blocks(cache, decoder.device)
     graphs = DecodeGraphs(
-        decoder, cache, backend, sizes_of(config, decoder), spare_block=0, gathered=gathered,
+        decoder, cache, backend, sizes_of(config, decoder), spare_block=0,
         attention_backend=backend_on(decoder.device, config.attention_backend),
     )  # fmt: skip
     memory.reset_peak()

@@ -90,7 +90,6 @@ class ModelRunner(ECConnectorModelRunnerMixin):
             backend,
             sizes,
             spare_block=len(self.kv_cache.keys[0]) - 1,
-            gathered=self._builder.gathered,
             attention_backend=self._backend,
         )
         graphs.capture()

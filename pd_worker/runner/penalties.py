@@ -7,28 +7,44 @@ few copies and operators, whatever its number of rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from triptych.base.machine.device import Device
+from triptych.models.base import LogitsRule
 from triptych.pd_worker.core.sampling import ResolvedSampling, banned_ids
 
 
-class PenalisedRow(Protocol):
-    """What of a row's request changes its logits; see SamplerInput."""
+@dataclass(frozen=True, slots=True)
+class SamplerInput:
+    """One row's request. `position` counts the output tokens before the one to choose, all attempts."""
+
+    params: ResolvedSampling
+    output_ids: Sequence[int]
+    position: int
+    eos_token_ids: Sequence[int] = ()
+    #: The prompt's tokens, in any order; used by the repetition penalty.
+    prompt_ids: Sequence[int] = ()
+    #: Tokens that the grammar allows, bool [V' ≤ V]; None: all. Those from V' on are not allowed.
+    allowed: np.ndarray | None = None
+    #: Logits rules of the checkpoint or the task, applied first, with the whole prompt in order.
+    rules: Sequence[LogitsRule] = ()
+    prompt: Sequence[int] = ()
 
     @property
-    def params(self) -> ResolvedSampling: ...
-    @property
-    def output_ids(self) -> Sequence[int]: ...
-    @property
-    def prompt_ids(self) -> Sequence[int]: ...
-    @property
-    def eos_token_ids(self) -> Sequence[int]: ...
-    @property
-    def allowed(self) -> np.ndarray | None: ...
+    def plain(self) -> bool:
+        """Greedy, and the logits are used unchanged."""
+        params = self.params
+        return (
+            params.temperature == 0
+            and self.allowed is None
+            and not penalises(params)
+            and not self.rules
+            and not params.bad_word_ids
+            and len(self.output_ids) >= params.min_tokens
+        )
 
 
 def penalises(params: ResolvedSampling) -> bool:
@@ -41,7 +57,7 @@ def penalises(params: ResolvedSampling) -> bool:
     )
 
 
-def penalise(rows: torch.Tensor, requests: Sequence[PenalisedRow]) -> None:
+def penalise(rows: torch.Tensor, requests: Sequence[SamplerInput]) -> None:
     """Changes `rows` [N, V], float32: bias, then repetition, then frequency and presence.
 
     Repetition counts tokens of prompt and output, once each; the other two those of the output.
@@ -56,7 +72,7 @@ def penalise(rows: torch.Tensor, requests: Sequence[PenalisedRow]) -> None:
         change(flat, _on(rows, np.concatenate(places)), _on(rows, numbers.astype(np.float32)))
 
 
-def mask(rows: torch.Tensor, requests: Sequence[PenalisedRow]) -> None:
+def mask(rows: torch.Tensor, requests: Sequence[SamplerInput]) -> None:
     """Masks what grammars forbid, bad words, and what would end an output before `min_tokens`.
 
     Where a grammar or a rule leaves nothing else, an output ends before `min_tokens`.
@@ -73,17 +89,17 @@ def mask(rows: torch.Tensor, requests: Sequence[PenalisedRow]) -> None:
         flat.index_copy_(0, places, torch.where(emptied, kept, -torch.inf))
 
 
-def _biases(request: PenalisedRow) -> tuple[Sequence[int], Sequence[float]]:
+def _biases(request: SamplerInput) -> tuple[Sequence[int], Sequence[float]]:
     bias = request.params.logit_bias
     return [token for token, _ in bias], [value for _, value in bias]
 
 
-def _repeated(request: PenalisedRow) -> tuple[Sequence[int], float]:
+def _repeated(request: SamplerInput) -> tuple[Sequence[int], float]:
     factor = request.params.repetition_penalty
     return ((*request.prompt_ids, *request.output_ids) if factor != 1 else ()), factor
 
 
-def _used(request: PenalisedRow) -> tuple[Sequence[int] | np.ndarray, np.ndarray | float]:
+def _used(request: SamplerInput) -> tuple[Sequence[int] | np.ndarray, np.ndarray | float]:
     params = request.params
     if not request.output_ids or not (params.frequency_penalty or params.presence_penalty):
         return (), 0.0
@@ -100,7 +116,7 @@ def _repeat(flat: torch.Tensor, places: torch.Tensor, factors: torch.Tensor) -> 
     flat.index_copy_(0, places, torch.where(logits < 0, logits * factors, logits / factors))
 
 
-def _mask_grammars(rows: torch.Tensor, requests: Sequence[PenalisedRow]) -> None:
+def _mask_grammars(rows: torch.Tensor, requests: Sequence[SamplerInput]) -> None:
     held = [(index, r.allowed) for index, r in enumerate(requests) if r.allowed is not None]
     if not held:
         return
@@ -113,13 +129,13 @@ def _mask_grammars(rows: torch.Tensor, requests: Sequence[PenalisedRow]) -> None
 
 
 def _places(
-    requests: Sequence[PenalisedRow], size: int, of: Callable[[PenalisedRow], Iterable[int]]
+    requests: Sequence[SamplerInput], size: int, of: Callable[[SamplerInput], Iterable[int]]
 ) -> list[int]:
     """The places in the flattened rows of each request's ids; vocabularies differ, and some are not there."""
     return [index * size + id for index, request in enumerate(requests) for id in of(request) if id < size]
 
 
-def _ending_ids(request: PenalisedRow) -> set[int]:
+def _ending_ids(request: SamplerInput) -> set[int]:
     """Ids that would end the output before `min_tokens`, and the end-of-sequence tokens even if ignored."""
     params = request.params
     if len(request.output_ids) >= params.min_tokens:

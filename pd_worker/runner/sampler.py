@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 
-import numpy as np
 import torch
 
 from triptych.base.machine.device import Device
-from triptych.models.base import LogitsRule
 from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.sampling import ResolvedSampling
-from triptych.pd_worker.runner.penalties import mask, penalise, penalises
+from triptych.pd_worker.runner.penalties import SamplerInput, mask, penalise
+
+__all__ = ["SamplerInput", "raw_logprobs", "read_logprobs", "sample", "select", "uniform"]
 
 #: Sizes of the candidates: a row takes the first that holds its top_k, whatever the rows beside it.
 _CANDIDATES = (64, 1024)
@@ -32,36 +31,6 @@ _CACHED = 1 << 19
 #: The maximum of `logprobs`: that many are found for every row.
 _TOP_LOGPROBS = 20
 _WORD = (1 << 64) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class SamplerInput:
-    """One row's request. `position` counts the output tokens before the one to choose, all attempts."""
-
-    params: ResolvedSampling
-    output_ids: Sequence[int]
-    position: int
-    eos_token_ids: Sequence[int] = ()
-    #: The prompt's tokens, in any order; used by the repetition penalty.
-    prompt_ids: Sequence[int] = ()
-    #: Tokens that the grammar allows, bool [V' ≤ V]; None: all. Those from V' on are not allowed.
-    allowed: np.ndarray | None = None
-    #: Logits rules of the checkpoint or the task, applied first, with the whole prompt in order.
-    rules: Sequence[LogitsRule] = ()
-    prompt: Sequence[int] = ()
-
-    @property
-    def plain(self) -> bool:
-        """Greedy, and the logits are used unchanged."""
-        params = self.params
-        return (
-            params.temperature == 0
-            and self.allowed is None
-            and not penalises(params)
-            and not self.rules
-            and not params.bad_word_ids
-            and len(self.output_ids) >= params.min_tokens
-        )
 
 
 @torch.no_grad()

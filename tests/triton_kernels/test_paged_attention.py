@@ -41,11 +41,6 @@ def processors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 def poison(case: Case) -> None:
     """NaN in every slot of the cache that is no sequence's."""
-    for tables, lengths in (
-        (case.own_tables, [c.length for c in case.chunks]),
-        (case.cross_tables, [c.rows for c in case.chunks]),
-    ):
-        assert all(len(table) * 4 >= length for table, length in zip(tables, lengths, strict=True))
     kept = [
         case.cache.slots(t, c.length - c.count) for t, c in zip(case.own_tables, case.chunks, strict=True)
     ]
@@ -58,15 +53,18 @@ def poison(case: Case) -> None:
         rows[slots] = saved
 
 
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_query_heads_share_the_keys_of_their_kv_head(processors: int, kv_heads: int) -> None:
+    case = Case(BATCH, kv_heads)
+    close(case.attend("triton"), case.expected_self())
+
+
 @pytest.mark.parametrize("chunks", BATCHES)
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize(
-    "options", [{}, {"sliding_window": 3}, {"softcap": 2.0}, {"sliding_window": 70, "softcap": 1.0}]
-)
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 3}, {"sliding_window": 70, "softcap": 1.0}])
 def test_decodes_and_chunks_read_their_own_keys_alone(
-    processors: int, chunks: tuple[Chunk, ...], kv_heads: int, options: dict[str, Any]
+    processors: int, chunks: tuple[Chunk, ...], options: dict[str, Any]
 ) -> None:
-    case = Case(chunks, kv_heads)
+    case = Case(chunks, 2)
     poison(case)
     expected = case.expected_self(window=options.get("sliding_window"), softcap=options.get("softcap"))
     close(case.attend("triton", **options), expected)
@@ -93,11 +91,10 @@ def test_a_bias_by_distance_is_looked_up_on_the_fly(processors: int) -> None:
 
 
 @pytest.mark.parametrize("chunks", BATCHES)
-@pytest.mark.parametrize("kv_heads", [2, 4])
 def test_cross_attention_sees_the_whole_of_its_own_encoder_output(
-    processors: int, chunks: tuple[Chunk, ...], kv_heads: int
+    processors: int, chunks: tuple[Chunk, ...]
 ) -> None:
-    case = Case(chunks, kv_heads)
+    case = Case(chunks, 2)
     poison(case)
     close(case.attend("triton", cross=True, bias=ArbitraryBias(1)), case.expected_cross())
 
@@ -152,7 +149,7 @@ def test_sequences_that_share_a_prefix_read_the_same_blocks(processors: int) -> 
     close(case.attend("triton"), case.expected_self())
 
 
-def test_more_query_heads_for_a_kv_head_than_rows_of_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_query_heads_for_a_kv_head_than_rows_of_a_tile() -> None:
     q = torch.randn(2, 71, 16, generator=torch.Generator().manual_seed(1))
     k, v = (torch.randn(1, 16, 1, 16, generator=torch.Generator().manual_seed(seed)) for seed in (2, 3))
     queries = PagedQueries(torch.tensor([0, 2]), torch.tensor([11]), torch.tensor([[0]]), 2)

@@ -39,7 +39,6 @@ class DecodeSteps:
         backend: GraphBackend,
         *,
         blocks: int = 260,
-        gathered: int = 1 << 20,
         attention: str = "sdpa",
     ) -> None:
         geometry = decoder.geometry
@@ -57,7 +56,7 @@ class DecodeSteps:
         cross = 16 if decoder.cross is not None else 0
         self.graphs = DecodeGraphs(
             decoder, self.cache, backend, decode_sizes(8, 80, cross),
-            spare_block=blocks, gathered=gathered, attention_backend=attention,
+            spare_block=blocks, attention_backend=attention,
         )  # fmt: skip
         self.graphs.capture()
 
