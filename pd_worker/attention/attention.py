@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from transformers import AttentionInterface
@@ -76,22 +75,19 @@ def paged_attention(
     rule = meta.layer_rules[layer] if meta.layer_rules else LayerRule(sliding_window)
     options = _Options(q.shape[-1] ** -0.5 if scaling is None else scaling, softcap, rule)
     out = torch.empty(q.shape[1], q.shape[0], values.shape[-1], dtype=q.dtype, device=q.device)
-    in_blocks = partial(attend_in_blocks, module, q, layer, meta, rule, options.scale, softcap, out)
-    if meta.cross is not None and getattr(module, "is_cross", False):
-        if meta.backend == "triton":
-            in_blocks()
-            return out[None], None
-        _cross(q, keys, values, meta, options, out)
-        return out[None], None
-    if kwargs.get("is_causal") is False:
-        raise NotImplementedError(f"{ATTENTION_NAME} is causal")
-    cache.write(layer, meta.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    cross = meta.cross is not None and bool(getattr(module, "is_cross", False))
+    if not cross:
+        if kwargs.get("is_causal") is False:
+            raise NotImplementedError(f"{ATTENTION_NAME} is causal")
+        cache.write(layer, meta.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
     if meta.backend == "triton":
-        in_blocks()
-        return out[None], None
-    if meta.num_decodes:
-        _decode(module, q, layer, meta, options, out)
-    _prefills(module, q, key[0], value[0], layer, meta, options, out)
+        attend_in_blocks(module, q, layer, meta, options.rule, options.scale, softcap, out, cross=cross)
+    elif cross:
+        _cross(q, keys, values, meta, options, out)
+    else:
+        if meta.num_decodes:
+            _decode(module, q, layer, meta, options, out)
+        _prefills(module, q, key[0], value[0], layer, meta, options, out)
     return out[None], None
 
 

@@ -24,23 +24,18 @@ def attend_in_blocks(
     scale: float,
     softcap: float | None,
     out: torch.Tensor,
+    *,
+    cross: bool,
 ) -> None:
     """Writes `out` [T, heads, value dim] of query [heads, T, dim]: all decodes, then all prefill chunks."""
     # Where Triton is, torch for CUDA has brought it.
     from triptych.kernels import paged_attention as kernel
 
-    cross = meta.cross is not None and bool(getattr(module, "is_cross", False))
     scores = kernel.PagedScores(scale, softcap or 0.0, causal=False)
     if not cross:
-        biased = meta.bias is not None and meta.bias.key(module) is not None
-        scores = kernel.PagedScores(
-            scale,
-            softcap or 0.0,
-            rule.window or 0,
-            rule.chunk or 0,
-            whole_spans=rule.spans is SpanRule.WHOLE,
-            bias=meta.bias.table if biased and meta.bias is not None else None,
-        )
+        bias = None if meta.bias is None or meta.bias.key(module) is None else meta.bias.table
+        whole, limits = rule.spans is SpanRule.WHOLE, (rule.window or 0, rule.chunk or 0)
+        scores = kernel.PagedScores(scale, softcap or 0.0, *limits, whole_spans=whole, bias=bias)
     spans = not cross and rule.spans is not SpanRule.NONE
     cached = (meta.cache.keys[layer], meta.cache.values[layer])
     for queries in queries_of(meta, cross=cross, spans=spans):

@@ -16,6 +16,8 @@ from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 if TYPE_CHECKING:
     from triptych.kernels.paged_attention import PagedQueries
 
+#: Limit of the bytes that one layer gathers at a time; a single longer sequence is gathered alone.
+GATHER_LIMIT = 64 * MIB
 #: Tokens per run, on average, from which on one call per run costs less than one over a gathered copy.
 _LEAST_TOKENS = 64
 
@@ -75,17 +77,9 @@ class GatherGroup:
     blocks: int
 
 
-def gather_limit(device: torch.device) -> int:
-    """Limit of the bytes that one layer gathers at a time; a single longer sequence is gathered alone.
-
-    Larger on an accelerator, which is faster with fewer, larger calls.
-    """
-    return (64 if device.type == "cpu" else 256) * MIB
-
-
-def gathered_blocks(cache: PagedKVCache, device: torch.device, limit: int = 0) -> int:
-    """Blocks whose keys and values one layer gathers at a time, by a limit in bytes or the device's own."""
-    return max(1, (limit or gather_limit(device)) // (cache.layer_bytes * cache.block_size))
+def gathered_blocks(cache: PagedKVCache, limit: int) -> int:
+    """Blocks whose keys and values one layer gathers at a time, by a limit in bytes."""
+    return max(1, limit // (cache.layer_bytes * cache.block_size))
 
 
 def plan_gathers(blocks: Sequence[int], most: int) -> list[GatherGroup]:

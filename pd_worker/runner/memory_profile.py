@@ -14,11 +14,11 @@ from triptych.models.base import DecoderSide
 from triptych.models.recurrent import RecurrentStates
 from triptych.pd_worker.attention.backends import backend_on
 from triptych.pd_worker.attention.metadata import (
+    GATHER_LIMIT,
     AttentionMetadata,
     CrossSpan,
     CrossTables,
     PrefillSpan,
-    gather_limit,
 )
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.item_limits import max_embeddings, parse_item_limits
@@ -78,7 +78,7 @@ def needs_of(config: PDConfig, decoder: DecoderSide, held: int, activations: int
     blocks = -(-longest // config.block_size) + -(-rows // config.block_size)
     # A sequence above the gather limit is gathered alone.
     in_layer = max(shape.elements for shape in geometry.layers) * config.block_size * decoder.dtype.itemsize
-    gathered = max(gather_limit(decoder.device), -(-longest // config.block_size) * in_layer)
+    gathered = max(GATHER_LIMIT, -(-longest // config.block_size) * in_layer)
     # A later chunk of a long prompt has a mask over all that is before it, as bools and as what is added.
     tokens = min(config.max_num_batched_tokens, longest)
     masks = tokens * longest * (1 + decoder.dtype.itemsize)

@@ -66,7 +66,8 @@ def attend(
     `keys` and `values` are [blocks, block size, kv heads, dim].
     """
     (count, heads, dim), (_, page, kv_heads, value_dim) = query.shape, values.shape
-    assert query.stride(-1) == keys.stride(-1) == values.stride(-1) == out.stride(-1) == 1
+    query = query if query.stride(-1) == 1 else query.contiguous()
+    assert keys.stride(-1) == values.stride(-1) == out.stride(-1) == 1
     sizes = tile_sizes(heads // kv_heads, dim, value_dim, queries.longest, query.element_size())
     tiles = triton.cdiv(queries.longest, sizes["BLOCK_M"] // (heads // kv_heads))
     programs = len(queries.lengths) * tiles * kv_heads
@@ -112,8 +113,11 @@ def tile_sizes(group: int, dim: int, value_dim: int, longest: int, itemsize: int
     }
 
 
-#: Numbers that differ between steps and layers, for which nothing is to be compiled again.
-_VARYING = ["window", "chunk", "tiles", "table_stride", "bias_length", "bias_query", "bias_head"]
+#: What differs between steps and layers, numbers and alignments, for which nothing is to be compiled again.
+_VARYING = [
+    "tables", "lengths", "starts", "spans", "window", "chunk", "tiles", "table_stride", "bias_length", "bias_query",
+    "bias_head",
+]  # fmt: skip
 
 
 @triton.jit
