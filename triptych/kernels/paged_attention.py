@@ -115,8 +115,8 @@ def tile_sizes(group: int, dim: int, value_dim: int, longest: int, itemsize: int
 
 #: What differs between steps and layers, numbers and alignments, for which nothing is to be compiled again.
 _VARYING = [
-    "tables", "lengths", "starts", "spans", "window", "chunk", "tiles", "table_stride", "bias_length", "bias_query",
-    "bias_head",
+    "tables", "lengths", "starts", "spans", "window", "chunk", "tiles", "table_stride", "bias_length",
+    "bias_query", "bias_head",
 ]  # fmt: skip
 
 
