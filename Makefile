@@ -66,8 +66,15 @@ images:
 $(TOOLS)/torchvision/.installed: $(STAMP) tests/tools/torchvision.sh tests/tools/vllm_shims.py
 	PYTHON=$(BIN)/python sh tests/tools/torchvision.sh $(TOOLS)/torchvision
 
-test-slow: $(VENV)/.clients $(TOOLS)/bin/promtool $(TOOLS)/bin/chromium $(TOOLS)/torchvision/.installed
+# Triton, for tests of its kernels without a GPU.
+$(TOOLS)/triton/.installed: $(STAMP)
+	$(BIN)/pip install -q --no-deps --target $(TOOLS)/triton "$$(grep -o 'triton==[0-9.]*' pyproject.toml)"
+	touch $@
+
+test-slow: $(VENV)/.clients $(TOOLS)/bin/promtool $(TOOLS)/bin/chromium $(TOOLS)/torchvision/.installed \
+		$(TOOLS)/triton/.installed
 	$(PYTEST) -m "not gpu and not vllm" $(ARGS)
+	PYTHONPATH=$(TOOLS)/triton $(BIN)/python -m pytest tests/triton_kernels -n 0 $(ARGS)
 
 # vLLM's CPU build in an environment of its own: our connector inside it, fed by our encoder worker.
 $(TOOLS)/vllm/.installed: tests/tools/vllm.sh tests/tools/vllm_requirements.py tests/tools/vllm_shims.py constraints.txt

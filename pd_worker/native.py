@@ -26,6 +26,7 @@ from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.models.base import DecoderSide
 from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 from triptych.models.identity import ModelIdentity
+from triptych.pd_worker.attention.backends import backend_on
 from triptych.pd_worker.attention.run_attention import uses_runs
 from triptych.pd_worker.core.admission import Admission, SchedulerLimits
 from triptych.pd_worker.core.encoder_cache import EncoderCache
@@ -268,7 +269,9 @@ def _build_scheduler(
         num_blocks,
         config.block_size,
         prefix_caching=config.prefix_caching,
-        evict_early=_EVICTED_EARLY if uses_runs(config.attention_backend, decoder) else 0.0,
+        evict_early=_EVICTED_EARLY
+        if uses_runs(backend_on(decoder.device, config.attention_backend), decoder)
+        else 0.0,
         states=None if states is None else StateSlots(states.slots, states.snapshots),
     )
     swap = SwapManager(

@@ -196,7 +196,7 @@ def main(argv: list[str] | None = None) -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--chunk", type=int, default=4096, help="tokens of a step (--max-num-batched-tokens)")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="sequences that decode")
-    parser.add_argument("--attention-backend", default="sdpa", choices=BACKENDS)
+    parser.add_argument("--attention-backend", default="auto", choices=BACKENDS)
     add_write_flag(parser, RESULT)
     arguments = parser.parse_args(argv)
     limits = known_limits(arguments.device, getattr(torch, arguments.dtype))

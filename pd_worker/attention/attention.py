@@ -13,6 +13,7 @@ from transformers import AttentionInterface
 
 from triptych.models.base import LayerRule, SpanRule
 from triptych.pd_worker.attention.backends import AttentionCall, attend, fused, whole_bias
+from triptych.pd_worker.attention.block_attention import attend_in_blocks
 from triptych.pd_worker.attention.metadata import (
     AttentionMetadata,
     CrossSpan,
@@ -74,15 +75,19 @@ def paged_attention(
     rule = meta.layer_rules[layer] if meta.layer_rules else LayerRule(sliding_window)
     options = _Options(q.shape[-1] ** -0.5 if scaling is None else scaling, softcap, rule)
     out = torch.empty(q.shape[1], q.shape[0], values.shape[-1], dtype=q.dtype, device=q.device)
-    if meta.cross is not None and getattr(module, "is_cross", False):
+    cross = meta.cross is not None and bool(getattr(module, "is_cross", False))
+    if not cross:
+        if kwargs.get("is_causal") is False:
+            raise NotImplementedError(f"{ATTENTION_NAME} is causal")
+        cache.write(layer, meta.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    if meta.backend == "triton":
+        attend_in_blocks(module, q, layer, meta, options.rule, options.scale, softcap, out, cross=cross)
+    elif cross:
         _cross(q, keys, values, meta, options, out)
-        return out[None], None
-    if kwargs.get("is_causal") is False:
-        raise NotImplementedError(f"{ATTENTION_NAME} is causal")
-    cache.write(layer, meta.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    if meta.num_decodes:
-        _decode(module, q, layer, meta, options, out)
-    _prefills(module, q, key[0], value[0], layer, meta, options, out)
+    else:
+        if meta.num_decodes:
+            _decode(module, q, layer, meta, options, out)
+        _prefills(module, q, key[0], value[0], layer, meta, options, out)
     return out[None], None
 
 

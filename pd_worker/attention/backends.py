@@ -1,5 +1,6 @@
-"""Attention backends: torch's fused kernel, and blockwise.
+"""Attention backends: a Triton kernel on CUDA, torch's fused kernel, and blockwise.
 
+"triton" reads keys and values in their blocks (`block_attention`); the others take them gathered.
 "sdpa" takes masks and biases as whole tensors, made once per step for all layers that share them. "blockwise"
 makes them for one block of keys at a time and allocates nothing of the size queries x keys: for long
 sequences with a bias. A call that a backend does not support goes to one that supports it; nothing is
@@ -10,14 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
 
+from triptych.base.errors import ConfigError
+
 #: Values of --attention-backend.
-BACKENDS = ("sdpa", "blockwise")
+BACKENDS = ("auto", "triton", "sdpa", "blockwise")
 #: Keys of one block of "blockwise".
 _BLOCK = 256
+
+
+def backend_on(device: torch.device, name: str) -> str:
+    """The backend that this --attention-backend is on a device; ConfigError where it has none such."""
+    if name == "triton" and device.type != "cuda":
+        raise ConfigError("--attention-backend triton is for CUDA: use auto, which is sdpa on a CPU")
+    if name != "auto":
+        return name
+    return "triton" if device.type == "cuda" and find_spec("triton") is not None else "sdpa"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -13,6 +13,11 @@ from triptych.models.base import AttentionBias, LayerRule, SpanRule
 from triptych.models.recurrent import RecurrentStates
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 
+if TYPE_CHECKING:
+    from triptych.kernels.paged_attention import PagedQueries
+
+#: Limit of the bytes that one layer gathers at a time; a single longer sequence is gathered alone.
+GATHER_LIMIT = 64 * MIB
 #: Tokens per run, on average, from which on one call per run costs less than one over a gathered copy.
 _LEAST_TOKENS = 64
 
@@ -72,17 +77,9 @@ class GatherGroup:
     blocks: int
 
 
-def gather_limit(device: torch.device) -> int:
-    """Limit of the bytes that one layer gathers at a time; a single longer sequence is gathered alone.
-
-    Larger on an accelerator, which is faster with fewer, larger calls.
-    """
-    return (64 if device.type == "cpu" else 256) * MIB
-
-
-def gathered_blocks(cache: PagedKVCache, device: torch.device, limit: int = 0) -> int:
-    """Blocks whose keys and values one layer gathers at a time, by a limit in bytes or the device's own."""
-    return max(1, (limit or gather_limit(device)) // (cache.layer_bytes * cache.block_size))
+def gathered_blocks(cache: PagedKVCache, limit: int) -> int:
+    """Blocks whose keys and values one layer gathers at a time, by a limit in bytes."""
+    return max(1, limit // (cache.layer_bytes * cache.block_size))
 
 
 def plan_gathers(blocks: Sequence[int], most: int) -> list[GatherGroup]:
@@ -191,6 +188,8 @@ class AttentionMetadata:
         default_factory=dict
     )
     _runs: dict[int | None, Sequence[tuple[KVRun, ...]]] = field(default_factory=dict)
+    #: What the Triton kernel takes, see `queries_of`.
+    queries: dict[tuple[bool, bool], Sequence[PagedQueries]] = field(default_factory=dict)
     #: Whole biases by the modules that share them.
     biases: dict[tuple[object, int], torch.Tensor] = field(default_factory=dict)
 

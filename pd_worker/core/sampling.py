@@ -24,8 +24,9 @@ from triptych.base.types import SamplingParams
 if TYPE_CHECKING:
     from triptych.models.base import GenerationDefaults
 
-#: Below this, logits divided by the temperature overflow float32: sampling is greedy.
-_LEAST_TEMPERATURE = 1e-5
+#: Below the first, sampling is greedy, and up to the second it is at the second, as in vLLM: logits that are
+#: divided by less lose their accuracy.
+_GREEDY_TEMPERATURE, _MIN_TEMPERATURE = 1e-5, 0.01
 _MAX_STOP_CHARS = 1024
 _MAX_STOP_TOKEN_IDS = 128
 
@@ -150,7 +151,7 @@ def _temperature(params: SamplingParams, defaults: GenerationDefaults) -> float:
     value = defaults.temperature if params.temperature is None else params.temperature
     if not (math.isfinite(value) and value >= 0):
         raise InvalidRequest("temperature must be a number from 0", param="temperature")
-    return 0.0 if value < _LEAST_TEMPERATURE else value
+    return 0.0 if value < _GREEDY_TEMPERATURE else max(value, _MIN_TEMPERATURE)
 
 
 def _top_p(params: SamplingParams, defaults: GenerationDefaults) -> float:

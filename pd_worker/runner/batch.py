@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from triptych.base.machine.device import Device
 from triptych.ec_connector.base import EncoderCacheMap
 from triptych.models.base import DecoderSide, MergedEmbeds
 from triptych.pd_worker.attention.metadata import (
+    GATHER_LIMIT,
     AttentionMetadata,
     CrossSpan,
     CrossTables,
@@ -56,10 +58,10 @@ class BatchBuilder:
         decoder: DecoderSide,
         *,
         backend: str = "sdpa",
-        gather_bytes: int = 0,
+        gather_bytes: int = GATHER_LIMIT,
         in_runs: bool = False,
     ) -> None:
-        """`gather_bytes` bounds the keys and values gathered at once; 0: a default for the device."""
+        """`gather_bytes` bounds the keys and values gathered at once."""
         self._cache = cache
         self._decoder = decoder
         self._rows = decoder.geometry.position_rows
@@ -68,7 +70,7 @@ class BatchBuilder:
         self._backend = backend
         #: Sequences whose blocks follow one another are attended to where they are.
         self.in_runs = in_runs
-        self.gathered = gathered_blocks(cache, decoder.device, gather_bytes)
+        self.gathered = gathered_blocks(cache, gather_bytes)
 
     def build(self, chunks: Sequence[ScheduledChunk], embeddings: EncoderCacheMap) -> Batch:
         """The batch of `chunks`: those of one token first, of which those that attend in runs are first."""
@@ -253,9 +255,7 @@ class BatchBuilder:
         return runs if attends_in_runs(runs) else ()
 
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self._device.type == "cpu":
-            return tensor
-        return tensor.contiguous().pin_memory().to(self._device, non_blocking=True)
+        return Device.of(self._device).upload(tensor)
 
 
 def in_batch_order(chunks: Sequence[ScheduledChunk]) -> tuple[list[ScheduledChunk], list[ScheduledChunk]]:

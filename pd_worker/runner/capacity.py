@@ -11,6 +11,7 @@ from triptych.base.config import PDConfig, format_size
 from triptych.base.errors import ConfigError
 from triptych.base.machine.device import Device
 from triptych.models.base import CrossGeometry, DecoderGeometry, DecoderSide
+from triptych.pd_worker.attention.backends import backend_on
 from triptych.pd_worker.core.admission import CrossLimits
 
 #: A quarter goes to recurrent states: of the memory left for states and KV cache (without --state-memory),
@@ -78,7 +79,7 @@ def runner_options(config: PDConfig, decoder: DecoderSide) -> RunnerOptions:
     return RunnerOptions(
         num_blocks=num_kv_blocks(config, decoder.geometry, decoder.dtype),
         block_size=config.block_size,
-        backend=config.attention_backend,
+        backend=backend_on(decoder.device, config.attention_backend),
         num_host_blocks=num_host_blocks(config, decoder.geometry, decoder.dtype),
         spare_block=uses_graphs(config, decoder.device, decoder.geometry),
         num_slots=0 if states is None else states.slots + states.snapshots,
@@ -132,8 +133,8 @@ def num_kv_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtyp
 def uses_graphs(config: PDConfig, device: torch.device, geometry: DecoderGeometry | None = None) -> bool:
     """Whether steps of decodes alone run as graphs, by --decode-graphs.
 
-    ConfigError for CUDA graphs of several ranks, whose collectives no graph has been captured with, and for
-    graphs of recurrent layers.
+    ConfigError for CUDA graphs of several ranks, whose collectives no graph has been captured with, of
+    attention that gathers, and of recurrent layers.
     """
     mode, ranks = config.decode_graphs, config.tensor_parallel
     if geometry is not None and geometry.states:
@@ -147,7 +148,13 @@ def uses_graphs(config: PDConfig, device: torch.device, geometry: DecoderGeometr
         )
     if ranks > 1 and mode == "auto":
         return False
-    return mode in ("static", "cuda") or (mode == "auto" and Device.of(device).captures)
+    if config.attention_backend in ("sdpa", "blockwise") and mode == "cuda":
+        raise ConfigError(
+            f"--decode-graphs cuda and --attention-backend {config.attention_backend} do not go together: it "
+            "would gather --max-model-len tokens of every sequence; use --attention-backend auto"
+        )
+    captures = Device.of(device).captures and config.attention_backend in ("auto", "triton")
+    return mode in ("static", "cuda") or (mode == "auto" and captures)
 
 
 def num_host_blocks(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtype) -> int:

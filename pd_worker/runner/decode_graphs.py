@@ -11,7 +11,7 @@ import torch
 from triptych.base.machine.graphs import CapturedGraph, GraphBackend
 from triptych.base.progress.progress import each
 from triptych.models.base import DecoderSide
-from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossTables, plan_gathers
+from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossTables
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.runner.batch import Batch
 from triptych.pd_worker.runner.decode_sizes import DecodeSize, smallest_fit
@@ -95,15 +95,13 @@ class DecodeGraphs:
         sizes: Sequence[DecodeSize],
         *,
         spare_block: int,
-        gathered: int,
         attention_backend: str = "sdpa",
     ) -> None:
-        """`spare_block` of the cache is no request's; `gathered` blocks are gathered at once."""
+        """`spare_block` of the cache is no request's."""
         self._decoder = decoder
         self._cache = cache
         self._backend = backend
         self._spare = spare_block
-        self._gathered = gathered
         self._attention_backend = attention_backend
         self._graphs: dict[DecodeSize, tuple[DecodeBuffers, CapturedGraph]] = {}
         self.sizes = tuple(sizes)
@@ -170,7 +168,6 @@ class DecodeGraphs:
                 decode_tables=values["cross_tables"],
                 decode_lengths=values["cross_lengths"],
                 prefills=(),
-                decode_groups=plan_gathers([size.cross_blocks] * size.batch, self._gathered),
             )
         return AttentionMetadata(
             cache=self._cache,
@@ -179,7 +176,6 @@ class DecodeGraphs:
             decode_tables=values["tables"],
             decode_lengths=values["lengths"],
             prefills=(),
-            decode_groups=plan_gathers([size.blocks] * size.batch, self._gathered),
             cross=cross,
             bias=self._decoder.bias,
             layer_rules=self._decoder.layer_rules,

@@ -10,7 +10,7 @@ from triptych.base.machine.device_fault import check_device
 from triptych.base.machine.device_memory import DeviceMemory
 from triptych.base.machine.graphs import GraphBackend, graph_backend
 from triptych.models.base import DecoderSide
-from triptych.pd_worker.attention.metadata import gathered_blocks
+from triptych.pd_worker.attention.backends import backend_on
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.runner.decode_graphs import DecodeGraphs
 from triptych.pd_worker.runner.decode_sizes import DecodeSize
@@ -32,10 +32,9 @@ def measured_graph_bytes(
     backend = backend or graph_backend(config.decode_graphs, decoder.device, "--decode-graphs")
     assert backend is not None
     cache = PagedKVCache.of_decoder(decoder, num_blocks=1, block_size=config.block_size)
-    gathered = gathered_blocks(cache, decoder.device)
     graphs = DecodeGraphs(
-        decoder, cache, backend, sizes_of(config, decoder), spare_block=0, gathered=gathered,
-        attention_backend=config.attention_backend,
+        decoder, cache, backend, sizes_of(config, decoder), spare_block=0,
+        attention_backend=backend_on(decoder.device, config.attention_backend),
     )  # fmt: skip
     memory.reset_peak()
     try:

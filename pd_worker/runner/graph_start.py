@@ -48,11 +48,5 @@ def sizes_of(config: PDConfig, decoder: DecoderSide) -> list[DecodeSize]:
     """The sizes of this worker's decode graphs."""
     longest = max_model_len(config, decoder.geometry, decoder.dtype)
     rows = 0 if decoder.cross is None else decoder.cross.max_rows or longest
-    return decode_sizes(
-        config.max_num_seqs,
-        -(-longest // config.block_size),
-        config.block_size,
-        cross_blocks=-(-rows // config.block_size),
-        # Pictures and windows of sound have as many rows as the encoder has positions; texts have any number.
-        whole=decoder.cross is not None and decoder.modality != "text",
-    )
+    blocks, cross_blocks = (-(-count // config.block_size) for count in (longest, rows))
+    return decode_sizes(config.max_num_seqs, blocks, cross_blocks)

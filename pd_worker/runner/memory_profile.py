@@ -12,12 +12,13 @@ from triptych.base.machine.device_memory import DeviceMemory
 from triptych.base.machine.resources import available_memory
 from triptych.models.base import DecoderSide
 from triptych.models.recurrent import RecurrentStates
+from triptych.pd_worker.attention.backends import backend_on
 from triptych.pd_worker.attention.metadata import (
+    GATHER_LIMIT,
     AttentionMetadata,
     CrossSpan,
     CrossTables,
     PrefillSpan,
-    gather_limit,
 )
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.item_limits import max_embeddings, parse_item_limits
@@ -77,13 +78,15 @@ def needs_of(config: PDConfig, decoder: DecoderSide, held: int, activations: int
     blocks = -(-longest // config.block_size) + -(-rows // config.block_size)
     # A sequence above the gather limit is gathered alone.
     in_layer = max(shape.elements for shape in geometry.layers) * config.block_size * decoder.dtype.itemsize
-    gathered = max(gather_limit(decoder.device), -(-longest // config.block_size) * in_layer)
+    gathered = max(GATHER_LIMIT, -(-longest // config.block_size) * in_layer)
     # A later chunk of a long prompt has a mask over all that is before it, as bools and as what is added.
     tokens = min(config.max_num_batched_tokens, longest)
     masks = tokens * longest * (1 + decoder.dtype.itemsize)
     swapped = config.swap_memory if config.preemption == "swap" else 0
     on_cpu = decoder.device.type == "cpu"
     gathered = min(gathered, config.max_num_seqs * blocks * in_layer)
+    if backend_on(decoder.device, config.attention_backend) == "triton":
+        gathered = masks = 0
     return WorkerNeeds(
         held=held,
         activations=activations,
@@ -105,13 +108,13 @@ def _graph_bytes(
     """Estimated bytes that decode graphs keep; `longest` are those of the longest request's blocks.
 
     On CUDA, if none could be measured, their pool beside what other steps take counts too: one layer's
-    gathered keys and values, and the activations of --max-num-seqs tokens.
+    gathered keys and values, if any, and the activations of --max-num-seqs tokens.
     """
     if not uses_graphs(config, decoder.device, decoder.geometry):
         return 0
     spare = block_bytes(decoder.geometry, config.block_size, decoder.dtype)
-    # Powers of two up to a maximum are less than four times that maximum; entries are 8 bytes.
-    tables = 16 * config.max_num_seqs * (longest // spare) * 8
+    # Powers of two up to a maximum, and itself, are less than three times that maximum; entries are 8 bytes.
+    tables = 3 * config.max_num_seqs * (longest // spare) * 8
     if config.decode_graphs == "static":
         return spare + tables
     tokens = min(config.max_num_batched_tokens, longest_request(config, decoder.geometry))
@@ -171,7 +174,7 @@ def _run_longest_batch(config: PDConfig, decoder: DecoderSide) -> int:
         cross=cross,
         bias=decoder.bias,
         layer_rules=decoder.layer_rules,
-        backend=config.attention_backend,
+        backend=backend_on(device, config.attention_backend),
     )
     if geometry.states:
         attention.states = RecurrentStates(state_tensors(geometry.states, 1, device), [0])

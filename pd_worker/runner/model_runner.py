@@ -24,7 +24,7 @@ from triptych.pd_worker.runner.decode_graphs import DecodeGraphs
 from triptych.pd_worker.runner.decode_sizes import DecodeSize
 from triptych.pd_worker.runner.host_kv_cache import HostKVCache, copy_blocks
 from triptych.pd_worker.runner.pooler import add_chunks, score
-from triptych.pd_worker.runner.sampler import SamplerInput, raw_logprobs, sample
+from triptych.pd_worker.runner.sampler import SamplerInput, raw_logprobs, read_logprobs, sample, select
 from triptych.pd_worker.runner.state_pool import StatePool, groups_of
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,6 @@ class ModelRunner(ECConnectorModelRunnerMixin):
             backend,
             sizes,
             spare_block=len(self.kv_cache.keys[0]) - 1,
-            gathered=self._builder.gathered,
             attention_backend=self._backend,
         )
         graphs.capture()
@@ -205,35 +204,45 @@ class ModelRunner(ECConnectorModelRunnerMixin):
             output.batch_digest = batch_digest(ordered)
         hidden = self._hidden(batch, output)
         inputs = [sampler_input(chunk) for chunk in batch.sampling if not chunk.pools]
-        logits, tokens = self._choose(hidden, batch, inputs)
+        logits, chosen = self._choose(hidden, batch, inputs)
         # The step's only wait for the device: for its tokens, and whether its output is finite.
-        chosen = torch.cat([tokens, all_finite(hidden, self.kv_cache.finite)]).tolist()
-        if not chosen.pop():
+        numbers = torch.cat([chosen, all_finite(hidden, self.kv_cache.finite)]).tolist()
+        if not numbers.pop():
             non_finite = non_finite_chunks(hidden, [chunk.count for chunk in ordered], self.kv_cache.finite)
             hidden = self._forget(non_finite, ordered, batch, hidden)
             gone = {id(ordered[index]) for index in non_finite}
             output.non_finite = frozenset(i for i, chunk in enumerate(chunks) if id(chunk) in gone)
-            logits, tokens = self._choose(hidden, batch, inputs)
-            chosen = tokens.tolist()
+            logits, chosen = self._choose(hidden, batch, inputs)
+            numbers = chosen.tolist()
         pooled = add_chunks(ordered, hidden)
         if batch.sampling:
             if self._parallel is not None and self._parallel.rank:
                 return
             pooled |= _scores(batch.sampling, logits)
-            _add_tokens(output, chunks, batch.sampling, chosen, inputs, logits)
+            _add_tokens(output, chunks, batch.sampling, numbers, inputs)
         if pooled:
             output.pooled = {i: pooled[id(chunk)] for i, chunk in enumerate(chunks) if id(chunk) in pooled}
 
     def _choose(
         self, hidden: torch.Tensor, batch: Batch, inputs: Sequence[SamplerInput]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits of all `sampling` chunks, and tokens of those that do not pool; other ranks choose none."""
-        none = hidden.new_empty(0, dtype=torch.int64)
+        """Logits of all `sampling` chunks, and numbers of those that do not pool; other ranks choose none.
+
+        The numbers [N] are float64: the tokens, then for each row that asks for them its logprobs.
+        """
+        none = hidden.new_empty(0, dtype=torch.float64)
         if not batch.sampling:
             return none, none
         logits = self._decoder.logits(hidden[batch.last])
-        on_first = self._parallel is None or not self._parallel.rank
-        return logits, sample(_sampled(batch.sampling, logits), inputs) if inputs and on_first else none
+        if not inputs or (self._parallel is not None and self._parallel.rank):
+            return logits, none
+        given = _sampled(batch.sampling, logits)
+        tokens = sample(given, inputs)
+        asked = [index for index, request in enumerate(inputs) if request.params.logprobs is not None]
+        if not asked:
+            return logits, tokens.double()
+        logprobs = raw_logprobs(select(given, asked), select(tokens, asked))
+        return logits, torch.cat([tokens.double(), logprobs.flatten()])
 
     def _hidden(self, batch: Batch, output: ModelRunnerOutput) -> torch.Tensor:
         """[T, hidden_size], by a graph where one fits the step."""
@@ -296,7 +305,7 @@ def sampler_input(chunk: ScheduledChunk) -> SamplerInput:
 def _sampled(sampling: Sequence[ScheduledChunk], logits: torch.Tensor) -> torch.Tensor:
     """The rows of the chunks that are given a token."""
     kept = [index for index, chunk in enumerate(sampling) if not chunk.pools]
-    return logits if len(kept) == len(sampling) else logits[kept]
+    return select(logits, kept)
 
 
 def _scores(sampling: Sequence[ScheduledChunk], logits: torch.Tensor) -> dict[int, bytes]:
@@ -312,35 +321,25 @@ def _add_tokens(
     output: ModelRunnerOutput,
     chunks: Sequence[ScheduledChunk],
     sampling: Sequence[ScheduledChunk],
-    tokens: Sequence[int],
+    numbers: Sequence[float],
     inputs: Sequence[SamplerInput],
-    logits: torch.Tensor,
 ) -> None:
-    """Writes the tokens, by the places of their chunks in the step; 0 for those that pool or have none."""
+    """Writes tokens and logprobs, by the places of their chunks in the step; 0 for those without a token."""
     place = {id(chunk): index for index, chunk in enumerate(c for c in chunks if c.samples)}
     output.sampled = [0] * len(place)
     given = [chunk for chunk in sampling if not chunk.pools]
     places = [place[id(chunk)] for chunk in given]
+    tokens, logprobs = [int(number) for number in numbers[: len(given)]], numbers[len(given) :]
     for at, token in zip(places, tokens, strict=True):
         output.sampled[at] = max(0, token)
-    if given:
-        _add_logprobs(output, _sampled(sampling, logits), tokens, inputs, places)
-        _add_errors(output, given, tokens, places)
-
-
-def _add_logprobs(
-    output: ModelRunnerOutput,
-    logits: torch.Tensor,
-    tokens: Sequence[int],
-    inputs: Sequence[SamplerInput],
-    places: Sequence[int],
-) -> None:
-    wanted = [request.params.logprobs for request in inputs]
-    if all(count is None for count in wanted):
-        return
-    for place, logprobs in zip(places, raw_logprobs(logits, tokens, wanted), strict=True):
-        if logprobs is not None:
-            output.logprobs[place] = logprobs
+    asked = [index for index, request in enumerate(inputs) if request.params.logprobs is not None]
+    for row, index in enumerate(asked):
+        width = len(logprobs) // len(asked)
+        part = logprobs[row * width : (row + 1) * width]
+        output.logprobs[places[index]] = read_logprobs(
+            part, tokens[index], inputs[index].params.logprobs or 0
+        )
+    _add_errors(output, given, tokens, places)
 
 
 def _add_errors(
@@ -362,9 +361,9 @@ def _add_errors(
 
 
 def all_finite(hidden: torch.Tensor, written: torch.Tensor | None = None) -> torch.Tensor:
-    """int64 [1], 1 where `hidden` [T, hidden] has no NaN or infinity, and nothing that was `written` has."""
+    """float64 [1], 1 where `hidden` [T, hidden] and what was `written` have no NaN or infinity."""
     finite = hidden.sum(dtype=torch.float32).isfinite()
-    return (finite if written is None else finite & written.all()).long()[None]
+    return (finite if written is None else finite & written.all()).double()[None]
 
 
 def non_finite_chunks(

@@ -1,57 +1,36 @@
-"""The sampler: a pure function of logits, parameters, prompt, output, seed and position.
+"""The sampler: a pure function of logits, parameters, prompt, output, seed and position, for all rows.
 
-Every row is computed alone and its random number comes from a counter, so that for equal logits a token
-depends neither on the batch around it nor on the attempt that computes it. Logits are equal on a CPU in
-float32, but for their last bits. In 16 bits, and on CUDA, the batch, its graph, the chunks of the prompt and
-prefix hits choose other kernels, whose sums differ: there a seed repeats an answer as long as no two tokens
-are nearly as likely.
+A row's random number comes from a counter, and no other row decides how many of its logits are sorted, so
+that for equal logits a token depends neither on the batch around it nor on the attempt that computes it.
+Logits are equal on a CPU in float32, but for their last bits. In 16 bits, and on CUDA, the batch, its graph,
+the chunks of the prompt and prefix hits choose other kernels, whose sums differ: there a seed repeats an
+answer as long as no two tokens are nearly as likely.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from hashlib import blake2b
 
-import numpy as np
 import torch
 
-from triptych.models.base import LogitsRule
+from triptych.base.machine.device import Device
 from triptych.pd_worker.core.outputs import RawLogprobs
-from triptych.pd_worker.core.sampling import ResolvedSampling, banned_ids
+from triptych.pd_worker.core.sampling import ResolvedSampling
+from triptych.pd_worker.runner.penalties import SamplerInput, mask, penalise
 
-_WORD = (1 << 64) - 1
-#: So many tokens nearly always hold the nucleus; on a CPU, sorting a whole vocabulary takes 20 times as long.
+__all__ = ["SamplerInput", "raw_logprobs", "read_logprobs", "sample", "select", "uniform"]
+
+#: Sizes of the candidates: a row takes the first that holds its top_k, whatever the rows beside it.
+_CANDIDATES = (64, 1024)
+#: Tokens that nearly always hold the nucleus; on a CPU, sorting a whole vocabulary takes 20 times as long.
 _LIKELY = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class SamplerInput:
-    """One row's request. `position` counts the output tokens before the one to choose, all attempts."""
-
-    params: ResolvedSampling
-    output_ids: Sequence[int]
-    position: int
-    eos_token_ids: Sequence[int] = ()
-    #: The prompt's tokens, in any order; used by the repetition penalty.
-    prompt_ids: Sequence[int] = ()
-    #: Tokens that the grammar allows, bool [V' ≤ V]; None: all. Those from V' on are not allowed.
-    allowed: np.ndarray | None = None
-    #: Logits rules of the checkpoint or the task, applied first, with the whole prompt in order.
-    rules: Sequence[LogitsRule] = ()
-    prompt: Sequence[int] = ()
-
-    @property
-    def plain(self) -> bool:
-        """Greedy, and the logits are used unchanged."""
-        params = self.params
-        return (
-            params.temperature == 0
-            and self.allowed is None
-            and not penalises(params)
-            and not self.rules
-            and not params.bad_word_ids
-            and len(self.output_ids) >= params.min_tokens
-        )
+#: Logits that a CPU's cache holds: more are computed part by part.
+_CACHED = 1 << 19
+#: The maximum of `logprobs`: that many are found for every row.
+_TOP_LOGPROBS = 20
+_WORD = (1 << 64) - 1
 
 
 @torch.no_grad()
@@ -63,171 +42,157 @@ def sample(logits: torch.Tensor, requests: Sequence[SamplerInput]) -> torch.Tens
     In this order, as transformers does it: the checkpoint's rules, logit_bias, repetition penalty, frequency
     and presence penalty, min_tokens, the grammar, temperature; then, as vLLM does it, min_p, top_k, top_p.
     """
+    step = max(1, _CACHED // logits.shape[1])
+    if logits.is_cpu and len(logits) > step:
+        parts = range(0, len(logits), step)
+        return torch.cat([sample(logits[i : i + step], requests[i : i + step]) for i in parts])
     # NaN counts as the largest, so that a finite largest logit means that all are usable.
     largest, tokens = logits.max(dim=-1)
-    for index, request in enumerate(requests):
-        if not request.plain:
-            tokens[index] = _sample_row(logits[index], request)
+    changed = [index for index, request in enumerate(requests) if not request.plain]
+    if changed:
+        rows = select(logits, changed).to(torch.float32, copy=len(changed) == len(logits)).contiguous()
+        chosen = _sample_rows(rows, [requests[index] for index in changed])
+        tokens = _replace(tokens, changed, chosen)
     return torch.where(largest.isfinite(), tokens, -1)
 
 
 def uniform(seed: int, position: int, choice: int = 0) -> float:
     """The number in [0, 1) that belongs to (seed, choice, position), on every machine."""
-    key = np.array([seed & _WORD, 0], dtype=np.uint64)
-    counter = np.array([position, choice, 0, 0], dtype=np.uint64)
-    return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())
+    words = struct.pack("<QQQ", seed & _WORD, position, choice)
+    return (int.from_bytes(blake2b(words, digest_size=8).digest(), "little") >> 11) * 2.0**-53
 
 
-def _sample_row(row: torch.Tensor, request: SamplerInput) -> torch.Tensor:
-    """The token of one row [V]; -1 where rules and masks leave none."""
-    params = request.params
-    row = row.to(torch.float32, copy=True)
-    for rule in request.rules:
-        rule.apply(row, request.prompt, request.output_ids)
-    if penalises(params):
-        penalise(row, params, request.prompt_ids, request.output_ids)
-    _mask(row, request)
-    if not params.greedy:
-        row = row / params.temperature
-    largest, token = row.max(dim=-1)
-    if not params.greedy:
-        token = _draw(row, params, uniform(params.seed, request.position, params.choice))
-    return torch.where(largest.isfinite(), token, -1)
+def _sample_rows(rows: torch.Tensor, requests: Sequence[SamplerInput]) -> torch.Tensor:
+    """The tokens of `rows` [N, V], which change; -1 where rules and masks leave none."""
+    for row, request in zip(rows, requests, strict=True):
+        for rule in request.rules:
+            rule.apply(row, request.prompt, request.output_ids)
+    penalise(rows, requests)
+    mask(rows, requests)
+    groups: dict[tuple[int, bool], list[int]] = {}
+    for index, request in enumerate(requests):
+        groups.setdefault(_candidates(request.params, rows.shape[1]), []).append(index)
+    tokens = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
+    for (count, nucleus), places in groups.items():
+        drawn = _draw(select(rows, places), [requests[index] for index in places], count, nucleus)
+        tokens = _replace(tokens, places, drawn)
+    return tokens
 
 
-def _draw(scaled: torch.Tensor, params: ResolvedSampling, number: float) -> torch.Tensor:
-    """The token of `scaled` logits [V] that `number` in [0, 1) falls on."""
-    weights, ids, mass = _candidates(scaled, params)
-    cumulative = weights.cumsum(dim=-1)
-    count = cumulative.shape[0]
-    last = torch.full_like(cumulative[0], count - 1, dtype=torch.int64)
-    if params.min_p > 0 and ids is not None:
-        last = (weights >= params.min_p * weights[0]).sum().clamp(1, count) - 1
-    if params.top_p < 1:
-        last = last.minimum(torch.searchsorted(cumulative, params.top_p * mass))
-    index = _pick(cumulative, last, number)
-    return index if ids is None else ids.take(index)
+def _candidates(params: ResolvedSampling, vocab_size: int) -> tuple[int, bool]:
+    """How many of a row's largest logits are looked at, 0 for all in their order; and whether top_p cuts.
 
-
-def _mask(row: torch.Tensor, request: SamplerInput) -> None:
-    """Masks what the grammar forbids, bad words, and what would end the output before `min_tokens`.
-
-    Where a grammar or a rule leaves nothing else, the output ends before `min_tokens`.
+    1 for greedy rows.
     """
-    if request.allowed is not None:
-        allowed = torch.from_numpy(request.allowed).to(row.device)
-        row[: allowed.shape[0]].masked_fill_(~allowed, -torch.inf)
-        row[allowed.shape[0] :] = -torch.inf
-    if banned := banned_ids(request.params.bad_word_ids, request.output_ids):
-        row[[token for token in banned if token < row.shape[0]]] = -torch.inf
-    ending = _ending_ids(request, row.shape[0])
-    if not ending:
-        return
-    kept = row[ending]
-    row[ending] = -torch.inf
-    row[ending] = torch.where(row.max() == -torch.inf, kept, -torch.inf)
+    if params.greedy:
+        return 1, False
+    if not 0 < params.top_k < vocab_size:
+        return 0, params.top_p < 1
+    return next((size for size in _CANDIDATES if params.top_k <= size < vocab_size), vocab_size), True
 
 
-def _ending_ids(request: SamplerInput, vocab_size: int) -> list[int]:
-    """Ids that would end the output before `min_tokens`, and the end-of-sequence tokens even if ignored."""
-    params = request.params
-    if len(request.output_ids) >= params.min_tokens:
-        return []
-    ending = {*params.stop_token_ids, *request.eos_token_ids}
-    return sorted(token for token in ending if token < vocab_size)
+def _draw(rows: torch.Tensor, requests: Sequence[SamplerInput], count: int, nucleus: bool) -> torch.Tensor:
+    """The tokens of a group of rows [n, V] with as many candidates."""
+    if count == 1:
+        largest, tokens = rows.max(dim=-1)
+        return torch.where(largest.isfinite(), tokens, -1)
+    table = [
+        (p.temperature, p.min_p, p.top_p, p.top_k, uniform(p.seed, request.position, p.choice))
+        for request in requests
+        for p in (request.params,)
+    ]
+    columns = torch.tensor(table, dtype=torch.float64).T.contiguous()
+    temperature, min_p, top_p, top_k, number = _moved(columns, rows)[:, :, None].to(torch.float32)
+    ids: torch.Tensor | None = None
+    if count:
+        rows, ids = _largest(rows, count)
+        place = torch.arange(rows.shape[1], device=rows.device)
+        rows = rows.masked_fill_(place >= top_k, -torch.inf)
+    # In place where it can be: new memory of the size of all logits costs a CPU more than the numbers in it.
+    weights = rows.div_(temperature).softmax(dim=-1)
+    if any(request.params.min_p for request in requests):
+        weights.masked_fill_(weights < min_p * weights.amax(-1, keepdim=True), 0)
+    # What top_p is a share of.
+    mass = top_p * weights.sum(-1, keepdim=True)
+    if nucleus and ids is None:
+        weights, ids = _nucleus(weights, mass)
+    cumulative = weights.cumsum_(dim=-1)
+    last = torch.full_like(mass, cumulative.shape[1] - 1, dtype=torch.int64)
+    if nucleus:
+        last = torch.where(top_p < 1, torch.searchsorted(cumulative, mass).minimum(last), last)
+    index, total = _pick(cumulative, last, number)
+    tokens = index if ids is None else ids.gather(1, index)
+    return torch.where(total.isfinite(), tokens, -1)[:, 0]
 
 
-def _candidates(
-    scaled: torch.Tensor, params: ResolvedSampling
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """Weights of the tokens that may come, largest first, their ids, and the mass that top_p is a share of.
+def _largest(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` largest of each row [n, V], in order, and their ids; of equal ones the first, if all."""
+    if count < values.shape[1]:
+        top = values.topk(count)
+        return top.values, top.indices
+    return torch.sort(values, dim=-1, descending=True, stable=True)
 
-    Without ids, all tokens in their order. The mass is that of the tokens that min_p leaves.
+
+def _nucleus(weights: torch.Tensor, mass: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights in order, and their ids: all of them, or on a CPU as many as hold the mass of every row."""
+    if not weights.is_cpu or weights.shape[1] <= _LIKELY:
+        return _largest(weights, weights.shape[1])
+    likely, ids = _largest(weights, _LIKELY)
+    flat = [row for row, held in enumerate((likely.sum(-1) >= mass[:, 0]).tolist()) if not held]
+    if flat:
+        # Their further tokens come behind; those of the other rows are never reached.
+        rest, its_ids = _largest(weights[flat], weights.shape[1])
+        likely = torch.nn.functional.pad(likely, (0, rest.shape[1] - _LIKELY))
+        ids = torch.nn.functional.pad(ids, (0, rest.shape[1] - _LIKELY))
+        likely[flat], ids[flat] = rest, its_ids
+    return likely, ids
+
+
+def _pick(
+    cumulative: torch.Tensor, last: torch.Tensor, number: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n, 1], the first index up to `last` whose cumulative weight exceeds `number` of all, and what all is.
+
+    Its weight is not 0.
     """
-    if 0 < params.top_k < scaled.shape[0]:
-        kept, ids = scaled.topk(params.top_k)
-        weights = kept.softmax(dim=-1)
-        return weights, ids, _mass(weights, params.min_p)
-    weights = scaled.softmax(dim=-1)
-    mass = _mass(weights, params.min_p)
-    if params.top_p == 1:
-        least = params.min_p * weights.max()
-        return (torch.where(weights < least, 0, weights) if params.min_p > 0 else weights), None, mass
-    if weights.is_cpu and weights.shape[0] > _LIKELY:
-        likely, ids = weights.topk(_LIKELY)
-        if bool(likely.sum() >= params.top_p * mass):
-            return likely, ids, mass
-    ordered, ids = weights.sort(descending=True, stable=True)
-    return ordered, ids, mass
-
-
-def _mass(weights: torch.Tensor, min_p: float) -> torch.Tensor:
-    """The sum of the weights that min_p leaves."""
-    if min_p == 0:
-        return torch.ones_like(weights[0])
-    return torch.where(weights >= min_p * weights.max(), weights, 0).sum()
-
-
-def _pick(cumulative: torch.Tensor, last: torch.Tensor, number: float) -> torch.Tensor:
-    """The first index up to `last` whose cumulative weight exceeds `number` of all; its weight is not 0."""
-    total = cumulative.take(last)
+    total = cumulative.gather(1, last)
     index = torch.searchsorted(cumulative, number * total, right=True)
-    # Weights that are NaN must not fail the whole batch.
+    # Also where weights are NaN, which must not fail the whole batch.
     end = torch.searchsorted(cumulative, total).minimum(last)
-    return torch.where(index <= last, index, end)
+    return torch.where(index <= last, index, end), total
 
 
-def penalises(params: ResolvedSampling) -> bool:
-    """Whether penalties or logit_bias change the logits."""
-    return bool(
-        params.presence_penalty
-        or params.frequency_penalty
-        or params.repetition_penalty != 1
-        or params.logit_bias
-    )
+def _moved(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return Device.of(like.device).upload(tensor)
 
 
-def penalise(
-    row: torch.Tensor, params: ResolvedSampling, prompt_ids: Sequence[int], output_ids: Sequence[int]
-) -> None:
-    """Changes `row` [V], float32: bias, then repetition, then frequency and presence.
-
-    Repetition counts tokens of prompt and output, once each; the other two those of the output.
-    """
-    if params.logit_bias:
-        ids, values = zip(*params.logit_bias, strict=True)
-        row[_tensor(ids, row)] += torch.tensor(values, dtype=row.dtype, device=row.device)
-    if params.repetition_penalty != 1:
-        seen = _tensor([*prompt_ids, *output_ids], row)
-        logits = row[seen]
-        factor = params.repetition_penalty
-        row[seen] = torch.where(logits < 0, logits * factor, logits / factor)
-    if output_ids and (params.frequency_penalty or params.presence_penalty):
-        used, counts = np.unique(np.asarray(output_ids, dtype=np.int64), return_counts=True)
-        loss = counts * params.frequency_penalty + params.presence_penalty
-        row[torch.from_numpy(used).to(row.device)] -= torch.from_numpy(loss).to(row)
+def select(rows: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
+    """The rows [n, ...] at these places; `rows` itself for all of them."""
+    if len(places) == len(rows):
+        return rows
+    return rows.index_select(0, _moved(torch.tensor(places), rows))
 
 
-def _tensor(ids: Sequence[int], row: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(ids, dtype=torch.int64, device=row.device)
+def _replace(rows: torch.Tensor, places: Sequence[int], values: torch.Tensor) -> torch.Tensor:
+    if len(places) == len(rows):
+        return values
+    return rows.index_copy(0, _moved(torch.tensor(places), rows), values)
 
 
 @torch.no_grad()
-def raw_logprobs(
-    logits: torch.Tensor, tokens: Sequence[int], wanted: Sequence[int | None]
-) -> list[RawLogprobs | None]:
-    """For each row of `logits` [N, V] that wants them: its token's and its `wanted` likeliest.
+def raw_logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """float64 [N, 1 + 2 * k]: the logprob of each row's token, then ids and logprobs of its likeliest.
 
-    Float32 whatever the dtype of the logits; each row is computed alone.
+    Float32 whatever the dtype of the logits.
     """
-    return [
-        None if count is None else _of_row(row, token, count)
-        for row, token, count in zip(logits, tokens, wanted, strict=True)
-    ]
+    values = logits.float().log_softmax(dim=-1)
+    top = values.topk(min(_TOP_LOGPROBS, values.shape[1]))
+    chosen = values.gather(1, tokens.clamp(min=0)[:, None])
+    return torch.cat([chosen.double(), top.indices.double(), top.values.double()], dim=1)
 
 
-def _of_row(row: torch.Tensor, token: int, count: int) -> RawLogprobs:
-    values = row.float().log_softmax(dim=-1)
-    top = values.topk(min(count, values.shape[0]))
-    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    return RawLogprobs((token, float(values[token])), tuple(pairs))
+def read_logprobs(row: Sequence[float], token: int, count: int) -> RawLogprobs:
+    """One row of `raw_logprobs`, of which the `count` likeliest are asked for."""
+    half = 1 + len(row) // 2
+    pairs = zip(map(int, row[1:half]), row[half:], strict=True)
+    return RawLogprobs((token, row[0]), tuple(pairs)[:count])

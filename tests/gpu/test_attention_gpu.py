@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support.engine.cuda_step import HEADS, step
+from support.engine.cuda_step import HEADS, step, step_peak
 from triptych.models.families.t5 import RelativeBias
 
 pytestmark = pytest.mark.gpu
@@ -17,17 +17,35 @@ class Distances(RelativeBias):
         self.table = torch.randn(HEADS, 50, generator=generator, device="cuda")
 
 
-@pytest.mark.parametrize("kv_heads", [2, 8])
+@pytest.mark.parametrize("backend", ["triton", "blockwise"])
+@pytest.mark.parametrize("kv_heads", [1, 2, 8])
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 100}, {"softcap": 3.0}])
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
 def test_a_step_is_that_of_sdpa(
-    kv_heads: int, options: dict[str, object], dtype: torch.dtype, atol: float
+    backend: str, kv_heads: int, options: dict[str, object], dtype: torch.dtype, atol: float
 ) -> None:
-    actual, sdpa = (step(backend, dtype, kv_heads, None, **options) for backend in ("blockwise", "sdpa"))
+    actual, sdpa = (step(name, dtype, kv_heads, None, **options) for name in (backend, "sdpa"))
     torch.testing.assert_close(actual, sdpa, atol=atol, rtol=1e-2)
 
 
+@pytest.mark.parametrize("backend", ["triton", "blockwise"])
 @pytest.mark.parametrize("kv_heads", [2, 8])
-def test_a_bias_by_distance_is_that_of_sdpa(kv_heads: int) -> None:
-    actual, sdpa = (step(backend, torch.float32, kv_heads, Distances()) for backend in ("blockwise", "sdpa"))
+def test_a_bias_by_distance_is_that_of_sdpa(backend: str, kv_heads: int) -> None:
+    actual, sdpa = (step(name, torch.float32, kv_heads, Distances()) for name in (backend, "sdpa"))
     torch.testing.assert_close(actual, sdpa, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dim", [64, 72, 96, 128, 160, 256])
+@pytest.mark.parametrize(
+    ("dtype", "atol"), [(torch.float32, 1e-4), (torch.float16, 1e-2), (torch.bfloat16, 3e-2)]
+)
+def test_widths_of_heads_of_a_step_are_those_of_sdpa(dim: int, dtype: torch.dtype, atol: float) -> None:
+    actual, sdpa = (step(name, dtype, 2, None, dim=dim) for name in ("triton", "sdpa"))
+    torch.testing.assert_close(actual, sdpa, atol=atol, rtol=1e-2)
+
+
+def test_the_kernel_waits_for_nothing_and_allocates_nothing_of_the_size_of_all_scores() -> None:
+    """One step again, when its kernels are compiled: 4,096 queries have 16 M scores for each head."""
+    bounds = (4096, 8192)
+    kernel, sdpa = (step_peak(backend, torch.bfloat16, 2, chunk=bounds) for backend in ("triton", "sdpa"))
+    assert kernel < 64 * 2**20 < sdpa

@@ -260,6 +260,10 @@ class LogitsRule(Protocol):
 class AttentionBias(Protocol):
     """A bias on the scores of a model's self-attention, added after scaling and before the softmax."""
 
+    #: [heads, distances] of a key that many positions before its query, the last one for all beyond; or
+    #: [heads, queries, keys] of positions.
+    table: torch.Tensor
+
     def key(self, module: torch.nn.Module) -> object:
         """Attention modules with equal keys have the same bias; None: this module has none."""
         ...

@@ -62,7 +62,7 @@ def answers_in_batches(
     family: str,
     counts: Sequence[int],
     device: str = "cpu",
-    backend: str = "sdpa",
+    backend: str = "auto",
     decode_graphs: str = "off",
 ) -> None:
     """Batches of each size, from every place in the list of inputs, equal what each input gives alone."""

@@ -34,10 +34,16 @@ class DecodeSteps:
     """A decoder over a cache whose last block is spare."""
 
     def __init__(
-        self, decoder: DecoderSide, backend: GraphBackend, *, blocks: int = 260, gathered: int = 1 << 20
+        self,
+        decoder: DecoderSide,
+        backend: GraphBackend,
+        *,
+        blocks: int = 260,
+        attention: str = "sdpa",
     ) -> None:
         geometry = decoder.geometry
         self.decoder = decoder
+        self.attention = attention
         self.num_blocks = blocks
         self.cache = PagedKVCache(
             num_layers=geometry.num_layers, num_blocks=blocks + 1, block_size=BLOCK,
@@ -49,8 +55,8 @@ class DecodeSteps:
             tensor[:blocks].normal_()
         cross = 16 if decoder.cross is not None else 0
         self.graphs = DecodeGraphs(
-            decoder, self.cache, backend, decode_sizes(8, 80, BLOCK * 4, cross_blocks=cross),
-            spare_block=blocks, gathered=gathered,
+            decoder, self.cache, backend, decode_sizes(8, 80, cross),
+            spare_block=blocks, attention_backend=attention,
         )  # fmt: skip
         self.graphs.capture()
 
@@ -87,6 +93,7 @@ class DecodeSteps:
                 prefills=(),
                 cross=cross,
                 bias=self.decoder.bias,
+                backend=self.attention,
             ),
             last=torch.arange(count),
             sampling=[],

@@ -228,10 +228,11 @@ class PDConfig(WorkerConfig):
     )
     swap_memory: int = flag(256 * MIB, "host memory for swapped KV blocks, with --preemption swap", size=True)
     attention_backend: str = flag(
-        "sdpa",
-        "sdpa: torch's attention kernel; blockwise: one block of keys at a time, without a full mask or "
-        "bias in memory",
-        choices=("sdpa", "blockwise"),
+        "auto",
+        "triton: a kernel that reads keys and values in their blocks, for CUDA (never run on a GPU yet); "
+        "sdpa: torch's attention kernel; blockwise: one block of keys at a time, without a full mask or bias "
+        "in memory; auto: triton on a GPU, else sdpa",
+        choices=("auto", "triton", "sdpa", "blockwise"),
     )
     decode_graphs: str = flag(
         "off",

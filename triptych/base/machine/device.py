@@ -55,6 +55,15 @@ class Device:
         """A new stream of copies."""
         return CopyStream()
 
+    @property
+    def processors(self) -> int:
+        """Parts of the device that compute blocks of a kernel, independent of one another."""
+        return 1
+
+    def upload(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A host tensor on the device, without waiting for the copy."""
+        return tensor
+
     def lock_pages(self, address: int, nbytes: int) -> int:
         """Locks whole pages of host memory for copies to and from the device; 0, or the driver's error."""
         return 0
@@ -100,6 +109,13 @@ class Accelerator(Device):
 
     def copy_stream(self) -> CopyStream:
         return DeviceStream(self)
+
+    @property
+    def processors(self) -> int:
+        return int(self.module.get_device_properties(self.torch).multi_processor_count)
+
+    def upload(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.contiguous().pin_memory().to(self.torch, non_blocking=True)
 
     def event(self) -> Any:
         """A new event."""

@@ -22,7 +22,7 @@ PROMPTS = [
 #: Greedy, Qwen3-VL's own defaults, and what else requests can ask for.
 SAMPLING: list[dict[str, Any]] = [
     {},
-    {"temperature": 0.7, "top_k": 20, "top_p": 0.8},
+    {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "logprobs": 3},
     {"temperature": 1.0, "top_k": 50, "min_p": 0.1, "repetition_penalty": 1.1},
     {"temperature": 1.0, "min_tokens": 6, "presence_penalty": 0.5, "frequency_penalty": 0.2},
     {"min_tokens": 3, "logit_bias": ((5, 1.0),)},

@@ -126,13 +126,6 @@ def test_a_result_outlives_the_next_replay(llava: DecodeSteps) -> None:
     assert torch.equal(first, kept)
 
 
-def test_groups_that_bound_the_memory_of_a_layer_change_nothing() -> None:
-    steps = DecodeSteps(decoder_of("t5"), RecordingBackend(), gathered=70)
-    batch = steps.batch(MIXED, 5)
-    expected = steps.eager(batch)
-    assert near(steps.replayed(batch), expected)
-
-
 @pytest.mark.parametrize("place", ["hidden", "key"])
 def test_values_that_are_no_numbers_are_found_in_their_own_rows(place: str) -> None:
     steps = DecodeSteps(decoder_of("llava", torch.float16), EagerStatic())
@@ -211,7 +204,6 @@ def mutant_lengths_as_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
         # As a capture reads it: once.
         most = longest.setdefault(buffers.size, int(meta.decode_lengths.numpy().max()))
         meta.decode_tables = meta.decode_tables[:, : -(-most // BLOCK)]
-        meta.decode_groups = ()
         return meta
 
     monkeypatch.setattr(DecodeGraphs, "_attention", bounded)

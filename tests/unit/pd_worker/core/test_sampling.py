@@ -134,3 +134,8 @@ def test_words_beyond_the_limits_are_refused_by_name(words):
     with pytest.raises(InvalidRequest) as refused:
         resolve(SamplingParams(bad_words=words), GenerationDefaults(eos_token_ids=(1,)), 1, 100)
     assert refused.value.param == "bad_words"
+
+
+@pytest.mark.parametrize(("asked", "used"), [(0.0, 0.0), (5e-6, 0.0), (2e-5, 0.01), (0.01, 0.01), (0.3, 0.3)])
+def test_a_temperature_close_to_0_is_greedy_or_as_low_as_accuracy_allows(asked, used):
+    assert resolve(SamplingParams(temperature=asked), GREEDY, 10, 100).temperature == used
