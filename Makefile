@@ -17,7 +17,7 @@ STAMP  := $(VENV)/.installed
 TOOLS  := .tools
 PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
-.PHONY: serve test test-unit test-slow test-vllm gpu tools images lint proto client bench install clean
+.PHONY: serve test test-unit test-slow test-transformers test-vllm gpu tools images lint proto client bench install clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
@@ -70,6 +70,13 @@ $(TOOLS)/torchvision/.installed: $(STAMP) tests/tools/torchvision.sh tests/tools
 $(TOOLS)/triton/.installed: $(STAMP)
 	$(BIN)/pip install -q --no-deps --target $(TOOLS)/triton "$$(grep -o 'triton==[0-9.]*' pyproject.toml)"
 	touch $@
+
+# The classes of another release of transformers than the pinned one, which is also the oldest that is asked for.
+TRANSFORMERS ?= 5.24.0
+test-transformers: $(STAMP)
+	PYTHON=$(BIN)/python sh tests/tools/torchvision.sh $(TOOLS)/transformers-$(TRANSFORMERS) transformers==$(TRANSFORMERS)
+	$(TOOLS)/transformers-$(TRANSFORMERS)/venv/bin/python -m pytest -n 0 -p no:cacheprovider $(ARGS) \
+	  $(addprefix tests/integration/zoo/,test_classes.py test_matrix.py test_own_processors.py)
 
 test-slow: $(VENV)/.clients $(TOOLS)/bin/promtool $(TOOLS)/bin/chromium $(TOOLS)/torchvision/.installed \
 		$(TOOLS)/triton/.installed

@@ -13,6 +13,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,10 +73,14 @@ def admissions(sides: Mapping[str, Any], item: PreparedItem) -> Works:
     width = len(sides["adapter"].capture.type_names)
     grids = {0: torch.tensor([item.grid_thw])} if item.grid_thw else {}
     layout = ItemLayout((image,) * rows, ((1,) * width,) * rows, grids).encode()
-    plan = ItemPlan("0" * 64, "n", "image", rows, 8, "float32", rows, None, item.grid_thw, layout)
+    plan = ItemPlan("0" * 64, "n", "image", rows, 8, "float32", rows, None, item.grid_thw)
     ids = [5] * (_PROMPT // 2) + [image] * rows + [6] * (_PROMPT // 2)
-    features = [MMFeature(plan, Placement(_PROMPT // 2, rows))]
-    return {name: partial(timed, partial(side.prompt_inputs, ids, features)) for name, side in sides.items()}
+    # An override's encoder sends none: a grid says it all.
+    plans = {name: replace(plan, layout=layout if name == "adapter" else ()) for name in sides}
+    features = {name: [MMFeature(each, Placement(_PROMPT // 2, rows))] for name, each in plans.items()}
+    return {
+        name: partial(timed, partial(side.prompt_inputs, ids, features[name])) for name, side in sides.items()
+    }
 
 
 def decode_steps(path: Path, sides: Mapping[str, Any], options: argparse.Namespace) -> Works:

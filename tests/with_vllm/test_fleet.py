@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from openai import RateLimitError
 
 from support.chaos.streams import Streams
 from support.data.oracle import OracleResult
@@ -92,6 +93,15 @@ def all_wait(url: str, requests: int, items: int) -> bool:
     """Whether the proxy has so many requests, and at least so many of their items wait for an encoder."""
     samples = scrape(f"{url}/metrics")
     return samples["triptych_requests_in_flight"] == requests and samples["triptych_waiting_items"] >= items
+
+
+def admits_pictures(url: str) -> bool:
+    case = next(case for case in LARGE if case.encoded)
+    try:
+        asyncio.run(ask(url, case, 1))
+    except RateLimitError:
+        return False
+    return True
 
 
 async def test_mixed_requests_are_answered_as_generate_does_by_both_servers(door, reference):
@@ -200,6 +210,8 @@ async def test_values_that_a_small_store_evicts_are_encoded_again(door, checkpoi
         assert door.total("encoder", "triptych_encoder_tower_items_total") - encoded > pictures
     finally:
         store.call("CONFIG", "SET", "maxmemory", "64mb")
+    # A proxy that has encoded much again refuses pictures for half a minute.
+    await holds("pictures to be admitted again", partial(admits_pictures, door.urls[0]))
 
 
 async def test_a_store_that_is_down_for_five_seconds_under_load_costs_no_request(door, reference):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from PIL import Image
@@ -50,6 +54,16 @@ def test_a_picture_is_prepared_placed_and_answered_as_by_transformers(name: str)
 def test_a_processor_that_cannot_be_taken_picture_by_picture_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="processor"):
         ENCODER.load(Served.open(name).path, **_CPU)
+
+
+def test_a_processor_that_numbers_the_pictures_of_a_prompt_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    """The number is text between special tokens: the first picture alone has the same as any."""
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint("MiniCPMV4_6ForConditionalGeneration"), folder)
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings | {"use_image_id": True}))
+    with pytest.raises(ConfigError, match="rewrites the prompt around pictures: set use_image_id to false"):
+        ENCODER.load(folder, **_CPU)
 
 
 @pytest.mark.parametrize("name", FIXED_SIZE)

@@ -27,6 +27,7 @@ _STYLE = "which is unknown here"
 REFUSED = {
     "Blip2": _PLAN,
     "Cosmos3Omni": _PLAN,
+    "Emu3": _PLAN,
     "FuyuForCausalLM": _PLAN,
     "HunYuanVL": _PLAN,
     "Gemma4": _STATES,

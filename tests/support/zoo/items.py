@@ -120,15 +120,22 @@ def pixtral_item(number: int) -> Item:
     return Item(tensors, [*body[:-1], END])
 
 
-def codes_item(number: int) -> Item:
-    """Pictures of any size, of which a row of the code book stands for 4 x 4 pixels each."""
-    height, width = ((16, 24), (32, 16), (24, 24))[number]
-    padding = (0, 32 - width, 0, 32 - height)
-    tensors = {
-        "pixel_values": torch.nn.functional.pad(pixels(number, 1, 3, height, width), padding),
-        "image_sizes": torch.tensor([[height, width]]),
-    }
-    return Item(tensors, [START, *[IMAGE] * (height * width // 16), END])
+def codes_item(per_row: int = 0) -> Callable[[int], Item]:
+    """Pictures of any size, of which a row of the code book stands for 4 x 4 pixels each.
+
+    Each row of codes has `per_row` further ones at its end.
+    """
+
+    def make(number: int) -> Item:
+        height, width = ((16, 24), (32, 16), (24, 24))[number]
+        padding = (0, 32 - width, 0, 32 - height)
+        tensors = {
+            "pixel_values": torch.nn.functional.pad(pixels(number, 1, 3, height, width), padding),
+            "image_sizes": torch.tensor([[height, width]]),
+        }
+        return Item(tensors, [START, *[IMAGE] * (height // 4 * (width // 4 + per_row)), END])
+
+    return make
 
 
 def sound_item(

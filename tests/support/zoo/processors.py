@@ -49,6 +49,10 @@ _ATTRIBUTES = {
     AUDIO_START: ("boa_token", "video_start_token", "audio_bos_token"),
     AUDIO_END: ("eoa_token", "video_end_token", "audio_eos_token"),
     300: ("image_boundary_token",),
+    303: ("slice_start_token",),
+    305: ("slice_end_token",),
+    306: ("image_id_start_token",),
+    307: ("image_id_end_token",),
 }
 _TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' }}"
@@ -109,11 +113,13 @@ def make_processor(own: OwnProcessor) -> ProcessorMixin:
     cls = getattr(transformers, own.processor)
     names = inspect.signature(cls.__init__).parameters
     tokenizer = make_tokenizer(own)
+    images = getattr(transformers, own.image_processor)(**own.settings)
     parts = {
-        "image_processor": getattr(transformers, own.image_processor)(**own.settings),
+        "image_processor": images,
         "tokenizer": tokenizer,
         "chat_template": tokenizer.chat_template,
-        "video_processor": None,
+        # MiniCPM-V reads settings of it, which are those of pictures here.
+        "video_processor": images if "MiniCPM" in own.processor else None,
         "feature_extractor": None,
     }
     with without_video():
@@ -129,7 +135,9 @@ def without_video() -> Iterator[None]:
     check = ProcessorMixin.check_argument_for_proper_class
 
     def lenient(self: ProcessorMixin, name: str, argument: Any) -> Any:
-        return type(None) if argument is None else check(self, name, argument)
+        return (
+            type(argument) if name == "video_processor" or argument is None else check(self, name, argument)
+        )
 
     ProcessorMixin.check_argument_for_proper_class = lenient
     try:
@@ -150,6 +158,7 @@ _PINPOINTS = {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]]}
 _PIXTRAL = {"size": {"longest_edge": 32}, "patch_size": 8}
 _TILED = {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}}
 _CROPS = {**_SQUARE, "crop_to_patches": True, "min_patches": 1, "max_patches": 4}
+_SLICED = {"scale_resolution": 16, "patch_size": 4, "max_slice_nums": 4, "use_image_id": False}
 _BETWEEN = "<|vision_start|><image><|vision_end|>"
 _PATCH = {"patch_size": 4, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"}
 
@@ -197,6 +206,12 @@ PROCESSORS = {
     "DeepseekVLHybrid": OwnProcessor("DeepseekVLHybridProcessor", "DeepseekVLHybridImageProcessorPil",
                                      {**_SQUARE, "high_res_size": {"height": 64, "width": 64}, "min_size": 4},
                                      {"num_image_tokens": 16}),
+    # Its tower asks 144 queries of a picture: as many tokens come of 64 pixels so.
+    "DeepseekOcr2": OwnProcessor("DeepseekOcr2Processor", "DeepseekOcr2ImageProcessorPil",
+                                 {"size": {"height": 64, "width": 64}, "tile_size": 64},
+                                 {"patch_size": 2, "downsample_ratio": 2.75}),
+    "MiniCPMV4_6": OwnProcessor("MiniCPMV4_6Processor", "MiniCPMV4_6ImageProcessorPil", _SLICED),
+    "MiniCPMV4_7": OwnProcessor("MiniCPMV4_7Processor", "MiniCPMV4_6ImageProcessorPil", _SLICED),
     "Janus": OwnProcessor("JanusProcessor", "JanusImageProcessorPil", {**_SQUARE, "min_size": 4},
                           {"num_image_tokens": 16}),
     "HyperCLOVAXVisionV2": _qwen("HyperCLOVAXVisionV2Processor"),

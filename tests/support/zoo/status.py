@@ -33,15 +33,16 @@ REFUSED_RECIPES = {
     "Ovis2ForConditionalGeneration": Refusal(
         "visual_indicator_features", "by the package in examples/model_package"
     ),
+    "ChameleonForConditionalGeneration": Refusal(
+        "has no decoder beside its encoder", "its decoder is the class that holds its encoder"
+    ),
 }  # fmt: skip
 
 #: Classes without a recipe.
 REFUSED_CLASSES = {
     "BlipForConditionalGeneration": _CROSS,
-    "ChameleonForConditionalGeneration": _BUILD,
     "DiffusionGemmaForBlockDiffusion": _BUILD,
     "Dots3NoteForConditionalGeneration": _LAYERS,
-    "Emu3ForConditionalGeneration": _BUILD,
     "EvollaForProteinText2Text": _GETTER,
     "FastVlmForConditionalGeneration": _BUILD,
     "Florence2ForConditionalGeneration": _CROSS,
@@ -95,6 +96,11 @@ ABSENT = {
     "Step3VLForConditionalGeneration": "Step3-VL: transformers has no class of it (Step-3.7 is served)",
 }
 SERVED = tuple(name for name in RECIPES if name not in REFUSED_RECIPES)
+#: What a checkpoint's settings must say.
+NOTES = dict.fromkeys(
+    (f"MiniCPM{each}ForConditionalGeneration" for each in ("Ocr", "V4_6", "V4_7")),
+    "with `use_image_id` false: else it numbers the pictures of a prompt, and is refused",
+)
 #: Served at the engine, but their processors are refused: a picture's tokens depend on the text around it.
 OWN_PROCESSOR_REFUSED = tuple(
     f"{family}ForConditionalGeneration" for family in ("Idefics2", "HunYuanVL", "PaliGemma")
@@ -146,6 +152,7 @@ def table() -> str:
         notes += ["its processor is refused: it rewrites the prompt around pictures"] * (
             architecture in OWN_PROCESSOR_REFUSED
         )
+        notes += [NOTES[architecture]] if architecture in NOTES else []
         notes += [f"from transformers {NEWER[architecture]}"] if architecture in NEWER else []
         lines.append(f"| {architecture} | {served} | {'; '.join(notes)} |")
     lines += [f"| {name} | no | {reason} |" for name, reason in sorted(ABSENT.items())]

@@ -253,11 +253,16 @@ class GenericProcessor:
             reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
             raise ConfigError(f"MODEL={path}: its processor does not take a picture ({reason})") from error
         text = self._tokenizer("x", add_special_tokens=False)["input_ids"]
-        merges = one[-1] not in self._merged_never
-        if self._fixed(beside) != self._fixed([*one, *other]) or (before != [*one, *text] and not merges):
-            raise ConfigError(
-                f"MODEL={path}: its processor rewrites the prompt around pictures: it cannot be served"
+        merges = not {one[-1], other[0]} <= self._merged_never
+        expected = [([*one, *other], beside), ([*one, *text], before)]
+        if merges:  # Ordinary tokens at an end become others beside their neighbours.
+            expected = [(self._fixed([*one, *other]), self._fixed(beside))]
+        if any(alone != given for alone, given in expected):
+            numbers = getattr(self._processor.image_processor, "use_image_id", False)
+            remedy = (
+                "set use_image_id to false in preprocessor_config.json" if numbers else "it cannot be served"
             )
+            raise ConfigError(f"MODEL={path}: its processor rewrites the prompt around pictures: {remedy}")
         return dict(_sizes(outs[0]).items() & _sizes(outs[1]).items())
 
     def _ids(self, text: str, images: list[Image.Image]) -> list[int]:

@@ -26,6 +26,7 @@ SETTINGS_FILE = "video_preprocessor_config.json"
 _BORROWED = {
     **dict.fromkeys(("qwen2_5_vl", "qwen2_5_omni", "exaone4_5"), "Qwen2VLVideoProcessor"),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_vl_moe"), "Qwen3VLVideoProcessor"),
+    "minicpmv4_7": "MiniCPMV4_6VideoProcessor",
 }
 #: Modules of transformers that take functions from torchvision where that is installed.
 _SHARED = ("transformers.image_processing_backends", "transformers.video_processing_utils")
