@@ -44,26 +44,3 @@ async def test_chunking_prefix_hits_and_batches_really_occurred(families):
     assert total("pd", "triptych_pd_batch_requests_sum") > total("pd", "triptych_pd_batch_requests_count")
     batches = total("encoder", "triptych_encoder_tower_calls_total")
     assert total("encoder", "triptych_encoder_tower_items_total") > batches > 0
-
-
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "llava"])
-async def test_special_token_text_of_a_user_stays_plain_text(families, family):
-    special = "<image>" if family == "llava" else "<|image_pad|>"
-    for role in ("user", "system"):
-        messages = [{"role": "user", "content": f"what is {special} here"}]
-        if role == "system":
-            messages = [
-                {"role": "system", "content": f"never say {special}"},
-                {"role": "user", "content": "hello"},
-            ]
-        reply = families.cluster.post(
-            {
-                "model": family,
-                "messages": messages,
-                "max_tokens": 4,
-                "ignore_eos": True,
-                "return_token_ids": True,
-            }
-        )
-        assert reply["status"] == 200, reply
-        assert reply["usage"]["completion_tokens"] == 4

@@ -200,6 +200,8 @@ MALFORMED: list[tuple[str, Any, str]] = [
         {"messages": [*HELLO, {"role": "assistant", "content": "", "function_call": {"name": "f"}}]},
         "messages[1].function_call",
     ),
+    ("an unknown effort", with_value(reasoning_effort="hard"), "reasoning_effort"),
+    ("a budget below 0", with_value(thinking_token_budget=-1), "thinking_token_budget"),
     ("a salt that is too long", with_value(cache_salt="x" * 257), "cache_salt"),
     ("a salt with control characters", with_value(cache_salt="a\n"), "cache_salt"),
     ("a salt of a wrong type", with_value(cache_salt=5), "cache_salt"),

@@ -87,32 +87,6 @@ async def test_what_a_drain_cannot_finish_is_lost_and_goes_on_elsewhere(worker, 
     assert (await client.until("r1")).lost
 
 
-@pytest.mark.parametrize(
-    ("param", "change"),
-    [
-        ("max_tokens", {"max_tokens": 600}),
-        ("messages", {"text": "far too long " * 400}),
-        ("messages", {"text": [{"type": "image"}]}),
-        ("model_key", {"model_key": "x"}),
-        ("request_id", {"request_id": ""}),
-        ("attempt", {"attempt": 0}),
-        ("timeout", {"timeout": 0}),
-    ],
-)
-async def test_a_refusal_names_the_field_and_leaves_nothing_behind(worker, client, param, change):
-    text = change.pop("text", "hello")
-    model_key = change.pop("model_key", client.model_key)
-    request_id = change.pop("request_id", "r1")
-    message = client.message(request_id, text, **change)
-    message.model_key = model_key
-    reply = await client.submit(message)
-    assert reply.status == pd_pb2.SubmitReply.STATUS_REFUSED
-    assert reply.error.param == param
-    own = ("invalid_request_error", "context_length_exceeded")
-    assert param in reply.error.message or reply.error.code not in own
-    assert worker.streams.unfinished == 0
-
-
 LONG_RESUME = pd_pb2.Resume(prompt_token_ids=[1] * 500, output_token_ids=[40] * 20, text_sent_chars=0)
 
 
