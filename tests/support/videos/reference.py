@@ -48,7 +48,9 @@ def answer(case: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, lis
     text = processor.tokenizer.apply_chat_template(
         case["messages"], tokenize=False, add_generation_prompt=True
     )
-    others = {"images": [Image.open(case["picture"]).convert("RGB")]} if case["picture"] else {}
+    others: dict[str, Any] = (
+        {"images": [Image.open(case["picture"]).convert("RGB")]} if case["picture"] else {}
+    )
     if case["sound"]:
         others |= {
             "audio": [np.array(case["sound"], dtype=np.float32)],
