@@ -98,6 +98,18 @@ def test_a_speech_model_gets_the_form_for_sound(page: Page):
         expect(code).to_contain_text("-F file=@tones.wav")
 
 
+def test_a_chat_model_that_hears_gets_the_sound_as_a_part(page: Page):
+    said = MadeUp(models=[{"id": "omni", "input_modalities": ["text", "image", "audio"]}])
+    with page_server(said) as address:
+        page.goto(address)
+        wav = {"name": "clip.wav", "mimeType": "audio/wav", "buffer": b"RIFF"}
+        page.locator("input[type=file]").set_input_files(files=[wav])
+        expect(page.locator(".composer audio")).to_have_count(1)
+        code = page.get_by_label("The request as code")
+        expect(code).to_contain_text("v1/chat/completions")
+        expect(code).to_contain_text("audio_url")
+
+
 def test_a_worker_shows_its_busy_share_memory_and_gpu(page: Page):
     with page_server(MadeUp(tick=0.1)) as address:
         page.goto(f"{address}#watch")

@@ -26,12 +26,12 @@ export class Media {
   }
 }
 
+const takenBy = (model) => model?.input_modalities ?? ["text", "image"];
+
 /** How a model is asked, by what GET /v1/models says that it takes. */
 export function modeOf(model) {
-  const takes = model?.input_modalities ?? ["text", "image"];
-  if (takes.includes("audio")) return "speech";
-  if (takes.length === 1) return takes[0] === "image" ? "picture" : "text";
-  return "chat";
+  const takes = takenBy(model);
+  return takes.length === 1 ? ({ image: "picture", audio: "speech" }[takes[0]] ?? "text") : "chat";
 }
 
 const PATHS = { chat: "v1/chat/completions", speech: "v1/audio/transcriptions", picture: "v1/completions", text: "v1/completions" };
@@ -61,7 +61,10 @@ function chatBody(common, history, text, media, options) {
 
 export function userMessage(text, media) {
   if (!media.length) return { role: "user", content: text };
-  const parts = media.map((one) => (one.isVideo ? { type: "video_url", video_url: { url: one } } : { type: "image_url", image_url: { url: one } }));
+  const parts = media.map((one) => {
+    const type = one.isVideo ? "video_url" : one.isSound ? "audio_url" : "image_url";
+    return { type, [type]: { url: one } };
+  });
   return { role: "user", content: [...parts, ...(text ? [{ type: "text", text }] : [])] };
 }
 
@@ -81,7 +84,7 @@ export function missing(model, text, media) {
   const mode = modeOf(model);
   const sounds = media.filter((one) => one.isSound).length;
   if (mode === "speech") return sounds === 1 && media.length === 1 ? "" : "Add one sound file: this model writes speech down.";
-  if (sounds) return `${model.id} takes no sound: choose a speech model, or remove the file.`;
+  if (sounds && !takenBy(model).includes("audio")) return `${model.id} takes no sound: choose another model, or remove the file.`;
   if (mode === "picture") return media.length === 1 ? "" : "Add one picture: this model writes down what it shows.";
   if (mode === "text") return media.length ? `${model.id} takes text alone: remove the picture.` : text ? "" : "Write something.";
   return text || media.length ? "" : "Write a question, or add a picture.";

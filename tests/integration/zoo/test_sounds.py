@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,12 @@ from support.data.pictures import picture
 from support.data.sounds import Sound, sound
 from support.engine.engine_cell import engine_cell
 from support.sounds.classes import SOUNDS, SoundClass, messages, reference
-from support.videos.cases import Sides, answered, plan_of
+from support.videos.cases import Sides, VideoCase, answered, built, plan_of, prepared
+from support.videos.cases import reference as video_reference
+from support.videos.clips import make_clip
 from triptych.base.config import MIB
 from triptych.base.errors import InvalidRequest
+from triptych.encoder_worker.media.video import MediaClip, VideoLimits
 from triptych.models.generic import DECODER, ENCODER
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.frontend.prompt import open_checkpoint
@@ -74,3 +79,34 @@ def test_a_sound_longer_than_what_the_model_hears_at_once_is_refused(served: Ser
     with pytest.raises(InvalidRequest, match="send it in parts") as caught:
         sides.encoder.preprocess_sound(Sound(sound(10.5)), {})
     assert caught.value.param == "audio"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_sound_a_picture_and_a_video_in_one_prompt_are(served: Served, tmp_path: Path) -> None:
+    entry, sides = served
+    encoder, decoder = sides.encoder, sides.decoder
+    if not entry.sees:
+        with MediaClip(make_clip(), VideoLimits()) as clip, pytest.raises(InvalidRequest) as caught:
+            encoder.preprocess_video(clip, {})
+        assert "takes no videos" in caught.value.message
+        return
+    sampling = {"fps": 2.0, "size": {"shortest_edge": 256, "longest_edge": 8192}}
+    heard, seen = sound(0.83, seed=1), picture(1, 28, 20)
+    case = VideoCase(
+        sides.path, make_clip(), entry.processor, "Qwen2VLImageProcessor", entry.videos,
+        {"videos_kwargs": sampling}, sampling, seen, heard, entry.extractor,
+    )  # fmt: skip
+    (expected,) = video_reference([case], tmp_path)
+    assert not expected.error
+    items = [encoder.preprocess_sound(Sound(heard), {}), encoder.preprocess(seen, {})]
+    items.append(prepared(case, encoder))
+    prompt = built(case, decoder, *(plan_of(item, encoder.width, at) for at, item in enumerate(items)))
+    assert list(prompt.token_ids) == expected.prompt
+    with engine_cell(sides, **_LIMITS) as cell:
+        assert answered(cell, decoder, prompt, encoder.encode(items)) == expected.output
+    if entry.family == "Qwen3OmniMoeThinker":
+        items[2] = prepared(replace(case, options={**sampling, "fps": 4.0}), encoder)
+        prompt = built(case, decoder, *(plan_of(item, encoder.width, at) for at, item in enumerate(items)))
+        with pytest.raises(InvalidRequest, match="give another fps"):
+            decoder.prompt_inputs(prompt.token_ids, prompt.features)

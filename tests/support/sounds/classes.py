@@ -24,6 +24,7 @@ _PICTURES = {
     "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2,
     "size": {"shortest_edge": 256, "longest_edge": 1024},
 }  # fmt: skip
+_VIDEOS = {**_PICTURES, "size": {"shortest_edge": 256, "longest_edge": 8192}, "cap_pixels_per_frame": False}
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class SoundClass:
     #: Sounds in a prompt, at most.
     sounds: int = 2
     sees: bool = False
+    videos: str = "Qwen2VLVideoProcessor"
     #: Of its weights.
     seed: str = "a"
     extractor_type: str = "WhisperFeatureExtractor"
@@ -62,6 +64,9 @@ class SoundClass:
         write_checkpoint(replace(recipe, config=config, variation=self.seed), path, None)
         make_tokenizer(self.own()).save_pretrained(path)
         pictures = {"image_processor_type": "Qwen2VLImageProcessor", **_PICTURES} if self.sees else {}
+        if self.sees:
+            videos = {"video_processor_type": self.videos, **_VIDEOS}
+            (path / "video_preprocessor_config.json").write_text(json.dumps(videos))
         settings = {"feature_extractor_type": self.extractor_type, **self.extractor, **pictures}
         for file, values in (("preprocessor_config.json", settings), ("processor_config.json", self.options)):
             (path / file).write_text(json.dumps({"processor_class": self.processor, **values}))

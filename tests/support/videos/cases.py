@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file
@@ -48,12 +49,15 @@ class VideoCase:
     video_processor: str
     sampling: Mapping[str, Any]
     options: Mapping[str, Any] = field(default_factory=dict)
-    #: With a picture before the clip.
+    #: With a picture before the clip, and a sound before both.
     picture: Image.Image | None = None
+    sound: np.ndarray | None = None
+    extractor: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        items = [{"type": "image"}] * (self.picture is not None) + [{"type": "video"}]
+        items = [{"type": "audio"}] * (self.sound is not None)
+        items += [{"type": "image"}] * (self.picture is not None) + [{"type": "video"}]
         content = [*items, {"type": "text", "text": "What happens?"}]
         return [{"role": "user", "content": content}]
 
@@ -84,6 +88,8 @@ def reference(cases: Sequence[VideoCase], folder: Path) -> list[VideoAnswer]:
                 "video": str(file),
                 "messages": case.messages,
                 "picture": _saved(case.picture, file.with_suffix(".png")),
+                "sound": None if case.sound is None else case.sound.tolist(),
+                "extractor": dict(case.extractor),
                 "sampling": dict(case.sampling),
                 "tokens": TOKENS,
             }

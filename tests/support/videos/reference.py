@@ -10,22 +10,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import transformers
 from PIL import Image
 from safetensors.torch import save_file
-from transformers import AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer, GenerationConfig
 from transformers.video_utils import load_video
 
 
-def processor_of(path: Path, named: dict[str, str]) -> Any:
+def processor_of(path: Path, named: dict[str, Any]) -> Any:
     """The class's processor, with its parts for pictures (on PIL) and videos (on torchvision)."""
-    import transformers
-
     parts = {
         "image_processor": getattr(transformers, f"{named['image_processor']}Pil").from_pretrained(path),
         "video_processor": getattr(transformers, named["video_processor"]).from_pretrained(path),
         "tokenizer": AutoTokenizer.from_pretrained(path),
     }
+    if named["extractor"]:
+        parts["feature_extractor"] = transformers.WhisperFeatureExtractor(**named["extractor"])
     cls = getattr(transformers, named["processor"])
     settings, _ = cls.get_processor_dict(path)
     members = {"check_argument_for_proper_class": lambda *_: object, "__module__": cls.__module__}
@@ -46,10 +48,17 @@ def answer(case: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, lis
     text = processor.tokenizer.apply_chat_template(
         case["messages"], tokenize=False, add_generation_prompt=True
     )
-    pictures = {"images": [Image.open(case["picture"]).convert("RGB")]} if case["picture"] else {}
+    others: dict[str, Any] = (
+        {"images": [Image.open(case["picture"]).convert("RGB")]} if case["picture"] else {}
+    )
+    if case["sound"]:
+        others |= {
+            "audio": [np.array(case["sound"], dtype=np.float32)],
+            "audio_kwargs": {"sampling_rate": 16_000},
+        }
     inputs = processor(
         text=[text],
-        **pictures,
+        **others,
         videos=[video],
         video_metadata=[metadata],
         do_sample_frames=True,
@@ -60,7 +69,8 @@ def answer(case: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, lis
     )
     inputs.pop("video_metadata", None)
     prompt = inputs["input_ids"][0].tolist()
-    model = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32).eval()
+    (architecture,) = json.loads((path / "config.json").read_text())["architectures"]
+    model = getattr(transformers, architecture).from_pretrained(path, dtype=torch.float32).eval()
     model.generation_config = GenerationConfig(pad_token_id=model.generation_config.pad_token_id or 0)
     out = model.generate(**inputs, max_new_tokens=case["tokens"], do_sample=False, eos_token_id=None)
     tensors = {name: value.contiguous() for name, value in inputs.items() if torch.is_tensor(value)}

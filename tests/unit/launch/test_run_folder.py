@@ -101,6 +101,11 @@ def test_the_line_to_paste_is_one_that_the_model_can_answer(family: str, words: 
         assert json.loads(line.partition("-d '")[2].removesuffix("'"))
 
 
+def test_a_model_that_hears_is_asked_about_a_sound(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_asr"}')
+    assert "--audio /path/to/clip.wav" in first_request(tmp_path, "triptych", URL)
+
+
 def test_a_cluster_with_tls_is_named_by_https_and_its_ca_is_mentioned(tmp_path: Path) -> None:
     files = ("--http-cert-file", str(tmp_path / "cert.pem"), "--http-key-file", str(tmp_path / "key.pem"))
     plain, secured = (greeting(serve_config(str(DEMO_MODEL), *words)) for words in ((), files))

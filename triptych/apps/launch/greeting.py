@@ -12,6 +12,7 @@ from triptych.base.config import ServeConfig, front_door_tls
 _SPEECH = frozenset({"whisper"})
 _TEXTS = frozenset({"bart", "mbart", "t5"})
 _PICTURES = frozenset({"vision-encoder-decoder"})
+_SOUNDS = frozenset({"qwen2_audio", "qwen3_asr", "glmasr", "voxtral"})
 
 
 def greeting(config: ServeConfig) -> str:
@@ -74,6 +75,8 @@ def first_request(model: Path, command: str, url: str) -> str:
         return _completion(url, {"prompt": "A long article", "max_tokens": 64})
     if kind in _PICTURES:
         return _completion(url, {"multi_modal_data": {"image": "https://…"}, "max_tokens": 64})
+    if kind in _SOUNDS:
+        return f'{command} ask "What is heard?" --audio /path/to/clip.wav --url {url}'
     return f'{command} ask "What is in the image?" --image /path/to/picture.png --url {url}'
 
 
