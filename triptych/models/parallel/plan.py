@@ -45,6 +45,7 @@ _STYLES = {
     "colwise": Style.COLUMN,
     "rowwise": Style.ROW,
     "replicated_with_grad_allreduce": Style.REPLICATE,
+    "embedding_rowwise": Style.REPLICATE,
     "moe_tp_experts": Style.EXPERTS,
     "packed_colwise": Style.PACKED_COLUMN,
     "packed_rowwise": Style.PACKED_ROW,
