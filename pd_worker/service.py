@@ -89,6 +89,7 @@ async def _serve_vllm(config: PDConfig, process: WorkerProcess) -> None:
         metrics, incarnation = PDMetrics(model.name), uuid.uuid4().hex
         server = WorkerServer(config, "pd", process)
         server.publish(metrics.registry)
+        process.page.engine_metrics = engine.metrics_reader()
         async with worker_tracer(config, "pd", incarnation) as tracer:
             worker = VLLMWorker(
                 config, model, engine, process.store, metrics, tracer=tracer, incarnation=incarnation

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from triptych.base.errors import ConfigError
 from triptych.base.types import JsonObject
 from triptych.base.vllm_classes import CLASSES
 from triptych.pd_worker.vllm.health import EngineHealth
-from triptych.pd_worker.vllm.http.client import EngineInfo, VLLMClient
+from triptych.pd_worker.vllm.http.client import ANSWER_SECONDS, EngineInfo, VLLMClient
 
 #: Flags of the native engine alone, and what is to be given to vLLM instead.
 _NATIVE = {
@@ -101,6 +101,11 @@ class EngineConnection:
     client: VLLMClient
     health: EngineHealth
     info: EngineInfo
+
+    def metrics_reader(self) -> Callable[[], bytes]:
+        """What other threads read the server's metrics by; the running event loop asks for them."""
+        loop, patience = asyncio.get_running_loop(), 2 * ANSWER_SECONDS
+        return lambda: asyncio.run_coroutine_threadsafe(self.client.metrics(), loop).result(patience)
 
 
 @asynccontextmanager

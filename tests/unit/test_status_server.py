@@ -59,6 +59,19 @@ def test_metrics_are_those_of_the_registry_that_was_set_last(page: StatusServer)
     assert "triptych_example 3.0" in get("127.0.0.1", page.server_port, "/metrics")[1]
 
 
+def test_an_engines_own_metrics_are_beside_the_process_own(page: StatusServer) -> None:
+    path = "/metrics/engine"
+    assert get("127.0.0.1", page.server_port, path)[0] == 404
+    page.engine_metrics = lambda: b'vllm:num_preemptions_total{engine="0"} 3.0\n'
+    assert get("127.0.0.1", page.server_port, path) == (200, 'vllm:num_preemptions_total{engine="0"} 3.0\n')
+
+    def silent() -> bytes:
+        raise TimeoutError
+
+    page.engine_metrics = silent
+    assert get("127.0.0.1", page.server_port, path) == (503, '{"status": "the engine does not answer"}')
+
+
 @pytest.mark.parametrize(("bound", "asked"), [("0.0.0.0", "127.0.0.1"), ("127.0.1.7", "127.0.1.7")])
 def test_it_is_reached_where_it_is_bound(bound: str, asked: str) -> None:
     with status_server(bound, 0, ServiceStatus()) as page:

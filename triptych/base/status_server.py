@@ -97,7 +97,8 @@ IDLE_SECONDS = 10.0
 
 
 class StatusServer(socketserver.ThreadingMixIn, HTTPServer):
-    """An HTTP server of /health and /ready from a `ServiceStatus`, and of /metrics from `registry`.
+    """An HTTP server of /health and /ready from a `ServiceStatus`, of /metrics from `registry`, and of
+    /metrics/engine where the process is in front of an engine.
 
     A connection serves one request.
     """
@@ -110,6 +111,8 @@ class StatusServer(socketserver.ThreadingMixIn, HTTPServer):
         self.status = status
         #: Empty until the process has loaded what it measures.
         self.registry = CollectorRegistry()
+        #: The metrics of an engine that is another server, for /metrics/engine; called from any thread.
+        self.engine_metrics: Callable[[], bytes] | None = None
         self._open: dict[int, socket.socket] = {}
         self._guard = threading.Lock()
         self.address_family = _family(host, port)
@@ -154,6 +157,8 @@ class _StatusHandler(MetricsHandler):
             del self.headers["Accept"]
             self.headers["Accept"] = "text/plain;version=0.0.4"
             super().do_GET()
+        elif path == "/metrics/engine" and self.server.engine_metrics is not None:
+            self._send_engine_metrics(self.server.engine_metrics)
         elif path == "/health":
             self._send(self.server.status.health_probe())
         elif path == "/ready":
@@ -161,13 +166,21 @@ class _StatusHandler(MetricsHandler):
         else:
             self._send(ProbeAnswer(404, "there is /metrics, /health and /ready"))
 
+    def _send_engine_metrics(self, read: Callable[[], bytes]) -> None:
+        try:
+            self._reply(200, "text/plain; version=0.0.4; charset=utf-8", read())
+        except Exception:  # whatever goes wrong on the way to another server
+            self._send(ProbeAnswer(503, "the engine does not answer"))
+
     def _send(self, answer: ProbeAnswer) -> None:
         shown: dict[str, object] = {"status": answer.text}
         if answer.degraded:
             shown["degraded"] = list(answer.degraded)
-        body = json.dumps(shown).encode()
-        self.send_response(answer.status)
-        self.send_header("Content-Type", "application/json")
+        self._reply(answer.status, "application/json", json.dumps(shown).encode())
+
+    def _reply(self, status: int, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

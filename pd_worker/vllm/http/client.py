@@ -111,9 +111,13 @@ class VLLMClient:
         first = models.data[0]
         return EngineInfo(version.version, first.id, first.root or first.id, first.max_model_len or 0)
 
+    async def metrics(self) -> bytes:
+        """The server's own page of metrics, in Prometheus' text format."""
+        return await self._get("/metrics", ANSWER_SECONDS, MAX_METRICS_BYTES)
+
     async def steps(self) -> bytes:
         """A word that changes with every step of the engine; empty where the server keeps no metrics."""
-        page = await self._get("/metrics", ANSWER_SECONDS, MAX_METRICS_BYTES)
+        page = await self.metrics()
         return b"\n".join(line for line in page.split(b"\n") if line.startswith(_STEPS))
 
     @property

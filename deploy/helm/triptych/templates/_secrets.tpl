@@ -10,7 +10,7 @@
 
 {{/* The roles that have a user in the store, and a password under their name in its Secret. */}}
 {{- define "triptych.storeRoles" -}}
-proxy encoder pd{{ if .root.Values.colocatedPools }} colocated{{ end }}{{ if include "triptych.anyVllm" . }} vllm{{ end -}}
+proxy encoder pd{{ if .root.Values.colocatedPools }} colocated{{ end }}{{ if include "triptych.vllmPools" . }} vllm{{ end -}}
 {{- end }}
 
 {{/* The store's users, with HASH-ROLE where the hash of a password belongs. */}}
@@ -24,7 +24,7 @@ proxy encoder pd{{ if .root.Values.colocatedPools }} colocated{{ end }}{{ if inc
 {{- end -}}
 {{- $users = printf "%s\nuser triptych-colocated reset on #HASH-colocated %s" $users (join " " $rules) -}}
 {{- end -}}
-{{- if include "triptych.anyVllm" . -}}
+{{- if include "triptych.vllmPools" . -}}
 {{- $users = printf "%s\n%s" $users (.root.Files.Get "files/user-vllm.acl" | trim) -}}
 {{- end -}}
 {{- $users -}}

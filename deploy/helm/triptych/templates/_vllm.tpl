@@ -5,12 +5,14 @@
 {{- if and (eq .component "pd") (eq .spec.engine "vllm") }}yes{{ end -}}
 {{- end }}
 
-{{/* "yes" where any pool is in front of vLLM. */}}
-{{- define "triptych.anyVllm" -}}
+{{/* The names of the pools in front of vLLM, with | between them. */}}
+{{- define "triptych.vllmPools" -}}
 {{- $root := .root -}}
+{{- $names := list -}}
 {{- range $pool := $root.Values.pdPools -}}
-{{- if eq (default $root.Values.pd.engine $pool.engine) "vllm" }}yes{{ end -}}
+{{- if eq (default $root.Values.pd.engine $pool.engine) "vllm" }}{{ $names = append $names $pool.name }}{{ end -}}
 {{- end -}}
+{{- join "|" $names -}}
 {{- end }}
 
 {{/* The words of our PD worker. It has no weights and no device; vLLM's address is its own pod's. */}}
@@ -172,4 +174,23 @@ from urllib.request import urlopen; urlopen("http://127.0.0.1:8000/health", time
     defaultMode: 0440
     items: [{key: {{ include "triptych.storeKey" (dict "root" $.root "component" "vllm") }}, path: password}]
 {{- end -}}
+{{- end }}
+
+{{/* The endpoint of vLLM's own metrics. Those that our worker counts under the same names are left out: a sum would
+     have them twice. */}}
+{{- define "triptych.engineEndpoint" -}}
+{{- if include "triptych.vllmPools" . }}
+- port: metrics
+  path: /metrics/engine
+  interval: {{ .interval }}
+  relabelings:
+    # No other worker has that page.
+    - action: keep
+      sourceLabels: [{{ .meta }}_label_app_kubernetes_io_component, {{ .meta }}_label_triptych_pool]
+      regex: pd;({{ include "triptych.vllmPools" . }})
+  metricRelabelings:
+    - action: drop
+      sourceLabels: [__name__]
+      regex: vllm:(num_requests_(running|waiting)|(prompt|generation)_tokens|prefix_cache_(queries|hits)|request_success|time_to_first_token_seconds|inter_token_latency_seconds|(e2e_request_latency|request_(queue|prefill|decode)_time)_seconds)(_total|_created|_bucket|_sum|_count)?
+{{- end }}
 {{- end }}

@@ -12,8 +12,10 @@ from support.vllm.serving import front_config, fronting
 from triptych.base.engine_beat import BusyClock
 from triptych.base.errors import ConfigError
 from triptych.base.rpc.channels import INCARNATION_HEADER
+from triptych.pd_worker.vllm.connection import EngineConnection
 from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import VLLMClient
+from triptych.pd_worker.vllm.http.replies import EngineUnreachable
 from triptych.pd_worker.vllm.worker import load_front_model
 from triptych.protos import pd_pb2
 
@@ -67,6 +69,19 @@ async def test_the_worker_is_busy_while_the_server_computes_a_request(server, se
     served.worker._load()
     seconds += 5.0
     assert clock.share() == 0.5
+
+
+async def test_the_servers_own_metrics_are_read_from_another_thread(server):
+    client = VLLMClient(server.url)
+    server.steps = 7
+    read = EngineConnection(client, EngineHealth(client, 5.0), await client.info()).metrics_reader()
+    try:
+        assert await asyncio.to_thread(read) == b'vllm:iteration_tokens_total_count{engine="0"} 7\n'
+        await server.stop()
+        with pytest.raises(EngineUnreachable):
+            await asyncio.to_thread(read)
+    finally:
+        await client.close()
 
 
 async def test_a_server_whose_engine_has_died_is_lost_at_once(server, served):

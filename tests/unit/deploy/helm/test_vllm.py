@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,16 @@ import pytest
 from helm_python.errors import HelmError
 
 from support.kubernetes.chart import Manifest, example, render
-from support.kubernetes.manifests import called, component, containers, main_container, pod, workloads
+from support.kubernetes.manifests import (
+    called,
+    component,
+    containers,
+    main_container,
+    of_kind,
+    pod,
+    workloads,
+)
+from support.monitoring.metric_table import documented
 from triptych.integrations.vllm.options import parse_options
 
 EXAMPLE = example("qwen3-vl-8b-l4-encoders")
@@ -171,3 +181,35 @@ def test_what_vllm_compiles_goes_to_a_claim_or_to_a_volume_of_a_size(claim: str)
     variables = {one["name"]: one.get("value", "") for one in container["env"]}
     caches = [name for name, value in variables.items() if value.startswith("/cache")]
     assert {"VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"} <= set(caches)
+
+
+@pytest.mark.parametrize(
+    ("block", "ends", "meta"),
+    [("serviceMonitor", "endpoints", "service"), ("podMonitor", "podMetricsEndpoints", "pod")],
+)
+def test_vllms_own_metrics_are_scraped_without_those_that_the_worker_counts(block, ends, meta):
+    manifests = render(merged(EXAMPLE, **{block: {"enabled": True}}))
+    (monitor,) = of_kind(manifests, block[0].upper() + block[1:])
+    own, engine = monitor["spec"][ends]
+    assert (own["path"], engine["path"], engine["port"]) == ("/metrics", "/metrics/engine", own["port"])
+    (kept,) = engine["relabelings"]
+    component_label = f"__meta_kubernetes_{meta}_label_app_kubernetes_io_component"
+    assert kept["sourceLabels"] == [component_label, f"__meta_kubernetes_{meta}_label_triptych_pool"]
+    pools = [one for one in workloads(manifests) if component(one) in ("pd", "encoder")]
+    labels = [one["spec"]["template"]["metadata"]["labels"] for one in pools]
+    scraped = [f"{one['app.kubernetes.io/component']};{one['triptych/pool']}" for one in labels]
+    assert [bool(re.fullmatch(kept["regex"], one)) for one in scraped] == [
+        one[:3] == "pd;" for one in scraped
+    ]
+
+    (dropped,) = engine["metricRelabelings"]
+    names = [name for one in documented() for name in one.series if name.startswith("vllm:")]
+    left = {name for name in names if not re.fullmatch(dropped["regex"], name)}
+    # What a worker before vLLM shows as 0.
+    alone = {f"vllm:iteration_tokens_total_{end}" for end in ("bucket", "sum", "count")}
+    assert left == alone | {"vllm:kv_cache_usage_perc", "vllm:num_preemptions_total"}
+
+
+def test_native_pools_have_no_page_of_an_engine():
+    (monitor,) = of_kind(render({"podMonitor": {"enabled": True}}), "PodMonitor")
+    assert [end["path"] for end in monitor["spec"]["podMetricsEndpoints"]] == ["/metrics"]
