@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 
 _AGGREGATIONS = {"sum", "max", "min", "avg", "count", "by", "without"}
-_FUNCTIONS = {"rate", "increase", "changes", "histogram_quantile", "clamp_min", "absent", "time"}
+_FUNCTIONS = {
+    "rate",
+    "increase",
+    "changes",
+    "histogram_quantile",
+    "clamp_min",
+    "absent",
+    "time",
+    "sum_over_time",
+}
 _OPERATORS = {"on", "ignoring", "and", "or", "unless", "bool", "offset", "vector", "group_left"}
 _WORDS = _AGGREGATIONS | _FUNCTIONS | _OPERATORS
 _SELECTOR = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\s*({[^}]*})")
