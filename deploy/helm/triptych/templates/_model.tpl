@@ -10,6 +10,11 @@
 {{- end -}}
 {{- end }}
 
+{{/* The name that clients ask for: a pool's own, where several models are behind the proxies. */}}
+{{- define "triptych.modelName" -}}
+{{- default .root.Values.model.name (dig "model" "name" "" .spec) -}}
+{{- end }}
+
 {{/* The folder that the download fills: one for each model and revision, so that two versions live side by side. */}}
 {{- define "triptych.downloadFolder" -}}
 {{- $download := .root.Values.model.download -}}

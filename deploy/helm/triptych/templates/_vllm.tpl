@@ -100,7 +100,7 @@
     - --tensor-parallel-size
     - {{ .spec.tensorParallel | quote }}
     {{- end }}
-    {{- with .root.Values.model.name }}
+    {{- with include "triptych.modelName" . }}
     - --served-model-name
     - {{ . | quote }}
     {{- end }}

@@ -73,7 +73,7 @@ spec:
             - {{ ternary "--encoder-data-parallel" "--tensor-parallel" (eq .component "encoder") }}
             - {{ $ranks | quote }}
             {{- end }}
-            {{- with .root.Values.model.name }}
+            {{- with include "triptych.modelName" . }}
             - --served-model-name
             - {{ . | quote }}
             {{- end }}

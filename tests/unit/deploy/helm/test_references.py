@@ -8,7 +8,16 @@ from hashlib import sha256
 import pytest
 
 from support.kubernetes.chart import CASES, ROOT, Manifest, case, example, render
-from support.kubernetes.manifests import called, component, main_container, of_kind, peer, pod, workloads
+from support.kubernetes.manifests import (
+    called,
+    component,
+    containers,
+    main_container,
+    of_kind,
+    peer,
+    pod,
+    workloads,
+)
 from support.kubernetes.reach import selects
 from triptych.proxy.auth.keys import KeyLimits, parse_key_lines
 
@@ -185,6 +194,28 @@ def test_a_pool_of_a_new_version_stands_beside_that_of_the_old_one() -> None:
             assert arguments[1] == folder
             assert arguments[arguments.index("--model-revision") + 1] == revision
             assert arguments[arguments.index("--served-model-name") + 1] == "m"
+
+
+def test_several_models_are_served_by_pools_of_their_own_names() -> None:
+    served = {}
+    for manifest in workloads(case("several-models")):
+        if component(manifest) in ("encoder", "pd", "colocated"):
+            arguments = main_container(manifest)["args"]
+            name = arguments[arguments.index("--served-model-name") + 1]
+            served[manifest["metadata"]["name"].removeprefix("triptych-")] = (name, arguments[1])
+            for sidecar in containers(manifest):
+                if sidecar["name"] == "vllm":
+                    words = sidecar["args"]
+                    assert words[words.index("--served-model-name") + 1] == name and arguments[1] in words
+    qwen3 = ("qwen3-vl-8b", "/model/Qwen3-VL-8B-Instruct")
+    qwen25 = ("qwen2.5-vl-7b", "/model/Qwen2.5-VL-7B-Instruct")
+    assert served == {
+        "encoder-qwen3": qwen3,
+        "encoder-qwen25": qwen25,
+        "pd-qwen3": qwen3,
+        "pd-qwen25": qwen25,
+        "colocated-whisper": ("whisper-large-v3", "/model/whisper-large-v3"),
+    }
 
 
 def test_a_pool_with_weights_of_its_own_never_has_the_name_of_the_others() -> None:

@@ -196,6 +196,10 @@ ROUTE = {"enabled": True, "parentRefs": [{"name": "g"}]}
         ({"gatewayApi": {"enabled": True}}, "the Gateway that the route belongs to"),
         ({"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}, "scraped twice"),
         ({"proxy": {"autoscale": {"max": 1}}}, "min is above max"),
+        (
+            {"encoderPools": [{"name": "a", "model": {"name": "b"}}]},
+            'encoderPools.a encodes for the model "b", which no PD pool has',
+        ),
     ],
 )
 def test_values_that_do_not_fit_together_are_refused_with_the_remedy(values, words):
