@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from support.kubernetes.manifests import amount
 Manifest = dict[str, Any]
 
 #: Addresses that would be the whole machine's, where a pod has only its own.
-ANY_HOST = ("0.0.0.0", "::")
+ANY_HOST = ("0.0.0.0", "::", "127.0.0.1")
+#: Where a pod's worker finds its own vLLM.
+OWN_ENGINE = "127.0.0.1:8000"
 #: Mounts that stay the machine's: shared memory has no path that a process is given.
 UNMOVED = ("/dev/shm",)
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
@@ -36,6 +38,12 @@ class PodContext:
     folder: Path
     secrets: Mapping[str, Manifest]
     hosts: Mapping[str, str]
+    #: Folders of volumes by the name of their claim.
+    claims: Mapping[str, Path] = field(default_factory=dict)
+
+    def in_pod(self, text: str) -> str:
+        """The text with the pod's address in place of those that mean it there."""
+        return self.ip if text in ANY_HOST else text.replace(OWN_ENGINE, f"{self.ip}:8000")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +62,7 @@ def resolve(container: Manifest, context: PodContext, mounts: Mapping[str, Path]
         raise SpecError(f"container {container['name']} has no command: images are not run here")
 
     def moved(text: str) -> str:
-        text = context.ip if text in ANY_HOST else text
-        return on_machine(with_hosts(text, context.hosts), mounts)
+        return on_machine(with_hosts(context.in_pod(text), context.hosts), mounts)
 
     expanded = [expand(word, variables) for word in words]
     return Command(tuple(map(moved, expanded)), {name: moved(value) for name, value in variables.items()})
@@ -130,6 +137,8 @@ def make_volumes(spec: Manifest, context: PodContext) -> dict[str, Path]:
             folder.mkdir(parents=True, exist_ok=True)
         elif "secret" in volume:
             _write(folder, context.secrets[volume["secret"]["secretName"]]["stringData"], volume["secret"])
+        elif "persistentVolumeClaim" in volume:
+            folder = context.claims[volume["persistentVolumeClaim"]["claimName"]]
         else:
             raise SpecError(f"volume {name} of kind {sorted(volume)} is not modelled")
         folders[name] = folder

@@ -134,13 +134,14 @@ class ScriptedServer:
         self.max_model_len = 512
         self.key = ""
         self.steps = 0
+        self.host = "127.0.0.1"
         self._called = asyncio.Event()
         self._runner: web.AppRunner | None = None
         self._port = 0
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://{self.host}:{self._port}"
 
     async def start(self) -> None:
         """Serves, from the second time on at the same port."""
@@ -153,7 +154,7 @@ class ScriptedServer:
         app.router.add_get("/metrics", self._metrics)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.05)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
+        site = web.TCPSite(self._runner, self.host, self._port, reuse_address=True)
         await site.start()
         self._port = self._runner.addresses[0][1]
 

@@ -30,6 +30,7 @@ def test_expressions_ask_for_series_and_labels_that_exist():
         for name, asked in selectors(rule["expr"]):
             assert asked <= labels.get(name, set()), (rule, name)
 
+
 #: Metrics of kube-state-metrics.
 OTHERS = {"kube_pod_container_resource_requests": {"resource"}}
 
