@@ -102,6 +102,11 @@ def _decoder_only(
         _profile(page, made, sizes)
     del made
     Device.of(decoder.device).empty_cache()
+    with page.case("attention by torch"):
+        gathering = bench(sizes.context + 2 * sizes.tokens, sizes.batches[1], attention_backend="sdpa")
+        page.table(*COLUMNS)
+        page.row(*gathering.decode(sizes.batches[1], sizes.context, sizes.tokens, how=", sdpa")[1])
+        del gathering
     with page.case("decode graphs"):
         graphs = bench(sizes.context + 2 * sizes.tokens, max(sizes.batches), decode_graphs=sizes.graphs)
         page.table(*COLUMNS)

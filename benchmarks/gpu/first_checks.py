@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata as metadata
 import platform
@@ -25,7 +26,7 @@ from triptych.base.machine.device import Device
 from triptych.pd_worker.attention.backends import fused
 
 _ROOT = Path(__file__).resolve().parents[2]
-_VERSIONS = {"python": ">=3.11", "torch": ">=2.11,<2.14", "transformers": ">=5.23,<6"}
+_VERSIONS = {"python": ">=3.11", "torch": ">=2.11,<2.14", "transformers": ">=5.23,<6", "triton": ">=3.4"}
 #: Names of torch that only a GPU's code uses: one that has moved is seen here first.
 _NAMES = (
     "torch.nn.attention.varlen:varlen_attn",
@@ -35,6 +36,7 @@ _NAMES = (
     "torch.backends.cuda:enable_cudnn_sdp",
     "torch:_fused_sdp_choice",
 )
+_TRITON_NAMES = ("triton:next_power_of_2", "triton:cdiv", "triton.language:dot")
 #: New shapes of attention, as decode steps bring them.
 _SHAPES = 20
 _OUTCOME = re.compile(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED)", re.MULTILINE)
@@ -56,15 +58,20 @@ def _versions(page: PartPage) -> None:
     page.table("what", "is", "should be")
     held = {"python": platform.python_version(), "torch": torch.__version__.partition("+")[0]}
     held["transformers"] = metadata.version("transformers")
+    # torch for a CPU comes without it.
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        held["triton"] = metadata.version("triton")
     for name, wanted in _VERSIONS.items():
-        page.row(name, held[name], wanted)
+        page.row(name, held.get(name, "absent"), wanted)
     cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
     page.row("CUDA, cuDNN", f"{torch.version.cuda}, {cudnn}", "")
     if torch.cuda.is_available():
         page.row("GPU", torch.cuda.get_device_name(0), "")
-    absent = [name for name in _NAMES if not _is_there(name)]
-    page.row("names of torch", f"{len(_NAMES) - len(absent)} of {len(_NAMES)}", ", ".join(absent) or "all")
-    wrong = [name for name, wanted in _VERSIONS.items() if held[name] not in SpecifierSet(wanted)]
+    names = _NAMES + (_TRITON_NAMES if "triton" in held else ())
+    absent = [name for name in names if not _is_there(name)]
+    page.row("names that are used", f"{len(names) - len(absent)} of {len(names)}", ", ".join(absent) or "all")
+    wrong = [name for name, version in held.items() if version not in SpecifierSet(_VERSIONS[name])]
+    wrong += ["triton"] if torch.cuda.is_available() and "triton" not in held else []
     if wrong or absent:
         raise RuntimeError(f"install other versions, see tests/gpu/requirements.txt: {wrong + absent}")
 

@@ -37,6 +37,17 @@ def cell(checkpoint: Checkpoint) -> Iterator[EngineCell]:
         yield running
 
 
+def test_a_budget_below_the_number_of_sequences_is_a_warning(
+    checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    for tokens, warnings in ((8, []), (4, ["--max-num-batched-tokens 4 is below --max-num-seqs 8"])):
+        with engine_cell(checkpoint, max_num_seqs=8, max_num_batched_tokens=tokens):
+            said = [
+                one.getMessage().partition(":")[0] for one in caplog.records if one.levelname == "WARNING"
+            ]
+        assert said == warnings
+
+
 def test_events_come_in_order_and_once_per_step(cell: EngineCell, checkpoint: Checkpoint) -> None:
     request = cell.request(ONE, prompt_ids(checkpoint, ONE), 8)
     cell.finish([request])
