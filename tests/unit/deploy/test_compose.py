@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from triptych.base.config import EncoderConfig, PDConfig, ProxyConfig, check_adv
 from triptych.base.config.flags import Config
 from triptych.base.config.tls import TlsFiles, check_front_encryption, check_worker_encryption, internal_tls
 from triptych.base.rpc.tls.material import read_material
+from triptych.integrations.vllm.options import parse_options
+from triptych.pd_worker.vllm.connection import check_engine
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())
 CONFIGS: dict[str, type[Config]] = {"proxy": ProxyConfig, "encoder": EncoderConfig, "pd": PDConfig}
@@ -31,9 +36,9 @@ SERVICE = {
         "read_only",
         "cap_drop",
         "security_opt",
-        "networks",
         "mem_limit",
     ],
+    "oneOf": [{"required": ["networks"]}, {"required": ["network_mode"]}],
     "properties": {
         "image": {"type": "string"},
         "command": {"anyOf": [WORDS, {"type": "string"}]},
@@ -49,6 +54,10 @@ SERVICE = {
         "stop_grace_period": {"type": "string", "pattern": "^[0-9]+s$"},
         "mem_limit": SIZE,
         "volumes": WORDS,
+        "entrypoint": WORDS,
+        "deploy": {"type": "object", "required": ["resources"]},
+        "shm_size": SIZE,
+        "network_mode": {"const": "service:pd"},
         "depends_on": {
             "type": "object",
             "additionalProperties": {
@@ -77,7 +86,10 @@ SCHEMA = Draft202012Validator(
                     "properties": {"internal": {"type": "boolean"}},
                 },
             },
-            "volumes": {"type": "object", "additionalProperties": {"const": {}}},
+            "volumes": {
+                "type": "object",
+                "additionalProperties": {"propertyNames": {"const": "driver_opts"}},
+            },
             "secrets": {
                 "type": "object",
                 "additionalProperties": {
@@ -153,3 +165,58 @@ def test_the_store_is_set_up_as_the_chart_does() -> None:
     words = SERVICES["store"]["command"]
     assert words[words.index("--maxmemory-policy") + 1] == "volatile-lru"
     assert words[words.index("--save") + 1] == ""
+
+
+def with_vllm() -> dict[str, Any]:
+    """Both files as Compose merges them: mappings by key, lists one after the other, but for commands."""
+
+    def merged(one: Any, other: Any, key: str = "") -> Any:
+        if isinstance(one, dict) and isinstance(other, dict):
+            return one | {name: merged(one.get(name), value, name) for name, value in other.items()}
+        return one + other if isinstance(one, list) and key not in ("command", "entrypoint") else other
+
+    found: dict[str, Any] = merged(COMPOSE, yaml.safe_load((ROOT / "deploy/compose.vllm.yaml").read_text()))
+    return found
+
+
+def test_with_vllm_the_file_is_valid_and_the_code_takes_its_commands() -> None:
+    found = with_vllm()
+    SCHEMA.validate(found)
+    for service in ("encoder", "pd"):
+        command, *words = shlex.split(found["services"][service]["command"])
+        config = parse(CONFIGS[service], command, *words)
+        assert (config.model, config.dtype) == ("/model", "bfloat16")
+        check_worker_encryption(config.host, config)
+        own = config_of(service)
+        assert all(
+            getattr(config, name) == getattr(own, name)
+            for name in (
+                "host",
+                "port",
+                "advertise",
+                "metrics_port",
+                "store",
+                "tls_ca_file",
+                "store_key_file",
+            )
+        )
+    check_engine(config)
+
+
+def test_the_connector_takes_what_the_first_service_writes(tmp_path: Path) -> None:
+    vllm, namespace = (with_vllm()["services"][name] for name in ("vllm", "namespace"))
+    (tmp_path / "triptych").write_text("#!/bin/sh\nprintf " + "a1" * 32)
+    (tmp_path / "triptych").chmod(0o755)
+    (script,) = (word.replace("$$", "$").replace("/engine", str(tmp_path)) for word in namespace["command"])
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run([*namespace["entrypoint"], script], env=path, check=True, timeout=30)
+    transfer = json.loads((tmp_path / "ec-transfer.json").read_text())
+    given = transfer["ec_connector_extra_config"]
+    files = [given.pop(f"store_{name}_file") for name in ("cert", "key", "ca")]
+    assert files == ["/certificates/cert.pem", "/certificates/key.pem", "/certificates/ca.pem"]
+    options = parse_options(given)
+    assert options.store == "rediss://store:6379/0"
+    assert list(options.namespaces) == ["a1" * 32]
+    assert (transfer["ec_connector"], transfer["ec_role"]) == ("TriptychECConnector", "ec_consumer")
+    mounts = [volume.removesuffix(":ro").rpartition(":")[2] for volume in vllm["volumes"]]
+    assert mounts == ["/certificates", "/model", "/engine"]
