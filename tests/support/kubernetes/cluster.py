@@ -1,8 +1,8 @@
 """One pod of every workload of a rendered chart, as processes of this machine: started, probed and ended.
 
-Environment, Secrets, volumes, init containers, sidecars, readiness probes, preStop hooks and grace periods are
-as in the manifests. Nothing is scheduled or restarted, and a Service is the address of its one pod. An upgrade
-replaces pods one by one, each by a new one that is ready before the old one is ended.
+Environment, Secrets, volumes, init containers, sidecars, readiness probes, preStop hooks and grace periods
+are as in the manifests. Nothing is scheduled or restarted, and a Service is the address of its one pod. An
+upgrade replaces pods one by one, each by a new one that is ready before the old one is ended.
 """
 
 from __future__ import annotations
