@@ -54,6 +54,7 @@ from triptych.proxy.pool import PDReadiness, WorkerPool
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.proxy.scaling.autoscaler import Autoscaler, start_scaling
 from triptych.proxy.scaling.upkeep import PoolMetrics, Upkeep
+from triptych.registry.minute_counts import MinuteCounts
 from triptych.registry.registry import Registry
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
@@ -182,7 +183,8 @@ class ProxyProcess:
             observer=None if self.live is None else self.live.calls,
         )
         stack.push_async_callback(self.dispatcher.close)
-        self.authenticator = Authenticator(keys, PrincipalLimits(), self.metrics) if keys.in_use else None
+        limits = PrincipalLimits(MinuteCounts(store))
+        self.authenticator = Authenticator(keys, limits, self.metrics) if keys.in_use else None
         self.refusals = Refusals(self.metrics, None if self.live is None else self.live.refused)
 
     async def serve(self, listener: socket.socket) -> asyncio.Task[None]:

@@ -14,13 +14,16 @@ from limits import RateLimitItem, RateLimitItemPerMinute
 from limits.aio.storage import MemoryStorage
 from limits.aio.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter, RateLimiter
 
-from triptych.base.errors import RateLimited
+from triptych.base.errors import RateLimited, TriptychError
 from triptych.proxy.auth.keys import Principal
 from triptych.proxy.quotas.quota import HOLDER
+from triptych.registry.minute_counts import MinuteCounts
 
 #: Seconds for which a request waits for another one of its key to end. A client has a reply's last byte a
 #: moment before the call that sent it ends here, and may send its next request at once.
 _PATIENCE = 0.25
+#: Seconds that a request waits for the counts of all proxies, and seconds without asking after an error.
+_SHARED_SECONDS, _AWAY_SECONDS = 0.25, 5.0
 
 
 @dataclass(slots=True)
@@ -67,13 +70,15 @@ CURRENT: ContextVar[Session | None] = ContextVar("session", default=None)
 
 
 class PrincipalLimits:
-    """The limits of all principals in this process: with P proxies a principal has P times its limits.
+    """The limits of all principals: of a minute by the counts that all proxies share, of requests at once in
+    this process, so that with P proxies a principal may have P times as many.
 
-    Requests count in a moving window; tokens, known only at a reply's end, in windows of a minute: a
-    request is taken while the window has tokens left, and what it uses counts in full.
+    Tokens are known only at a reply's end: a request is taken while the minute has tokens left, and what it
+    uses counts in full. While the store does not answer, each proxy limits by what it has seen itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shared: MinuteCounts | None = None) -> None:
+        self._shared, self._away_until = shared, 0.0
         storage = MemoryStorage()
         self._requests = MovingWindowRateLimiter(storage)
         self._tokens = FixedWindowRateLimiter(storage)
@@ -123,25 +128,48 @@ class PrincipalLimits:
 
     async def _check(self, principal: Principal) -> None:
         limits = principal.limits
-        if limits.tokens_per_minute:
-            item = RateLimitItemPerMinute(limits.tokens_per_minute)
-            if not await self._tokens.test(item, "tokens", principal.id):
-                raise await _refusal(self._tokens, item, "tokens", principal)
-        if limits.requests_per_minute:
-            item = RateLimitItemPerMinute(limits.requests_per_minute)
-            if not await self._requests.hit(item, "requests", principal.id):
-                raise await _refusal(self._requests, item, "requests", principal)
+        if limit := limits.tokens_per_minute:
+            item = RateLimitItemPerMinute(limit)
+            wait = await self._count("tokens", principal, 0, limit)
+            if wait is None and not await self._tokens.test(item, "tokens", principal.id):
+                wait = await _local_wait(self._tokens, item, "tokens", principal)
+            _refuse(wait, limit, "tokens")
+        if limit := limits.requests_per_minute:
+            item = RateLimitItemPerMinute(limit)
+            wait = await self._count("requests", principal, 1, limit)
+            # Seen here, too, for when the store is away.
+            if not wait and not await self._requests.hit(item, "requests", principal.id) and wait is None:
+                wait = await _local_wait(self._requests, item, "requests", principal)
+            _refuse(wait, limit, "requests")
 
     async def _charge(self, principal: Principal, tokens: int) -> None:
         limit = principal.limits.tokens_per_minute
         if limit and tokens:
             await self._tokens.hit(RateLimitItemPerMinute(limit), "tokens", principal.id, cost=tokens)
+            await self._count("tokens", principal, tokens, 0)
+
+    async def _count(self, what: str, principal: Principal, cost: int, limit: int) -> float | None:
+        """Seconds to wait by the counts of all proxies, 0.0 for none; None where they are not known."""
+        if self._shared is None or time.monotonic() < self._away_until:
+            return None
+        try:
+            async with asyncio.timeout(_SHARED_SECONDS):
+                return await self._shared.add(what, principal.id, cost, limit)
+        except (TriptychError, TimeoutError):
+            self._away_until = time.monotonic() + _AWAY_SECONDS
+            return None
 
 
-async def _refusal(limiter: RateLimiter, item: RateLimitItem, what: str, principal: Principal) -> RateLimited:
+async def _local_wait(limiter: RateLimiter, item: RateLimitItem, what: str, principal: Principal) -> float:
     stats = await limiter.get_window_stats(item, what, principal.id)
-    wait = min(max(stats.reset_time - time.time(), 1.0), 60.0)
-    return RateLimited(
-        f"{what}-per-minute: this key may use {item.amount} {what} in a minute; try again in {wait:.0f} s",
-        retry_after=wait,
-    )
+    return stats.reset_time - time.time()
+
+
+def _refuse(wait: float | None, limit: int, what: str) -> None:
+    """RateLimited where there is something to wait for."""
+    if wait:
+        wait = min(max(wait, 1.0), 60.0)
+        raise RateLimited(
+            f"{what}-per-minute: this key may use {limit} {what} in a minute; try again in {wait:.0f} s",
+            retry_after=wait,
+        )

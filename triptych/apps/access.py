@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from triptych.registry import leases, registry, scaling
+from triptych.registry import leases, minute_counts, registry, scaling
 from triptych.store import control, keys
 
 #: A command of a script, and the number of its key where that is a plain KEYS[n].
@@ -67,6 +67,7 @@ ROLES: dict[str, tuple[Use, ...]] = {
         _script(scaling.READ, *scaling.DECISION_KEYS),
         _script(scaling.ANNOUNCE, *scaling.DECISION_KEYS, keys.RULES),
         _script(scaling.AGREE, keys.RULES),
+        _script(minute_counts.COUNT, keys.minute_counts("*", "*")),
     ),
     "encoder": (
         *_CONNECT,

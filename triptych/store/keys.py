@@ -1,8 +1,8 @@
 """Every key in the store, how long it lives, and why.
 
 Keys that one command touches share a tag in braces, so that a Redis Cluster keeps them on one server: the
-item's `{mm_hash}`, `{leases}`, `{registry}`, `{scaling}`. A namespace needs no prefix: it is part of the
-mm_hash.
+item's `{mm_hash}`, `{leases}`, `{registry}`, `{scaling}`, `{limits}`. A namespace needs no prefix: it is part
+of the mm_hash.
 """
 
 from __future__ import annotations
@@ -54,3 +54,8 @@ def part(mm_hash: str, write_id: str, index: int) -> str:
 def demands(pool: str) -> tuple[str, str]:
     """The hash of the proxies' demand for workers of the pool, and when each entry ends. No TTL."""
     return f"{{scaling}}:{pool}:demands", f"{{scaling}}:{pool}:demand-deadlines"
+
+
+def minute_counts(what: str, principal: str) -> str:
+    """The requests or tokens of an API key, by minute. TTL 2 minutes; once evicted, it begins again."""
+    return f"{{limits}}:{what}:{principal}"
