@@ -286,12 +286,12 @@ def _build_scheduler(
     items = ItemTracker(
         EncoderCache(config.embedding_memory), Admission(config.embedding_memory), connector, cross
     )
-    if config.max_num_seqs > config.max_num_batched_tokens:
+    if config.max_num_seqs > config.step_tokens:
         logger.warning(
             "--max-num-batched-tokens %d is below --max-num-seqs %d: no more requests decode in one step",
-            config.max_num_batched_tokens, config.max_num_seqs,
+            config.step_tokens, config.max_num_seqs,
         )  # fmt: skip
-    limits = SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens, longest)
+    limits = SchedulerLimits(config.max_num_seqs, config.step_tokens, longest)
     return Scheduler(limits, kv, items, cross_limits, swap, overlap_prefill=config.overlap_prefill)
 
 

@@ -80,7 +80,7 @@ def needs_of(config: PDConfig, decoder: DecoderSide, held: int, activations: int
     in_layer = max(shape.elements for shape in geometry.layers) * config.block_size * decoder.dtype.itemsize
     gathered = max(GATHER_LIMIT, -(-longest // config.block_size) * in_layer)
     # A later chunk of a long prompt has a mask over all that is before it, as bools and as what is added.
-    tokens = min(config.max_num_batched_tokens, longest)
+    tokens = min(config.step_tokens, longest)
     masks = tokens * longest * (1 + decoder.dtype.itemsize)
     swapped = config.swap_memory if config.preemption == "swap" else 0
     on_cpu = decoder.device.type == "cpu"
@@ -117,7 +117,7 @@ def _graph_bytes(
     tables = 3 * config.max_num_seqs * (longest // spare) * 8
     if config.decode_graphs == "static":
         return spare + tables
-    tokens = min(config.max_num_batched_tokens, longest_request(config, decoder.geometry))
+    tokens = min(config.step_tokens, longest_request(config, decoder.geometry))
     return spare + tables + gathered + activations * config.max_num_seqs // tokens
 
 
@@ -152,7 +152,7 @@ def activation_bytes(config: PDConfig, decoder: DecoderSide, memory: DeviceMemor
 def _run_longest_batch(config: PDConfig, decoder: DecoderSide) -> int:
     """Runs it, and returns the bytes of the cache that it wrote."""
     geometry, device = decoder.geometry, decoder.device
-    tokens = min(config.max_num_batched_tokens, longest_request(config, geometry))
+    tokens = min(config.step_tokens, longest_request(config, geometry))
     rows = 0 if decoder.cross is None else decoder.cross.max_rows or tokens
     blocks = max(1, -(-max(tokens, rows) // config.block_size))
     cache = PagedKVCache.of_decoder(decoder, num_blocks=blocks, block_size=config.block_size)

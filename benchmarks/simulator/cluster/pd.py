@@ -148,7 +148,7 @@ class SimulatedPD:
         self.admission = Admission(config.embedding_memory)
         self.connector = TableScheduler(ECTransferConfig(ec_role="consumer"))
         items = ItemTracker(self.cache, self.admission, self.connector)
-        limits = SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens, longest)
+        limits = SchedulerLimits(config.max_num_seqs, config.step_tokens, longest)
         # vLLM's replicas, which have their tower in the step, prefill a request whose items they have.
         overlap = config.overlap_prefill and tower is None
         self.scheduler = Scheduler(limits, self.kv, items, overlap_prefill=overlap)

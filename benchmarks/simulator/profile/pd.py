@@ -65,7 +65,7 @@ def scenarios(
     config: PDConfig, max_len: int, *, quick: bool = False, most_tokens: int = sys.maxsize
 ) -> list[Scenario]:
     """Cheap ones first: what has no time left is dropped from the end. None holds above `most_tokens`."""
-    budget, longest = config.max_num_batched_tokens, max_len // 2
+    budget, longest = config.step_tokens, max_len // 2
     half = max(1, budget // 2)
     found = [Scenario(0, 0, _distinct((16, 64, 128, half, budget, 2 * budget, 4 * budget), longest))]
     joining = _distinct((half,) if quick else (16, 64, half // 2, half), longest)

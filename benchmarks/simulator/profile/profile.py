@@ -194,7 +194,7 @@ def _measure_model(
         encoder_threads=encoder_threads,
         pd_threads=pd_threads,
         quick=options.quick,
-        max_num_batched_tokens=serving.max_num_batched_tokens,
+        max_num_batched_tokens=serving.step_tokens,
         encoder_batch_patches=encoding.batch_patches,
     )
     return shape, settings

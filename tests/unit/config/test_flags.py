@@ -197,3 +197,10 @@ def test_what_no_pool_can_be_scaled_by_is_refused_with_the_flag(config: ScalingC
 )
 def test_encoder_batches_are_small_where_a_picture_keeps_the_device_busy(flags, patches):
     assert EncoderConfig(**flags).batch_patches == patches
+
+
+@pytest.mark.parametrize(
+    ("flags", "tokens"), [({}, 512), ({"device": "cuda"}, 8192), ({"max_num_batched_tokens": 7}, 7)]
+)
+def test_steps_of_a_gpu_have_more_tokens(flags, tokens):
+    assert PDConfig(**flags).step_tokens == tokens

@@ -178,7 +178,7 @@ class PDConfig(WorkerConfig):
         " holds",
     )
     max_num_seqs: int = flag(64, "most requests that run at once")
-    max_num_batched_tokens: int = flag(512, "token budget of one engine step")
+    max_num_batched_tokens: int = flag(0, "token budget of one engine step; 0: 512 on a CPU, else 8192")
     block_size: int = flag(16, "tokens per KV block")
     kv_memory: int = flag(
         0,
@@ -240,6 +240,11 @@ class PDConfig(WorkerConfig):
         "yet); static, in static buffers without a graph; auto, cuda on a GPU, else off",
         choices=GRAPH_MODES,
     )
+
+    @property
+    def step_tokens(self) -> int:
+        """--max-num-batched-tokens, or what suits the device: a GPU takes many tokens as fast as few."""
+        return self.max_num_batched_tokens or (512 if self.device == "cpu" else 8192)
 
     @property
     def embedding_memory(self) -> int:
