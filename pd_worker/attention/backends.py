@@ -55,11 +55,8 @@ class AttentionCall:
 
 def attend(backend: str, call: AttentionCall) -> torch.Tensor:
     """[B, heads, Q, dim] in the values' dtype."""
-    if backend == "blockwise":
-        return _blockwise(call)
-    if call.softcap is not None:
-        return _eager(call)
-    return _sdpa(call)
+    # No kernel of torch takes a soft cap.
+    return _blockwise(call) if backend == "blockwise" or call.softcap is not None else _sdpa(call)
 
 
 def whole_bias(call: AttentionCall) -> torch.Tensor:
@@ -130,18 +127,6 @@ def _scores(call: AttentionCall, key: torch.Tensor) -> torch.Tensor:
     """The scores in float32, soft-capped."""
     scores = (call.query @ key.transpose(-1, -2)).float() * call.scale
     return scores if call.softcap is None else torch.tanh(scores / call.softcap) * call.softcap
-
-
-def _eager(call: AttentionCall) -> torch.Tensor:
-    """Attention that materializes all scores, for options that no fused kernel takes."""
-    key, value = _repeated(call)
-    scores = _scores(call, key)
-    mask = call.mask if call.mask is not None else _causal_mask(call)
-    if call.bias is not None:
-        scores = scores + (whole_bias(call) if call.added is None else call.added)
-    elif mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
-    return scores.softmax(-1).to(value.dtype) @ value
 
 
 def _blockwise(call: AttentionCall) -> torch.Tensor:

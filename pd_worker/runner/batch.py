@@ -226,6 +226,8 @@ class BatchBuilder:
 
     def _cross_decodes(self, decodes: Sequence[ScheduledChunk]) -> list[CrossSpan]:
         """One span per encoder output where that reads less than one gather for all decodes; else none."""
+        if self._backend == "triton":
+            return []
         tokens: dict[tuple[int, ...], list[int]] = {}
         for index, chunk in enumerate(decodes):
             tokens.setdefault(chunk.cross_blocks, []).append(index)

@@ -127,9 +127,7 @@ def test_widths_of_heads_against_sdpa(key_dim: int, value_dim: int, longest: int
         for index, block in enumerate(blocks):
             piece = part[16 * index : 16 * index + 16]
             blocked[block, : len(piece)] = piece
-    queries = PagedQueries(
-        torch.tensor([0, longest]), torch.tensor([40]), blocks[None], longest, processors=7
-    )
+    queries = PagedQueries(torch.tensor([0, longest]), torch.tensor([40]), blocks[None], longest)
     out = torch.empty(longest, 6, value_dim)
     attend(q, keys, values, queries, PagedScores(0.2, causal=causal), out)
     mask = torch.ones(longest, 40, dtype=torch.bool).tril(40 - longest) if causal else None
@@ -159,3 +157,16 @@ def test_more_query_heads_for_a_kv_head_than_rows_of_a_tile() -> None:
     mask = torch.ones(2, 11, dtype=torch.bool).tril(9)
     expected = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=1.0, enable_gqa=True)
     close(out, expected[0].transpose(0, 1))
+
+
+def test_parts_of_decodes_take_memory_for_the_decodes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of 400 tokens stands behind one decode, whose keys are split."""
+    monkeypatch.setattr(Device, "processors", 132)
+    sizes: list[int] = []
+    empty = torch.empty
+    monkeypatch.setattr(
+        torch, "empty", lambda *size, **kind: (sizes.append(size[0]), empty(*size, **kind))[1]
+    )
+    case = Case((Chunk(600, 1), Chunk(400, 400)), 2)
+    close(case.attend("triton"), case.expected_self())
+    assert sizes == [401, 1], "the output, and parts"

@@ -24,7 +24,8 @@ class PagedQueries:
     `lengths` [S] count a sequence's keys, in the blocks of `tables` [S, blocks]; with causal attention its
     last query is at its last key. `longest` is the largest number of queries of one sequence. `spans` [T, 2],
     where tokens attend both ways: the positions from and to which each token does; 0 and 0 for the others.
-    Keys of few decodes are split between the `processors` of the device.
+    Keys of few sequences are split between the `processors` of the device, where there are any; then the i-th
+    sequence's only query is token i.
     """
 
     starts: torch.Tensor
@@ -32,7 +33,7 @@ class PagedQueries:
     tables: torch.Tensor
     longest: int
     spans: torch.Tensor | None = None
-    processors: int = 1
+    processors: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +66,23 @@ def attend(
 
     `keys` and `values` are [blocks, block size, kv heads, dim].
     """
-    (count, heads, dim), (_, page, kv_heads, value_dim) = query.shape, values.shape
+    (_, heads, dim), (_, page, kv_heads, value_dim) = query.shape, values.shape
     query = query if query.stride(-1) == 1 else query.contiguous()
     assert keys.stride(-1) == values.stride(-1) == out.stride(-1) == 1
     sizes = tile_sizes(heads // kv_heads, dim, value_dim, queries.longest, query.element_size())
     tiles = triton.cdiv(queries.longest, sizes["BLOCK_M"] // (heads // kv_heads))
-    programs = len(queries.lengths) * tiles * kv_heads
-    capacity = queries.tables.shape[1] * page
+    count, capacity = len(queries.lengths), queries.tables.shape[1] * page
     # Some programs for each processor. It depends on shapes alone, as in a graph it must.
-    parts = triton.cdiv(2 * queries.processors, programs) if queries.longest == 1 else 1
-    parts = min(parts, _MAX_PARTS, triton.cdiv(capacity, _PART_KEYS))
+    parts = triton.cdiv(2 * queries.processors, count * kv_heads)
+    parts = max(1, min(parts, _MAX_PARTS, triton.cdiv(capacity, _PART_KEYS)))
+    assert parts == 1 or queries.longest == 1
     to, sums = out[:, :, None], out
     if parts > 1:
         to = torch.empty(count, heads, parts, value_dim, dtype=torch.float32, device=query.device)
         sums = to.new_empty(count, heads, parts)
     bias, spans = scores.bias, queries.spans
     bias_sizes = (0, 0, 0) if bias is None else (bias.stride(0), bias.stride(1), bias.shape[1])
-    _attend[(len(queries.lengths) * tiles, kv_heads, parts)](
+    _attend[(count * tiles, kv_heads, parts)](
         query, keys, values, to, sums,
         queries.tables, queries.lengths, queries.starts,
         queries.starts if spans is None else spans, query if bias is None else bias,
@@ -94,7 +95,7 @@ def attend(
         SPLIT=parts > 1, **sizes,
     )  # fmt: skip
     if parts > 1:
-        _merge[(len(queries.lengths), heads)](
+        _merge[(count, heads)](
             to, sums, out, queries.starts, parts, *to.stride()[:2], *sums.stride()[:2], *out.stride()[:2],
             VALUE_DIM=value_dim, BLOCK_V=sizes["BLOCK_V"], PARTS=_MAX_PARTS,
         )  # fmt: skip
