@@ -37,7 +37,7 @@ async def run(config: PDConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
     architecture = family_of(Path(config.model)).architecture
     program = "" if config.engine == "native" else vllm_program()
-    choice = choose_engine(config, architecture, program)
+    choice = choose_engine(config, architecture, program, read_task(Path(config.model)))
     logger.info("engine: %s (%s)", choice.engine, choice.reason)
     serve: Callable[[PDConfig, WorkerProcess], Awaitable[None]] = _serve_vllm
     if choice.engine == "native":

@@ -16,7 +16,7 @@ from yarl import URL
 
 from triptych.base.config import PDConfig
 from triptych.base.errors import ConfigError
-from triptych.base.types import JsonObject
+from triptych.base.types import JsonObject, Task
 from triptych.base.vllm_classes import CLASSES
 from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import ANSWER_SECONDS, EngineInfo, VLLMClient
@@ -151,7 +151,7 @@ class EngineChoice:
     own: bool = False
 
 
-def choose_engine(config: PDConfig, architecture: str, program: str) -> EngineChoice:
+def choose_engine(config: PDConfig, architecture: str, program: str, task: Task = "generate") -> EngineChoice:
     """The engine for a checkpoint of this architecture, where `program` is vLLM's command or "".
 
     With --engine auto that is vLLM for decoder-only models on CUDA whose rows are known to equal those of its
@@ -170,6 +170,8 @@ def choose_engine(config: PDConfig, architecture: str, program: str) -> EngineCh
     known = CLASSES.get(architecture)
     if known is None or not known.one_run:
         return EngineChoice("native", f"{architecture} is not served through vLLM")
+    if task != "generate" and not known.pooled:
+        return EngineChoice("native", f"pictures of {architecture} are not known to be pooled by vLLM")
     if flag := native_flag(config):
         return EngineChoice("native", f"{flag} is its own")
     if not program:

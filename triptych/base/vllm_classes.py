@@ -23,16 +23,17 @@ class VLLMClass:
 
     `saved_by_vllm`: a producer's plans are those of our encoder workers; other plans hold the placeholder's
     tokens, which the connector is not told. `one_run`: an item's rows stand side by side in the prompt, as
-    vLLM's endpoint for token ids wants them.
+    vLLM's endpoint for token ids wants them. `pooled`: embeddings and scores with pictures are tested.
     """
 
     saved_by_vllm: bool = False
     one_run: bool = True
+    pooled: bool = False
 
 
 #: By the architecture in config.json, which vLLM looks its models up by, too.
 CLASSES = {
-    "Qwen3VLForConditionalGeneration": VLLMClass(saved_by_vllm=True),
+    "Qwen3VLForConditionalGeneration": VLLMClass(saved_by_vllm=True, pooled=True),
     "Qwen2_5_VLForConditionalGeneration": VLLMClass(saved_by_vllm=True),
     "LlavaForConditionalGeneration": VLLMClass(saved_by_vllm=True),
     "Qwen3VLMoeForConditionalGeneration": VLLMClass(),

@@ -65,6 +65,7 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
         remedy = "fetch *.safetensors to have tensors, tokenizer, chat template and a sample checked, too"
         yield note("model", f"{path} holds no weights: only its config.json is checked", remedy)
     from triptych.models.base import row_width
+    from triptych.models.checkpoint.pooling import read_task
     from triptych.models.checkpoint.support import check_supported, wanted_by_flags
     from triptych.models.parallel.plan import check_divides
     from triptych.models.registry import family_of, resolve_device, resolve_dtype
@@ -82,7 +83,7 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
     modality = family.encoder.modality_of(path)
     yield ok("family", f"{family.name}, {kind} {modality}")
     yield ok("dtype", f"{str(dtype).removeprefix('torch.')} on {device}, quantization {pd.quantization}")
-    choice = choose_engine(pd, family.architecture, vllm_program())
+    choice = choose_engine(pd, family.architecture, vllm_program(), read_task(path))
     shown = f"{choice.engine}: {choice.reason}"
     yield note("engine", shown, INSTALL) if INSTALL in choice.reason else ok("engine", shown)
     counts = _parameters(path, family)

@@ -10,6 +10,7 @@ import pytest
 
 from triptych.base.config import PDConfig
 from triptych.base.errors import ConfigError
+from triptych.base.types import Task
 from triptych.pd_worker.vllm.attempt import Diverged, Replay
 from triptych.pd_worker.vllm.connection import EngineChoice, check_engine, choose_engine, read_key
 from triptych.pd_worker.vllm.run import MAX_FAILURES, BatchPlaces, EmbeddingRoom, Retries
@@ -62,14 +63,17 @@ VLLM = "/venv/bin/vllm"
 URL = "http://10.0.0.7:8000"
 
 
-def chosen(architecture: str = QWEN, program: str = VLLM, **flags: Any) -> EngineChoice:
-    return choose_engine(PDConfig(**{"device": "cuda", **flags}), architecture, program)
+def chosen(
+    architecture: str = QWEN, program: str = VLLM, task: Task = "generate", **flags: Any
+) -> EngineChoice:
+    return choose_engine(PDConfig(**{"device": "cuda", **flags}), architecture, program, task)
 
 
 def test_a_decoder_only_model_on_cuda_gets_a_vllm_of_the_workers_own():
     choice = chosen()
     assert (choice.engine, choice.own) == ("vllm", True)
     assert VLLM in choice.reason
+    assert [chosen(task=task) for task in ("embed", "score")] == [choice] * 2
 
 
 @pytest.mark.parametrize(
@@ -81,6 +85,7 @@ def test_a_decoder_only_model_on_cuda_gets_a_vllm_of_the_workers_own():
         ({"program": ""}, "vLLM.* is not installed here: pip install vllm"),
         ({"quantization": "int8"}, "--quantization is its own"),
         ({"engine": "native"}, "--engine native"),
+        ({"architecture": "Gemma3ForConditionalGeneration", "task": "embed"}, "Gemma3.* pooled by vLLM"),
     ],
 )
 def test_everything_else_is_served_by_the_native_engine_which_says_why(given, reason):
