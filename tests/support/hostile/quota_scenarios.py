@@ -162,6 +162,7 @@ async def unread_vectors(tenants: TwoTenants) -> None:
         own, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
     )
     replies = tenants.cluster.quotas["replies"]
+    await until(lambda: len(worker.submits) == 8 and not worker.requests, "A's inputs to be pooled")
     await until(lambda: replies.held(A) > MIB // 4, "A's vectors")
     more = json.dumps({"model": "demo", "input": ["x"] * 64}).encode()
     assert await tenants.post(A, more, "/v1/embeddings") in (429, 503)
