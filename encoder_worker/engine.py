@@ -113,12 +113,17 @@ class _SaveOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class _TrialOrder:
+    extra_rows: Future[int | None]
+
+
+@dataclass(frozen=True, slots=True)
 class _BatchOrder:
     items: Sequence[TowerItem]
     done: Future[BatchDone]
 
 
-_Order = _BatchOrder | _SaveOrder | None
+_Order = _BatchOrder | _SaveOrder | _TrialOrder | None
 
 
 class EncoderEngine(ECConnectorModelRunnerMixin):
@@ -181,6 +186,12 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
         self._orders.put(order)
         return order.done
 
+    def extra_video_rows(self) -> Future[int | None]:
+        """As the encoder side finds it by a trial, the first time."""
+        order = _TrialOrder(Future())
+        self._orders.put(order)
+        return order.extra_rows
+
     def save(self, output: EncoderOutput, damaged_digest: str = "") -> None:
         """Saves an output (again); `Saved` or `Unsaved` comes back."""
         self._orders.put(_SaveOrder(output, damaged_digest))
@@ -199,11 +210,22 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
                 continue
             if isinstance(order, _SaveOrder):
                 self._start_save(order.output, order.damaged_digest)
+            elif isinstance(order, _TrialOrder):
+                order.extra_rows.set_result(self._try_segments())
             elif order is not None:
                 with self.beat.busy.working(True):
                     done = self._run_batch(order.items)
                 self._pacer.rest()
                 order.done.set_result(done)
+
+    def _try_segments(self) -> int | None:
+        try:
+            with self.beat.turn(self._pacer):
+                return self._encoder.extra_video_rows()
+        except Exception as error:
+            check_device(error, self._encoder.device)
+            logger.warning("videos are encoded whole: the trial of segments failed", exc_info=True)
+            return None
 
     def _run_batch(self, batch: Sequence[TowerItem]) -> BatchDone:
         """Runs a batch; reports every item, even if the step raises."""

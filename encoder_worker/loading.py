@@ -16,9 +16,10 @@ from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.machine.device_memory import DeviceMemory, memory_of
 from triptych.base.progress.progress import step
 from triptych.encoder_worker.graphs.graph_encoder import uncounted_bytes, with_graphs
-from triptych.models.base import EncoderSide, PreparedItem, check_rows
+from triptych.models.base import EncoderSide, PreparedItem
 from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 from triptych.models.identity import ModelIdentity, model_identity
+from triptych.models.images import check_rows
 from triptych.models.registry import load_encoder, resolve_device, resolve_dtype
 
 logger = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ def warm_up(encoder: EncoderSide) -> None:
     item = encoder.preprocess(encoder.sample(), {})
     with torch.inference_mode():
         rows = encoder.encode([item])
-    check_rows(item, len(rows[0]))
+    check_rows(item.rows, len(rows[0]))
 
 
 def parameter_bytes(encoder: EncoderSide) -> int:

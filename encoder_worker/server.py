@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Mapping
 
-from grpc import aio
+from grpc import StatusCode, aio
 
 from triptych.base.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, TooLarge
 from triptych.base.hashing import canonical, check_mm_hash
@@ -27,6 +27,7 @@ from triptych.encoder_worker.jobs.job import (
     Waiter,
     Waits,
 )
+from triptych.encoder_worker.jobs.segments import SegmentPlanner
 from triptych.encoder_worker.jobs.table import JobStreams
 from triptych.encoder_worker.media.formats import MAX_MEDIA_BYTES
 from triptych.encoder_worker.media.preparer import MediaBudget
@@ -143,7 +144,9 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         media: MediaBudget,
         format: ItemFormat,
         tracer: Tracer | None = None,
+        splitter: SegmentPlanner | None = None,
     ) -> None:
+        self._splitter = splitter
         self._streams = streams
         self._media = media
         self._format = format
@@ -181,6 +184,29 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             frames.cancel()
             if not waiter.ended:
                 self._streams.leave(waiter)
+
+    async def SplitVideo(
+        self,
+        request_iterator: Requests,
+        context: aio.ServicerContext[encoder_pb2.EncodeRequest, encoder_pb2.VideoSegments],
+    ) -> encoder_pb2.VideoSegments:
+        """A video's segments; none for what cannot be divided, or read at all."""
+        try:
+            spec = await _first(request_iterator, self._format)
+            if self._splitter is None or spec.modality != "video":
+                return encoder_pb2.VideoSegments()
+            async with asyncio.timeout(spec.timeout):
+                room = await self._media.acquire(spec.media_bytes)
+                try:
+                    data = await _all_media(request_iterator, spec.media_bytes)
+                    ends, extra_rows = await self._splitter.ends(data, spec.processor_options)
+                finally:
+                    room.release()
+        except RequestError:
+            return encoder_pb2.VideoSegments()
+        except TimeoutError:
+            await context.abort(StatusCode.DEADLINE_EXCEEDED, "the video was not divided in time")
+        return encoder_pb2.VideoSegments(ends=ends, extra_rows=extra_rows)
 
     def _trace(
         self, context: aio.ServicerContext[encoder_pb2.EncodeRequest, encoder_pb2.EncodeEvent]
@@ -243,6 +269,16 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                 room.release()
         if not waiter.ended:
             self._streams.close(waiter, complete=not missing)
+
+
+async def _all_media(requests: Requests, missing: int) -> bytes:
+    frames = []
+    while missing:
+        if (request := await anext(requests, None)) is None:
+            raise InvalidRequest("media: fewer bytes were sent than announced", param="media")
+        missing -= _checked_frame(request.media, missing)
+        frames.append(request.media)
+    return b"".join(frames)
 
 
 def _checked_frame(frame: bytes, missing: int) -> int:

@@ -25,6 +25,8 @@ from triptych.encoder_worker.graphs.graph_encoder import count_graphs
 from triptych.encoder_worker.job_spec import ItemFormat
 from triptych.encoder_worker.jobs.job import EncodeJob
 from triptych.encoder_worker.jobs.loop import JobLoop
+from triptych.encoder_worker.jobs.same_rows import SameRows
+from triptych.encoder_worker.jobs.segments import SegmentPlanner
 from triptych.encoder_worker.jobs.single_flight import JobSaves, SingleFlight
 from triptych.encoder_worker.jobs.table import EncodeJobs, JobBounds, JobMetrics, JobStreams
 from triptych.encoder_worker.loading import parameter_bytes
@@ -136,9 +138,11 @@ class EncoderWorker:
             metrics=job_metrics,
             changed=changed,
             producers=transfer.producers,
+            same_rows=SameRows(store, config.embedding_ttl) if memory is None else None,
         )
         self.media = MediaBudget(config.encoder_media_memory)
-        self.servicer = EncoderServicer(streams, self.media, format, tracer)
+        splitter = SegmentPlanner(self._preparer, self._engine, config.video_segment_frames)
+        self.servicer = EncoderServicer(streams, self.media, format, tracer, splitter)
 
     @property
     def beat(self) -> EngineBeat:

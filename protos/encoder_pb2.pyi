@@ -1,7 +1,8 @@
 from triptych.protos import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -65,6 +66,14 @@ class EncodeEvent(_message.Message):
     failed: JobFailed
     waits: JobWaits
     def __init__(self, planned: _Optional[_Union[_common_pb2.ItemPlan, _Mapping]] = ..., ready: _Optional[_Union[ItemReady, _Mapping]] = ..., need_media: _Optional[_Union[NeedMedia, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ..., waits: _Optional[_Union[JobWaits, _Mapping]] = ...) -> None: ...
+
+class VideoSegments(_message.Message):
+    __slots__ = ("ends", "extra_rows")
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_ROWS_FIELD_NUMBER: _ClassVar[int]
+    ends: _containers.RepeatedScalarFieldContainer[int]
+    extra_rows: int
+    def __init__(self, ends: _Optional[_Iterable[int]] = ..., extra_rows: _Optional[int] = ...) -> None: ...
 
 class NeedMedia(_message.Message):
     __slots__ = ()

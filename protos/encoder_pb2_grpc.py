@@ -41,6 +41,11 @@ class EncoderServiceStub:
                 request_serializer=triptych_dot_protos_dot_encoder__pb2.EncodeRequest.SerializeToString,
                 response_deserializer=triptych_dot_protos_dot_encoder__pb2.EncodeEvent.FromString,
                 _registered_method=True)
+        self.SplitVideo = channel.stream_unary(
+                '/triptych.v1.EncoderService/SplitVideo',
+                request_serializer=triptych_dot_protos_dot_encoder__pb2.EncodeRequest.SerializeToString,
+                response_deserializer=triptych_dot_protos_dot_encoder__pb2.VideoSegments.FromString,
+                _registered_method=True)
 
 
 class EncoderServiceServicer:
@@ -58,6 +63,14 @@ class EncoderServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SplitVideo(self, request_iterator, context):
+        """How a video is divided into items that several workers may encode at once. Takes `job` and its `media`
+        frames. Nothing is decoded, and what is wrong with the video is said by `Encode` of its items.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EncoderServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -65,6 +78,11 @@ def add_EncoderServiceServicer_to_server(servicer, server):
                     servicer.Encode,
                     request_deserializer=triptych_dot_protos_dot_encoder__pb2.EncodeRequest.FromString,
                     response_serializer=triptych_dot_protos_dot_encoder__pb2.EncodeEvent.SerializeToString,
+            ),
+            'SplitVideo': grpc.stream_unary_rpc_method_handler(
+                    servicer.SplitVideo,
+                    request_deserializer=triptych_dot_protos_dot_encoder__pb2.EncodeRequest.FromString,
+                    response_serializer=triptych_dot_protos_dot_encoder__pb2.VideoSegments.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -96,6 +114,33 @@ class EncoderService:
             '/triptych.v1.EncoderService/Encode',
             triptych_dot_protos_dot_encoder__pb2.EncodeRequest.SerializeToString,
             triptych_dot_protos_dot_encoder__pb2.EncodeEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SplitVideo(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/triptych.v1.EncoderService/SplitVideo',
+            triptych_dot_protos_dot_encoder__pb2.EncodeRequest.SerializeToString,
+            triptych_dot_protos_dot_encoder__pb2.VideoSegments.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,7 +24,7 @@ from triptych.proxy.requests.request import (
     ReplyMemory,
     draw_request_id,
 )
-from triptych.proxy.splitter import split
+from triptych.proxy.splitter import VideoSegments, split
 from triptych.proxy.workers import KnownWorkers
 
 WINDOW_SECONDS = 30.0
@@ -79,7 +79,9 @@ class RequestAdmission:
         media: MediaSource,
         quotas: QuotaTable,
         clock: Callable[[], float],
+        videos: VideoSegments | None = None,
     ) -> None:
+        self._videos = videos
         self._pool = pool
         self._backpressure = backpressure
         self._media = media
@@ -124,7 +126,7 @@ class RequestAdmission:
                 model = self._pool.resolve_model(first.call.model)
                 first.binding = await self._pool.bind(model, media=first.call.has_items)
                 started = self._clock()
-                first.split = await split(first.call, first.binding.namespace, self._media)
+                first.split = await split(first.call, first.binding.namespace, self._media, self._videos)
         except TimeoutError:
             if first.binding is not None:
                 raise DeadlineExceeded("the request's media did not arrive in its time") from None

@@ -40,6 +40,7 @@ from triptych.proxy.requests.instructions import Instruction
 from triptych.proxy.requests.item_supply import EncoderShortage, ItemSupply, StoreView, StoreWait
 from triptych.proxy.requests.recorder import CallObserver, Recorder
 from triptych.proxy.requests.request import Choices, InFlightRequest, ReplyMemory, draw_request_id
+from triptych.proxy.splitter import VideoSegments
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.registry.matching import MISMATCHES
 
@@ -70,6 +71,7 @@ class Dispatcher:
         draw_id: Callable[[], str] = draw_request_id,
         observer: CallObserver | None = None,
         quotas: QuotaTable | None = None,
+        videos: VideoSegments | None = None,
     ) -> None:
         self.quotas = quotas or QuotaTable(quota_specs(ProxyConfig(max_queue=max_queue)))
         self._pool = pool
@@ -96,7 +98,7 @@ class Dispatcher:
         )
         self.backpressure = Backpressure(flow_control=flow_control)
         self._items = ItemSupply(store, self.jobs, self.backpressure, metrics, clock, skip_held_items, pool)
-        self.admission = RequestAdmission(pool, self.backpressure, self._media, self.quotas, clock)
+        self.admission = RequestAdmission(pool, self.backpressure, self._media, self.quotas, clock, videos)
         self._router = PDRouter(
             pool, proxy_id, transport, self, clock, on_poison=metrics.poison.labels("request").inc
         )

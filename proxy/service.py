@@ -38,6 +38,7 @@ from triptych.proxy.auth.limits import PrincipalLimits
 from triptych.proxy.auth.middleware import Authenticator, AuthMiddleware
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.encoders.encoder_client import open_stream
+from triptych.proxy.encoders.video_splitter import VideoSplitter
 from triptych.proxy.grpc.admission import GrpcAdmission, add_reflection, server_options
 from triptych.proxy.grpc.connections import GrpcConnections
 from triptych.proxy.grpc.server import ProxyServicer
@@ -181,6 +182,7 @@ class ProxyProcess:
             skip_held_items=config.skip_held_items,
             store_wait=config.store_wait,
             observer=None if self.live is None else self.live.calls,
+            videos=VideoSplitter(self.pool, partial(self.pool.channel, "encoder")),
         )
         stack.push_async_callback(self.dispatcher.close)
         limits = PrincipalLimits(MinuteCounts(store))

@@ -1,15 +1,17 @@
-"""Splits a request: messages with item slots for the PD worker, one item with bytes per picture or video."""
+"""Splits a request: messages with item slots for the PD worker, items with bytes for encoder workers."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import msgspec
 
+from triptych.base.errors import InvalidRequest
 from triptych.base.hashing import framed_digest, mm_hash
+from triptych.base.types import SEGMENT
 from triptych.proxy.call.chat import ChatCall, ChatMessage, EncoderPrompt, RawPrompt, modality_of
 from triptych.proxy.call.validation import check_text
 from triptych.proxy.media.source import AudioPart, ImagePart, ItemMedia, ItemPart, MediaSource, VideoPart
@@ -19,6 +21,8 @@ MODALITY = "image"
 #: Options that mean the videos of a request, not the pictures beside them.
 VIDEO_OPTIONS = frozenset({"fps", "num_frames", "min_frames", "max_frames"})
 T = TypeVar("T")
+#: The first sampled frame, the end, and the rows that the tower adds behind a video's frames.
+Segment = tuple[int, int, int]
 #: Bytes of a raw prompt that go into one digest, and how many digests there are at most.
 _PIECE = 1024
 _MAX_PIECES = 256
@@ -39,16 +43,26 @@ class SplitItem:
     prefix: int = 0
 
 
+class VideoSegments(Protocol):
+    """Divides videos into items."""
+
+    async def segments(self, video: SplitItem, namespace: str, salt: str) -> Sequence[Segment]:
+        """The segments of a video; empty where it is one item."""
+
+
 @dataclass(frozen=True, slots=True)
 class SplitRequest:
-    """`messages`: Submit's JSON; `items`: in slot order; `chain`: one hash per message prefix."""
+    """`messages`: Submit's JSON; `items`: in slot order, a video's segments side by side; `chain`: one hash
+    per message prefix."""
 
     messages: bytes
     items: tuple[SplitItem, ...]
     chain: tuple[str, ...]
 
 
-async def split(call: ChatCall, namespace: str, loader: MediaSource) -> SplitRequest:
+async def split(
+    call: ChatCall, namespace: str, loader: MediaSource, videos: VideoSegments | None = None
+) -> SplitRequest:
     """Fetches, decodes and hashes, off the event loop; pictures of one request beside each other.
 
     InvalidRequest for more text than any model takes, before anything is fetched.
@@ -64,8 +78,11 @@ async def split(call: ChatCall, namespace: str, loader: MediaSource) -> SplitReq
     check_text(sum(map(len, encoded)) + len(encoded) + 1, "messages")
     messages = _array(encoded)
     parts = [(part, index) for index, message in enumerate(call.messages) for part in message.items()]
-    items = await gather_or_cancel([make_item(call, namespace, part, loader, index) for part, index in parts])
-    return SplitRequest(messages, tuple(items), _message_chain(call, encoded, items))
+    slots = await gather_or_cancel(
+        [slot_items(call, namespace, part, loader, index, videos) for part, index in parts]
+    )
+    items = tuple(item for slot in slots for item in slot)
+    return SplitRequest(messages, items, _message_chain(call, encoded, slots))
 
 
 async def split_encoder_prompt(
@@ -92,6 +109,31 @@ async def load_encoder_prompt(encoder: EncoderPrompt, hold: MediaHold, loader: M
     return await loader.keep_text(encoder.source, encoder.text_bytes, hold)
 
 
+async def slot_items(
+    call: ChatCall,
+    namespace: str,
+    part: ItemPart,
+    loader: MediaSource,
+    message: int,
+    videos: VideoSegments | None,
+) -> list[SplitItem]:
+    """The item of a picture, video or sound, or the items of a video's segments."""
+    if SEGMENT in call.processor_options:
+        param = f"mm_processor_kwargs.{SEGMENT}"
+        raise InvalidRequest(f"{param} is not for clients: leave it out", param=param)
+    item = await make_item(call, namespace, part, loader, message)
+    if videos is None or not isinstance(part, VideoPart):
+        return [item]
+    segments = await videos.segments(item, namespace, call.salt)
+    if not segments:
+        return [item]
+    options = [{**item.options, SEGMENT: list(segment)} for segment in segments]
+    keys = await item.media.in_thread(
+        lambda: [item_key(call, namespace, item.media, given, item.modality) for given in options]
+    )
+    return [replace(item, mm_hash=key, options=given) for key, given in zip(keys, options, strict=True)]
+
+
 async def make_item(
     call: ChatCall, namespace: str, part: ItemPart, loader: MediaSource, message: int
 ) -> SplitItem:
@@ -115,18 +157,18 @@ async def hashed_item(
     modality: str,
     prefix: int = 0,
 ) -> SplitItem:
+    key = await media.in_thread(lambda: item_key(call, namespace, media, options, modality))
+    return SplitItem(key, media, param, options, modality, prefix)
 
-    def key() -> str:
-        with media.view() as content:
-            return mm_hash(
-                content,
-                namespace=namespace,
-                modality=modality,
-                processor_options=options,
-                salt=call.salt,
-            )
 
-    return SplitItem(await media.in_thread(key), media, param, options, modality, prefix)
+def item_key(
+    call: ChatCall, namespace: str, media: ItemMedia, options: Mapping[str, object], modality: str
+) -> str:
+    """The item's mm_hash. Reads all bytes: for a thread."""
+    with media.view() as content:
+        return mm_hash(
+            content, namespace=namespace, modality=modality, processor_options=options, salt=call.salt
+        )
 
 
 def pd_messages(messages: Sequence[ChatMessage]) -> bytes:
@@ -142,14 +184,16 @@ def _array(encoded: Sequence[bytes]) -> bytes:
     return b"".join((b"[", b",".join(encoded), b"]"))
 
 
-def _message_chain(call: ChatCall, encoded: Sequence[bytes], items: Sequence[SplitItem]) -> tuple[str, ...]:
+def _message_chain(
+    call: ChatCall, encoded: Sequence[bytes], slots: Sequence[Sequence[SplitItem]]
+) -> tuple[str, ...]:
     """One digest per message, each over all messages and items up to it: equal prefixes share KV blocks."""
     chain: list[str] = []
     last = framed_digest((("salt", call.salt.encode()),))
-    keys = iter(items)
+    slot = iter(slots)
     for message, content in zip(call.messages, encoded, strict=True):
         fields = [("last", last.encode()), ("message", content)]
-        fields += [("item", next(keys).mm_hash.encode()) for _ in message.items()]
+        fields += [("item", item.mm_hash.encode()) for _ in message.items() for item in next(slot)]
         last = framed_digest(fields)
         chain.append(last)
     return tuple(chain)

@@ -10,10 +10,12 @@ from collections.abc import Coroutine, Sequence
 from triptych.base.errors import InternalError, RequestError
 from triptych.base.log import short
 from triptych.base.tracing.context import Producers
+from triptych.base.types import SEGMENT
 from triptych.ec_connector.connectors.memory import OutputCache
 from triptych.encoder_worker.engine import EncoderEngine
 from triptych.encoder_worker.job_spec import ItemFormat
 from triptych.encoder_worker.jobs.job import EncodeJob, Failed
+from triptych.encoder_worker.jobs.same_rows import SameRows
 from triptych.encoder_worker.jobs.single_flight import JobSaves, SingleFlight
 from triptych.encoder_worker.jobs.table import EncodeJobs, JobMetrics, JobStreams
 from triptych.encoder_worker.media.preparer import Preparer
@@ -66,7 +68,9 @@ class JobLoop:
         metrics: JobMetrics,
         changed: asyncio.Event,
         producers: Producers | None = None,
+        same_rows: SameRows | None = None,
     ) -> None:
+        self._same_rows = same_rows
         self._jobs = jobs
         self._scheduler = scheduler
         self._streams = streams
@@ -129,6 +133,7 @@ class JobLoop:
     async def _prepare(self, job: EncodeJob) -> None:
         media, room = job.pop_media()
         assert media is not None
+        segment = SEGMENT in media.options
         start = job.prepare_started = time.monotonic()
         try:
             prepared = await self._preparer.prepare(media)
@@ -143,8 +148,13 @@ class JobLoop:
             return
         job.prepared = prepared
         job.timings.preprocess += time.monotonic() - start
-        job.set_plan(self._format.plan(job.mm_hash, prepared))
-        self._scheduler.prepared(job, nbytes=prepared.nbytes, cost=prepared.cost)
+        plan = self._format.plan(job.mm_hash, prepared)
+        job.set_plan(plan)
+        if segment and self._same_rows is not None and job.waiters:
+            job.output = await self._same_rows.output(plan, prepared, job.waiters[0].spec.salt)
+        if not job.ended:
+            cost = prepared.cost if job.output is None else 0
+            self._scheduler.prepared(job, nbytes=prepared.nbytes, cost=cost)
         self._changed.set()
 
     def _refused(self, job: EncodeJob, error: Exception) -> Failed:

@@ -53,10 +53,14 @@ class Reader:
             raise ClipRefused("not an MP4, MOV, WebM or GIF file; send one of these formats")
         self._file, self._name = file, name
         self._turns = 0
+        #: The times of all frames in order, and of those that decoding may begin at; empty where not known.
+        self._times: list[int] = []
+        self._keys: list[int] = []
 
     def index(self) -> dict[str, float]:
         """Counts the frames without decoding them: headers say anything."""
         frames, seconds = 0, 0.0
+        times: set[int] = set()
         with self._opened() as container:
             stream = self._stream(container)
             rate = float(stream.average_rate or stream.guessed_rate or 0)
@@ -68,6 +72,9 @@ class Reader:
                     continue
                 frames += 1
                 self._check("frames", frames)
+                if packet.pts is not None:
+                    times.add(packet.pts)
+                    self._keys += [packet.pts] * packet.is_keyframe
                 seconds = max(seconds, ((packet.pts or 0) + (packet.duration or 0)) * base)
                 self._check("seconds", seconds)
             if not frames:
@@ -77,6 +84,8 @@ class Reader:
             first = next(container_frames(self._opened()), None)
         if first is None:
             raise ClipRefused
+        if len(times) == frames and self._name != "gif":
+            self._times = sorted(times)
         self._check("pixels", first.width * first.height)
         self._turns = (int(first.rotation) // 90) % 4
         size = (first.height, first.width) if self._turns % 2 else (first.width, first.height)
@@ -86,7 +95,7 @@ class Reader:
         """Those of these ascending indices; a file that ends before the last one is refused."""
         remaining = iter(indices)
         target = next(remaining, None)
-        for index, frame in enumerate(container_frames(self._opened())):
+        for index, frame in self._numbered(target or 0):
             if target is None:
                 return
             if index < target:
@@ -99,6 +108,24 @@ class Reader:
                 target = next(remaining, None)
         if target is not None:
             raise ClipRefused
+
+    def _numbered(self, first: int) -> Iterator[tuple[int, Any]]:
+        """Frames with their numbers, from a key frame before `first` on where the file can be sought."""
+        times = self._times
+        if first < len(times) and (key := max((at for at in self._keys if at <= times[first]), default=0)):
+            numbers = {at: number for number, at in enumerate(times)}
+            container = self._opened()
+            container.seek(key, stream=container.streams.video[0])
+            begun = False
+            for frame in container_frames(container):
+                number = numbers.get(frame.pts, -1)
+                if not begun and (number > first or frame.is_corrupt):
+                    break  # it depends on frames before the key frame
+                begun = begun or number >= first
+                yield number, frame
+            if begun:
+                return
+        yield from enumerate(container_frames(self._opened()))
 
     def _opened(self) -> Any:
         self._file.seek(0)

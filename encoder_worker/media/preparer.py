@@ -14,6 +14,7 @@ from PIL import Image
 from triptych.base import hashing
 from triptych.base.cpu.threads import use_threads_here
 from triptych.base.errors import InvalidRequest
+from triptych.base.types import Options
 from triptych.encoder_worker.job_spec import JobSpec
 from triptych.encoder_worker.media.audio import AudioLimits, MediaAudio
 from triptych.encoder_worker.media.formats import decode_image
@@ -66,6 +67,15 @@ class Preparer:
     async def prepare(self, media: VerifiedMedia) -> PreparedItem:
         """The decoded and preprocessed item; InvalidRequest for media that the model cannot take."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._prepare, media)
+
+    async def segments(self, data: bytes, options: Options, frames: int, extra_rows: int) -> list[int]:
+        """The sampled frames at which a video's segments end; empty where it is one item. Decodes nothing."""
+
+        def ends() -> list[int]:
+            with MediaClip(data, self._video) as clip:
+                return self._encoder.video_segments(clip.info, options, frames, extra_rows)
+
+        return await asyncio.get_running_loop().run_in_executor(self._pool, ends)
 
     def _prepare(self, media: VerifiedMedia) -> PreparedItem:
         if media.modality == "video":

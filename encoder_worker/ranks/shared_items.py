@@ -69,6 +69,7 @@ def shared(descriptor: int, description: Message) -> SharedItems:
             cost=fields["cost"],
             tensors={name: _view(memory, place) for name, place in fields["tensors"]},
             runs=None if fields["runs"] is None else tuple((start, n) for start, n in fields["runs"]),
+            extra_rows=fields["extra_rows"],
         )
         for fields in description["items"]
     ]
@@ -98,6 +99,7 @@ def _described(item: PreparedItem, layout: _Layout) -> Message:
         "grid_thw": list(item.grid_thw),
         "cost": item.cost,
         "runs": item.runs,
+        "extra_rows": item.extra_rows,
         "tensors": [[name, layout.place(t.dtype, t.shape)] for name, t in item.tensors.items()],
     }
 

@@ -272,7 +272,8 @@ class InputProcessor:
                 )
             if distinct.setdefault(plan.mm_hash, plan) != plan:
                 raise InvalidRequest("two plans of one mm_hash differ", param="items")
-        check_item_counts(plans, self._item_limits)
+        whole = [plan for plan in plans if not self._decoder.continues(plan)]
+        check_item_counts(whole, self._item_limits)
         what = "images of messages" if cross is None else "encoder prompt"
         param = "messages" if cross is None else "encoder_prompt"
         tokens = sum(plan.length for plan in plans)

@@ -116,16 +116,27 @@ class PromptBuilder:
         self, parsed: Sequence[Message], plans: Sequence[ItemPlan], options: TemplateOptions
     ) -> Prompt:
         slots = [modality for message in parsed for modality in message.slots]
-        if len(slots) != len(plans):
+        items = self._by_slot(plans)
+        if len(slots) != len(items):
             raise InvalidRequest(
-                f"messages hold {len(slots)} images, videos and sounds, but {len(plans)} items came",
+                f"messages hold {len(slots)} images, videos and sounds, but {len(items)} items came",
                 param="messages",
             )
-        if slots != [plan.modality for plan in plans]:
+        if slots != [item[0].modality for item in items]:
             raise InvalidRequest("messages and items name modalities in other orders", param="messages")
-        token_ids = self._encode(parsed, options, plans)
+        token_ids = self._encode(parsed, options, items)
         self._check_slots(token_ids, slots, parsed)
-        return self._expand(token_ids, plans)
+        return self._expand(token_ids, items)
+
+    def _by_slot(self, plans: Sequence[ItemPlan]) -> list[list[ItemPlan]]:
+        """The plans of each slot: one, or those of a video's segments."""
+        items: list[list[ItemPlan]] = []
+        for plan in plans:
+            if items and plan.modality == "video" and self._decoder.continues(plan):
+                items[-1].append(plan)
+            else:
+                items.append([plan])
+        return items
 
     def build_text(self, text: str) -> Prompt:
         """The prompt of a text without a template.
@@ -193,7 +204,7 @@ class PromptBuilder:
         return Prompt(token_ids, ())
 
     def _encode(
-        self, messages: Sequence[Message], options: TemplateOptions, plans: Sequence[ItemPlan] = ()
+        self, messages: Sequence[Message], options: TemplateOptions, items: Sequence[Sequence[ItemPlan]] = ()
     ) -> list[int]:
         if len(messages) > self._max_model_len:
             # Each message has at least one token; rendering more would only take time.
@@ -203,7 +214,7 @@ class PromptBuilder:
                 param="messages",
             )
         try:
-            text = self._with_text_around(self._render(messages, options), plans)
+            text = self._with_text_around(self._render(messages, options), items)
             self._check_length(text, "messages")
             return self._tokenizer.encode(text)
         except UnicodeError as error:
@@ -221,16 +232,18 @@ class PromptBuilder:
         )
         return _cut_at(text, mark) if mark else text
 
-    def _with_text_around(self, text: str, plans: Sequence[ItemPlan]) -> str:
+    def _with_text_around(self, text: str, items: Sequence[Sequence[ItemPlan]]) -> str:
         """The text with that which items have around their placeholders, so that it is tokenised with it."""
         if self._decode is None or not self._items:
             return text
-        around = [self._decoder.text_around(plan) for plan in plans]
+        around = [
+            (self._decoder.text_around(item[0])[0], self._decoder.text_around(item[-1])[1]) for item in items
+        ]
         if not any(head or tail for head, tail in around):
             return text
         tokens = {self._decode([token]) for token in self._items}
         parts = re.split(f"({'|'.join(map(re.escape, tokens))})", text)
-        if len(parts) != 2 * len(plans) + 1:
+        if len(parts) != 2 * len(items) + 1:
             return text
         for at, (head, tail) in enumerate(around):
             parts[2 * at + 1] = f"{self._decode(head)}{parts[2 * at + 1]}{self._decode(tail)}"
@@ -261,20 +274,21 @@ class PromptBuilder:
                     param="messages",
                 )
 
-    def _expand(self, token_ids: Sequence[int], plans: Sequence[ItemPlan]) -> Prompt:
-        remaining = iter(plans)
+    def _expand(self, token_ids: Sequence[int], items: Sequence[Sequence[ItemPlan]]) -> Prompt:
+        remaining = iter(items)
         expanded: list[int] = []
         features: list[MMFeature] = []
         for token in token_ids:
             if token not in self._items:
                 expanded.append(token)
                 continue
-            plan = next(remaining)
-            if self._items[token] != plan.modality:
+            item = next(remaining)
+            if self._items[token] != item[0].modality:
                 raise InvalidRequest("the model's chat template changes the items' order", param="messages")
-            placeholder = self._decoder.placeholder(plan)
-            features.append(MMFeature(plan, Placement(len(expanded), len(placeholder), plan.runs)))
-            expanded.extend(placeholder)
+            for plan in item:
+                placeholder = self._decoder.placeholder(plan)
+                features.append(MMFeature(plan, Placement(len(expanded), len(placeholder), plan.runs)))
+                expanded.extend(placeholder)
         return Prompt(tuple(expanded), tuple(features))
 
 

@@ -11,6 +11,9 @@ from typing import Any, Literal
 JsonObject = dict[str, Any]
 #: Options by name, of kinds that their reader checks.
 Options = Mapping[str, Any]
+#: The option of an item that is a segment of a video: its first sampled frame, its end, and the rows that the
+#: tower adds behind the video's. Set by proxies, never by clients.
+SEGMENT = "segment"
 
 #: Bytes of one element, by the dtype names that may cross a process.
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}

@@ -1,7 +1,6 @@
-"""The interface of a model family: an encoder side that encodes media, a decoder side that generates.
+"""The interface of a model family: an encoder side, in encoder workers, and a decoder side, in PD workers.
 
-A family is one file with two classes and its row in `registry.py`. The encoder side lives in encoder
-workers, the decoder side in PD workers; each loads only its own share of the checkpoint.
+A family is one file with two classes and its row in `registry.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from triptych.models.fused.merged import merge
 from triptych.models.images import ImageProcessor
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.models.recurrent import StateShape
-from triptych.models.video.clip import Clip
+from triptych.models.video.clip import Clip, ClipInfo
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -49,6 +48,8 @@ class PreparedItem:
     layout: tuple[int, ...] = ()
     #: Where it is not that of the encoder side.
     modality: str = ""
+    #: Rows that the tower makes behind the item's and that are dropped.
+    extra_rows: int = 0
 
     @property
     def apart(self) -> str:
@@ -61,20 +62,11 @@ class PreparedItem:
         return sum(t.numel() * t.element_size() for t in self.tensors.values())
 
 
-def check_rows(item: PreparedItem, rows: int) -> None:
-    """InvalidRequest where the tower makes another number of rows of an item than its placeholder has."""
-    if rows != item.rows:
-        raise InvalidRequest(
-            f"its processor writes {item.rows} placeholders for an item of which its tower makes {rows} "
-            "rows: correct preprocessor_config.json and processor_config.json, or fetch the checkpoint again"
-        )
-
-
 class EncoderSide(ABC):
     """Tower and projector of one checkpoint on one device."""
 
     modality: ClassVar[str] = "image"
-    #: Whether nothing reads a linear layer's weight but the layer, so that it may be put in another layout.
+    #: Whether only the layer reads a linear layer's weight, so that it may be put in another layout.
     plain_linears: ClassVar[bool] = True
     #: Elements of one output row (hidden size times 1 + deepstack levels).
     width: int
@@ -106,18 +98,13 @@ class EncoderSide(ABC):
 
     @abstractmethod
     def preprocess(self, media: Media, options: Options) -> PreparedItem:
-        """The item as the checkpoint's own processor prepares it.
+        """The item as the checkpoint's own processor prepares it, `options` being mm_processor_kwargs.
 
-        `media` is an RGB picture ("image", processor on the PIL backend), a `Waveform` ("audio") or the bytes
-        as they came ("text"). `options` are the request's mm_processor_kwargs. InvalidRequest, naming the
-        option, for what the processor does not know or the media cannot be.
+        InvalidRequest, naming the option, for what the processor does not know or the media cannot be.
         """
 
     def preprocess_video(self, clip: Clip, options: Options) -> PreparedItem:
-        """The video as the checkpoint's own processor samples and prepares it.
-
-        InvalidRequest, naming what is wrong, as `preprocess`; and for any video where the model takes none.
-        """
+        """As `preprocess`, of a video or of a segment of it; InvalidRequest where the model takes none."""
         raise InvalidRequest("video: this model takes no videos: send pictures", param="video")
 
     def preprocess_sound(self, audio: AudioFile, options: Options) -> PreparedItem:
@@ -128,6 +115,17 @@ class EncoderSide(ABC):
     def modality_of(cls, path: Path) -> str:
         """The modality of a checkpoint's items, or of the first kind where they have several."""
         return cls.modality
+
+    def extra_video_rows(self) -> int | None:
+        """Rows that the tower adds behind those of a video's frames; None where a video is one item.
+
+        Computes: to be called in the tower's thread.
+        """
+        return None
+
+    def video_segments(self, info: ClipInfo, options: Options, frames: int, extra_rows: int) -> list[int]:
+        """The sampled frames at which the segments of a video end, `frames` each; empty: it is one item."""
+        return []
 
     def sample(self) -> Media:
         """A small input of `preprocess`, to warm the tower up."""
@@ -151,10 +149,7 @@ class SpanRule(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LayerRule:
-    """The tokens that one layer's attention reaches.
-
-    Of the last `window` tokens, and of those in the query's stretch of `chunk` tokens; None: no such limit.
-    """
+    """The tokens that a layer reaches: of the last `window`, and in the query's `chunk`; None: no limit."""
 
     window: int | None = None
     chunk: int | None = None
@@ -330,7 +325,7 @@ class DecoderSide(ABC):
     row_token_ids: frozenset[int] = frozenset()
     #: The modality of the model's items: "image", "audio" or "text".
     modality: ClassVar[str] = "image"
-    #: Whether nothing reads a linear layer's weight but the layer, so that it may be put in another layout.
+    #: Whether only the layer reads a linear layer's weight, so that it may be put in another layout.
     plain_linears: ClassVar[bool] = True
     #: Set by encoder-decoder models; their attention modules towards the encoder carry `is_cross = True`.
     cross: CrossGeometry | None = None
@@ -378,12 +373,11 @@ class DecoderSide(ABC):
         quantize: bool = False,
         parallel: TensorParallel | None = None,
     ) -> DecoderSide:
-        """Loads only this side's tensors; nothing missing, nothing left on meta, else ConfigError.
+        """Loads only this side's tensors, as the encoder side does; `quantize` leaves out the head.
 
-        `attn_implementation` is a name registered with transformers' AttentionInterface. With `quantize`
-        linear layers are held in 8 bits, the head is not. With `parallel` only this rank's share is loaded:
-        `geometry` and `cross` count its heads, and all ranks call `forward` and `logits` in the same order,
-        with the same batch. ConfigError for heads that cannot be divided so.
+        `attn_implementation` is a name registered with transformers' AttentionInterface. With `parallel` only
+        this rank's share is loaded: `geometry` and `cross` count its heads, and all ranks call `forward` and
+        `logits` in the same order, with the same batch. ConfigError for heads that cannot be divided so.
         """
 
     @classmethod
@@ -409,6 +403,10 @@ class DecoderSide(ABC):
     def text_around(self, plan: ItemPlan) -> tuple[Sequence[int], Sequence[int]]:
         """Ordinary tokens before and after the placeholder, which are tokenised with the text beside them."""
         return (), ()
+
+    def continues(self, plan: ItemPlan) -> bool:
+        """Whether the item is a segment of the video that the item before it is of."""
+        return False
 
     @abstractmethod
     def positions(self, token_ids: Sequence[int], features: Sequence[MMFeature]) -> tuple[torch.Tensor, int]:

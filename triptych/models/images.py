@@ -376,3 +376,12 @@ def check_known(options: Options, known: Mapping[str, Callable[[object], bool]])
 def is_count(value: object) -> bool:
     """A whole number of at least 1."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def check_rows(planned: int, rows: int) -> None:
+    """InvalidRequest where the tower makes another number of rows of an item than its placeholder has."""
+    if rows != planned:
+        raise InvalidRequest(
+            f"its processor writes {planned} placeholders for an item of which its tower makes {rows} "
+            "rows: correct preprocessor_config.json and processor_config.json, or fetch the checkpoint again"
+        )

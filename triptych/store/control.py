@@ -207,6 +207,13 @@ local time = redis.call('TIME')
 return {redis.call('GET', KEYS[1]), time[1], time[2]}
 """
 
+#: The word that is noted under a key; notes another one where there is none, or in its place.
+NOTE = """
+local noted = redis.call('GET', KEYS[1])
+if not noted or ARGV[3] == '1' then redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
+return noted
+"""
+
 
 #: The first lines of every script with deadlines: `now`, in milliseconds of the server's clock. The clocks
 #: of workers differ, so deadlines are compared in the server.

@@ -51,6 +51,11 @@ def part(mm_hash: str, write_id: str, index: int) -> str:
     return f"{embedding(mm_hash)}:{write_id}:{index}"
 
 
+def same_rows(content: str) -> str:
+    """The mm_hash of an item whose tower gets these inputs. Lives as long as an unused embedding."""
+    return f"{embedding(content)}:same"
+
+
 def demands(pool: str) -> tuple[str, str]:
     """The hash of the proxies' demand for workers of the pool, and when each entry ends. No TTL."""
     return f"{{scaling}}:{pool}:demands", f"{{scaling}}:{pool}:demand-deadlines"

@@ -12,7 +12,7 @@ from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.media.loader import MediaLoader, make_loader
 from triptych.proxy.media.source import ItemMedia
 from triptych.proxy.media.spool import MediaSpool, SpooledMedia
-from triptych.proxy.splitter import SplitRequest, split
+from triptych.proxy.splitter import SplitRequest, VideoSegments, split
 
 
 @asynccontextmanager
@@ -36,21 +36,23 @@ def _spooled(media: ItemMedia) -> SpooledMedia:
 
 
 async def split_with(
-    loader: MediaLoader, call: ChatCall, namespace: str = "n"
+    loader: MediaLoader, call: ChatCall, namespace: str = "n", videos: VideoSegments | None = None
 ) -> tuple[SplitRequest, list[bytes]]:
     """The request split, and its items' bytes; nothing of it stays in the spool."""
     call.media.join()
     try:
-        request = await split(call, namespace, loader)
+        request = await split(call, namespace, loader, videos)
         return request, [await content(_spooled(item.media)) for item in request.items]
     finally:
         call.media.leave()
 
 
-async def split_alone(call: ChatCall, namespace: str = "n") -> tuple[SplitRequest, list[bytes]]:
+async def split_alone(
+    call: ChatCall, namespace: str = "n", videos: VideoSegments | None = None
+) -> tuple[SplitRequest, list[bytes]]:
     """`split_with` a loader of its own that fetches nothing."""
     async with media_loader(media_urls=False) as loader:
-        return await split_with(loader, call, namespace)
+        return await split_with(loader, call, namespace, videos)
 
 
 def kept_bytes(spool: MediaSpool) -> int:

@@ -12,7 +12,7 @@ from triptych.base.request import TextPart
 from triptych.base.types import SamplingParams
 from triptych.proxy.call.chat import ChatCall, ChatMessage
 from triptych.proxy.media.source import ImagePart, VideoPart
-from triptych.proxy.splitter import SplitRequest
+from triptych.proxy.splitter import Segment, SplitItem, SplitRequest
 
 
 def call(
@@ -96,3 +96,43 @@ async def test_an_item_names_the_shortest_prefix_that_holds_it() -> None:
     request = await made(ChatCall("r", "m", turns, SamplingParams(), 1.0))
     assert [item.prefix for item in request.items] == [1, 1, 3]
     assert len(request.chain) == 4
+
+
+class Halves:
+    """Divides every video into two segments, and notes which ones it was asked about."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def segments(self, video: SplitItem, namespace: str, salt: str) -> list[Segment]:
+        self.asked.append(video.mm_hash)
+        return [(0, 4, 1), (4, 6, 1)]
+
+
+async def test_a_videos_segments_are_items_of_its_slot_and_prefix() -> None:
+    video = VideoPart(base64.b64encode(b"clip").decode(), "field")
+    halves, options = Halves(), {"fps": 1}
+    request, contents = await split_alone(
+        call(image(b"one"), video, image(b"two"), salt="s", options=options), videos=halves
+    )
+    slots = [part["type"] for part in json.loads(request.messages)[1]["content"]]
+    assert slots == ["image", "video", "image"]
+    assert contents == [b"one", b"clip", b"clip", b"two"]
+    assert [item.modality for item in request.items] == ["image", "video", "video", "image"]
+    assert {item.param for item in request.items} == {"field"}
+
+    def key(**more: object) -> str:
+        given = {**options, **more}
+        return mm_hash(b"clip", namespace="n", modality="video", processor_options=given, salt="s")
+
+    assert halves.asked == [key()]
+    assert [item.mm_hash for item in request.items[1:3]] == [key(segment=[0, 4, 1]), key(segment=[4, 6, 1])]
+    whole, _ = await split_alone(call(image(b"one"), video, image(b"two"), salt="s", options=options))
+    assert whole.chain[0] == request.chain[0]
+    assert whole.chain[1] != request.chain[1]
+
+
+async def test_a_client_names_no_segment() -> None:
+    with pytest.raises(InvalidRequest, match="leave it out") as caught:
+        await made(call(image(b"one"), options={"segment": [0, 4, 0]}))
+    assert caught.value.param == "mm_processor_kwargs.segment"

@@ -86,6 +86,12 @@ class EncoderConfig(WorkerConfig):
     max_video_pixels: int = flag(
         256_000_000, "pixels of all frames that are sampled of a video, before resizing; each takes 3 bytes"
     )
+    video_segment_frames: int = flag(
+        30,
+        "sampled frames of a video that are one item, where the model's tower takes them apart from the rest;"
+        " 0: a video is one item",
+        least=0,
+    )
     encoder_batch_patches: int = flag(
         0, "patches per rank in one encoder batch, summed over its items; 0: 512 on a CPU, else 16384"
     )

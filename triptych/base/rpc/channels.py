@@ -128,13 +128,19 @@ def token_interceptors(token: InternalToken) -> list[aio.ClientInterceptor]:
         ) -> Any:
             return await continuation(sending(client_call_details), request)
 
+    class StreamUnary(aio.StreamUnaryClientInterceptor):
+        async def intercept_stream_unary(
+            self, continuation: Any, client_call_details: aio.ClientCallDetails, request_iterator: Any
+        ) -> Any:
+            return await continuation(sending(client_call_details), request_iterator)
+
     class StreamStream(aio.StreamStreamClientInterceptor):
         async def intercept_stream_stream(
             self, continuation: Any, client_call_details: aio.ClientCallDetails, request_iterator: Any
         ) -> Any:
             return await continuation(sending(client_call_details), request_iterator)
 
-    return [UnaryUnary(), UnaryStream(), StreamStream()]
+    return [UnaryUnary(), UnaryStream(), StreamUnary(), StreamStream()]
 
 
 #: Prompts and token ids travel here, media in small frames, embeddings never.

@@ -147,6 +147,9 @@ class GenericDecoder(DecoderSide):
         layout = self.layout_of(plan)
         return layout.head, layout.tail
 
+    def continues(self, plan: ItemPlan) -> bool:
+        return plan.modality == "video" and bool(plan.layout) and ItemLayout.decode(plan.layout).continues
+
     def layout_of(self, plan: ItemPlan) -> ItemLayout:
         """What the prompt needs of an item; InvalidRequest for what is none of this model's."""
         layout = ItemLayout.decode(plan.layout)
@@ -162,7 +165,7 @@ class GenericDecoder(DecoderSide):
         return given.positions, given.delta
 
     def prompt_inputs(self, token_ids: Sequence[int], features: Sequence[MMFeature]) -> PromptInputs:
-        if self._one_item and len(features) > 1:
+        if self._one_item and sum(not self.continues(feature.plan) for feature in features) > 1:
             raise InvalidRequest(
                 "this model's embeddings of a picture depend on how many the prompt has: send one",
                 param="messages",
@@ -178,7 +181,8 @@ class GenericDecoder(DecoderSide):
                 param="mm_processor_kwargs.fps",
             )
         positions = own.expand(self.geometry.position_rows, -1).contiguous()
-        delta = int(positions.max()) + 1 - count
+        # A video's last frames may lie behind the text after it; in `generate`, too, text goes on.
+        delta = int(positions[:, -1].max()) + 1 - count
         return PromptInputs(positions, delta, prompt.spans, prompt.inputs)
 
     def _captured(self, token_ids: Sequence[int], features: Sequence[MMFeature]) -> CapturedPrompt:
@@ -188,8 +192,12 @@ class GenericDecoder(DecoderSide):
         layouts = [self.layout_of(feature.plan) for feature in features]
         groups = [self._group(layout) for layout in layouts]
         rows: dict[str, list[int]] = {self.capture.modality: []}
-        for feature, group in zip(features, groups, strict=True):
-            rows.setdefault(group, []).append(feature.plan.rows)
+        for feature, layout, group in zip(features, layouts, groups, strict=True):
+            counts = rows.setdefault(group, [])
+            if layout.continues and counts:
+                counts[-1] += feature.plan.rows
+            else:
+                counts.append(feature.plan.rows)
         starts = accumulate(map(sum, rows.values()), initial=0)
         row = dict(zip(rows, starts, strict=False))
         for feature, layout, group in zip(features, layouts, groups, strict=True):

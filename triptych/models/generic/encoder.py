@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -16,16 +18,17 @@ from transformers import PreTrainedModel
 
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.machine.device_memory import host_empty
-from triptych.base.types import JsonObject, Options, runs_of
+from triptych.base.types import SEGMENT, JsonObject, Options, runs_of
 from triptych.base.vllm_classes import GRIDS
 from triptych.models.audio import AudioFile, Silence
-from triptych.models.base import APART, EncoderSide, Media, PreparedItem, check_rows
+from triptych.models.base import APART, EncoderSide, Media, PreparedItem
 from triptych.models.checkpoint.folder import load_config
 from triptych.models.families.fixed_size import FixedSizeEncoder
 from triptych.models.generic.capture import LENGTHS, PromptCapture, modality_tokens
 from triptych.models.generic.examine import Examined, examine
 from triptych.models.generic.layout import ItemLayout
 from triptych.models.generic.processor import GenericProcessor, ProcessedItem, processor_settings
+from triptych.models.generic.segments import ClipOutline, measured_extra_rows
 from triptych.models.generic.sides import (
     MODALITIES,
     base_of,
@@ -36,7 +39,10 @@ from triptych.models.generic.sides import (
     modality_of,
 )
 from triptych.models.generic.tower import speed_up
-from triptych.models.video.clip import Clip
+from triptych.models.images import check_rows
+from triptych.models.video.clip import Clip, ClipInfo
+
+logger = logging.getLogger(__name__)
 
 #: Width and height of pictures: small, wide, tall, large.
 _FORMS = ((64, 64), (300, 90), (60, 200), (900, 700))
@@ -128,7 +134,7 @@ class GenericEncoder(EncoderSide):
         except Exception:  # of any kind: code of the class, without values
             return
         try:
-            check_rows(item, rows)
+            check_rows(item.rows, rows)
         except InvalidRequest as error:
             raise ConfigError(f"MODEL={path}: {error.message}") from error
 
@@ -157,20 +163,49 @@ class GenericEncoder(EncoderSide):
         return self._prepared(self._processor.sound(audio, options), "audio")
 
     def preprocess_video(self, clip: Clip, options: Options) -> PreparedItem:
+        if SEGMENT in options:
+            return self._preprocess_segment(clip, dict(options))
         return self._prepared(self._processor.video(clip, options), "video")
+
+    def _preprocess_segment(self, clip: Clip, options: dict[str, Any]) -> PreparedItem:
+        """Some frames of a video, at the size and with the placeholder that they have in it."""
+        given = options.pop(SEGMENT)
+        if not isinstance(given, list) or len(given) != 3 or not all(isinstance(each, int) for each in given):
+            raise InvalidRequest(f"video: {SEGMENT} must be three numbers", param="video")
+        start, end, extra_rows = given
+        outline = self._outline(clip.info, options, extra_rows)
+        segment = outline.segment(start, end)
+        pixels = self._processor.video(clip, segment.options, slice(start, end))
+        cut = replace(outline.cut(segment, grids=False), tensors=pixels.tensors)
+        layout = self._layout(outline.cut(segment, grids=start == 0))
+        encoded = replace(layout, continues=start > 0).encode()
+        return replace(self._prepared(cut, "video"), layout=encoded, extra_rows=segment.extra_rows)
+
+    def _outline(self, info: ClipInfo, options: Options, extra_rows: int) -> ClipOutline:
+        return ClipOutline(self._processor, info, options, extra_rows, self.row_token_ids)
+
+    def extra_video_rows(self) -> int | None:
+        return self._extra_video_rows
+
+    @cached_property
+    def _extra_video_rows(self) -> int | None:
+        with torch.inference_mode():
+            return measured_extra_rows(self.preprocess_video, lambda item: self.encode([item])[0])
+
+    def video_segments(self, info: ClipInfo, options: Options, frames: int, extra_rows: int) -> list[int]:
+        try:
+            return self._outline(info, options, extra_rows).ends(frames)
+        except InvalidRequest as error:
+            logger.info("a video is one item: %s", error)
+            return []
 
     def _prepared(self, item: ProcessedItem, modality: str) -> PreparedItem:
         apart = next((APART[name] for name in item.tensors if name in APART), self.modality)
         _, names = self._apart[apart]
         mask = [token in self.row_token_ids for token in item.tokens]
-        known = self._examined.grid_names
-        grids = {index: item.tensors[name] for index, name in enumerate(known) if name in item.tensors}
-        if LENGTHS in known and LENGTHS in item.tensors:
-            grids[known.index(LENGTHS)] = item.tensors[LENGTHS].sum(-1)
-        layout = ItemLayout(item.tokens, item.types, grids, item.head, item.tail)
         grid = next((item.tensors[name] for name in GRIDS if name in item.tensors), None)
         tensors = {name: tensor for name, tensor in item.tensors.items() if name in names}
-        if LENGTHS in known and LENGTHS in tensors:
+        if LENGTHS in self._examined.grid_names and LENGTHS in tensors:
             # These classes take the frames of the mask only, and pad each file to minutes.
             frames = int(tensors[LENGTHS].sum())
             tensors = {name: x[..., :frames].clone() for name, x in tensors.items()}
@@ -185,9 +220,16 @@ class GenericEncoder(EncoderSide):
             cost=sum(mask) if apart == "audio" else max(1, pixels // (3 * self._patch**2)),
             tensors=tensors,
             runs=runs_of(mask),
-            layout=layout.encode(),
+            layout=self._layout(item).encode(),
             modality=modality,
         )
+
+    def _layout(self, item: ProcessedItem) -> ItemLayout:
+        known = self._examined.grid_names
+        grids = {index: item.tensors[name] for index, name in enumerate(known) if name in item.tensors}
+        if LENGTHS in known and LENGTHS in item.tensors:
+            grids[known.index(LENGTHS)] = item.tensors[LENGTHS].sum(-1)
+        return ItemLayout(item.tokens, item.types, grids, item.head, item.tail)
 
     @torch.no_grad()
     def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
@@ -224,7 +266,8 @@ class GenericEncoder(EncoderSide):
             if missing := self.width - sum(column.shape[-1] for column in columns):
                 # Sound has no deepstack levels: zeros are added there.
                 columns.append(columns[0].new_zeros(len(columns[0]), missing))
-            return [self._joined(columns)]
+            extra = items[0].extra_rows
+            return [self._joined([column[: len(column) - extra] for column in columns])]
         columns = self.columns(self._getter(**self.inputs(items), return_dict=True))
         if len(items) == 1:
             return [self._joined(columns)]

@@ -13,6 +13,8 @@ from triptych.base.errors import InvalidRequest
 
 #: Added to the number of dimensions of a grid of float32, whose values are their bits.
 _FLOATS = 16
+#: Added to the number of grids of a segment that continues the one before it.
+_CONTINUES = 1 << 16
 _BITS = 0xFFFFFFFF
 
 
@@ -23,6 +25,7 @@ class ItemLayout:
     `tokens` is the placeholder; `types` has each token's types, one per name that the class takes. `grids`
     are the processor's tensors that decide positions, by their place among the names that the class takes.
     `head` and `tail` are ordinary tokens before and after it: text that may merge with its neighbours.
+    A segment that `continues` a video stands behind the one before it, whose first one has the video's grids.
     """
 
     tokens: tuple[int, ...]
@@ -30,10 +33,12 @@ class ItemLayout:
     grids: Mapping[int, torch.Tensor] = field(default_factory=dict)
     head: tuple[int, ...] = ()
     tail: tuple[int, ...] = ()
+    continues: bool = False
 
     def encode(self) -> tuple[int, ...]:
         """As counts: head, tail, grids, the number of types, and runs of equal tokens and types."""
-        counts = [len(self.head), *self.head, len(self.tail), *self.tail, len(self.grids)]
+        counts = [len(self.head), *self.head, len(self.tail), *self.tail]
+        counts.append(len(self.grids) + _CONTINUES * self.continues)
         for index, grid in sorted(self.grids.items()):
             floats = grid.is_floating_point()
             values = grid.float().view(torch.int32) & _BITS if floats else grid
@@ -60,7 +65,8 @@ class ItemLayout:
     def _decode(cls, counts: Iterator[int], max_tokens: int) -> ItemLayout:
         head, tail = (tuple([next(counts) for _ in range(min(next(counts), max_tokens))]) for _ in range(2))
         grids = {}
-        for _ in range(next(counts)):
+        continues, count = divmod(next(counts), _CONTINUES)
+        for _ in range(count):
             index = next(counts)
             floats, dims = divmod(next(counts), _FLOATS)
             shape = [next(counts) for _ in range(min(dims, 8))]
@@ -79,4 +85,4 @@ class ItemLayout:
                 raise ValueError("too many tokens")
             tokens += [token] * count
             types += [kinds] * count
-        return cls(tuple(tokens), tuple(types), grids, head, tail)
+        return cls(tuple(tokens), tuple(types), grids, head, tail, bool(continues))

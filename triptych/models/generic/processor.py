@@ -127,8 +127,11 @@ class GenericProcessor:
             )
         return self._item(inputs)
 
-    def video(self, clip: Clip, options: Options) -> ProcessedItem:
-        """InvalidRequest for a video or options that the processor or the tower refuses."""
+    def video(self, clip: Clip, options: Options, part: slice = slice(None)) -> ProcessedItem:
+        """A video, or this part of its sampled frames as a video of its own.
+
+        InvalidRequest for a video or options that the processor or the tower refuses.
+        """
         if self._videos is None or not isinstance(self._video_token, str):
             raise InvalidRequest("video: this model takes no videos: send pictures", param="video")
         check_sampling(self._videos, options)
@@ -139,7 +142,7 @@ class GenericProcessor:
             info.frames, info.fps, info.width, info.height, info.frames / info.fps, video_backend="pyav"
         )
         try:
-            indices = sampled_indices(self._videos, metadata, self._defaults("videos"), options)
+            indices = sampled_indices(self._videos, metadata, self._defaults("videos"), options)[part]
             metadata.frames_indices = indices
             given = {"video_metadata": [metadata], "do_sample_frames": False, "return_metadata": True}
             if "fps" in options and hasattr(self._processor, "position_id_per_seconds"):
@@ -215,6 +218,19 @@ class GenericProcessor:
         except Exception as error:  # of any kind: code of the class
             reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
             raise ConfigError(f"MODEL={path}: its processor does not take a sound ({reason})") from error
+
+    @property
+    def frames_per_unit(self) -> int:
+        """Frames of a video that become one of the tower's."""
+        return int(getattr(self._videos, "temporal_patch_size", None) or 1)
+
+    def video_size(self, options: Options) -> dict[str, int]:
+        """The limits of a video's pixels by the options, or else the checkpoint; empty where it has none."""
+        size = (
+            options.get("size") or self._defaults("videos").get("size") or getattr(self._videos, "size", None)
+        )
+        given = {side: value for side, value in dict(size or {}).items() if isinstance(value, int)}
+        return given if given.keys() == {"shortest_edge", "longest_edge"} else {}
 
     def _item(self, inputs: dict[str, Any]) -> ProcessedItem:
         ids = inputs.pop("input_ids")[0].tolist()

@@ -22,7 +22,7 @@ from support.videos.clips import (
     without_frames,
 )
 from triptych.base.errors import InvalidRequest, TooLarge
-from triptych.encoder_worker.media import decoder_process
+from triptych.encoder_worker.media import clip_decoder, decoder_process
 from triptych.encoder_worker.media.video import MediaClip, VideoLimits
 
 DAMAGED = "truncated or damaged"
@@ -54,6 +54,26 @@ def test_the_frames_that_are_asked_for_are_those_of_pyav(kind: tuple[str, str, s
         assert clip.info.fps == pytest.approx(8, rel=0.05)
         taken = clip.frames([0, 5, 5, 23])
     assert np.array_equal(taken, np.stack([frames[index] for index in (0, 5, 5, 23)]))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind[1]}.{kind[0]}")
+def test_a_late_part_is_decoded_from_its_key_frame_to_the_same_bits(
+    kind: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = make_clip(*kind, frames=40, gop_size=8)
+    frames, decoded = by_pyav(data), list[object]()
+    plain = clip_decoder.container_frames
+    monkeypatch.setattr(
+        clip_decoder, "container_frames", lambda file: (decoded.append(0) or frame for frame in plain(file))
+    )
+    reader = clip_decoder.Reader(io.BytesIO(data), {"seconds": 600, "frames": 1000, "pixels": 1e6})
+    reader.index()
+    decoded.clear()
+    for first in (9, 24, 33):
+        taken = list(reader.frames([first, first + 3], (64, 48)))
+        assert np.array_equal(np.stack(taken), np.stack([frames[first], frames[first + 3]]))
+    if kind[1] not in ("gif", "libx265"):
+        assert len(decoded) < 3 * 16
 
 
 def test_a_turned_clip_is_upright() -> None:
