@@ -16,6 +16,8 @@ from triton.compiler import ASTSource
 from triptych.kernels import paged_attention
 
 _POINTERS = ("query", "keys", "values", "partial", "out", "sums", "bias")
+#: Numbers of these are strides.
+_STRIDED = ("query_", "key_", "value_", "out_", "partial_", "sum_")
 _INDICES = ("tables", "lengths", "starts", "spans")
 #: As `attend` calls it on a GPU: dtype, width of the heads, of the values, queries of a sequence, and flags.
 CASES: tuple[tuple[str, int, int, int, dict[str, Any]], ...] = (
@@ -45,7 +47,10 @@ def compiled(kernel: Any, capability: int, dtype: str, constants: dict[str, Any]
             )
         else:
             signature[name] = "fp32" if name in ("scale", "softcap") else "i32"
-    aligned = [i for i, name in enumerate(kernel.arg_names) if signature[name].startswith("*")]
+    # Strides are multiples of 16, and so are addresses but those of a step's numbers.
+    strides = [name for name in kernel.arg_names if name.startswith(_STRIDED) and name not in _POINTERS]
+    known = {*_POINTERS, *strides} - {"bias_head", "bias_query", "bias_length"}
+    aligned = [i for i, name in enumerate(kernel.arg_names) if name in known]
     source = ASTSource(
         fn=kernel,
         signature=signature,
