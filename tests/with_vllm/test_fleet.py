@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from openai import RateLimitError
 
 from support.chaos.streams import Streams
 from support.data.oracle import OracleResult
@@ -93,15 +92,6 @@ def all_wait(url: str, requests: int, items: int) -> bool:
     """Whether the proxy has so many requests, and at least so many of their items wait for an encoder."""
     samples = scrape(f"{url}/metrics")
     return samples["triptych_requests_in_flight"] == requests and samples["triptych_waiting_items"] >= items
-
-
-def admits_pictures(url: str) -> bool:
-    case = next(case for case in LARGE if case.encoded)
-    try:
-        asyncio.run(ask(url, case, 1))
-    except RateLimitError:
-        return False
-    return True
 
 
 async def test_mixed_requests_are_answered_as_generate_does_by_both_servers(door, reference):
@@ -185,7 +175,21 @@ async def test_a_vllm_that_is_killed_under_load_is_resumed_at_the_other_and_serv
     assert all(generated(door))
 
 
+async def test_a_store_that_is_down_for_five_seconds_under_load_costs_no_request(door, reference):
+    async with load(door, "before") as before:
+        await in_the_middle(before, "the store's death")
+        door.store.kill()
+        async with load(door, "meanwhile") as meanwhile:
+            await asyncio.sleep(5)
+            assert not any(half.ended for half in meanwhile)
+            door.store.start()
+            for halves in (before, meanwhile):
+                await assert_all_exact(halves, reference)
+    await holds("all workers to register again", lambda: len(door.workers()) == 4)
+
+
 async def test_values_that_a_small_store_evicts_are_encoded_again(door, checkpoint):
+    """The last one: a proxy that has encoded much again refuses pictures for half a minute."""
     tokens = 24
     references = await asyncio.to_thread(expected, checkpoint, LARGE, tokens)
     store, pictures = door.store, len({image.tobytes() for case in LARGE for image in case.images})
@@ -210,18 +214,3 @@ async def test_values_that_a_small_store_evicts_are_encoded_again(door, checkpoi
         assert door.total("encoder", "triptych_encoder_tower_items_total") - encoded > pictures
     finally:
         store.call("CONFIG", "SET", "maxmemory", "64mb")
-    # A proxy that has encoded much again refuses pictures for half a minute.
-    await holds("pictures to be admitted again", partial(admits_pictures, door.urls[0]))
-
-
-async def test_a_store_that_is_down_for_five_seconds_under_load_costs_no_request(door, reference):
-    async with load(door, "before") as before:
-        await in_the_middle(before, "the store's death")
-        door.store.kill()
-        async with load(door, "meanwhile") as meanwhile:
-            await asyncio.sleep(5)
-            assert not any(half.ended for half in meanwhile)
-            door.store.start()
-            for halves in (before, meanwhile):
-                await assert_all_exact(halves, reference)
-    await holds("all workers to register again", lambda: len(door.workers()) == 4)
