@@ -20,11 +20,18 @@ from triptych.base.machine.device_fault import check_device
 from triptych.base.metrics import PDMetrics
 from triptych.base.types import FinishReason
 from triptych.ec_connector.base import ECConnectorScheduler
-from triptych.pd_worker.core.outputs import ModelRunnerOutput, ScheduledChunk, SchedulerOutput
+from triptych.pd_worker.core.outputs import (
+    ItemStats,
+    Latencies,
+    ModelRunnerOutput,
+    OverlapStats,
+    ScheduledChunk,
+    SchedulerOutput,
+    SchedulerStats,
+)
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, RequestFinished
 from triptych.pd_worker.core.scheduler import Scheduler
-from triptych.pd_worker.core.stats import ItemStats, Latencies, OverlapStats, SchedulerStats
 from triptych.pd_worker.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)

@@ -14,10 +14,9 @@ from triptych.base.log import log_fields, short
 from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.base import DirectTransfer
 from triptych.ec_connector.connectors.served_outputs import is_sealed
-from triptych.store.address import StoreAddress, command
 from triptych.store.bulk import SLOWEST, BulkError, Loaded, LoadResult, Missing, Received
 from triptych.store.bulk_reader import ArrivingItem, BulkReader
-from triptych.store.sockets import same_user
+from triptych.store.sockets import StoreAddress, command, same_user
 from triptych.store.tls import StoreTls
 
 logger = logging.getLogger(__name__)

@@ -9,9 +9,14 @@ from triptych.pd_worker.core.admission import OrderedRequests, SchedulerLimits
 from triptych.pd_worker.core.items.tracker import ItemTracker, Readiness
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.kv_cache.state_slots import StateCopy
-from triptych.pd_worker.core.outputs import GatheredRows, Projection, ScheduledChunk, SchedulerOutput
+from triptych.pd_worker.core.outputs import (
+    GatheredRows,
+    OverlapStats,
+    Projection,
+    ScheduledChunk,
+    SchedulerOutput,
+)
 from triptych.pd_worker.core.request import RequestState
-from triptych.pd_worker.core.stats import OverlapStats
 
 
 class ChunkMaker:

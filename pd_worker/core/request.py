@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from triptych.models.base import LogitsRule
-    from triptych.pd_worker.core.pooling import Pooling
-    from triptych.pd_worker.core.sampling import ResolvedSampling
+    from triptych.pd_worker.core.sampling import Pooling, ResolvedSampling
 
 
 #: Sort key: resumed attempts first, then by arrival, then by id.

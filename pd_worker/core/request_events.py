@@ -10,9 +10,8 @@ import msgspec
 
 from triptych.base.errors import InternalError, RequestError
 from triptych.base.types import FinishReason, PDTimings, Placement, ReasoningMarkers, TimestampTokens, Usage
-from triptych.pd_worker.core.outputs import RawLogprobs
+from triptych.pd_worker.core.outputs import Latencies, RawLogprobs
 from triptych.pd_worker.core.request import EngineRequest, RequestState
-from triptych.pd_worker.core.stats import Latencies
 
 
 class EngineEvent(msgspec.Struct, frozen=True, kw_only=True):

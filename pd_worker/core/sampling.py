@@ -1,4 +1,4 @@
-"""Sampling parameters, with defaults filled in and checked against the model's limits."""
+"""Sampling and pooling parameters, with defaults filled in and checked against the model's limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from triptych.base.request import (
     check_bad_words,
     check_limits,
 )
-from triptych.base.types import SamplingParams
+from triptych.base.types import FinishReason, SamplingParams
 
 if TYPE_CHECKING:
     from triptych.models.base import GenerationDefaults
@@ -235,3 +235,51 @@ def banned_ids(sequences: Sequence[Sequence[int]], output_ids: Sequence[int]) ->
         if len(ids) <= len(output_ids) + 1
         and list(output_ids[len(output_ids) + 1 - len(ids) :]) == list(ids[:-1])
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """How a request's hidden states are pooled, without gaps.
+
+    With `scores` the last token's logits give the score; `score_ids` as in `PoolingDefaults`. Else `method`
+    gives a vector, of which `dimensions` elements are left (0: all), with a length of 1 if `normalize`.
+    """
+
+    method: str = "last"
+    normalize: bool = True
+    dimensions: int = 0
+    scores: bool = False
+    score_ids: tuple[int, ...] = ()
+
+    @property
+    def reads_all_rows(self) -> bool:
+        """Whether hidden states before the last one count: the KV cache does not keep them."""
+        return not self.scores and self.method != "last"
+
+
+#: Of requests that sample nothing here.
+NO_SAMPLING = ResolvedSampling(
+    max_tokens=1,
+    min_tokens=0,
+    temperature=0.0,
+    top_p=1.0,
+    top_k=0,
+    seed=0,
+    stop=(),
+    stop_token_ids=frozenset(),
+    ignore_eos=False,
+    eos_token_ids=(),
+)
+
+
+class NoText:
+    """The output of a request whose tokens are not detokenized here, or that has none."""
+
+    finished: FinishReason | None = None
+    stop_sequence = ""
+
+    def append(self, token_id: int) -> tuple[str, FinishReason | None]:
+        raise NotImplementedError("the request puts out no text here")
+
+    def flush(self) -> str:
+        return ""

@@ -20,10 +20,10 @@ from triptych.pd_worker.core.outputs import (
     RawLogprobs,
     ScheduledChunk,
     SchedulerOutput,
+    SchedulerStats,
 )
 from triptych.pd_worker.core.request import EngineRequest, RequestState, RequestStatus, RequestTable
 from triptych.pd_worker.core.request_events import EngineEvent, OutputProcessor
-from triptych.pd_worker.core.stats import SchedulerStats
 from triptych.pd_worker.core.waiting_requests import WaitingRequests
 
 

@@ -13,9 +13,8 @@ from triptych.base.hashing import prefix_root
 from triptych.base.types import ItemPlan, SamplingParams
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.checkpoint.pooling import GENERATES, PoolingDefaults
-from triptych.pd_worker.core.pooling import NO_SAMPLING, NoText
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.core.sampling import bad_word_ids, resolve
+from triptych.pd_worker.core.sampling import NO_SAMPLING, NoText, bad_word_ids, resolve
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import Formats, FormatState
 from triptych.pd_worker.frontend.prompt import Prompt, PromptBuilder

@@ -10,7 +10,7 @@ from triptych.base.hashing import MM_HASH
 from triptych.base.request import Message, Slot, TemplateOptions, TextPart
 from triptych.base.types import ItemPlan
 from triptych.models.checkpoint.pooling import METHODS, PoolingDefaults
-from triptych.pd_worker.core.pooling import Pooling
+from triptych.pd_worker.core.sampling import Pooling
 from triptych.pd_worker.frontend.chat_template import parse_messages
 from triptych.protos import common_pb2, pd_pb2
 from triptych.protos.convert import plan_from_proto

@@ -14,8 +14,8 @@ from triptych.ec_connector.metadata import TransferMetadata
 from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import BlockCopy
 from triptych.pd_worker.core.outputs import GatheredRows, Projection, ScheduledChunk, SchedulerOutput
-from triptych.pd_worker.core.pooling import NO_SAMPLING, NoText
 from triptych.pd_worker.core.request import EngineRequest, RequestState
+from triptych.pd_worker.core.sampling import NO_SAMPLING, NoText
 from triptych.pd_worker.ranks.step_message import LAYOUT
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from triptych.pd_worker.core.outputs import ScheduledChunk
-from triptych.pd_worker.core.pooling import Pooling
 from triptych.pd_worker.core.request import PooledRows
+from triptych.pd_worker.core.sampling import Pooling
 
 
 def add_chunk(chunk: ScheduledChunk, hidden: torch.Tensor) -> torch.Tensor | None:

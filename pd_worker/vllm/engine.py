@@ -12,6 +12,7 @@ from triptych.base.metrics import PDMetrics
 from triptych.base.types import FinishReason
 from triptych.pd_worker.core.admission import SchedulerLimits
 from triptych.pd_worker.core.admission import check_request as check_limits
+from triptych.pd_worker.core.outputs import Latencies
 from triptych.pd_worker.core.request import EngineRequest, RequestKey
 from triptych.pd_worker.core.request_events import (
     EngineEvent,
@@ -20,7 +21,6 @@ from triptych.pd_worker.core.request_events import (
     OutputProcessor,
     RequestFinished,
 )
-from triptych.pd_worker.core.stats import Latencies
 from triptych.pd_worker.vllm.attempt import StreamPorts
 from triptych.pd_worker.vllm.calls import Embeddings, check_request
 from triptych.pd_worker.vllm.health import EngineHealth

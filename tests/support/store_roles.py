@@ -26,9 +26,9 @@ from triptych.registry.leases import Lease, Leases, OwnedBy
 from triptych.registry.registry import Registry
 from triptych.registry.scaling import ScalingBoard
 from triptych.store import codec, keys
-from triptych.store.address import command
 from triptych.store.bulk import Loaded, Missing, SaveResult
 from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.sockets import command
 
 #: Parts of so many bytes make an item of some KiB a split one.
 PART_BYTES = 6000

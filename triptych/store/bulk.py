@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Generic, Protocol, TypeVar
 
-from triptych.store.address import StoreAddress, command
 from triptych.store.codec import Buffer
-from triptych.store.sockets import Wire, open_wire
+from triptych.store.sockets import StoreAddress, Wire, command, open_wire
 
 
 class BulkWriter:

@@ -19,10 +19,9 @@ from triptych.pd_worker.core.encoder_cache import EncoderCache, Residency
 from triptych.pd_worker.core.items.item import ItemStatus, ItemUse
 from triptych.pd_worker.core.kv_cache.block_pool import BlockPool
 from triptych.pd_worker.core.kv_cache.cross_kv_manager import CrossKVManager, TableState
-from triptych.pd_worker.core.outputs import Projection, SchedulerOutput
+from triptych.pd_worker.core.outputs import ItemStats, Projection, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest, RequestState, RequestTable
 from triptych.pd_worker.core.request_events import EngineEvent, ItemLoaded
-from triptych.pd_worker.core.stats import ItemStats
 
 #: Timeout in seconds of moving a fetched host copy into the encoder cache.
 MOVE_TIMEOUT = 10.0

@@ -91,10 +91,6 @@ class WhisperPrompts:
             )
         return token
 
-    def language_of(self, token_id: int) -> str | None:
-        """The code of the language that a token names; None for any other token."""
-        return next((name.strip("<|>") for name, token in self.languages.items() if token == token_id), None)
-
     def rules(self, defaults: GenerationDefaults, options: Options) -> tuple[LogitsRule, ...]:
         """The checkpoint's rules and those of the task."""
         if options.get("detect_language"):

@@ -17,8 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from triptych.base.types import JsonObject
 from triptych.models.base import DecoderSide, EncoderSide, MergedEmbeds
 from triptych.models.checkpoint.folder import Checkpoint, load_config
-from triptych.models.fused.decoder_layer import FusedDecoderLayer, rotary
-from triptych.models.fused.layers import fuse_layers
+from triptych.models.fused.layers import FusedDecoderLayer, fuse_layers, rotary
 from triptych.models.generic.capture import modality_tokens
 from triptych.models.generic.decoder import GenericDecoder, in_batch_order
 from triptych.models.generic.encoder import GenericEncoder

@@ -29,9 +29,9 @@ from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.connectors import direct_loads, output_server
 from triptych.ec_connector.connectors.redis import StoreSaves
 from triptych.store import codec, sockets
-from triptych.store.address import command
 from triptych.store.bulk import SaveResult
 from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.sockets import command
 
 
 @pytest.fixture
@@ -333,7 +333,7 @@ def test_what_makes_room_for_another_output_is_read_from_the_store(store_url: st
 
 _READER = """
 import os, socket, sys
-from triptych.store.address import command
+from triptych.store.sockets import command
 from triptych.store.embedding_store import EmbeddingStore
 from triptych.store.bulk import SaveResult
 sock = socket.socket(socket.AF_UNIX)

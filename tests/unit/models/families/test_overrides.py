@@ -16,7 +16,7 @@ from support.data.pictures import picture
 from support.engine.reference_attention import NAME
 from triptych.base.types import MMFeature
 from triptych.models.base import DecoderSide, EncoderSide, PreparedItem
-from triptych.models.fused.decoder_layer import FusedDecoderLayer
+from triptych.models.fused.layers import FusedDecoderLayer
 from triptych.models.generic import DECODER, ENCODER
 from triptych.models.generic.layout import ItemLayout
 from triptych.models.images import ImageProcessor

@@ -12,8 +12,7 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextDecoderLay
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from support.data.checkpoints import build_checkpoint
-from triptych.models.fused.decoder_layer import FusedDecoderLayer
-from triptych.models.fused.layers import fuse_layers, fuse_norms
+from triptych.models.fused.layers import FusedDecoderLayer, fuse_layers, fuse_norms
 from triptych.models.fused.merged import merge
 from triptych.models.registry import family_of
 

@@ -19,9 +19,8 @@ from support.engine.engine_requests import (
 )
 from triptych.base.errors import InternalError
 from triptych.base.types import FinishReason, MMFeature
-from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
+from triptych.pd_worker.core.outputs import ModelRunnerOutput, OverlapStats, SchedulerOutput
 from triptych.pd_worker.core.request_events import ItemMissing
-from triptych.pd_worker.core.stats import OverlapStats
 
 CAT, DOG = make_feature("cat", 4, 12), make_feature("dog", 20, 12)
 

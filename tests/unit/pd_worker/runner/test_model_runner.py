@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
-from triptych.pd_worker.core.pooling import Pooling
+from triptych.pd_worker.core.sampling import Pooling
 from triptych.pd_worker.runner.model_runner import check_projection, non_finite_chunks
 from triptych.pd_worker.runner.pooler import add_chunk, add_chunks, finish, score
 
