@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from triptych.base.types import ItemPlan
 from triptych.models.base import PreparedItem
+from triptych.store.codec import check_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,8 @@ class ItemFormat:
         return ("image", "video", "audio") if self.modality == "image" else (self.modality,)
 
     def plan(self, mm_hash: str, prepared: PreparedItem) -> ItemPlan:
-        """The plan of a preprocessed item."""
-        return ItemPlan(
+        """The plan of a preprocessed item; InvalidRequest for one that cannot be stored."""
+        plan = ItemPlan(
             mm_hash=mm_hash,
             namespace=self.namespace,
             modality=prepared.modality or self.modality,
@@ -57,3 +58,5 @@ class ItemFormat:
             grid_thw=prepared.grid_thw,
             layout=prepared.layout,
         )
+        check_plan(plan)
+        return plan

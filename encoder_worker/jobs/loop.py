@@ -137,6 +137,7 @@ class JobLoop:
         start = job.prepare_started = time.monotonic()
         try:
             prepared = await self._preparer.prepare(media)
+            plan = self._format.plan(job.mm_hash, prepared)
         except Exception as error:
             self._jobs.end(job, self._refused(job, error))
             return
@@ -148,7 +149,6 @@ class JobLoop:
             return
         job.prepared = prepared
         job.timings.preprocess += time.monotonic() - start
-        plan = self._format.plan(job.mm_hash, prepared)
         job.set_plan(plan)
         if segment and self._same_rows is not None and job.waiters:
             job.output = await self._same_rows.output(plan, prepared, job.waiters[0].spec.salt)

@@ -118,9 +118,10 @@ class PendingHead:
         self.nbytes = _PREFIX.size + len(header) + len(padding)
         if self.nbytes > HEAD_BYTES:
             raise InvalidRequest(
-                f"the item's metadata takes {len(header)} bytes and must fit {HEAD_BYTES}: "
-                "its embedding positions are cut into too many runs",
-                param="runs",
+                f"{plan.modality}: the item's metadata takes {self.nbytes} bytes and must fit {HEAD_BYTES}: "
+                "its embeddings lie in too many runs of the prompt; send a shorter file or, of a video, "
+                "fewer frames",
+                param=plan.modality,
             )
         signed = _PREFIX.pack(
             MAGIC,
@@ -150,6 +151,11 @@ class PendingHead:
                 f"the body has not the plan's bytes: {self._left} are missing", param="nbytes"
             )
         return self._signed + bytes(self._state.digest()) + self._rest
+
+
+def check_plan(plan: ItemPlan) -> None:
+    """InvalidRequest for a plan that no stored value can have."""
+    PendingHead(plan, ttl=1)
 
 
 def encode_head(

@@ -87,6 +87,7 @@ class FakePreparer:
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.prepared: list[bytes] = []
+        self.layout: tuple[int, ...] = ()
 
     async def verify(self, spec: JobSpec, frames: Sequence[bytes]) -> VerifiedMedia:
         if self.error is not None:
@@ -97,7 +98,7 @@ class FakePreparer:
         if self.error is not None:
             raise self.error
         self.prepared.append(media.data)
-        return PreparedItem(ROWS, ROWS, (1, 1, ROWS), 1, {"pixels": torch.zeros(2)})
+        return PreparedItem(ROWS, ROWS, (1, 1, ROWS), 1, {"pixels": torch.zeros(2)}, layout=self.layout)
 
 
 class Jobs:

@@ -131,6 +131,18 @@ async def test_an_item_that_cannot_be_preprocessed_fails_its_job_alone(
         await worker.planned("good")
 
 
+async def test_an_item_whose_metadata_no_stored_value_can_have_is_refused_before_the_tower() -> None:
+    async with running() as worker:
+        worker.preparer.layout = tuple(range(3000))
+        waiter = worker.join("a")
+        await worker.send(waiter)
+        await until(lambda: worker.events["a"], "the failure")
+        [failed] = worker.events["a"]
+        assert isinstance(failed, Failed) and not failed.retryable
+        assert failed.error.param == "image" and "too many runs" in failed.error.message
+        assert worker.engine.batches == []
+
+
 async def test_one_batch_is_in_the_tower_at_a_time() -> None:
     async with running() as worker:
         first, second = await worker.planned("a"), await worker.planned("b")
