@@ -150,7 +150,7 @@ class JobLoop:
         job.prepared = prepared
         job.timings.preprocess += time.monotonic() - start
         job.set_plan(plan)
-        if segment and self._same_rows is not None and job.waiters:
+        if segment and self._same_rows is not None and job.waiters and self._jobs.reaches_store():
             job.output = await self._same_rows.output(plan, prepared, job.waiters[0].spec.salt)
         if not job.ended:
             cost = prepared.cost if job.output is None else 0

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from triptych.base.hashing import framed_digest
+from triptych.base.log import short
 from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import EncoderOutput
 from triptych.models.base import PreparedItem
@@ -47,12 +48,16 @@ class SameRows:
 
     async def output(self, plan: ItemPlan, prepared: PreparedItem, salt: str) -> EncoderOutput | None:
         """The output of an item with the same content, as this item's; None where it has to be computed."""
-        content = await asyncio.to_thread(content_key, plan, prepared, salt)
         try:
+            content = await asyncio.to_thread(content_key, plan, prepared, salt)
             async with asyncio.timeout(SECONDS):
                 other = await self._other(keys.same_rows(content), plan)
                 return None if other is None else await self._loaded(plan, other)
         except (StoreUnavailable, TimeoutError):
+            return None
+        except Exception:
+            # The job is still to be done.
+            logger.exception("equal rows of %s could not be looked up", short(plan.mm_hash))
             return None
 
     async def _other(self, key: str, plan: ItemPlan) -> ItemPlan | None:
