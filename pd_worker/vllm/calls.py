@@ -69,18 +69,14 @@ def structured_outputs(output_format: OutputFormat) -> JsonObject:
     return {"choice": list(dict.fromkeys(output_format.choices))}
 
 
-#: Below this vLLM samples at this temperature.
-LEAST_TEMPERATURE = 0.01
-_MOST_TEMPERATURE = 2.0
-_MOST_LOGPROBS = 20
+_MAX_TEMPERATURE = 2.0
+_MAX_LOGPROBS = 20
 
 
 def check_sampling(sampling: ResolvedSampling, output_format: OutputFormat | None) -> None:
     """InvalidRequest, naming the field, for what vLLM does otherwise than documented here."""
-    if sampling.temperature > _MOST_TEMPERATURE:
-        raise _refusal("temperature", f"at most {_MOST_TEMPERATURE:g}")
-    if 0 < sampling.temperature < LEAST_TEMPERATURE:
-        raise _refusal("temperature", f"0, or {LEAST_TEMPERATURE:g} and more")
+    if sampling.temperature > _MAX_TEMPERATURE:
+        raise _refusal("temperature", f"at most {_MAX_TEMPERATURE:g}")
     if sampling.min_tokens and output_format is not None:
         # Where its grammar allows nothing but the end, vLLM would have no token left.
         raise _refusal("min_tokens", "no output format beside it")
@@ -109,7 +105,7 @@ def sampling_params(
         params["bad_words"] = list(sampling.bad_words)
     if sampling.logprobs is not None:
         # One more: the chosen token takes the place of the last where it is none of the likeliest.
-        params["logprobs"] = min(sampling.logprobs + 1, _MOST_LOGPROBS) if sampling.logprobs else 0
+        params["logprobs"] = min(sampling.logprobs + 1, _MAX_LOGPROBS) if sampling.logprobs else 0
     if output_format is not None:
         params["structured_outputs"] = structured_outputs(output_format)
     return params

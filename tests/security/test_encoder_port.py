@@ -42,7 +42,7 @@ FORGED: list[tuple[str, dict[str, Any], str]] = [
     ("a salt of a megabyte", {"salt": "x" * (1 << 20)}, "salt"),
     ("another namespace", {"namespace": "f" * 64}, "namespace"),
     ("no namespace", {"namespace": ""}, "namespace"),
-    ("another modality", {"modality": "audio"}, "modality"),
+    ("another modality", {"modality": "text"}, "modality"),
     ("no media", {"media_bytes": 0}, "media_bytes"),
     ("media without end", {"media_bytes": 2**63}, "media_bytes"),
     ("fewer media than come", {"media_bytes": 5}, "media_bytes"),

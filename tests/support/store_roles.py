@@ -23,6 +23,7 @@ from triptych.integrations.vllm.options import ConnectorOptions
 from triptych.integrations.vllm.park_table import LoadOutcome, LoadReport
 from triptych.integrations.vllm.rows import RowSaver
 from triptych.registry.leases import Lease, Leases, OwnedBy
+from triptych.registry.minute_counts import MinuteCounts
 from triptych.registry.registry import Registry
 from triptych.registry.scaling import ScalingBoard
 from triptych.store import codec, keys
@@ -127,6 +128,7 @@ async def _proxy_uses(store: EmbeddingStore) -> None:
     assert await board.announce("encoder", ScalingDecision(1, "test", True), 5.0)
     assert await board.decision("encoder")
     await board.withdraw("proxy-1", "encoder")
+    assert await MinuteCounts(store).add("requests", "alice", 1, 2) == 0
 
 
 def _body(plan: ItemPlan) -> memoryview:

@@ -113,7 +113,7 @@ def _whole_config(file: Path, flag: str) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise ConfigError(f"{flag} is not a JSON object: give a folder with config.json, or that file")
     try:
-        from triptych.models.checkpoint.folder import load_config
+        from triptych.models.checkpoint.config import load_config
 
         whole: dict[str, Any] = load_config(file).to_dict()
         return whole

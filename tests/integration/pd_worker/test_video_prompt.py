@@ -48,7 +48,7 @@ def test_a_request_is_resumed_on_another_worker_from_its_token_ids(parts: Parts)
 def test_a_slot_and_a_plan_of_two_modalities_are_refused(parts: Parts) -> None:
     case, _, builder, plan = parts
     messages = json.dumps(case.messages).encode()
-    with pytest.raises(InvalidRequest, match="images and videos in other orders"):
+    with pytest.raises(InvalidRequest, match="modalities in other orders"):
         builder.build(messages, [replace(plan, modality="image")])
     with pytest.raises(InvalidRequest, match="2 items came"):
         builder.build(messages, [plan, plan])

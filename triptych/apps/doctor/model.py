@@ -120,7 +120,7 @@ def _parameters(path: Path, family: Family) -> dict[str, int]:
     import torch
     import transformers
 
-    from triptych.models.checkpoint.folder import load_config
+    from triptych.models.checkpoint.config import load_config
 
     config = load_config(path)
     try:

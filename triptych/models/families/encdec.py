@@ -22,7 +22,8 @@ from triptych.models.base import (
     MergedEmbeds,
     PromptDefaults,
 )
-from triptych.models.checkpoint.folder import Checkpoint, load_config
+from triptych.models.checkpoint.config import load_config
+from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.defaults import generation_defaults
 from triptych.models.families.cross_attention import CrossAttention
 from triptych.models.families.logits_rules import checkpoint_rules

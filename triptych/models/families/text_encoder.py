@@ -15,7 +15,8 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTr
 from triptych.base.errors import ConfigError, InvalidRequest, TooLarge
 from triptych.base.types import JsonObject, Options
 from triptych.models.base import EncoderSide, Media, PreparedItem
-from triptych.models.checkpoint.folder import Checkpoint, load_config
+from triptych.models.checkpoint.config import load_config
+from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.encoder_graph import (
     EncoderCudaGraphCaptureInputs,
     EncoderCudaGraphConfig,

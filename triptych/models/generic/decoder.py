@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.types import ItemPlan, MMFeature
 from triptych.models.base import DecoderGeometry, DecoderSide, MergedEmbeds, PromptInputs
-from triptych.models.checkpoint.folder import load_config
+from triptych.models.checkpoint.config import load_config
 from triptych.models.generic.capture import CapturedPrompt, PromptCapture, modality_tokens
 from triptych.models.generic.examine import Examined, examine
 from triptych.models.generic.layout import ItemLayout

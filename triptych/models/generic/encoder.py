@@ -22,7 +22,7 @@ from triptych.base.types import SEGMENT, JsonObject, Options, runs_of
 from triptych.base.vllm_classes import GRIDS
 from triptych.models.audio import AudioFile, Silence
 from triptych.models.base import APART, EncoderSide, Media, PreparedItem
-from triptych.models.checkpoint.folder import load_config
+from triptych.models.checkpoint.config import load_config
 from triptych.models.families.fixed_size import FixedSizeEncoder
 from triptych.models.generic.capture import LENGTHS, PromptCapture, modality_tokens
 from triptych.models.generic.examine import Examined, examine

@@ -16,7 +16,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from triptych.base.types import JsonObject
 from triptych.models.base import DecoderSide, EncoderSide, MergedEmbeds
-from triptych.models.checkpoint.folder import Checkpoint, load_config
+from triptych.models.checkpoint.config import load_config
+from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.fused.layers import FusedDecoderLayer, fuse_layers, rotary
 from triptych.models.generic.capture import modality_tokens
 from triptych.models.generic.decoder import GenericDecoder, in_batch_order

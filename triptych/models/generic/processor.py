@@ -22,7 +22,8 @@ from transformers.video_utils import VideoMetadata
 from triptych.base.errors import ConfigError, InvalidRequest, TooLarge
 from triptych.base.types import JsonObject, Options
 from triptych.models.audio import AudioFile, Silence
-from triptych.models.checkpoint.folder import check_vocabulary, load_config, read_config, read_json
+from triptych.models.checkpoint.config import load_config
+from triptych.models.checkpoint.folder import check_vocabulary, read_config, read_json
 from triptych.models.generic.options import ProcessorOptions
 from triptych.models.images import SETTINGS_FILES, load_image_processor, on_levels, processor_identity
 from triptych.models.video.clip import SAMPLING, Clip, check_sampling, sampled_indices

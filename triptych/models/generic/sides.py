@@ -15,7 +15,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from triptych.base.errors import ConfigError
-from triptych.models.checkpoint.folder import load_config, safetensors_files, unknown_type
+from triptych.models.checkpoint.config import load_config, unknown_type
+from triptych.models.checkpoint.folder import safetensors_files
 from triptych.models.generic.getters import with_getter
 
 #: Features that a class's base may ask a getter for, in the order in which they are tried.

@@ -153,7 +153,6 @@ async def test_no_more_requests_are_at_work_in_vllm_than_the_flag_says(store):
 @pytest.mark.parametrize(
     ("sampling", "param"),
     [
-        ({"temperature": 0.005}, "temperature"),
         ({"min_tokens": 2, "output_format": common_pb2.OutputFormat(json_object=True)}, "min_tokens"),
         ({"max_tokens": 100_000}, "max_tokens"),
         ({"output_format": common_pb2.OutputFormat(regex="(")}, "response_format"),

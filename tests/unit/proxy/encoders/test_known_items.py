@@ -92,6 +92,8 @@ class Channel:
     def stream_stream(self, *_: Any, **__: Any) -> None:
         return None
 
+    stream_unary = stream_stream
+
 
 async def test_a_word_that_the_tower_gets_on_gives_the_job_its_whole_time_again() -> None:
     channel: Any = Channel()
