@@ -152,7 +152,7 @@ def _steps_rate(asked: Demand, work: float, device: PlannedDevice, slo: Slo) -> 
     step, limits = device.costs.pd.step, device.limits.pd
     longest = min(slo.seconds("tpot"), slo.seconds("e2el") / asked.output_tokens)
     held = limits.kv_memory / device.model.kv_token_bytes / (asked.prompt_tokens + asked.output_tokens)
-    sequences, budget = min(limits.max_num_seqs, held), limits.max_num_batched_tokens / 2
+    sequences, budget = min(limits.max_num_seqs, held), limits.step_tokens / 2
     rates = [
         (1 - step / longest) / work,
         sequences / (asked.output_tokens * step + sequences * work),

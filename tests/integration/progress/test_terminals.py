@@ -95,7 +95,7 @@ def plan(tmp_path: Path) -> tuple[str, ...]:
     """A command that simulates for some seconds."""
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(asdict(COSTS) | {"shape": asdict(MODEL)}))
-    load = ("--workload", "image", "--image-size", "640x640", "--output-tokens", "400")
+    load = ("--workload", "image", "--image-size", "640x640", "--output-tokens", "64")
     return (*TRIPTYCH, "plan", "--gpu", str(path), "--devices", "2", "--quick", *load)
 
 

@@ -57,6 +57,13 @@ def test_encoding_that_takes_three_times_of_decoding_gets_three_of_four_devices(
         assert best_counts(found, devices) == (devices * 3 // 4, devices // 4)
 
 
+def test_a_step_has_the_budget_of_its_device_where_no_flag_gives_one() -> None:
+    asked = question(THREE_TO_ONE)
+    limits = replace(LIMITS, pd=replace(LIMITS.pd, max_num_batched_tokens=0))
+    rate = estimate(replace(asked, device=replace(asked.device, limits=limits))).pd_worker
+    assert rate == pytest.approx(estimate(asked).pd_worker, rel=0.01)
+
+
 @pytest.mark.slow
 def test_the_simulation_agrees_on_three_to_one() -> None:
     found = best_ratio(Trials(question(THREE_TO_ONE)))
