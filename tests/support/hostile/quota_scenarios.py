@@ -152,19 +152,19 @@ def picture_body(index: int) -> bytes:
 
 
 async def unread_vectors(tenants: TwoTenants) -> None:
-    """A reply of the share's size is not read; a larger one is refused, and its inputs end."""
+    """A reply above what the kernel keeps for a client is not read; another is refused, and its inputs end."""
     (worker,) = tenants.cluster.pd_workers
     worker.vector = (0.123456789,) * 4096
     own = await tenants.connect(A, tenants.cluster.port, receive=4096)
-    body = json.dumps({"model": "demo", "input": ["x"] * 8}).encode()
+    body = json.dumps({"model": "demo", "input": ["x"] * 80}).encode()
     head = f"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nAuthorization: {tenants.bearer(A)}\r\n"
     await asyncio.get_running_loop().sock_sendall(
         own, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
     )
     replies = tenants.cluster.quotas["replies"]
-    await until(lambda: len(worker.submits) == 8 and not worker.requests, "A's inputs to be pooled")
-    await until(lambda: replies.held(A) > MIB // 4, "A's vectors")
-    more = json.dumps({"model": "demo", "input": ["x"] * 64}).encode()
+    await until(lambda: len(worker.submits) == 80 and not worker.requests, "A's inputs to be pooled")
+    await until(lambda: replies.held(A) > 4 * MIB, "A's vectors")
+    more = json.dumps({"model": "demo", "input": ["x"] * 200}).encode()
     assert await tenants.post(A, more, "/v1/embeddings") in (429, 503)
     await until(lambda: not worker.requests, "A's inputs to end")
 
@@ -368,7 +368,7 @@ RETRIEVAL: dict[str, tuple[str, Scenario]] = {
     "pictures": ("requests", Scenario(pictures_to_embed, small_retrieval, {"encoders": 0, "max_queue": 8})),
     "unread vectors": (
         "replies",
-        Scenario(unread_vectors, small_retrieval, {"connections": PATIENT, "reply_memory": 2 * MIB}),
+        Scenario(unread_vectors, small_retrieval, {"connections": PATIENT, "reply_memory": 16 * MIB}),
     ),
     "counts": ("query-turns", Scenario(counted, another_count)),
 }
