@@ -152,10 +152,12 @@ async def test_a_client_that_leaves_takes_its_inputs_with_it(embedder):
     cluster = embedder.cluster
 
     def at_work() -> float:
+        """Requests at the PD worker, and calls that have not ended at the proxy, which submits their inputs."""
         page = cluster.metrics("pd")[0]
-        return page["vllm:num_requests_running"] + page["vllm:num_requests_waiting"]
+        waiting = page["vllm:num_requests_running"] + page["vllm:num_requests_waiting"]
+        return waiting + cluster.metrics("proxy")[0]["triptych_requests_in_flight"]
 
-    wait_for("the PD worker to be idle", lambda: at_work() == 0)
+    wait_for("the client's inputs to have ended", lambda: at_work() == 0)
     done = cluster.total("pd", "vllm:prompt_tokens_total")
     status, _ = await embedder.post("/v1/embeddings", {"input": [7] * 5})
     assert status == 200
