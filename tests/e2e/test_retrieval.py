@@ -152,7 +152,7 @@ async def test_a_client_that_leaves_takes_its_inputs_with_it(embedder):
     cluster = embedder.cluster
 
     def at_work() -> float:
-        """Requests at the PD worker, and calls that have not ended at the proxy, which submits their inputs."""
+        """Requests at the PD worker, and calls at the proxy, which submits their inputs."""
         page = cluster.metrics("pd")[0]
         waiting = page["vllm:num_requests_running"] + page["vllm:num_requests_waiting"]
         return waiting + cluster.metrics("proxy")[0]["triptych_requests_in_flight"]
