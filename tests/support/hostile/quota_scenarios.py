@@ -152,7 +152,7 @@ def picture_body(index: int) -> bytes:
 
 
 async def unread_vectors(tenants: TwoTenants) -> None:
-    """A reply above what the kernel keeps for a client is not read; another is refused, and its inputs end."""
+    """A reply above what the kernel keeps for a client is not read; another is refused and its inputs end."""
     (worker,) = tenants.cluster.pd_workers
     worker.vector = (0.123456789,) * 4096
     own = await tenants.connect(A, tenants.cluster.port, receive=4096)
