@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import AttentionInterface
 
-from triptych.models.base import LayerRule, SpanRule
+from triptych.models.geometry import LayerRule, SpanRule
 from triptych.pd_worker.attention.backends import AttentionCall, attend, fused, whole_bias
 from triptych.pd_worker.attention.block_attention import attend_in_blocks
 from triptych.pd_worker.attention.metadata import (

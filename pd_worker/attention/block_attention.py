@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from triptych.base.machine.device import Device
-from triptych.models.base import LayerRule, SpanRule
+from triptych.models.geometry import LayerRule, SpanRule
 from triptych.pd_worker.attention.metadata import AttentionMetadata, PrefillSpan
 
 if TYPE_CHECKING:

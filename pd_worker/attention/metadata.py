@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from triptych.base.config import MIB
-from triptych.models.base import AttentionBias, LayerRule, SpanRule
+from triptych.models.base import AttentionBias
+from triptych.models.geometry import LayerRule, SpanRule
 from triptych.models.recurrent import RecurrentStates
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 

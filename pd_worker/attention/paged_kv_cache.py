@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from triptych.models.base import DecoderSide, KVShape
+from triptych.models.base import DecoderSide
+from triptych.models.geometry import KVShape
 
 
 class PagedKVCache:

@@ -10,7 +10,8 @@ import torch
 from triptych.base.config import PDConfig, format_size
 from triptych.base.errors import ConfigError
 from triptych.base.machine.device import Device
-from triptych.models.base import CrossGeometry, DecoderGeometry, DecoderSide
+from triptych.models.base import DecoderSide
+from triptych.models.geometry import CrossGeometry, DecoderGeometry
 from triptych.pd_worker.attention.backends import backend_on
 from triptych.pd_worker.core.admission import CrossLimits
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from support.engine.attention_case import BATCH, FULL_BLOCKS, HEADS, LONG, ArbitraryBias, Case, Chunk, close
 from triptych.base.machine.device import Device
 from triptych.kernels.paged_attention import PagedQueries, PagedScores, attend
-from triptych.models.base import LayerRule, SpanRule
+from triptych.models.geometry import LayerRule, SpanRule
 
 #: One token alone, exactly one block, the last key alone in its block, and a length of many turns.
 RAGGED = (Chunk(1, 1), Chunk(4, 1), Chunk(5, 1), Chunk(333, 1), Chunk(2, 2), Chunk(130, 65), Chunk(65, 65))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from support.engine.reference_attention import written_out
-from triptych.models.base import KVShape, LayerRule, SpanRule
+from triptych.models.geometry import KVShape, LayerRule, SpanRule
 from triptych.pd_worker.attention.attention import (
     AttentionMetadata,
     CrossSpan,

@@ -23,7 +23,7 @@ from triptych.base.machine.resources import available_memory
 if TYPE_CHECKING:
     import torch
 
-    from triptych.models.base import CrossGeometry, DecoderGeometry
+    from triptych.models.geometry import CrossGeometry, DecoderGeometry
     from triptych.models.registry import Family
 
 
@@ -64,9 +64,9 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
     else:
         remedy = "fetch *.safetensors to have tensors, tokenizer, chat template and a sample checked, too"
         yield note("model", f"{path} holds no weights: only its config.json is checked", remedy)
-    from triptych.models.base import row_width
     from triptych.models.checkpoint.pooling import read_task
     from triptych.models.checkpoint.support import check_supported, wanted_by_flags
+    from triptych.models.geometry import row_width
     from triptych.models.parallel.plan import check_divides
     from triptych.models.registry import family_of, resolve_device, resolve_dtype
     from triptych.pd_worker.vllm.connection import INSTALL, choose_engine, vllm_program

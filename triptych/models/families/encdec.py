@@ -13,20 +13,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from triptych.base.errors import InvalidRequest
 from triptych.base.types import ItemPlan, MMFeature, Options
-from triptych.models.base import (
-    CrossGeometry,
-    DecoderGeometry,
-    DecoderSide,
-    GenerationDefaults,
-    LogitsRule,
-    MergedEmbeds,
-    PromptDefaults,
-)
+from triptych.models.base import DecoderSide, GenerationDefaults, LogitsRule, MergedEmbeds, PromptDefaults
 from triptych.models.checkpoint.config import load_config
 from triptych.models.checkpoint.folder import Checkpoint
 from triptych.models.defaults import generation_defaults
 from triptych.models.families.cross_attention import CrossAttention
 from triptych.models.families.logits_rules import checkpoint_rules
+from triptych.models.geometry import CrossGeometry, DecoderGeometry
 from triptych.models.parallel.plan import HEAD, WHOLE, ShardPlan, Style, take_share
 from triptych.models.parallel.sharding import load_share
 from triptych.models.parallel.tensor_parallel import TensorParallel

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.types import ItemPlan, MMFeature
-from triptych.models.base import DecoderGeometry, DecoderSide, MergedEmbeds, PromptInputs
+from triptych.models.base import DecoderSide, MergedEmbeds, PromptInputs
 from triptych.models.checkpoint.config import load_config
 from triptych.models.generic.capture import CapturedPrompt, PromptCapture, modality_tokens
 from triptych.models.generic.examine import Examined, examine
@@ -30,6 +30,7 @@ from triptych.models.generic.sides import (
     path_of,
     with_module,
 )
+from triptych.models.geometry import DecoderGeometry
 from triptych.models.parallel.plan import take_share
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.models.recurrent import cache_keyword

@@ -15,11 +15,11 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from triptych.base.errors import ConfigError
-from triptych.models.base import DecoderGeometry, LayerRule, SpanRule
 from triptych.models.generic.capture import CapturedPrompt, Container, PromptCapture, modality_tokens
 from triptych.models.generic.masks import ask_every_pair, span_rule, spans_of
 from triptych.models.generic.probe import check_layer_types, layer_rules, probe, recurrent_layers
 from triptych.models.generic.sides import base_of, decoder_of, empty_model, keep_decoder, modality_of
+from triptych.models.geometry import DecoderGeometry, LayerRule, SpanRule
 
 #: Placeholder tokens that the sample's picture may have: its grid is the same, classes count differently.
 _SAMPLE_ROWS = range(1, 17)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AttentionMaskInterface, PreTrainedConfig
 
-from triptych.models.base import SpanRule
+from triptych.models.geometry import SpanRule
 
 #: The attention implementation of a capture's configs, by which its masks come here.
 CAPTURE = "triptych_capture"

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AttentionInterface
 
 from triptych.base.errors import ConfigError
-from triptych.models.base import KVShape, LayerRule, SpanRule
+from triptych.models.geometry import KVShape, LayerRule, SpanRule
 from triptych.models.recurrent import (
     RECURRENT_LAYERS,
     StateRecorder,

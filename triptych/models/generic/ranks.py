@@ -10,10 +10,10 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from triptych.base.errors import ConfigError
-from triptych.models.base import DecoderGeometry
 from triptych.models.checkpoint.folder import Cut
 from triptych.models.generic.probe import probe
 from triptych.models.generic.sides import decoder_of, empty_model, head_of, keep_decoder, load_side, path_of
+from triptych.models.geometry import DecoderGeometry
 from triptych.models.parallel.plan import (
     ShardPlan,
     Style,

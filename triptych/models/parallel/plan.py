@@ -11,7 +11,8 @@ from pathlib import Path
 from torch import nn
 
 from triptych.base.errors import ConfigError
-from triptych.models.base import CrossGeometry, DecoderGeometry, DecoderSide
+from triptych.models.base import DecoderSide
+from triptych.models.geometry import CrossGeometry, DecoderGeometry
 from triptych.models.parallel.tensor_parallel import TensorParallel
 
 

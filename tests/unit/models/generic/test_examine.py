@@ -19,11 +19,11 @@ from support.zoo.checkpoint import checkpoint
 from support.zoo.models import RECIPES
 from support.zoo.recipe import IMAGE, VIDEO
 from triptych.base.errors import ConfigError
-from triptych.models.base import KVShape, LayerRule, SpanRule
 from triptych.models.generic.decoder import GenericDecoder
 from triptych.models.generic.encoder import GenericEncoder
 from triptych.models.generic.examine import Examined, examine
 from triptych.models.generic.probe import check_layer_types
+from triptych.models.geometry import KVShape, LayerRule, SpanRule
 from triptych.models.parallel.tensor_parallel import TensorParallel
 
 

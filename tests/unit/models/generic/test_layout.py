@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from triptych.base.errors import InvalidRequest
-from triptych.models.base import SpanRule
 from triptych.models.generic import processor
 from triptych.models.generic.layout import ItemLayout
 from triptych.models.generic.masks import span_rule, spans_of
 from triptych.models.generic.processor import processor_settings
+from triptych.models.geometry import SpanRule
 
 
 def test_a_layout_comes_back_from_its_counts() -> None:

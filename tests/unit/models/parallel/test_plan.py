@@ -17,9 +17,10 @@ from transformers import AutoConfig, PreTrainedConfig
 from support.data.checkpoints import FAMILIES, build_checkpoint
 from support.encdec.checkpoints import FAMILIES as ENCDEC_FAMILIES
 from triptych.base.errors import ConfigError
-from triptych.models.base import CrossGeometry, DecoderGeometry, DecoderSide
+from triptych.models.base import DecoderSide
 from triptych.models.families.llava import LlavaDecoder
 from triptych.models.generic import override
+from triptych.models.geometry import CrossGeometry, DecoderGeometry
 from triptych.models.parallel import plan as shares
 from triptych.models.parallel.plan import (
     ShardPlan,

@@ -26,7 +26,7 @@ from support.engine.reference_attention import written_out
 from triptych.base.config import PDConfig
 from triptych.base.config.flags import flags_of
 from triptych.base.errors import ConfigError
-from triptych.models.base import LayerRule, SpanRule
+from triptych.models.geometry import LayerRule, SpanRule
 from triptych.pd_worker.attention import backends
 from triptych.pd_worker.attention.attention import CrossSpan
 from triptych.pd_worker.attention.backends import BACKENDS, AttentionCall, attend, backend_on

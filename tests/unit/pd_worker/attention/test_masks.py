@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from triptych.models.base import LayerRule
+from triptych.models.geometry import LayerRule
 from triptych.pd_worker.attention import backends
 from triptych.pd_worker.attention.attention import paged_attention
 from triptych.pd_worker.attention.metadata import AttentionMetadata, PrefillSpan, added_mask

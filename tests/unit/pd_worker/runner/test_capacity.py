@@ -9,7 +9,7 @@ import torch
 
 from triptych.base.config import MIB, PDConfig
 from triptych.base.errors import ConfigError
-from triptych.models.base import CrossGeometry, DecoderGeometry
+from triptych.models.geometry import CrossGeometry, DecoderGeometry
 from triptych.models.recurrent import StateShape
 from triptych.pd_worker.core.kv_cache.state_slots import StateCopy
 from triptych.pd_worker.runner.capacity import (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from support.tool_calls import joined
 from triptych.pd_worker.frontend.chat_template import ChatTemplate
-from triptych.pd_worker.frontend.prompt import find_tool_format
+from triptych.pd_worker.frontend.tool_format import find_tool_format
 from triptych.proxy.call.tool_formats import FORMATS, MAX_BLANKS, Piece, make_parser
 from triptych.proxy.call.tools import CallForm
 
