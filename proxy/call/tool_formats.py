@@ -1,7 +1,6 @@
 """The forms in which model families write tool calls, by vLLM's names of their parsers.
 
-A reader reads one call, or all that follow each other, and reports it piece by piece: JSON arguments as they
-come, arguments in another form one by one.
+A reader reads one call, or all that follow each other: JSON arguments as they come, others one by one.
 """
 
 from __future__ import annotations
@@ -314,8 +313,7 @@ def make_parser(
 class ToolParser:
     """Takes the output's text piece by piece; gives content and at most `limit` calls, in order.
 
-    A call is one from its name and the begin of its arguments on. Text that does not get so far is content;
-    a call that goes on otherwise ends there, and the rest is content.
+    Text without a name and the begin of arguments is content, as is the rest of a call that is malformed.
     """
 
     def __init__(self, tool_format: ToolFormat, schemas: Schemas, limit: int) -> None:
