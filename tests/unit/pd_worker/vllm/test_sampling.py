@@ -117,7 +117,6 @@ def test_an_output_format_is_one_of_vllms(output_format, expected):
     ("given", "output_format", "field"),
     [
         ({"temperature": 2.5}, None, "temperature"),
-        ({"temperature": 0.001}, None, "temperature"),
         ({"min_tokens": 3}, FORMAT, "min_tokens"),
     ],
 )
