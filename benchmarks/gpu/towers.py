@@ -42,7 +42,7 @@ class NoiseFile:
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """What a tower encodes at once: `count` of the same kind, which is told by `name`."""
+    """One batch of a tower: `count` equal inputs, called `name` in the report."""
 
     name: str
     media: Media

@@ -49,7 +49,7 @@ class Turn:
 
 
 class FairTurns:
-    """Turns by tenant: whoever comes is next but for the others' next ones, however much they have queued.
+    """Fair queueing by tenant: new work comes after one turn of each other tenant, whatever they have queued.
 
     A tenant's turns are the same whatever its deadlines: urgent work takes the turn of its own tenant's other
     work, which moves one turn back, MAX_OVERTAKEN times at most. Without deadlines work keeps its order.

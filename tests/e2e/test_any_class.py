@@ -85,7 +85,7 @@ def case_of(count: int) -> Case:
 
 
 async def asked(cluster: Cluster, name: str, counts: Sequence[int], tokens: int = TOKENS) -> list[Answer]:
-    """Answers to chats of so many pictures each, at once."""
+    """Answers to concurrent chats; `counts` are their numbers of pictures."""
     return list(await asyncio.gather(*(ask(cluster.url, case_of(count), tokens, name) for count in counts)))
 
 

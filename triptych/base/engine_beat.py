@@ -209,7 +209,7 @@ class HangTimer:
     """Faulthandler's timer, which needs no interpreter: it dumps all stacks and ends the process (code 1)."""
 
     def wind_up(self, seconds: float) -> None:
-        """Starts the timer anew: it goes off `seconds` from now."""
+        """Restarts the timer: it expires in `seconds`."""
         if sys.__stderr__ is not None:
             faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
 

@@ -7,7 +7,7 @@ import json
 import re
 import struct
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -323,18 +323,7 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
     async def _answer(self, held: FakeRequest) -> None:
         submit = held.submit
         prompt = list(submit.resume.prompt_token_ids) or [1, 2, 3]
-        places = [
-            pd_pb2.ItemPlacement(offset=at, length=slot.plan.length) for at, slot in enumerate(submit.items)
-        ]
-        admitted = pd_pb2.Admitted(prompt_token_ids=prompt, placements=places, tool_format=self.tool_format)
-        encoder = submit.encoder_prompt
-        admitted.encoder_prompt_token_ids.extend([ord(letter) for letter in encoder.text])
-        admitted.encoder_prompt_token_ids.extend(encoder.token_ids.ids)
-        if submit.transcription.timestamps:
-            admitted.timestamps.first, admitted.timestamps.seconds = FIRST_TIME, 0.02
-        if self.reasoning is not None:
-            admitted.reasoning.CopyFrom(self.reasoning)
-        self.emit(held, admitted=admitted)
+        self.emit(held, admitted=self._admitted(submit, prompt))
         for slot in submit.items:
             await self._load(held, slot.plan.mm_hash)
         sampling, script = submit.sampling, self.script
@@ -382,6 +371,20 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
             finished.pooled = struct.pack(f"<{len(row)}f", *row)
         self.emit(held, finished=finished)
         self.requests.pop(submit.request_id, None)
+
+    def _admitted(self, submit: pd_pb2.SubmitRequest, prompt: Sequence[int]) -> pd_pb2.Admitted:
+        places = [
+            pd_pb2.ItemPlacement(offset=at, length=slot.plan.length) for at, slot in enumerate(submit.items)
+        ]
+        admitted = pd_pb2.Admitted(prompt_token_ids=prompt, placements=places, tool_format=self.tool_format)
+        encoder = submit.encoder_prompt
+        admitted.encoder_prompt_token_ids.extend([ord(letter) for letter in encoder.text])
+        admitted.encoder_prompt_token_ids.extend(encoder.token_ids.ids)
+        if submit.transcription.timestamps:
+            admitted.timestamps.first, admitted.timestamps.seconds = FIRST_TIME, 0.02
+        if self.reasoning is not None:
+            admitted.reasoning.CopyFrom(self.reasoning)
+        return admitted
 
     async def _load(self, held: FakeRequest, key: str) -> None:
         if key in held.loaded:

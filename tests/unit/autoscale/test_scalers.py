@@ -69,7 +69,7 @@ def test_with_a_minimum_of_zero_the_last_worker_goes_after_the_cooldown() -> Non
 def follow_concurrency(
     items: Callable[[int], int], seconds: int, workers: int = 1, ready_after: int = 0
 ) -> list[int]:
-    """What it wants in every second for so many items in the pool, of which each pod may have 8."""
+    """The desired pods of every second for `items` at that second, where a pod may have 8."""
     scaler, sizes = Concurrency(0, 50), []
     for now in range(seconds):
         busy = {f"e{index}": 0.0 for index in range(workers)}

@@ -75,7 +75,7 @@ def test_the_table_is_that_of_the_registries():
     if os.environ.get("TRIPTYCH_WRITE_METRICS"):
         METRICS.write_text(text[:begin] + table() + text[end:])
         return
-    assert text[begin:end] == table(), "write it anew with TRIPTYCH_WRITE_METRICS=1"
+    assert text[begin:end] == table(), "write it with TRIPTYCH_WRITE_METRICS=1"
 
 
 VLLM = (Path(__file__).parents[3] / "docs" / "vllm.md").read_text()

@@ -91,11 +91,9 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
         yield ok(side, f"{count / 1e6:.1f} M parameters, {format_size(count * dtype.itemsize)}")
     row = row_width(geometry, cross) * dtype.itemsize
     yield ok("embedding", f"{format_size(row)} a row")
-    nbytes = (
-        weight_bytes(path, str(dtype).removeprefix("torch."), pd.quantization)
-        if stored
-        else sum(counts.values()) * dtype.itemsize
-    )
+    nbytes = sum(counts.values()) * dtype.itemsize
+    if stored:
+        nbytes = weight_bytes(path, str(dtype).removeprefix("torch."), pd.quantization)
     plan, available = plan_memory(nbytes, config), available_memory()
     yield _kv_cache(geometry, dtype.itemsize, plan, available, config)
     yield ok("model length", f"{geometry.max_position_embeddings} tokens")

@@ -8,9 +8,15 @@ from dataclasses import dataclass
 import pytest
 
 from support.engine.engine_requests import STORE, Make, finished, make_feature, make_request, publish, shares
-from triptych.base.errors import InvalidRequest
+from triptych.base.errors import ContextTooLong, InvalidRequest
 from triptych.base.types import FinishReason
-from triptych.pd_worker.core.admission import Admission, AdmissionQueue, distinct_bytes
+from triptych.pd_worker.core.admission import (
+    Admission,
+    AdmissionQueue,
+    SchedulerLimits,
+    check_request,
+    distinct_bytes,
+)
 from triptych.pd_worker.core.request_events import NewTokens
 from triptych.pd_worker.server import ARRIVAL_SECONDS, Isolation
 
@@ -19,6 +25,28 @@ def test_a_sum_above_the_capacity_is_refused_with_the_sizes_and_the_flag() -> No
     features = [make_feature("a", 0, 40), make_feature("b", 50, 30)]
     with pytest.raises(InvalidRequest, match=r"640 B \+ 480 B = 1.1 KiB.*--encoder-cache-memory is 1.0 KiB"):
         Admission(1024).check(features)
+
+
+@pytest.mark.parametrize(("prompt", "received"), [(10, 0), (8, 2), (8, 3)])
+def test_prompt_and_received_output_that_leave_no_token_of_the_model_are_refused(
+    prompt: int, received: int
+) -> None:
+    limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=10)
+    request = make_request("r", prompt)
+    request.output_token_ids.extend(range(received))
+    with pytest.raises(ContextTooLong, match=f"has {prompt + received} tokens"):
+        check_request(request, limits, None)
+
+
+@pytest.mark.parametrize(("received", "finished"), [(1, None), (2, FinishReason.STOP)])
+def test_a_resumed_request_that_has_a_token_left_or_had_ended_is_taken(
+    received: int, finished: FinishReason | None
+) -> None:
+    limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=10)
+    request = make_request("r", 8)
+    request.output_token_ids.extend(range(received))
+    request.output.finished = finished
+    check_request(request, limits, None)
 
 
 def test_a_repeated_item_counts_once() -> None:

@@ -154,7 +154,7 @@ FAULTS: dict[str, tuple[Callable[[trustme.CA], tuple[bytes, bytes, bytes]], str]
         lambda a: (issue(a)[0].replace(b" CERTIFICATE", b" X509 CERTIFICATE"), issue(a)[1], pem_of(a)),
         "--tls-cert-file",
     ),
-    "with a CA that is none": (lambda a: (*issue(a), b"no certificate"), "--tls-ca-file"),
+    "with an invalid CA": (lambda a: (*issue(a), b"no certificate"), "--tls-ca-file"),
     "with a CA of other bytes": (lambda a: (*issue(a), b"\xff\xfe"), "--tls-ca-file"),
     "with an empty CA": (lambda a: (*issue(a), b""), "--tls-ca-file"),
 }
