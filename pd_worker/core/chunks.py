@@ -193,7 +193,7 @@ class OverlapPrefill:
                 self._able.add(state)
 
     def start(self, state: RequestState, num_computed: int) -> int:
-        """The request starts with `num_computed` tokens in blocks. Returns how many of them others computed."""
+        """The request starts with `num_computed` tokens in blocks. Returns how many others computed."""
         begun = self._begun.get(state)
         self._intact(state, num_computed)
         self.forget(state)
