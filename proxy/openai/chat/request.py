@@ -90,8 +90,8 @@ class ImageBody(msgspec.Struct, tag="image"):
     uuid: str | None = None
 
 
-class VideoUrl(msgspec.Struct):
-    """An http(s), data: or file: URL."""
+class MediaUrl(msgspec.Struct):
+    """An http(s), data: or file: URL of a video or a sound."""
 
     url: str
 
@@ -99,7 +99,7 @@ class VideoUrl(msgspec.Struct):
 class VideoUrlBody(msgspec.Struct, tag="video_url"):
     """A video. `uuid` as of a picture."""
 
-    video_url: VideoUrl | str
+    video_url: MediaUrl | str
     uuid: str | None = None
 
 
@@ -117,16 +117,10 @@ class InputAudioBody(msgspec.Struct, tag="input_audio"):
     uuid: str | None = None
 
 
-class AudioUrl(msgspec.Struct):
-    """An http(s), data: or file: URL."""
-
-    url: str
-
-
 class AudioUrlBody(msgspec.Struct, tag="audio_url"):
     """A sound by its URL. `uuid` as of a picture."""
 
-    audio_url: AudioUrl | str
+    audio_url: MediaUrl | str
     uuid: str | None = None
 
 
@@ -349,6 +343,6 @@ def image_of(url: str, param: str) -> ImagePart:
     return ImagePart(parse_image_url(url, param), param)
 
 
-def _url(given: VideoUrl | AudioUrl | str, param: str) -> tuple[str, str]:
+def _url(given: MediaUrl | str, param: str) -> tuple[str, str]:
     """The URL, and the path of its field."""
     return (given, param) if isinstance(given, str) else (given.url, f"{param}.url")

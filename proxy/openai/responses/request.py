@@ -34,12 +34,12 @@ from triptych.proxy.openai.chat.request import (
     ImageUrl,
     ImageUrlBody,
     InputAudioBody,
+    MediaUrl,
     MessageBody,
     PartBody,
     ReasoningEffort,
     RefusalBody,
     TextBody,
-    VideoUrl,
     VideoUrlBody,
     call_of,
 )
@@ -195,7 +195,7 @@ def _part(part: InputPart, place: str) -> PartBody:
         case InputAudioBody():
             return part
         case InputVideo(video_url=url):
-            return VideoUrlBody(VideoUrl(url))
+            return VideoUrlBody(MediaUrl(url))
         case InputImage(image_url=str(url), file_id=None):
             return ImageUrlBody(ImageUrl(url, part.detail))
         case InputImage():

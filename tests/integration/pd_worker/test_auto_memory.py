@@ -39,28 +39,33 @@ def test_a_worker_without_the_flag_finds_its_memory_and_says_so(caplog: pytest.L
     assert "memory of cpu" in caplog.text and "KV cache (--kv-memory)" in caplog.text
 
 
+@dataclass(frozen=True)
+class FreeMemory:
+    """A device with `nbytes` free, where a step takes nothing."""
+
+    nbytes: int
+    share = 1.0
+
+    def free(self) -> int:
+        return self.nbytes
+
+    def used(self) -> int:
+        return 0
+
+    def reset_peak(self) -> None:
+        return
+
+    def peak(self) -> int:
+        return 0
+
+
 def test_memory_that_holds_nothing_is_refused_with_the_table() -> None:
     with pytest.raises(ConfigError, match=r"nothing is left for the KV cache(.|\n)*of this worker"):
         tiny_model("qwen3_vl", kv_memory=0, device_memory=MIB)
 
 
 def test_a_length_that_the_memory_left_does_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Narrow:
-        share = 1.0
-
-        def free(self) -> int:
-            return 40 * MIB
-
-        def used(self) -> int:
-            return 0
-
-        def reset_peak(self) -> None:
-            return
-
-        def peak(self) -> int:
-            return 0
-
-    monkeypatch.setattr(share, "memory_of", lambda device: Narrow())
+    monkeypatch.setattr(share, "memory_of", lambda device: FreeMemory(40 * MIB))
     flags = {"kv_memory": 0, "max_model_len": 4096, "max_num_seqs": 1}
     with pytest.raises(ConfigError, match="holds no request of --max-model-len 4096"):
         tiny_model("qwen3_vl", encoder_cache_memory=28 * MIB, **flags)
@@ -118,29 +123,11 @@ def video(tmp_path_factory: pytest.TempPathFactory) -> Video:
     return Video(case, load_encoder(case.model, **_CPU), decoder)
 
 
-class Plenty:
-    """A device with 12 GiB free, where a step takes nothing."""
-
-    share = 1.0
-
-    def free(self) -> int:
-        return 12 * GIB
-
-    def used(self) -> int:
-        return 0
-
-    def reset_peak(self) -> None:
-        return
-
-    def peak(self) -> int:
-        return 0
-
-
 def planned(video: Video, limit: str) -> WorkerMemory:
     config = PDConfig(
         model=str(video.path), limit_mm_per_prompt=limit, max_model_len=1024, max_num_seqs=16384
     )
-    return memory_profile.size_kv_memory(config, video.decoder, Plenty())
+    return memory_profile.size_kv_memory(config, video.decoder, FreeMemory(12 * GIB))
 
 
 def test_the_encoder_cache_counts_embeddings_and_no_timestamps(video: Video) -> None:
