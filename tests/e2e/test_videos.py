@@ -188,5 +188,5 @@ def test_what_is_no_video_and_what_has_sound_are_refused_by_the_proxy(cluster: C
     sound = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
     reply = cluster.post(chat(sound))
     assert reply["status"] == 400, reply
-    assert reply["error"]["param"] == "messages[0].content[0].type"
-    assert "video_url" in reply["error"]["message"]
+    assert reply["error"]["param"] == "messages[0].content[0].input_audio.data"
+    assert "takes text, image, video and no audio" in reply["error"]["message"]

@@ -28,24 +28,25 @@ def _in_force() -> tuple[str, int]:
 
 
 def _patch_encoder(module: ModuleType) -> None:
-    """Embeddings are spoilt after the tower and before they are saved."""
-    encode = module.EncoderEngine._encode
+    """Embeddings are spoilt after the tower, before they are copied, served and saved."""
+    init = module.EncoderEngine.__init__
     #: The embedding of the item before.
     last: list[Any] = []
 
-    def encodes(self: Any, items: Sequence[Any]) -> list[Any]:
+    def spoils(outputs: Sequence[Any]) -> list[Any]:
         name, width = _in_force()
-        outputs = []
-        for output in encode(self, items):
-            if isinstance(output, Exception):
-                outputs.append(output)
-                continue
-            rows = output.data
-            outputs.append(replace(output, data=_spoilt(rows, name, width, last[-1] if last else rows)))
+        spoilt = []
+        for rows in outputs:
+            spoilt.append(_spoilt(rows, name, width, last[-1] if last else rows))
             last[:] = [rows.clone()]
-        return outputs
+        return spoilt
 
-    module.EncoderEngine._encode = encodes
+    def initialises(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        to_host = self._to_host
+        self._to_host = lambda outputs, **options: to_host(spoils(outputs), **options)
+
+    module.EncoderEngine.__init__ = initialises
 
 
 def _spoilt(rows: Any, name: str, width: int, last: Any) -> Any:
