@@ -1,6 +1,6 @@
 """The files that one request runs through are those that docs/architecture.md names.
 
-TRIPTYCH_WRITE_SPINE=1 writes the page's table anew in place of comparing it.
+TRIPTYCH_WRITE_SPINE=1 writes the page's table in place of comparing it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+import redis
 
 from support.data.checkpoints import build_checkpoint
 from support.data.traffic import picture
-from support.processes.cluster import PATIENCE, data_url, start_cluster
+from support.processes.cluster import PATIENCE, data_url, start_cluster, wait_for
 from support.processes.spine import FIRST_REQUEST, IDLE, ROOT, Recorder
+from triptych.store import keys
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -53,11 +55,20 @@ def spine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spine]:
     path = build_checkpoint("qwen3_vl", folder / "qwen3_vl")
     cluster = start_cluster(path, folder / "run", "--threads", "1", environment=recorder.environment)
 
+    store = redis.Redis.from_url(cluster.store_url)
+    asked: list[int] = []
+
+    def stored() -> list[bytes]:
+        return list(store.scan_iter(keys.EMBEDDING + "*"))
+
     def ask(seed: int) -> None:
+        asked.append(seed)
         image = {"type": "image_url", "image_url": {"url": data_url(picture(seed, 64, 64))}}
         content = [image, {"type": "text", "text": "what is it?"}]
         reply = cluster.post({"messages": [{"role": "user", "content": content}], "max_tokens": 1})
         assert reply["usage"]["completion_tokens"] == 1
+        # The save may land after the answer, and is the request's, too.
+        wait_for("the embedding in the store", lambda: len(stored()) == len(asked))
 
     try:
         ask(0)
@@ -80,6 +91,7 @@ def spine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spine]:
             if record.files(package)
         }
     finally:
+        store.close()
         cluster.stop()
 
 
