@@ -8,7 +8,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from support.store_commands import commands
+from support.stores.commands import commands
 from support.waiting import until
 from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.base.types import WorkerInfo
