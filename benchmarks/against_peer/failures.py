@@ -2,9 +2,10 @@
 
     python -m benchmarks.against_peer.failures PEER --results DIR [--rounds 3] [--write]
 
-PEER is the kit that `against_peer` takes. Half of the requests are text, half show a photograph. In the middle
-of a run one thing fails; nobody restarts vLLM's processes meanwhile, Triptych's supervisor restarts its own. An
-answer is right when its tokens are those that Triptych gives afterwards, with nothing broken and nothing cached.
+PEER is the kit that `against_peer` takes. Half of the requests are text, half show a photograph. In the
+middle of a run one thing fails; nobody restarts vLLM's processes meanwhile, Triptych's supervisor restarts
+its own. An answer is right when its tokens are those that Triptych gives afterwards, with nothing broken and
+nothing cached.
 """
 
 from __future__ import annotations
@@ -213,7 +214,7 @@ async def _tokens(stream: aiohttp.StreamReader) -> list[int]:
 
 
 class Trials:
-    """Runs every system's faults and appends each trial to a file; servers stay up until a fault ends them."""
+    """Runs every system's faults and appends each trial to a file; a server serves until a fault ends it."""
 
     def __init__(self, matrix: Matrix, results: Path, display: Display) -> None:
         self._matrix = matrix
