@@ -46,7 +46,6 @@ def count_waits(patch: pytest.MonkeyPatch, cell: EngineCell) -> list[list[str]]:
             compute(*args)
 
     patch.setattr(runner, "_compute", counted)
-    runner.attend_in_runs(False)
     return steps
 
 
