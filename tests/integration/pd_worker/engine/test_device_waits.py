@@ -52,7 +52,7 @@ def count_waits(patch: pytest.MonkeyPatch, cell: EngineCell) -> list[list[str]]:
 def test_a_step_waits_once_however_its_rows_are_sampled(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with engine_cell(checkpoint) as cell:
+    with engine_cell(checkpoint, attention_backend="sdpa") as cell:
         cell.answer(PROMPTS[3:4], 2)  # the head is chosen in the first step
         steps = count_waits(monkeypatch, cell)
         requests = []
