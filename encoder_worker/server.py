@@ -206,7 +206,8 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             return encoder_pb2.VideoSegments()
         except TimeoutError:
             await context.abort(StatusCode.DEADLINE_EXCEEDED, "the video was not divided in time")
-        return encoder_pb2.VideoSegments(ends=ends, extra_rows=extra_rows)
+        frames, seconds = [frame for frame, _ in ends], [second for _, second in ends]
+        return encoder_pb2.VideoSegments(ends=frames, seconds=seconds, extra_rows=extra_rows)
 
     def _trace(
         self, context: aio.ServicerContext[encoder_pb2.EncodeRequest, encoder_pb2.EncodeEvent]

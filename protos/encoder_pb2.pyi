@@ -68,12 +68,14 @@ class EncodeEvent(_message.Message):
     def __init__(self, planned: _Optional[_Union[_common_pb2.ItemPlan, _Mapping]] = ..., ready: _Optional[_Union[ItemReady, _Mapping]] = ..., need_media: _Optional[_Union[NeedMedia, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ..., waits: _Optional[_Union[JobWaits, _Mapping]] = ...) -> None: ...
 
 class VideoSegments(_message.Message):
-    __slots__ = ("ends", "extra_rows")
+    __slots__ = ("ends", "extra_rows", "seconds")
     ENDS_FIELD_NUMBER: _ClassVar[int]
     EXTRA_ROWS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
     ends: _containers.RepeatedScalarFieldContainer[int]
     extra_rows: int
-    def __init__(self, ends: _Optional[_Iterable[int]] = ..., extra_rows: _Optional[int] = ...) -> None: ...
+    seconds: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, ends: _Optional[_Iterable[int]] = ..., extra_rows: _Optional[int] = ..., seconds: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class NeedMedia(_message.Message):
     __slots__ = ()

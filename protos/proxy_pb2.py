@@ -25,45 +25,45 @@ _sym_db = _symbol_database.Default()
 from triptych.protos import common_pb2 as triptych_dot_protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btriptych/protos/proxy.proto\x12\x0btriptych.v1\x1a\x1ctriptych/protos/common.proto\"Y\n\x08\x43hatPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x0f\n\x05image\x18\x02 \x01(\x0cH\x00\x12\x13\n\timage_url\x18\x03 \x01(\tH\x00\x12\x0f\n\x05\x61udio\x18\x04 \x01(\x0cH\x00\x42\x06\n\x04\x62ody\"\xa3\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12$\n\x05parts\x18\x02 \x03(\x0b\x32\x15.triptych.v1.ChatPart\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12)\n\ntool_calls\x18\x05 \x03(\x0b\x32\x15.triptych.v1.ToolCall\x12\x11\n\treasoning\x18\x06 \x01(\t\"F\n\x08ToolCall\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"Q\n\tChatTools\x12\r\n\x05tools\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\t\x12\x10\n\x08\x66unction\x18\x03 \x01(\t\x12\x13\n\x0bsingle_call\x18\x04 \x01(\x08\"\xe1\x02\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12*\n\x08messages\x18\x02 \x03(\x0b\x32\x18.triptych.v1.ChatMessage\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.triptych.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12\x1b\n\x13mm_processor_kwargs\x18\x05 \x01(\t\x12\x18\n\x10return_token_ids\x18\x06 \x01(\x08\x12\x0f\n\x07timeout\x18\x07 \x01(\x02\x12\t\n\x01n\x18\x08 \x01(\r\x12%\n\x05tools\x18\t \x01(\x0b\x32\x16.triptych.v1.ChatTools\x12\x1c\n\x14\x63hat_template_kwargs\x18\n \x01(\t\x12\x1c\n\x14no_generation_prompt\x18\x0b \x01(\x08\x12\x1e\n\x16\x63ontinue_final_message\x18\x0c \x01(\x08\"\xce\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0c\x65ncoder_text\x18\x02 \x01(\tH\x00\x12\x32\n\x11\x65ncoder_token_ids\x18\x03 \x01(\x0b\x32\x15.triptych.v1.TokenIdsH\x00\x12\x0f\n\x05\x61udio\x18\x04 \x01(\x0cH\x00\x12\x0f\n\x05image\x18\r \x01(\x0cH\x00\x12\x13\n\timage_url\x18\x0e \x01(\tH\x00\x12\x16\n\x0c\x64\x65\x63oder_text\x18\x05 \x01(\tH\x01\x12\x32\n\x11\x64\x65\x63oder_token_ids\x18\x06 \x01(\x0b\x32\x15.triptych.v1.TokenIdsH\x01\x12\x31\n\rtranscription\x18\x07 \x01(\x0b\x32\x1a.triptych.v1.Transcription\x12-\n\x08sampling\x18\x08 \x01(\x0b\x32\x1b.triptych.v1.SamplingParams\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x18\n\x10return_token_ids\x18\n \x01(\x08\x12\x0f\n\x07timeout\x18\x0b \x01(\x02\x12\t\n\x01n\x18\x0c \x01(\r\x12\x1b\n\x13mm_processor_kwargs\x18\x0f \x01(\tB\t\n\x07\x65ncoderB\t\n\x07\x64\x65\x63oder\"\x90\x02\n\tChatEvent\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\'\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x17.triptych.v1.ChatFinish\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\r\x12/\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1d.triptych.v1.PositionLogprobs\x12)\n\ntool_calls\x18\x07 \x03(\x0b\x32\x15.triptych.v1.ToolCall\x12 \n\x18\x65ncoder_prompt_token_ids\x18\x08 \x03(\r\x12\x11\n\treasoning\x18\t \x01(\t\"e\n\nChatFinish\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\"\x13\n\x11ListModelsRequest\"!\n\x0fListModelsReply\x12\x0e\n\x06models\x18\x01 \x03(\t\"P\n\nEmbedInput\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.triptych.v1.TokenIdsH\x00\x42\x06\n\x04\x62ody\"\xb8\x02\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\'\n\x06inputs\x18\x02 \x03(\x0b\x32\x17.triptych.v1.EmbedInput\x12*\n\x08messages\x18\x03 \x03(\x0b\x32\x18.triptych.v1.ChatMessage\x12\x12\n\ndimensions\x18\x04 \x01(\r\x12\x0f\n\x07pooling\x18\x05 \x01(\t\x12\x16\n\tnormalize\x18\x06 \x01(\x08H\x00\x88\x01\x01\x12\x19\n\x11generation_prompt\x18\x07 \x01(\x08\x12\x1c\n\x14\x63hat_template_kwargs\x18\x08 \x01(\t\x12\x1b\n\x13mm_processor_kwargs\x18\t \x01(\t\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x0f\n\x07timeout\x18\x0b \x01(\x02\x42\x0c\n\n_normalize\"X\n\tEmbedding\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x06values\x18\x02 \x03(\x02\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\"5\n\rRankedContent\x12$\n\x05parts\x18\x01 \x03(\x0b\x32\x15.triptych.v1.ChatPart\"\xde\x01\n\rRerankRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12)\n\x05query\x18\x02 \x01(\x0b\x32\x1a.triptych.v1.RankedContent\x12-\n\tdocuments\x18\x03 \x03(\x0b\x32\x1a.triptych.v1.RankedContent\x12\r\n\x05top_n\x18\x04 \x01(\r\x12\x13\n\x0binstruction\x18\x05 \x01(\t\x12\x1b\n\x13mm_processor_kwargs\x18\x06 \x01(\t\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\x0f\n\x07timeout\x18\x08 \x01(\x02\".\n\x0eRankedDocument\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05score\x18\x02 \x01(\x02\x32\xdd\x02\n\x0cProxyService\x12:\n\x04\x43hat\x12\x18.triptych.v1.ChatRequest\x1a\x16.triptych.v1.ChatEvent0\x01\x12\x42\n\x08Generate\x12\x1c.triptych.v1.GenerateRequest\x1a\x16.triptych.v1.ChatEvent0\x01\x12<\n\x05\x45mbed\x12\x19.triptych.v1.EmbedRequest\x1a\x16.triptych.v1.Embedding0\x01\x12\x43\n\x06Rerank\x12\x1a.triptych.v1.RerankRequest\x1a\x1b.triptych.v1.RankedDocument0\x01\x12J\n\nListModels\x12\x1e.triptych.v1.ListModelsRequest\x1a\x1c.triptych.v1.ListModelsReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btriptych/protos/proxy.proto\x12\x0btriptych.v1\x1a\x1ctriptych/protos/common.proto\"\x94\x01\n\x08\x43hatPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x0f\n\x05image\x18\x02 \x01(\x0cH\x00\x12\x13\n\timage_url\x18\x03 \x01(\tH\x00\x12\x0f\n\x05\x61udio\x18\x04 \x01(\x0cH\x00\x12\x13\n\taudio_url\x18\x05 \x01(\tH\x00\x12\x0f\n\x05video\x18\x06 \x01(\x0cH\x00\x12\x13\n\tvideo_url\x18\x07 \x01(\tH\x00\x42\x06\n\x04\x62ody\"\xa3\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12$\n\x05parts\x18\x02 \x03(\x0b\x32\x15.triptych.v1.ChatPart\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12)\n\ntool_calls\x18\x05 \x03(\x0b\x32\x15.triptych.v1.ToolCall\x12\x11\n\treasoning\x18\x06 \x01(\t\"F\n\x08ToolCall\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"Q\n\tChatTools\x12\r\n\x05tools\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\t\x12\x10\n\x08\x66unction\x18\x03 \x01(\t\x12\x13\n\x0bsingle_call\x18\x04 \x01(\x08\"\xe1\x02\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12*\n\x08messages\x18\x02 \x03(\x0b\x32\x18.triptych.v1.ChatMessage\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.triptych.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12\x1b\n\x13mm_processor_kwargs\x18\x05 \x01(\t\x12\x18\n\x10return_token_ids\x18\x06 \x01(\x08\x12\x0f\n\x07timeout\x18\x07 \x01(\x02\x12\t\n\x01n\x18\x08 \x01(\r\x12%\n\x05tools\x18\t \x01(\x0b\x32\x16.triptych.v1.ChatTools\x12\x1c\n\x14\x63hat_template_kwargs\x18\n \x01(\t\x12\x1c\n\x14no_generation_prompt\x18\x0b \x01(\x08\x12\x1e\n\x16\x63ontinue_final_message\x18\x0c \x01(\x08\"\xce\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0c\x65ncoder_text\x18\x02 \x01(\tH\x00\x12\x32\n\x11\x65ncoder_token_ids\x18\x03 \x01(\x0b\x32\x15.triptych.v1.TokenIdsH\x00\x12\x0f\n\x05\x61udio\x18\x04 \x01(\x0cH\x00\x12\x0f\n\x05image\x18\r \x01(\x0cH\x00\x12\x13\n\timage_url\x18\x0e \x01(\tH\x00\x12\x16\n\x0c\x64\x65\x63oder_text\x18\x05 \x01(\tH\x01\x12\x32\n\x11\x64\x65\x63oder_token_ids\x18\x06 \x01(\x0b\x32\x15.triptych.v1.TokenIdsH\x01\x12\x31\n\rtranscription\x18\x07 \x01(\x0b\x32\x1a.triptych.v1.Transcription\x12-\n\x08sampling\x18\x08 \x01(\x0b\x32\x1b.triptych.v1.SamplingParams\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x18\n\x10return_token_ids\x18\n \x01(\x08\x12\x0f\n\x07timeout\x18\x0b \x01(\x02\x12\t\n\x01n\x18\x0c \x01(\r\x12\x1b\n\x13mm_processor_kwargs\x18\x0f \x01(\tB\t\n\x07\x65ncoderB\t\n\x07\x64\x65\x63oder\"\x90\x02\n\tChatEvent\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\'\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x17.triptych.v1.ChatFinish\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\r\x12/\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1d.triptych.v1.PositionLogprobs\x12)\n\ntool_calls\x18\x07 \x03(\x0b\x32\x15.triptych.v1.ToolCall\x12 \n\x18\x65ncoder_prompt_token_ids\x18\x08 \x03(\r\x12\x11\n\treasoning\x18\t \x01(\t\"e\n\nChatFinish\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\"\x13\n\x11ListModelsRequest\"!\n\x0fListModelsReply\x12\x0e\n\x06models\x18\x01 \x03(\t\"P\n\nEmbedInput\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.triptych.v1.TokenIdsH\x00\x42\x06\n\x04\x62ody\"\xb8\x02\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\'\n\x06inputs\x18\x02 \x03(\x0b\x32\x17.triptych.v1.EmbedInput\x12*\n\x08messages\x18\x03 \x03(\x0b\x32\x18.triptych.v1.ChatMessage\x12\x12\n\ndimensions\x18\x04 \x01(\r\x12\x0f\n\x07pooling\x18\x05 \x01(\t\x12\x16\n\tnormalize\x18\x06 \x01(\x08H\x00\x88\x01\x01\x12\x19\n\x11generation_prompt\x18\x07 \x01(\x08\x12\x1c\n\x14\x63hat_template_kwargs\x18\x08 \x01(\t\x12\x1b\n\x13mm_processor_kwargs\x18\t \x01(\t\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x0f\n\x07timeout\x18\x0b \x01(\x02\x42\x0c\n\n_normalize\"X\n\tEmbedding\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x06values\x18\x02 \x03(\x02\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\"5\n\rRankedContent\x12$\n\x05parts\x18\x01 \x03(\x0b\x32\x15.triptych.v1.ChatPart\"\xde\x01\n\rRerankRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12)\n\x05query\x18\x02 \x01(\x0b\x32\x1a.triptych.v1.RankedContent\x12-\n\tdocuments\x18\x03 \x03(\x0b\x32\x1a.triptych.v1.RankedContent\x12\r\n\x05top_n\x18\x04 \x01(\r\x12\x13\n\x0binstruction\x18\x05 \x01(\t\x12\x1b\n\x13mm_processor_kwargs\x18\x06 \x01(\t\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\x0f\n\x07timeout\x18\x08 \x01(\x02\".\n\x0eRankedDocument\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05score\x18\x02 \x01(\x02\x32\xdd\x02\n\x0cProxyService\x12:\n\x04\x43hat\x12\x18.triptych.v1.ChatRequest\x1a\x16.triptych.v1.ChatEvent0\x01\x12\x42\n\x08Generate\x12\x1c.triptych.v1.GenerateRequest\x1a\x16.triptych.v1.ChatEvent0\x01\x12<\n\x05\x45mbed\x12\x19.triptych.v1.EmbedRequest\x1a\x16.triptych.v1.Embedding0\x01\x12\x43\n\x06Rerank\x12\x1a.triptych.v1.RerankRequest\x1a\x1b.triptych.v1.RankedDocument0\x01\x12J\n\nListModels\x12\x1e.triptych.v1.ListModelsRequest\x1a\x1c.triptych.v1.ListModelsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'triptych.protos.proxy_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHATPART']._serialized_start=74
-  _globals['_CHATPART']._serialized_end=163
-  _globals['_CHATMESSAGE']._serialized_start=166
-  _globals['_CHATMESSAGE']._serialized_end=329
-  _globals['_TOOLCALL']._serialized_start=331
-  _globals['_TOOLCALL']._serialized_end=401
-  _globals['_CHATTOOLS']._serialized_start=403
-  _globals['_CHATTOOLS']._serialized_end=484
-  _globals['_CHATREQUEST']._serialized_start=487
-  _globals['_CHATREQUEST']._serialized_end=840
-  _globals['_GENERATEREQUEST']._serialized_start=843
-  _globals['_GENERATEREQUEST']._serialized_end=1305
-  _globals['_CHATEVENT']._serialized_start=1308
-  _globals['_CHATEVENT']._serialized_end=1580
-  _globals['_CHATFINISH']._serialized_start=1582
-  _globals['_CHATFINISH']._serialized_end=1683
-  _globals['_LISTMODELSREQUEST']._serialized_start=1685
-  _globals['_LISTMODELSREQUEST']._serialized_end=1704
-  _globals['_LISTMODELSREPLY']._serialized_start=1706
-  _globals['_LISTMODELSREPLY']._serialized_end=1739
-  _globals['_EMBEDINPUT']._serialized_start=1741
-  _globals['_EMBEDINPUT']._serialized_end=1821
-  _globals['_EMBEDREQUEST']._serialized_start=1824
-  _globals['_EMBEDREQUEST']._serialized_end=2136
-  _globals['_EMBEDDING']._serialized_start=2138
-  _globals['_EMBEDDING']._serialized_end=2226
-  _globals['_RANKEDCONTENT']._serialized_start=2228
-  _globals['_RANKEDCONTENT']._serialized_end=2281
-  _globals['_RERANKREQUEST']._serialized_start=2284
-  _globals['_RERANKREQUEST']._serialized_end=2506
-  _globals['_RANKEDDOCUMENT']._serialized_start=2508
-  _globals['_RANKEDDOCUMENT']._serialized_end=2554
-  _globals['_PROXYSERVICE']._serialized_start=2557
-  _globals['_PROXYSERVICE']._serialized_end=2906
+  _globals['_CHATPART']._serialized_start=75
+  _globals['_CHATPART']._serialized_end=223
+  _globals['_CHATMESSAGE']._serialized_start=226
+  _globals['_CHATMESSAGE']._serialized_end=389
+  _globals['_TOOLCALL']._serialized_start=391
+  _globals['_TOOLCALL']._serialized_end=461
+  _globals['_CHATTOOLS']._serialized_start=463
+  _globals['_CHATTOOLS']._serialized_end=544
+  _globals['_CHATREQUEST']._serialized_start=547
+  _globals['_CHATREQUEST']._serialized_end=900
+  _globals['_GENERATEREQUEST']._serialized_start=903
+  _globals['_GENERATEREQUEST']._serialized_end=1365
+  _globals['_CHATEVENT']._serialized_start=1368
+  _globals['_CHATEVENT']._serialized_end=1640
+  _globals['_CHATFINISH']._serialized_start=1642
+  _globals['_CHATFINISH']._serialized_end=1743
+  _globals['_LISTMODELSREQUEST']._serialized_start=1745
+  _globals['_LISTMODELSREQUEST']._serialized_end=1764
+  _globals['_LISTMODELSREPLY']._serialized_start=1766
+  _globals['_LISTMODELSREPLY']._serialized_end=1799
+  _globals['_EMBEDINPUT']._serialized_start=1801
+  _globals['_EMBEDINPUT']._serialized_end=1881
+  _globals['_EMBEDREQUEST']._serialized_start=1884
+  _globals['_EMBEDREQUEST']._serialized_end=2196
+  _globals['_EMBEDDING']._serialized_start=2198
+  _globals['_EMBEDDING']._serialized_end=2286
+  _globals['_RANKEDCONTENT']._serialized_start=2288
+  _globals['_RANKEDCONTENT']._serialized_end=2341
+  _globals['_RERANKREQUEST']._serialized_start=2344
+  _globals['_RERANKREQUEST']._serialized_end=2566
+  _globals['_RANKEDDOCUMENT']._serialized_start=2568
+  _globals['_RANKEDDOCUMENT']._serialized_end=2614
+  _globals['_PROXYSERVICE']._serialized_start=2617
+  _globals['_PROXYSERVICE']._serialized_end=2966
 # @@protoc_insertion_point(module_scope)

@@ -131,12 +131,13 @@ class RequestAdmission:
             if first.binding is not None:
                 raise DeadlineExceeded("the request's media did not arrive in its time") from None
             raise Unavailable("no encoder worker became available in time", retry_after=RETRY_AFTER) from None
-        params: dict[str, str] = {}
+        params, titles = dict[str, str](), dict[str, str]()
         for item in first.split.items:
             params.setdefault(item.mm_hash, item.param)
+            titles.setdefault(item.mm_hash, item.title)
         for request in choices.requests:
             request.binding, request.split = first.binding, first.split
-        return Fetched(params, self._clock() - started)
+        return Fetched(params, self._clock() - started, tuple(titles.values()))
 
     @asynccontextmanager
     async def query(self) -> AsyncIterator[None]:

@@ -36,11 +36,13 @@ class JobReady:
 class Fetched(msgspec.Struct, frozen=True):
     """Its media are fetched, split and hashed, which took `seconds`.
 
-    `params`: the request field of each distinct item by its key, in order of its first slot.
+    `params`: the request field of each distinct item by its key, in order of its first slot; `titles`: what
+    people know it by, in this order, empty of most.
     """
 
     params: Mapping[str, str]
     seconds: float
+    titles: tuple[str, ...] = ()
 
 
 class LookedUp(msgspec.Struct, frozen=True):

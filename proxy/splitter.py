@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from itertools import takewhile
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -21,18 +22,28 @@ MODALITY = "image"
 #: Options that mean the videos of a request, not the pictures beside them.
 VIDEO_OPTIONS = frozenset({"fps", "num_frames", "min_frames", "max_frames"})
 T = TypeVar("T")
-#: The first sampled frame, the end, and the rows that the tower adds behind a video's frames.
-Segment = tuple[int, int, int]
 #: Bytes of a raw prompt that go into one digest, and how many digests there are at most.
 _PIECE = 1024
 _MAX_PIECES = 256
+
+
+class VideoSegment(NamedTuple):
+    """The first sampled frame, the end, the rows that the tower adds behind a video's frames, and its seconds
+    of the video."""
+
+    start: int
+    end: int
+    extra_rows: int
+    begins: float = 0.0
+    ends: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class SplitItem:
     """One slot's item: its key, its media, which the call holds, and the request field that names it.
 
-    `prefix` is the index in the request's `chain` of the shortest prefix that holds the slot.
+    `prefix` is the index in the request's `chain` of the shortest prefix that holds the slot, `title` is for
+    people, of a segment only.
     """
 
     mm_hash: str
@@ -41,12 +52,13 @@ class SplitItem:
     options: Mapping[str, object]
     modality: str = MODALITY
     prefix: int = 0
+    title: str = ""
 
 
 class VideoSegments(Protocol):
     """Divides videos into items."""
 
-    async def segments(self, video: SplitItem, namespace: str, salt: str) -> Sequence[Segment]:
+    async def segments(self, video: SplitItem, namespace: str, salt: str) -> Sequence[VideoSegment]:
         """The segments of a video; empty where it is one item."""
 
 
@@ -127,11 +139,20 @@ async def slot_items(
     segments = await videos.segments(item, namespace, call.salt)
     if not segments:
         return [item]
-    options = [{**item.options, SEGMENT: list(segment)} for segment in segments]
+    options = [{**item.options, SEGMENT: list(segment[:3])} for segment in segments]
     keys = await item.media.in_thread(
         lambda: [item_key(call, namespace, item.media, given, item.modality) for given in options]
     )
-    return [replace(item, mm_hash=key, options=given) for key, given in zip(keys, options, strict=True)]
+    before = takewhile(lambda other: other is not part, call.items())
+    number = 1 + sum(isinstance(other, VideoPart) for other in before)
+    titles = [
+        f"video {number}, segment {at} ({round(segment.begins, 1):g}–{round(segment.ends, 1):g} s)"
+        for at, segment in enumerate(segments, 1)
+    ]
+    return [
+        replace(item, mm_hash=key, options=given, title=title)
+        for key, given, title in zip(keys, options, titles, strict=True)
+    ]
 
 
 async def make_item(

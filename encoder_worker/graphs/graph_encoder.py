@@ -21,7 +21,7 @@ from triptych.encoder_worker.graphs.packing import GraphLimits, parse_budgets, t
 from triptych.models.audio import AudioFile
 from triptych.models.base import EncoderSide, Media, PreparedItem
 from triptych.models.encoder_graph import EncoderCudaGraphConfig, SupportsEncoderCudaGraph
-from triptych.models.video.clip import Clip, ClipInfo
+from triptych.models.video.clip import Clip, ClipInfo, SegmentEnds
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class GraphEncoder(EncoderSide):
     def extra_video_rows(self) -> int | None:
         return self._encoder.extra_video_rows()
 
-    def video_segments(self, info: ClipInfo, options: Options, frames: int, extra_rows: int) -> list[int]:
+    def video_segments(self, info: ClipInfo, options: Options, frames: int, extra_rows: int) -> SegmentEnds:
         return self._encoder.video_segments(info, options, frames, extra_rows)
 
     def sample(self) -> Media:

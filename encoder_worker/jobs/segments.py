@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from triptych.base.types import Options
 from triptych.encoder_worker.engine import EncoderEngine
 from triptych.encoder_worker.media.preparer import Preparer
+from triptych.models.video.clip import SegmentEnds
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class SegmentPlanner:
     engine: EncoderEngine
     frames: int
 
-    async def ends(self, data: bytes, options: Options) -> tuple[list[int], int]:
+    async def ends(self, data: bytes, options: Options) -> tuple[SegmentEnds, int]:
         """Where the segments of a video end, and the rows that the tower adds behind a video's frames.
 
         No ends: the video is one item. InvalidRequest for what is no video.

@@ -20,6 +20,7 @@ from triptych.encoder_worker.media.audio import AudioLimits, MediaAudio
 from triptych.encoder_worker.media.formats import decode_image
 from triptych.encoder_worker.media.video import MediaClip, VideoLimits
 from triptych.models.base import EncoderSide, PreparedItem
+from triptych.models.video.clip import SegmentEnds
 
 #: Media up to this size are hashed in the event loop: a thread switch would take longer.
 INLINE_BYTES = 1 << 20
@@ -68,12 +69,18 @@ class Preparer:
         """The decoded and preprocessed item; InvalidRequest for media that the model cannot take."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._prepare, media)
 
-    async def segments(self, data: bytes, options: Options, frames: int, extra_rows: int) -> list[int]:
-        """The sampled frames at which a video's segments end; empty where it is one item. Decodes nothing."""
+    async def segments(self, data: bytes, options: Options, frames: int, extra_rows: int) -> SegmentEnds:
+        """Where a video's segments end; empty where it is one item. Decodes nothing.
 
-        def ends() -> list[int]:
+        TooLarge for one of too many pixels in all its segments.
+        """
+
+        def ends() -> SegmentEnds:
             with MediaClip(data, self._video) as clip:
-                return self._encoder.video_segments(clip.info, options, frames, extra_rows)
+                found = self._encoder.video_segments(clip.info, options, frames, extra_rows)
+                if found:
+                    clip.check_pixels(found[-1][0])
+                return found
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, ends)
 

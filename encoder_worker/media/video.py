@@ -41,16 +41,20 @@ class MediaClip(DecoderProcess):
         index = self.line("frames")
         return ClipInfo(index["frames"], index["fps"], index["width"], index["height"])
 
-    def frames(self, indices: Sequence[int]) -> np.ndarray:
-        """uint8 [len(indices), height, width, 3] of ascending indices; TooLarge beyond the limits. Once."""
-        info, count = self.info, len(indices)
-        pixels = count * info.width * info.height
-        if pixels > self._limits.sampled_pixels:
+    def check_pixels(self, count: int) -> None:
+        """TooLarge for more sampled frames than the limit of pixels has room for."""
+        info = self.info
+        if count * info.width * info.height > self._limits.sampled_pixels:
             raise TooLarge(
                 f"video: {count} frames of {info.width}x{info.height} are more than the "
                 f"{self._limits.sampled_pixels} pixels allowed; send a smaller video, or sample fewer frames",
                 param="video",
             )
+
+    def frames(self, indices: Sequence[int]) -> np.ndarray:
+        """uint8 [len(indices), height, width, 3] of ascending indices; TooLarge beyond the limits. Once."""
+        info, count = self.info, len(indices)
+        self.check_pixels(count)
         frames = np.empty((count, info.height, info.width, 3), dtype=np.uint8)
         self.ask([int(index) for index in indices])
         for frame in frames:

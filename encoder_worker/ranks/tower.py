@@ -24,7 +24,7 @@ from triptych.models.audio import AudioFile
 from triptych.models.base import EncoderSide, Media, PreparedItem
 from triptych.models.defaults import resolve_device
 from triptych.models.identity import ModelIdentity
-from triptych.models.video.clip import Clip, ClipInfo
+from triptych.models.video.clip import Clip, ClipInfo, SegmentEnds
 
 
 def divide(costs: Sequence[int], ranks: int) -> list[list[int]]:
@@ -154,7 +154,7 @@ class DataParallelTower(EncoderSide):
     def extra_video_rows(self) -> int | None:
         return self.inner.extra_video_rows()
 
-    def video_segments(self, info: ClipInfo, options: Options, frames: int, extra_rows: int) -> list[int]:
+    def video_segments(self, info: ClipInfo, options: Options, frames: int, extra_rows: int) -> SegmentEnds:
         return self.inner.video_segments(info, options, frames, extra_rows)
 
     def sample(self) -> Media:

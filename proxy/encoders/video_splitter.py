@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import pairwise
 
 import msgspec
 from grpc import aio
@@ -13,7 +14,7 @@ from grpc import aio
 from triptych.base.hashing import rendezvous
 from triptych.base.rpc.channels import MEDIA_FRAME_BYTES
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
-from triptych.proxy.splitter import Segment, SplitItem
+from triptych.proxy.splitter import SplitItem, VideoSegment
 from triptych.proxy.workers import KnownWorkers
 
 logger = logging.getLogger(__name__)
@@ -32,9 +33,9 @@ class VideoSplitter:
     def __init__(self, pool: KnownWorkers, channel: Callable[[str], aio.Channel]) -> None:
         self._pool = pool
         self._channel = channel
-        self._known: OrderedDict[str, Sequence[Segment]] = OrderedDict()
+        self._known: OrderedDict[str, Sequence[VideoSegment]] = OrderedDict()
 
-    async def segments(self, video: SplitItem, namespace: str, salt: str) -> Sequence[Segment]:
+    async def segments(self, video: SplitItem, namespace: str, salt: str) -> Sequence[VideoSegment]:
         """The segments of a video; empty where it is one item, or no worker divides it in time."""
         key = video.mm_hash
         if key in self._known:
@@ -57,7 +58,7 @@ class VideoSplitter:
         able = [info.address for info in serving if namespace in info.namespaces]
         return sorted(able, key=lambda address: rendezvous(key, address), reverse=True)
 
-    async def _ask(self, address: str, video: SplitItem, namespace: str, salt: str) -> Sequence[Segment]:
+    async def _ask(self, address: str, video: SplitItem, namespace: str, salt: str) -> Sequence[VideoSegment]:
         job = encoder_pb2.EncodeJob(
             job_id=f"split-{video.mm_hash[:12]}",
             mm_hash=video.mm_hash,
@@ -78,5 +79,7 @@ class VideoSplitter:
         split: aio.StreamUnaryMultiCallable[encoder_pb2.EncodeRequest, encoder_pb2.VideoSegments]
         split = stub.SplitVideo
         answer = await split(requests())
-        starts = [0, *answer.ends]
-        return [(start, end, answer.extra_rows) for start, end in zip(starts, answer.ends, strict=False)]
+        # No seconds from a worker of an earlier release: one item.
+        ends = zip(answer.ends, answer.seconds, strict=False)
+        moments = pairwise([(0, 0.0), *ends])
+        return [VideoSegment(a, b, answer.extra_rows, since, until) for (a, since), (b, until) in moments]

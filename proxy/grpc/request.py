@@ -32,7 +32,7 @@ from triptych.proxy.call.validation import (
     template_options,
 )
 from triptych.proxy.http.json_body import convert_field
-from triptych.proxy.media.source import AudioPart, ImagePart, ItemPart, parse_image_url
+from triptych.proxy.media.source import AudioPart, ImagePart, ItemPart, VideoPart
 
 T = TypeVar("T")
 
@@ -99,13 +99,13 @@ def _message(index: int, message: proxy_pb2.ChatMessage) -> ChatMessage:
 
 
 def content_of(given: Sequence[proxy_pb2.ChatPart], path: str) -> str | tuple[TextPart | ItemPart, ...]:
-    """What parts say: a text alone, or texts, pictures and sounds."""
+    """What parts say: a text alone, or texts, pictures, videos and sounds."""
     parts: list[TextPart | ItemPart] = []
     for at, part in enumerate(given):
         kind = part.WhichOneof("body")
         if kind is None:
             raise InvalidRequest(f"{path}.parts[{at}] is empty", param=f"{path}.parts[{at}]")
-        parts.append(_part(part, f"{path}.parts[{at}].{kind}"))
+        parts.append(_part(part, kind, f"{path}.parts[{at}].{kind}"))
     if not parts:
         return ""
     only = parts[0] if len(parts) == 1 else None
@@ -124,14 +124,15 @@ def _tool_calls(message: proxy_pb2.ChatMessage, role: Role, path: str) -> tuple[
     return tuple(calls)
 
 
-def _part(part: proxy_pb2.ChatPart, param: str) -> TextPart | ItemPart:
-    if part.HasField("audio"):
-        return AudioPart(part.audio, param)
-    if part.HasField("text"):
-        return TextPart(part.text)
-    if part.HasField("image_url"):
-        return ImagePart(parse_image_url(part.image_url, param), param)
-    return ImagePart(part.image, param)
+_FILES: dict[str, type[ItemPart]] = {"image": ImagePart, "video": VideoPart, "audio": AudioPart}
+
+
+def _part(part: proxy_pb2.ChatPart, kind: str, param: str) -> TextPart | ItemPart:
+    value = getattr(part, kind)
+    if kind == "text":
+        return TextPart(value)
+    name, is_url, _ = kind.partition("_")
+    return _FILES[name].of_url(value, param) if is_url else _FILES[name](value, param)
 
 
 def _json(text: str, kind: type[T], param: str) -> T | None:

@@ -21,7 +21,7 @@ from triptych.proxy.call.validation import check_salt, check_token_count, in_ran
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.grpc.request import call_of, processor_options, sampling_of_message
 from triptych.proxy.grpc.retrieval import embed_calls, embeddings, rerank_pairs
-from triptych.proxy.media.source import AudioPart, ImagePart, parse_image_url
+from triptych.proxy.media.source import AudioPart, ImagePart
 from triptych.proxy.pool import WorkerPool
 
 
@@ -71,8 +71,8 @@ def _encoder(request: proxy_pb2.GenerateRequest) -> EncoderPrompt:
     if kind == "audio":
         return EncoderPrompt(AudioPart(value, kind), kind)
     if kind in ("image", "image_url"):
-        image = parse_image_url(value, kind) if kind == "image_url" else value
-        return EncoderPrompt(ImagePart(image, kind), kind)
+        make = ImagePart.of_url if kind == "image_url" else ImagePart
+        return EncoderPrompt(make(value, kind), kind)
     return EncoderPrompt(_raw(source, kind), kind)
 
 

@@ -242,7 +242,8 @@ class Waterfall(msgspec.Struct, frozen=True):
     """Where one call's time went.
 
     Spans without an item follow each other without gap or overlap from 0 to its end; those with an item lie
-    beside them. `seconds` and `status` are None while it is in flight.
+    beside them. `seconds` and `status` are None while it is in flight. `titles` are those of the first items
+    by their index, empty where an item has none.
     """
 
     id: str
@@ -257,6 +258,7 @@ class Waterfall(msgspec.Struct, frozen=True):
     attempts: int
     items: int
     spans: list[StageSpan]
+    titles: list[str] = []
 
 
 def short_address(address: str) -> str:

@@ -33,7 +33,8 @@ def waterfall(record: CallRecord, now: float, worker_name: Callable[[str], str] 
     for moment in timeline.moments:
         phases.add(moment)
     items = [_clipped(span, start, end) for span in item_spans(timeline.moments, end)]
-    spans = [part for tile in _tiles(phases.phases, start, end) for part in _by_item(tile, items)]
+    tiles = _tiles(phases.phases, start, end)
+    spans = [part for tile in tiles for part in _by_item(tile, items, timeline.titles)]
     spans += items
     if timeline.rest is not None:
         note = f"{timeline.items - TIMED_ITEMS} further items, summed"
@@ -51,6 +52,7 @@ def waterfall(record: CallRecord, now: float, worker_name: Callable[[str], str] 
         choices=record.choices,
         attempts=timeline.attempt,
         items=timeline.items,
+        titles=list(timeline.titles),
         spans=[msgspec.structs.replace(span, where=worker_name(span.where)) for span in spans],
     )
 
@@ -77,20 +79,21 @@ def _clipped(span: StageSpan, start: float, end: float) -> StageSpan:
     return msgspec.structs.replace(span, start=begin, end=until)
 
 
-def _by_item(tile: StageSpan, items: list[StageSpan]) -> Iterator[StageSpan]:
+def _by_item(tile: StageSpan, items: list[StageSpan], titles: tuple[str, ...]) -> Iterator[StageSpan]:
     """The wait for items as the stages of the one that is ready last; any other tile as it is."""
     inside = [span for span in items if span.start < tile.end and span.end > tile.start]
     if not tile.note.startswith(_FOR_ITEMS) or not inside:
         yield tile
         return
-    last = max(inside, key=lambda span: min(span.end, tile.end)).item
+    last = max(inside, key=lambda span: min(span.end, tile.end)).item or 0
+    title = (titles[last] if last < len(titles) else "") or f"item {last + 1}"
     at = tile.start
     for span in sorted((span for span in inside if span.item == last), key=lambda span: span.start):
         begin, until = max(span.start, at), min(span.end, tile.end)
         if begin > at:
             yield msgspec.structs.replace(tile, start=at, end=begin)
         if until > begin:
-            note = f"for item {(last or 0) + 1}: {span.name}"
+            note = f"for {title}: {span.name}"
             yield msgspec.structs.replace(tile, start=begin, end=until, note=note, awaits=span.name)
         at = max(at, until)
     if at < tile.end:

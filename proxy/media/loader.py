@@ -16,10 +16,7 @@ from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.media.connection import MediaConnections, parse_rules
 from triptych.proxy.media.fetcher import FetchLimits, MediaFetcher
 from triptych.proxy.media.source import (
-    AUDIOS,
-    IMAGES,
     MAGIC_BYTES,
-    VIDEOS,
     AudioPart,
     FileUrl,
     ImagePart,
@@ -92,7 +89,6 @@ def _read(descriptor: int, limit: int) -> bytes:
 
 
 _NAMES = {ImagePart: "the picture", VideoPart: "the video", AudioPart: "the audio file"}
-_KINDS = {ImagePart: IMAGES, VideoPart: VIDEOS, AudioPart: AUDIOS}
 #: Largest item that encoder workers accept.
 LARGEST_MEDIA = 64 << 20
 
@@ -135,7 +131,7 @@ class MediaLoader:
         return await hold.get(id(text), lambda: self.spool.keep(encoded()))
 
     async def _load(self, part: ItemPart, hold: MediaHold) -> SpooledMedia:
-        kind = _KINDS[type(part)]
+        kind = part.kind
         async with hold.load_slots:
             match part.source:
                 case WebUrl() as url:

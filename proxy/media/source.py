@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, Self, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from yarl import URL
@@ -50,25 +50,6 @@ class FileUrl:
 
 
 @dataclass(frozen=True, slots=True)
-class ImagePart:
-    """An image of a message: base64 text of a data: URL, the file's bytes, or a URL to load.
-
-    `param` is the path of its field in the request.
-    """
-
-    source: str | bytes | WebUrl | FileUrl
-    param: str
-
-
-@dataclass(frozen=True, slots=True)
-class VideoPart:
-    """A video of a message, as `ImagePart`."""
-
-    source: str | WebUrl | FileUrl
-    param: str
-
-
-@dataclass(frozen=True, slots=True)
 class MediaKind:
     """What a part's bytes may be: media types of data: URLs and responses, and a look at the first bytes."""
 
@@ -79,25 +60,8 @@ class MediaKind:
     format_of: Callable[[bytes], str | None]
 
 
-@dataclass(frozen=True, slots=True)
-class AudioPart:
-    """An audio file of a message, as `ImagePart`."""
-
-    source: str | bytes | WebUrl | FileUrl
-    param: str
-
-
-#: A part of a message that becomes an item.
-ItemPart = ImagePart | VideoPart | AudioPart
-
-
-def parse_image_url(url: str, param: str) -> str | WebUrl | FileUrl:
-    """The base64 text of a data: URL, or the parsed URL. InvalidRequest names `param`."""
-    return parse_media_url(url, param, IMAGES)
-
-
 def parse_media_url(url: str, param: str, kind: MediaKind) -> str | WebUrl | FileUrl:
-    """The same for media of this kind."""
+    """The base64 text of a data: URL, or the parsed URL. InvalidRequest names `param`."""
     scheme = url[:16].split(":", 1)[0].strip().lower()
     if scheme == "data":
         return _data_content(url, param, kind)
@@ -204,6 +168,39 @@ def audio_format(head: bytes) -> str | None:
 IMAGES = MediaKind("image", "PNG, JPEG, WebP, GIF or BMP", "image/png", IMAGE_TYPES, image_format)
 VIDEOS = MediaKind("video", "MP4, MOV, WebM or GIF", "video/mp4", VIDEO_TYPES, video_format)
 AUDIOS = MediaKind("sound", "WAV, FLAC, MP3, Ogg, M4A or WebM", "audio/wav", AUDIO_TYPES, audio_format)
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """A file of a message: base64 text of a data: URL, the file's bytes, or a URL to load.
+
+    `param` is the path of its field in the request.
+    """
+
+    kind: ClassVar[MediaKind]
+    source: str | bytes | WebUrl | FileUrl
+    param: str
+
+    @classmethod
+    def of_url(cls, url: str, param: str) -> Self:
+        """The file of a data:, http(s): or file: URL. InvalidRequest names `param`."""
+        return cls(parse_media_url(url, param, cls.kind), param)
+
+
+class ImagePart(FilePart):
+    kind = IMAGES
+
+
+class VideoPart(FilePart):
+    kind = VIDEOS
+
+
+class AudioPart(FilePart):
+    kind = AUDIOS
+
+
+#: A part of a message that becomes an item.
+ItemPart = ImagePart | VideoPart | AudioPart
 
 T = TypeVar("T")
 

@@ -162,13 +162,17 @@ _SHOWN = _ITEMS | {
 class RequestTimeline:
     """The moments of one request in order, for its waterfall; bounded. No token adds one. A `RequestView`."""
 
-    __slots__ = ("_keys", "_on_load", "_values", "attempt", "cached_tokens", "items", "loaded", "rest")
+    __slots__ = (
+        "_keys", "_on_load", "_values", "attempt", "cached_tokens", "items", "loaded", "rest", "titles",
+    )  # fmt: skip
 
     def __init__(self, on_load: Callable[[str, int], None] = lambda way, nbytes: None) -> None:
         #: Called for each embedding that a PD worker has loaded, with its way and bytes.
         self._on_load = on_load
         #: Of the items whose moments are kept one by one.
         self._keys: tuple[str, ...] = ()
+        #: Of the same items.
+        self.titles: tuple[str, ...] = ()
         #: The fields of all moments one after another: most timelines are never read, and a tuple for each
         #: moment would cost every request its making, and the garbage collector its visits.
         self._values: list[Any] = []
@@ -198,7 +202,7 @@ class RequestTimeline:
                 self.attempt, self.loaded = event.attempt, 0
             case events.Fetched():
                 self.items = len(event.params)
-                self._keys = tuple(event.params)[:TIMED_ITEMS]
+                self._keys, self.titles = tuple(event.params)[:TIMED_ITEMS], event.titles[:TIMED_ITEMS]
                 spent = (event.seconds,)
             case events.Finished():
                 self.cached_tokens, seconds = event.usage.cached_tokens, event.spent or PDTimings()

@@ -110,7 +110,8 @@ def test_a_file_of_ones_own_is_asked_about_and_the_conversation_goes_on(cluster:
 
 def test_a_clip_that_is_dropped_is_sent_as_a_video(cluster: Cluster, page: Page):
     page.goto(cluster.url)
-    content = base64.b64encode(make_clip(frames=8)).decode()
+    # Of 35 s: three segments.
+    content = base64.b64encode(make_clip(frames=70, rate=2)).decode()
     page.evaluate(
         """content => {
           const files = new DataTransfer();
@@ -131,6 +132,13 @@ def test_a_clip_that_is_dropped_is_sent_as_a_video(cluster: Cluster, page: Page)
     assert text["text"] == "What happens?"
     expect(page.locator(".theirs[aria-busy=false] .text")).not_to_be_empty()
     expect(page.locator(".theirs [role=alert]")).to_have_count(0)
+    expect(page.locator("#time")).to_contain_text("The spans cover")
+    lanes = page.locator(".lane-name").all_inner_texts()
+    assert lanes == [
+        "Request",
+        *(f"Video 1, segment {each} s)" for each in ("1 (0–15", "2 (15–30", "3 (30–35")),
+    ]
+    expect(page.locator(".spans")).to_contain_text("Encode video 1, segment 2 (15–30 s)")
 
 
 def test_what_is_not_a_picture_and_what_is_no_json_are_refused_in_words(

@@ -10,14 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import grpc
 import pytest
 
-from support.processes.cluster import PATIENCE, start_cluster
+from support.processes.cluster import PATIENCE, Cluster, start_cluster
 from support.processes.processes import lives
 from triptych.apps.launch.model_path import DEMO_MODEL
 from triptych.demo import examples
-from triptych.protos import proxy_pb2, proxy_pb2_grpc
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -36,7 +34,7 @@ def test_the_demo_answers_by_every_door_and_ctrl_c_leaves_nothing(tmp_path):
             text=True, capture_output=True, timeout=PATIENCE, check=True,
         )  # fmt: skip
         assert asked.stdout.strip() == examples.EXPECTED_ANSWER
-        assert _grpc_answer(cluster.grpc_address) == examples.EXPECTED_ANSWER
+        assert _grpc_answer(cluster) == examples.EXPECTED_ANSWER
         assert _answers_of_the_examples(cluster.url) == [examples.EXPECTED_ANSWER] * 4
         cluster.process.send_signal(signal.SIGINT)
         assert cluster.process.wait(PATIENCE) == 0
@@ -56,14 +54,6 @@ def _answers_of_the_examples(url: str) -> list[str]:
     return [*answers, *asyncio.run(several(question, picture, url=url))]
 
 
-def _grpc_answer(address: str) -> str:
-    parts = [
-        proxy_pb2.ChatPart(image=examples.EXAMPLE_IMAGE.read_bytes()),
-        proxy_pb2.ChatPart(text=examples.EXAMPLE_QUESTION),
-    ]
-    request = proxy_pb2.ChatRequest(messages=[proxy_pb2.ChatMessage(role="user", parts=parts)])
-    request.sampling.temperature = 0
-    request.sampling.max_tokens = 64
-    with grpc.insecure_channel(address) as channel:
-        stub = proxy_pb2_grpc.ProxyServiceStub(channel)
-        return "".join(event.text for event in stub.Chat(request, timeout=PATIENCE))
+def _grpc_answer(cluster: Cluster) -> str:
+    parts = {"image": examples.EXAMPLE_IMAGE.read_bytes()}, {"text": examples.EXAMPLE_QUESTION}
+    return "".join(event.text for event in cluster.chat_grpc(*parts, max_tokens=64))

@@ -23,7 +23,7 @@ from triptych.models.fused.merged import merge
 from triptych.models.geometry import CrossGeometry, DecoderGeometry, LayerRule, row_width
 from triptych.models.images import ImageProcessor
 from triptych.models.parallel.tensor_parallel import TensorParallel
-from triptych.models.video.clip import Clip, ClipInfo
+from triptych.models.video.clip import Clip, ClipInfo, SegmentEnds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -122,8 +122,8 @@ class EncoderSide(ABC):
         """
         return None
 
-    def video_segments(self, info: ClipInfo, options: Options, frames: int, extra_rows: int) -> list[int]:
-        """The sampled frames at which the segments of a video end, `frames` each; empty: it is one item."""
+    def video_segments(self, info: ClipInfo, options: Options, frames: int, extra_rows: int) -> SegmentEnds:
+        """Where the segments of a video end, `frames` sampled frames each; empty: it is one item."""
         return []
 
     def sample(self) -> Media:

@@ -23,16 +23,7 @@ from triptych.proxy.call.validation import (
     template_options,
 )
 from triptych.proxy.http.json_body import decode_body
-from triptych.proxy.media.source import (
-    AUDIOS,
-    VIDEOS,
-    AudioPart,
-    ImagePart,
-    ItemPart,
-    VideoPart,
-    parse_image_url,
-    parse_media_url,
-)
+from triptych.proxy.media.source import AudioPart, ImagePart, ItemPart, VideoPart
 from triptych.proxy.openai.fields.sampling import (
     ChatTools,
     ChoiceCount,
@@ -325,24 +316,16 @@ def part_of(path: str, part: PartBody) -> TextPart | ItemPart:
         case RefusalBody():
             return TextPart(part.refusal)
         case ImageBody():
-            return image_of(part.image, f"{path}.image")
+            return ImagePart.of_url(part.image, f"{path}.image")
         case VideoUrlBody():
-            url, param = _url(part.video_url, f"{path}.video_url")
-            return VideoPart(parse_media_url(url, param, VIDEOS), param)
+            return VideoPart.of_url(*_url(part.video_url, f"{path}.video_url"))
         case AudioUrlBody():
-            url, param = _url(part.audio_url, f"{path}.audio_url")
-            return AudioPart(parse_media_url(url, param, AUDIOS), param)
+            return AudioPart.of_url(*_url(part.audio_url, f"{path}.audio_url"))
         case InputAudioBody():
             return AudioPart(part.input_audio.data, f"{path}.input_audio.data")
-    if isinstance(part.image_url, str):
-        return image_of(part.image_url, f"{path}.image_url")
-    return image_of(part.image_url.url, f"{path}.image_url.url")
+    return ImagePart.of_url(*_url(part.image_url, f"{path}.image_url"))
 
 
-def image_of(url: str, param: str) -> ImagePart:
-    return ImagePart(parse_image_url(url, param), param)
-
-
-def _url(given: MediaUrl | str, param: str) -> tuple[str, str]:
+def _url(given: ImageUrl | MediaUrl | str, param: str) -> tuple[str, str]:
     """The URL, and the path of its field."""
     return (given, param) if isinstance(given, str) else (given.url, f"{param}.url")

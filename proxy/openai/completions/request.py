@@ -14,7 +14,7 @@ from triptych.base.request import MAX_TOKEN_ID, Logprobs, TokenId
 from triptych.proxy.call.chat import ChatCall, EncoderPrompt, RawPrompt
 from triptych.proxy.call.validation import check_options, check_salt, check_text, check_token_count, in_range
 from triptych.proxy.http.json_body import convert_field, decode_body
-from triptych.proxy.media.source import AudioPart, ImagePart, parse_image_url
+from triptych.proxy.media.source import AudioPart, ImagePart
 from triptych.proxy.openai.fields.sampling import (
     ChoiceCount,
     ModelName,
@@ -174,7 +174,7 @@ def _audio(audio: MediaFile, path: str) -> AudioPart:
 def _image(image: MediaFile | str, path: str) -> ImagePart:
     name, text = ("url", image) if isinstance(image, str) else _content(image, path)
     path = path if isinstance(image, str) else f"{path}.{name}"
-    return ImagePart(text if name == "data" else parse_image_url(text, path), path)
+    return ImagePart(text, path) if name == "data" else ImagePart.of_url(text, path)
 
 
 def _content(file: MediaFile, path: str) -> tuple[str, str]:

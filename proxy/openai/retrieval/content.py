@@ -11,7 +11,8 @@ from triptych.base.errors import InvalidRequest
 from triptych.proxy.call.pairs import Content
 from triptych.proxy.call.pooled import MAX_INPUTS
 from triptych.proxy.call.validation import check_text
-from triptych.proxy.openai.chat.request import ImageUrl, PartBody, image_of, part_of
+from triptych.proxy.media.source import ImagePart
+from triptych.proxy.openai.chat.request import ImageUrl, PartBody, part_of
 
 
 class ContentBody(msgspec.Struct, omit_defaults=True):
@@ -47,7 +48,7 @@ def content_of(body: ContentField, path: str) -> Content:
     if isinstance(url, ImageUrl):
         url, name = url.url, f"{name}.url"
     assert url is not None
-    return (image_of(url, name),)
+    return (ImagePart.of_url(url, name),)
 
 
 def _text(text: str, path: str) -> str:

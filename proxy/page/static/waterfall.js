@@ -54,7 +54,8 @@ export function waterfall(record) {
   const known = record.spans.filter((span) => Number.isFinite(span.start));
   const total = record.seconds ?? Math.max(0.001, ...known.map((span) => span.end ?? span.start));
   const spans = known.map((span) => ({ ...span, end: span.end ?? total })).sort(byStart);
-  return h("div", { class: "waterfall" }, facts(record, spans, total), lanes(spans, total), legend(spans), allSpans(spans, total), footer(record, spans, total));
+  const titles = record.titles ?? [];
+  return h("div", { class: "waterfall" }, facts(record, spans, total), lanes(spans, total, titles), legend(spans), allSpans(spans, total, titles), footer(record, spans, total));
 }
 
 function facts(record, spans, total) {
@@ -74,13 +75,13 @@ function facts(record, spans, total) {
 }
 
 /** The drawing; the table below says the same to those who do not see it. */
-function lanes(spans, total) {
+function lanes(spans, total, titles) {
   const items = [...new Set(spans.filter(isItem).map((span) => span.item))].sort((a, b) => a - b);
   const rows = items.slice(0, MAX_LANES).map((item) => {
     const own = spans.filter((span) => span.item === item);
     const hit = own.some((span) => isHit(span.note));
     const time = seconds(Math.max(...own.map((span) => span.end)) - Math.min(...own.map((span) => span.start)));
-    return lane(own.some(isSummed) ? "Others" : `Item ${item + 1}`, own, total, hit ? h("span", { class: "good" }, "✓ reused") : time);
+    return lane(own.some(isSummed) ? "Others" : titles[item] || `Item ${item + 1}`, own, total, hit ? h("span", { class: "good" }, "✓ reused") : time);
   });
   const left = items.length - rows.length;
   return h(
@@ -112,33 +113,33 @@ function legend(spans) {
     stageTimes(own).map(([each, sum]) => h("li", {}, h("span", { class: `swatch stage-${stage(each)}` }), `${title(each)} `, h("strong", {}, seconds(sum))))));
 }
 
-function allSpans(spans, total) {
+function allSpans(spans, total, titles) {
   const open = matchMedia("(min-width: 641px)").matches;
-  return h("details", { open }, h("summary", { class: "soft small" }, `All ${spans.length} spans`), table(spans, total));
+  return h("details", { open }, h("summary", { class: "soft small" }, `All ${spans.length} spans`), table(spans, total, titles));
 }
 
-function table(spans, total) {
+function table(spans, total, titles) {
   const heads = [["Stage", ""], ["Where", "where"], ["Start", "number"], ["Time", "number"]];
   return h(
     "table", { class: "spans" },
     h("caption", { class: "offscreen" }, `${spans.length} spans of a request of ${seconds(total)}`),
     h("thead", {}, h("tr", {}, heads.map(([name, extra]) => h("th", { scope: "col", class: extra }, name)))),
-    h("tbody", {}, spans.slice(0, MAX_ROWS).map(spanRow)),
+    h("tbody", {}, spans.slice(0, MAX_ROWS).map((span) => spanRow(span, titles))),
   );
 }
 
-function itemTitle(span) {
+function itemTitle(span, titles) {
   if (!isItem(span)) return "";
-  return isSummed(span) ? " (others)" : ` ${span.item + 1}`;
+  return isSummed(span) ? " (others)" : ` ${titles[span.item] || span.item + 1}`;
 }
 
-function spanRow(span) {
+function spanRow(span, titles) {
   const where = (span.where ?? "") + (span.attempt > 1 ? ` (attempt ${span.attempt})` : "");
   const item = isItem(span);
   return h(
     "tr", { class: item ? "item" : "" },
     h("th", { scope: "row" },
-      h("span", { class: `swatch stage-${stage(span.name)}` }), title(span.name) + itemTitle(span),
+      h("span", { class: `swatch stage-${stage(span.name)}` }), title(span.name) + itemTitle(span, titles),
       span.note ? h("span", { class: isHit(span.note) ? "note good" : "note" }, span.note) : null,
       h("span", { class: "narrow-only", "aria-hidden": "true" }, where)),
     h("td", { class: "where" }, where),

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from support.data.sounds import audio_file, sound
@@ -61,6 +62,10 @@ def test_a_chat_about_a_sound_is_answered_as_by_transformers(cluster: Cluster, m
         assert reply["status"] == 200, reply
         assert reply["prompt_token_ids"] == prompt
         assert reply["choices"][0]["token_ids"] == output
+    for heard in ({"audio": wav()}, {"audio_url": url["audio_url"]}):
+        events = cluster.chat_grpc(heard, {"text": TEXT}, max_tokens=TOKENS, ignore_eos=True)
+        assert list(events[0].prompt_token_ids) == prompt
+        assert [token for event in events for token in event.token_ids] == output
     # The second question about the sound finds its embeddings.
     assert cluster.total("encoder", "triptych_encoder_tower_items_total") == 1
 
@@ -111,6 +116,9 @@ def test_a_hostile_file_is_refused_with_its_field_and_remedy(
     reply = cluster.post(chat(part(file)))
     assert (reply["status"], reply["error"]["param"]) == (400, FIELD), reply
     assert message in reply["error"]["message"]
+    with pytest.raises(grpc.RpcError, match=r"messages\[0\].parts\[0\].audio: ") as refused:
+        cluster.chat_grpc({"audio": file}, max_tokens=1)
+    assert message in str(refused.value)
 
 
 def test_more_sounds_than_the_limit_and_pictures_are_refused(cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""Videos through real processes: chat, Responses and `triptych ask`; hostile files are refused."""
+"""Videos through real processes: chat, Responses, gRPC and `triptych ask`; hostile files are refused."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from support.processes.cluster import PATIENCE, Cluster, running_cluster
@@ -28,6 +29,11 @@ FIELD = "messages[0].content[0].video_url.url"
 REFUSED = {
     "a header of 10 GB": (huge_header, 400, "truncated or damaged; convert it"),
     "too long": (lambda: make_clip(frames=21, rate=1), 413, "more than the 20 seconds allowed"),
+    "too large in all its segments": (
+        lambda: make_clip(frames=40, rate=2, size=(160, 160)),
+        413,
+        "40 frames of 160x160 are more than the 1000000 pixels allowed",
+    ),
 }
 ANSWERED = {
     "with sound": lambda: make_clip(sound=True),
@@ -112,6 +118,15 @@ def test_responses_and_the_command_line_say_the_same(
     assert done.stdout.decode(errors="replace").strip() == said.strip()
 
 
+def test_grpc_gives_the_same_tokens_for_a_file_and_for_its_url(
+    cluster: Cluster, case: VideoCase, expected: VideoAnswer
+) -> None:
+    for video in ({"video": case.clip}, {"video_url": part(case.clip)["video_url"]["url"]}):
+        events = cluster.chat_grpc(video, {"text": QUESTION["text"]}, max_tokens=TOKENS, ignore_eos=True)
+        assert list(events[0].prompt_token_ids) == expected.prompt
+        assert [token for event in events for token in event.token_ids] == expected.output
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_hostile_file_is_refused_with_its_field_and_remedy(cluster: Cluster, name: str) -> None:
     make, status, message = REFUSED[name]
@@ -120,6 +135,9 @@ def test_a_hostile_file_is_refused_with_its_field_and_remedy(cluster: Cluster, n
     assert reply["status"] == status, reply
     assert reply["error"]["param"] == FIELD
     assert message in reply["error"]["message"]
+    with pytest.raises(grpc.RpcError, match=r"messages\[0\].parts\[0\].video: ") as refused:
+        cluster.chat_grpc({"video": clip}, max_tokens=1)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ANSWERED)

@@ -50,7 +50,11 @@ def segments(case: VideoCase, encoder: EncoderSide, frames: int) -> list[Prepare
     extra = encoder.extra_video_rows()
     assert extra is not None
     with MediaClip(case.clip, VideoLimits()) as clip:
-        ends = encoder.video_segments(clip.info, case.options, frames, extra)
+        found = encoder.video_segments(clip.info, case.options, frames, extra)
+        # Each ends where the next one begins, the last one with the clip.
+        assert [seconds for _, seconds in found] == sorted({seconds for _, seconds in found})
+        assert not found or found[-1][1] == clip.info.frames / clip.info.fps
+        ends = [end for end, _ in found]
     items = []
     for start, end in zip([0, *ends], ends, strict=False):
         with MediaClip(case.clip, VideoLimits()) as clip:

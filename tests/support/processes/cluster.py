@@ -23,9 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 from triptych.base.types import WorkerInfo
+from triptych.protos import proxy_pb2, proxy_pb2_grpc
 from triptych.registry.registry import Registry
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
@@ -85,6 +87,16 @@ class Cluster:
     @property
     def store_url(self) -> str:
         return str(self.state()["store"])
+
+    def chat_grpc(self, *parts: dict[str, Any], **sampling: Any) -> list[proxy_pb2.ChatEvent]:
+        """The events of a greedy answer to one message of these parts."""
+        request = proxy_pb2.ChatRequest(
+            messages=[{"role": "user", "parts": parts}],
+            sampling={"temperature": 0, **sampling},
+            return_token_ids=True,
+        )
+        with grpc.insecure_channel(self.grpc_address) as channel:
+            return list(proxy_pb2_grpc.ProxyServiceStub(channel).Chat(request, timeout=PATIENCE))
 
     def state(self) -> dict[str, Any]:
         """cluster.json as it is now."""

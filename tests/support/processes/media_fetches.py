@@ -17,7 +17,7 @@ from triptych.base.errors import RequestError
 from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.media.connection import LookUpHost, MediaConnections, look_up_host, parse_rules
 from triptych.proxy.media.fetcher import FetchLimits, MediaFetcher
-from triptych.proxy.media.source import IMAGES, MediaKind, WebUrl, parse_image_url
+from triptych.proxy.media.source import IMAGES, ImagePart, MediaKind, WebUrl
 from triptych.proxy.media.spool import MediaSpool
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 
@@ -70,7 +70,7 @@ class Fetching:
         self.fetcher = MediaFetcher(connections, self.spool, self.metrics, FetchLimits(**limits), places)
 
     async def get(self, url: str, kind: MediaKind = IMAGES) -> bytes:
-        source = parse_image_url(url, "field")
+        source = ImagePart.of_url(url, "field").source
         assert isinstance(source, WebUrl)
         media = await self.fetcher.fetch(source, "field", kind)
         try:

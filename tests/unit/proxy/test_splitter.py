@@ -12,7 +12,7 @@ from triptych.base.request import TextPart
 from triptych.base.types import SamplingParams
 from triptych.proxy.call.chat import ChatCall, ChatMessage
 from triptych.proxy.media.source import ImagePart, VideoPart
-from triptych.proxy.splitter import Segment, SplitItem, SplitRequest
+from triptych.proxy.splitter import SplitItem, SplitRequest, VideoSegment
 
 
 def call(
@@ -104,9 +104,9 @@ class Halves:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    async def segments(self, video: SplitItem, namespace: str, salt: str) -> list[Segment]:
+    async def segments(self, video: SplitItem, namespace: str, salt: str) -> list[VideoSegment]:
         self.asked.append(video.mm_hash)
-        return [(0, 4, 1), (4, 6, 1)]
+        return [VideoSegment(0, 4, 1, 0.0, 2.04), VideoSegment(4, 6, 1, 2.04, 61.0)]
 
 
 async def test_a_videos_segments_are_items_of_its_slot_and_prefix() -> None:
@@ -120,6 +120,8 @@ async def test_a_videos_segments_are_items_of_its_slot_and_prefix() -> None:
     assert contents == [b"one", b"clip", b"clip", b"two"]
     assert [item.modality for item in request.items] == ["image", "video", "video", "image"]
     assert {item.param for item in request.items} == {"field"}
+    titles = [item.title for item in request.items]
+    assert titles == ["", "video 1, segment 1 (0–2 s)", "video 1, segment 2 (2–61 s)", ""]
 
     def key(**more: object) -> str:
         given = {**options, **more}

@@ -40,7 +40,7 @@ from triptych.models.generic.sides import (
 )
 from triptych.models.generic.tower import speed_up
 from triptych.models.images import check_rows
-from triptych.models.video.clip import Clip, ClipInfo
+from triptych.models.video.clip import Clip, ClipInfo, SegmentEnds
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ class GenericEncoder(EncoderSide):
         with torch.inference_mode():
             return measured_extra_rows(self.preprocess_video, lambda item: self.encode([item])[0])
 
-    def video_segments(self, info: ClipInfo, options: Options, frames: int, extra_rows: int) -> list[int]:
+    def video_segments(self, info: ClipInfo, options: Options, frames: int, extra_rows: int) -> SegmentEnds:
         try:
             return self._outline(info, options, extra_rows).ends(frames)
         except InvalidRequest as error:

@@ -14,7 +14,7 @@ from triptych.base.types import Options
 from triptych.base.vllm_classes import GRIDS
 from triptych.models.base import PreparedItem
 from triptych.models.generic.processor import GenericProcessor, ProcessedItem
-from triptych.models.video.clip import Clip, ClipInfo
+from triptych.models.video.clip import Clip, ClipInfo, SegmentEnds
 
 #: Widths and heights of the frames of the trial: in one of them two frames get the size of four.
 _SIDES = (64, 32, 224)
@@ -28,11 +28,11 @@ class OutlineClip:
     """A video of a known size without pixels: processors compute shapes and placeholders of it."""
 
     info: ClipInfo
-    count: int = 0
+    indices: Sequence[int] = ()
 
     def frames(self, indices: Sequence[int]) -> Any:
-        self.count = len(indices)
-        shape = (self.count, self.info.height, self.info.width, 3)
+        self.indices = indices
+        shape = (len(indices), self.info.height, self.info.width, 3)
         return torch.empty(shape, dtype=torch.uint8, device="meta")
 
 
@@ -64,7 +64,7 @@ class ClipOutline:
         clip = OutlineClip(info)
         self._processor, self._info, self._options = processor, info, options
         self.item = processor.video(clip, options)
-        self.frames, self.extra_rows = clip.count, extra_rows
+        self.indices, self.frames, self.extra_rows = clip.indices, len(clip.indices), extra_rows
         #: Frames that the tower takes as one.
         self._unit = processor.frames_per_unit
         self._rows = [at for at, token in enumerate(self.item.tokens) if token in row_tokens]
@@ -73,13 +73,15 @@ class ClipOutline:
         if remainder or self._rows_per_unit < 1:
             raise InvalidRequest("video: its frames have different numbers of rows", param="video")
 
-    def ends(self, frames: int) -> list[int]:
+    def ends(self, frames: int) -> SegmentEnds:
         """Where segments of this many frames end; empty for a clip that is one item."""
         size = max(frames - frames % self._unit, self._unit)
         ends = [*range(size, self.frames, size), self.frames]
         for start, end in zip([0, *ends], ends, strict=False):
             self.segment(start, end)
-        return ends if len(ends) > 1 else []
+        # The next segment begins there: what is between two sampled frames belongs to the first one.
+        numbers = [*self.indices, self._info.frames]
+        return [(end, numbers[end] / self._info.fps) for end in ends] if len(ends) > 1 else []
 
     def segment(self, start: int, end: int) -> ClipSegment:
         """InvalidRequest for frames that are no segment of the clip."""

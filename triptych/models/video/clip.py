@@ -32,6 +32,10 @@ class ClipInfo:
     height: int
 
 
+#: The sampled frames at which a video's segments end, each with the seconds of the video there.
+SegmentEnds = list[tuple[int, float]]
+
+
 class Clip(Protocol):
     """A video file, decoded on demand."""
 

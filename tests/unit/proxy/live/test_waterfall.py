@@ -247,3 +247,16 @@ def test_a_wait_for_items_says_what_the_last_of_them_waits_for() -> None:
         ("", 10.0, 10.25, "for embeddings"),
         ("load", 10.25, 11.0, "for item 2: load"),
     ]
+
+
+def test_a_segment_of_a_video_has_its_title() -> None:
+    script = Script()
+    titles = ("", "video 1, segment 2 (15–30 s)")
+    script.at(1.0, Fetched({"a": "", "b": ""}, 0.5, titles))
+    script.at(2.0, LookedUp({}), JobsStarted({"a": "encoded", "b": "encoded"}))
+    answered(script)
+    script.at(7.0, ready("a", 1.0, 0.5, 0.5), LoadReported(1, "a", 0.1))
+    script.at(10.0, ready("b", 1.5, 2.0, 0.5))
+    found = script.shown(12.0)
+    assert found.titles == list(titles)
+    assert "for video 1, segment 2 (15–30 s): encode" in notes(found, None)

@@ -15,7 +15,7 @@ from support.processes.web import PNG
 from triptych.base.errors import ConfigError, InvalidRequest, TooLarge
 from triptych.proxy.media.fetcher import FetchFailed, _redirected
 from triptych.proxy.media.loader import MediaLoader
-from triptych.proxy.media.source import ImagePart, image_format, parse_image_url
+from triptych.proxy.media.source import ImagePart, image_format
 from triptych.proxy.media.spool import MediaHold
 
 
@@ -32,7 +32,7 @@ async def loaded(loader: MediaLoader, part: ImagePart) -> bytes:
 
 
 def part_of(url: str) -> ImagePart:
-    return ImagePart(parse_image_url(url, "field"), "field")
+    return ImagePart.of_url(url, "field")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.proxy.media.connection import AddressRules, is_public, parse_rules
-from triptych.proxy.media.source import FileUrl, WebUrl, parse_image_url
+from triptych.proxy.media.source import FileUrl, ImagePart, WebUrl
 
 GOOD = {
     "http://example.com/a.png": ("example.com", 80),
@@ -28,7 +28,7 @@ GOOD = {
 
 @pytest.mark.parametrize("text", GOOD)
 def test_a_plain_url_is_read(text: str) -> None:
-    source = parse_image_url(text, "field")
+    source = ImagePart.of_url(text, "field").source
     assert isinstance(source, WebUrl)
     assert (source.url.raw_host, source.url.port) == GOOD[text]
     assert source.text == text
@@ -37,7 +37,7 @@ def test_a_plain_url_is_read(text: str) -> None:
 @pytest.mark.parametrize("host", ["１２７.0.0.1", "127。0。0。1", "①②⑦.0.0.1"])
 def test_a_numeric_host_in_other_letters_is_refused_or_becomes_the_plain_address(host: str) -> None:
     try:
-        source = parse_image_url(f"http://{host}/", "field")
+        source = ImagePart.of_url(f"http://{host}/", "field").source
     except InvalidRequest:
         return
     assert isinstance(source, WebUrl)
@@ -82,7 +82,7 @@ BAD = [
 @pytest.mark.parametrize("text", BAD)
 def test_what_parsers_could_read_in_two_ways_is_refused_and_the_field_named(text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        parse_image_url(text, "messages[0].content[1].image_url.url")
+        ImagePart.of_url(text, "messages[0].content[1].image_url.url")
     assert caught.value.param == "messages[0].content[1].image_url.url"
     assert len(caught.value.message) < 300
 
@@ -97,18 +97,18 @@ def test_what_parsers_could_read_in_two_ways_is_refused_and_the_field_named(text
     ],
 )
 def test_file_urls_give_their_path(text: str, path: str) -> None:
-    assert parse_image_url(text, "field") == FileUrl(path)
+    assert ImagePart.of_url(text, "field").source == FileUrl(path)
 
 
 def test_data_urls_give_their_content() -> None:
-    assert parse_image_url("data:image/webp;base64,AAAA", "field") == "AAAA"
-    assert parse_image_url("DATA:image/png;charset=x;base64,AAAA", "field") == "AAAA"
+    assert ImagePart.of_url("data:image/webp;base64,AAAA", "field").source == "AAAA"
+    assert ImagePart.of_url("DATA:image/png;charset=x;base64,AAAA", "field").source == "AAAA"
 
 
 @pytest.mark.parametrize("kind", ["image/svg+xml", "image/tiff", "image/heic", "image/avif", "text/html", ""])
 def test_a_data_url_of_another_kind_is_refused(kind: str) -> None:
     with pytest.raises(InvalidRequest):
-        parse_image_url(f"data:{kind};base64,AAAA", "field")
+        ImagePart.of_url(f"data:{kind};base64,AAAA", "field")
 
 
 _PUBLIC = """
