@@ -54,7 +54,9 @@ class QwenEncoder(EncoderOverride, QwenGraph):
     def pixels(self, items: Sequence[PreparedItem]) -> torch.Tensor:
         """[patches of all items, elements of a patch] on the tower's device and in its dtype."""
         parts = []
-        for name, group in groupby(items, lambda item: next(n for n in item.tensors if n in _PIXELS)):
+        for name, group in groupby(
+            items, lambda item: next((n for n in _PIXELS if n in item.tensors), _LEVELS)
+        ):
             pixels = torch.cat([item.tensors[name] for item in group])
             if name == _LEVELS:
                 assert self._recipe is not None
