@@ -10,9 +10,8 @@ import torch
 
 from triptych.base.config import EncoderConfig
 from triptych.base.errors import ConfigError
-from triptych.base.machine.device import Device
+from triptych.base.machine.device import Device, memory_of
 from triptych.base.machine.device_fault import check_device
-from triptych.base.machine.device_memory import memory_of
 from triptych.base.machine.graphs import graph_backend
 from triptych.base.metrics import EncoderMetrics
 from triptych.base.types import Options

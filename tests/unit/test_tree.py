@@ -48,7 +48,7 @@ def _product() -> list[Path]:
 
 @pytest.mark.parametrize(
     "folder",
-    _folders(*SERVICES, "triptych", "benchmarks", "examples"),
+    _folders(*SERVICES, "triptych", "benchmarks", "examples", "tests"),
     ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_a_folder_shows_its_architecture(folder: Path) -> None:

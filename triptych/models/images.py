@@ -21,7 +21,7 @@ from transformers.image_transforms import get_resize_output_image_size
 from transformers.image_utils import ChannelDimension
 
 from triptych.base.errors import ConfigError, InvalidRequest
-from triptych.base.machine.device_memory import host_empty
+from triptych.base.machine.device import host_empty
 from triptych.base.types import JsonObject, Options
 from triptych.kernels.functions import CHANNELS, FILTERS, PictureKernel
 from triptych.models.checkpoint.folder import read_json

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from support.data.items import make_plan
-from support.store_roles import USES, small_parts
 from support.stores.redis_cluster import redis_cluster
+from support.stores.roles import USES, small_parts
 from support.stores.users import role_password, role_url
 from triptych.apps.access import grants_of, password_hash, rules, user_name
 from triptych.store import keys

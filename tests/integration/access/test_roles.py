@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 import pytest
 
 from support.data.items import make_plan
-from support.store_roles import USES, recorded_commands, small_parts
+from support.stores.roles import USES, recorded_commands, small_parts
 from support.stores.server import StoreServer
 from support.stores.users import guarded_server, role_url
 from triptych.apps.access import IN_CLUSTERS, OPTIONAL_ROLES, ROLES, grants_of

@@ -6,7 +6,7 @@ import pytest
 
 from support.fakes.fake_workers import user
 from support.fakes.proxy_fakes import FakeCluster
-from support.store_commands import commands
+from support.stores.commands import commands
 from support.waiting import until
 from triptych.proxy import pool
 from triptych.proxy.pool import CHECKS_PER_SECOND, health_interval

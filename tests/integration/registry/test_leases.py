@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from support.data.items import make_plan
-from support.store_commands import commands
+from support.stores.commands import commands
 from triptych.base.errors import InvalidRequest
 from triptych.registry.leases import Lease, Leases, OwnedBy
 from triptych.store import keys

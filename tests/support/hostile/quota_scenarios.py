@@ -1,6 +1,6 @@
 """For every quota of the proxy: how one tenant takes all that it can, and what another one asks for then.
 
-A new row of the QuotaTable needs a scenario here; `tests/security/test_quotas.py` runs them all.
+A new row of the QuotaTable needs a scenario here; `tests/security/tenants/test_quotas.py` runs them all.
 """
 
 from __future__ import annotations

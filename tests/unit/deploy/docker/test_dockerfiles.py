@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deploy.docker.healthcheck import address, healthy
-from support.dockerfiles import NAMES, Dockerfile, read
+from support.images.dockerfiles import NAMES, Dockerfile, read
 from triptych.base.config import EncoderConfig, PDConfig, ProxyConfig
 from triptych.base.config.flags import flags_of
 from triptych.base.status_server import ServiceStatus, status_server

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.fakes.queue_load import FullTable, PlannedTable
 from support.hostile.operations import operations
-from support.queue_load import FullTable, PlannedTable
 from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobQueue, JobState, StartPlan
 from triptych.proxy.encoders.job_table import EncoderJobTable

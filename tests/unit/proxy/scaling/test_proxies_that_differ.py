@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from support.scaling_board import BoardData, MemoryBoard
+from support.fakes.scaling_board import BoardData, MemoryBoard
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.scaling import PoolDemand, ScalingRules, WorkerGroup
 from triptych.base.types import WorkerInfo

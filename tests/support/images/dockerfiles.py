@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[2] / "deploy" / "docker"
+FOLDER = Path(__file__).parents[3] / "deploy" / "docker"
 NAMES = ("proxy", "worker-cpu", "worker-cuda")
 
 

@@ -17,7 +17,7 @@ from support.waiting import until
 from triptych.base.config import ProxyConfig
 from triptych.proxy.quotas.table import quota_specs
 
-PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
+PAGE = Path(__file__).parents[3] / "docs" / "limits.md"
 BEGIN, END = "<!-- quotas: begin -->\n", "<!-- quotas: end -->"
 QUOTAS = {spec.name: spec for spec in quota_specs(ProxyConfig())}
 
@@ -58,7 +58,7 @@ _BOUNDS = re.compile(r"(Bounded)?Semaphore|\w*PoolExecutor|CapacityLimiter|Overl
 _QUEUES = re.compile(r"\w*Queue")
 #: Of this project, without a size.
 OWN_QUEUES = {"OutputQueue", "ChoiceQueue", "JobQueue"}
-PROXY = Path(__file__).parents[2] / "proxy"
+PROXY = Path(__file__).parents[3] / "proxy"
 
 
 def bounds(source: str) -> set[str]:

@@ -20,7 +20,7 @@ from triptych.apps.cli.app import app
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
 #: Hosts of the page, 10.0.0.N, are addresses of this machine's loopback network, 127.9.0.N.
 HOSTS = (re.compile(r"\b10\.0\.0\.(\d+)\b"), r"127.9.0.\1")
 

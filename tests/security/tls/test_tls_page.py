@@ -12,7 +12,7 @@ from support.certificates import NAME
 from triptych.base.config import TlsFiles
 from triptych.base.rpc.tls.material import read_material
 
-PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+PAGE = Path(__file__).parents[3] / "docs" / "security.md"
 
 
 @pytest.mark.slow
