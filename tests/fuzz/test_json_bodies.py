@@ -7,14 +7,13 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
-from support.hostile.fuzzing import Fuzzer, messages, mutate, random_json, randoms
+from support.hostile.fuzzing import Fuzzer, messages, mutate, random_json, randoms, refused_well
 from triptych.base.errors import RequestError
 from triptych.pd_worker.frontend.prompt import parse_messages
 from triptych.protos import pd_pb2, proxy_pb2
 from triptych.protos.convert import sampling_from_proto, sampling_to_proto
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.grpc.request import call_of as grpc_call
-from triptych.proxy.http.json_body import error_json
 from triptych.proxy.openai.chat.endpoint import ApiLimits
 from triptych.proxy.openai.chat.request import parse_body
 from triptych.proxy.openai.completions.request import parse_completion
@@ -182,13 +181,6 @@ def other_body(rng: random.Random) -> tuple[str, bytes]:
     }
     raw = json.dumps(body).encode()
     return name, raw if rng.random() < 0.8 else mutate(raw, rng, [b"\xff", b"[[[[", raw])
-
-
-def refused_well(error: RequestError) -> None:
-    assert 400 <= error.status < 500, error
-    assert error.param, error
-    assert len(error.message) < 2000, error
-    assert error_json(error)
 
 
 def as_sent(call: ChatCall) -> None:
