@@ -20,7 +20,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 from transformers.utils import is_torchvision_available
 from transformers.video_utils import VideoMetadata
 
-from triptych.base.errors import ConfigError, InvalidRequest, TooLarge
+from triptych.base.errors import ConfigError, InvalidRequest, TooLarge, reason_of
 from triptych.base.types import JsonObject, Options
 from triptych.models.audio import AudioFile, Silence
 from triptych.models.checkpoint.config import load_config
@@ -234,7 +234,7 @@ class GenericProcessor:
                 if beside != [*alone, *text]:
                     raise ValueError("it rewrites the prompt around sounds")
         except Exception as error:  # of any kind: code of the class
-            reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
+            reason = reason_of(error)
             raise ConfigError(f"MODEL={path}: its processor does not take a sound ({reason})") from error
 
     @property
@@ -284,7 +284,7 @@ class GenericProcessor:
             beside = self._ids(f"{self._token}{self._token}", images)
             before = self._ids(f"{self._token}x", images[:1])
         except Exception as error:  # of any kind: code of the class
-            reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
+            reason = reason_of(error)
             raise ConfigError(f"MODEL={path}: its processor does not take a picture ({reason})") from error
         text = self._tokenizer("x", add_special_tokens=False)["input_ids"]
         merges = not {one[-1], other[0]} <= self._merged_never
@@ -335,7 +335,7 @@ def _load(path: Path) -> Any:
     except ConfigError:
         raise
     except Exception as error:  # of any kind: code of the class
-        reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
+        reason = reason_of(error)
         raise ConfigError(f"MODEL={path}: its processor {cls.__name__} cannot be loaded: {reason}") from error
 
 

@@ -16,7 +16,7 @@ import transformers.utils as transformers_utils
 from PIL import Image
 from transformers.utils import is_torchvision_available
 
-from triptych.base.errors import ConfigError
+from triptych.base.errors import ConfigError, reason_of
 from triptych.base.types import JsonObject
 from triptych.models.checkpoint.folder import read_config, read_json
 from triptych.models.video import functional
@@ -44,7 +44,7 @@ def load_video_processor(path: Path) -> Any:
         cls = getattr(_module_of(name), name)
         return cls.from_pretrained(path, local_files_only=True)
     except Exception as error:  # of any kind: code of the class
-        reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
+        reason = reason_of(error)
         raise ConfigError(f"MODEL={path}: its video processor {name} cannot be loaded: {reason}") from error
 
 
