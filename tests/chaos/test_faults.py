@@ -26,9 +26,7 @@ from support.data.traffic import STREAM_TOKENS, ask_all
 from support.encdec import traffic as encdec_traffic
 from support.encdec.oracle import tokenizer_of
 from support.faults import FAULTS, Fault
-from support.matrix import matrix
-from support.processes.cluster import PATIENCE, Cluster, free_port, running_cluster
-from support.processes.relay import Relay
+from support.processes.cluster import PATIENCE, Cluster, running_cluster
 from triptych.apps.launch.embedded_store import EmbeddedStore
 
 pytestmark = pytest.mark.timeout(300)
@@ -142,28 +140,6 @@ async def test_a_store_that_is_away_loses_nothing_and_stops_no_text(
         cluster.stop()
     finally:
         store.stop()
-
-
-@pytest.mark.parametrize(
-    ("pool", "how"), matrix([(pool, how) for how in ("unanswered", "refused") for pool in ("pd", "encoder")])
-)
-async def test_a_worker_that_is_cut_off_from_the_store_changes_no_answer(
-    pool, how, make_cluster, checkpoint, cases, reference
-):
-    cluster, port = make_cluster(1), free_port()
-    memory = ("--kv-memory", "64MiB", "--encoder-cache-memory", "32MiB") if pool == "pd" else ()
-    ask = partial(ask_all, cluster.url, cases[:12], STREAM_TOKENS, cache_salt=how)
-    with Relay(port, Path(cluster.store_url.removeprefix("unix://"))) as relay:
-        words = (str(checkpoint), "--threads", "1", *memory)
-        cluster.add_worker(pool, *words, store=f"redis://127.0.0.1:{port}/0")
-        await stages.hold("both workers", lambda: sum(w.pool == pool for w in cluster.workers()) == 2)
-        cluster.metrics(pool)  # one that has lost the store cannot be looked up any more
-        if how == "unanswered":
-            relay.delay = PATIENCE
-            got = await ask()
-    if how == "refused":
-        got = await ask()
-    await _whole(cluster, got, reference[:12])
 
 
 # Encoder-decoder models: every sound is written down and translated, two decoder prompts on one output.

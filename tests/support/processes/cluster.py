@@ -172,9 +172,9 @@ class Cluster:
             with error:
                 return {**json.loads(error.read()), "status": error.code}
 
-    def add_worker(self, *words: str, store: str = "") -> subprocess.Popen[bytes]:
+    def add_worker(self, *words: str) -> subprocess.Popen[bytes]:
         """A service alone beside the cluster, with its token: `add_worker("encoder", "/folder")`."""
-        command = [sys.executable, "-m", "triptych.apps.cli", *words, "--store", store or self.store_url]
+        command = [sys.executable, "-m", "triptych.apps.cli", *words, "--store", self.store_url]
         with self.log.open("ab") as log:
             process = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=os.environ | self.token

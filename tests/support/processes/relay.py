@@ -135,8 +135,6 @@ class _Link:
             self.cut()
 
     def cut(self) -> None:
-        if self._answers is not None:
-            self._answers.cancel()
         for _, writer in (self._client, self._server):
             writer.transport.abort()
 
