@@ -234,6 +234,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         request: pd_pb2.SetApartRequest,
         context: _Context,
     ) -> pd_pb2.SetApartReply:
+        await context.send_initial_metadata(((INCARNATION_HEADER, self._incarnation),))
         key = (request.proxy_id, request.request_id)
         try:
             check_name("request_id", request.request_id)

@@ -197,10 +197,11 @@ class Suspects(Generic[K]):
     def lost(self, address: str, incarnation: str, works: Iterable[K], *, final: bool) -> list[K]:
         """A worker is lost with this work. Returns what ended it: it was alone there."""
         guilty = []
+        trial = self._trials.get(address)
         for work in works:
-            trial = self._trial(work)
+            alone = trial is not None and trial.work == work and trial.alone
             record = self._losses.setdefault(work, LossRecord())
-            if record.add(address, incarnation, alone=trial is not None and trial.alone, final=final):
+            if record.add(address, incarnation, alone=alone, final=final):
                 guilty.append(work)
         for work in guilty:
             self.forget(work)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -36,8 +37,14 @@ class PagedKVCache:
         first = (num_blocks, block_size)
         self.block_size = block_size
         # Zeros: gathered values must never be NaN, even where they are masked.
-        self.keys = [_zeros((*first, shape.heads, shape.key_dim), dtype, device) for shape in shapes]
-        self.values = [_zeros((*first, shape.heads, shape.value_dim), dtype, device) for shape in shapes]
+        keys, values = [(s.heads, s.key_dim) for s in shapes], [(s.heads, s.value_dim) for s in shapes]
+        counts = Counter([*keys, *values])
+        #: Keys and values of all layers, in one tensor [n, *their shape] for each shape: what is done to all
+        #: is one operator.
+        self.pools = [_zeros((counts[part], *first, *part), dtype, device) for part in counts]
+        views = {part: iter(pool) for part, pool in zip(counts, self.pools, strict=True)}
+        self.keys: list[torch.Tensor] = [next(views[part]) for part in keys]
+        self.values: list[torch.Tensor] = [next(views[part]) for part in values]
         self._square = [shape.key_dim == shape.value_dim for shape in shapes]
         self.key_rows = [keys.flatten(0, 1).transpose(0, 1)[None] for keys in self.keys]
         self.value_rows = [values.flatten(0, 1).transpose(0, 1)[None] for values in self.values]
@@ -96,16 +103,16 @@ class PagedKVCache:
 
     def clear(self, slots: torch.Tensor) -> None:
         """Zeros at `slots` [T] of all layers."""
-        for tensor in (*self.keys, *self.values):
-            tensor.flatten(0, 1).index_fill_(0, slots, 0)
+        for pool in self.pools:
+            pool.flatten(1, 2).index_fill_(1, slots, 0)
 
 
-def _zeros(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _zeros(shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros; on a CPU by head, in pages that are allocated at first use: a large cache starts at once."""
     count = math.prod(shape)
     if device.type != "cpu" or not count:
         return torch.zeros(shape, dtype=dtype, device=device)
     pages = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    blocks, size, heads, dim = shape
-    by_head = torch.frombuffer(pages, dtype=dtype, count=count).view(heads, blocks, size, dim)
-    return by_head.permute(1, 2, 0, 3)
+    parts, blocks, size, heads, dim = shape
+    by_head = torch.frombuffer(pages, dtype=dtype, count=count).view(parts, heads, blocks, size, dim)
+    return by_head.permute(0, 2, 3, 1, 4)

@@ -27,23 +27,23 @@ class HostKVCache:
     def __init__(self, kv_cache: PagedKVCache, num_blocks: int) -> None:
         first = kv_cache.keys[0]
         device = first.device
-        self._parts = [*kv_cache.keys, *kv_cache.values]
+        self._parts = [pool.transpose(0, 1) for pool in kv_cache.pools]
         #: Where each part's elements of a block begin, and the end of the last.
         self._bounds = list(accumulate((part[0].numel() for part in self._parts), initial=0))
         nbytes = num_blocks * self._bounds[-1] * first.element_size()
-        owner = Device.of(device)
-        self._memory = PinnedMemory(nbytes, owner)
-        #: [num_blocks, elements of all layers' keys, then of all layers' values]
+        self._owner = Device.of(device)
+        self._memory = PinnedMemory(nbytes, self._owner)
+        #: [num_blocks, elements of the first pool's layers, then of the next one's]
         self.blocks = self._memory.bytes.view(first.dtype).view(num_blocks, self._bounds[-1])
         staged = min(num_blocks, _STAGED_BLOCKS)
         self._staging = torch.zeros((staged, self._bounds[-1]), dtype=first.dtype, device=device)
-        self._stream = owner.copy_stream()
+        self._stream = self._owner.copy_stream()
 
     def write(self, copies: Sequence[BlockCopy]) -> None:
         """KV blocks to host blocks."""
         with self._stream.after_model():
             for batch in self._batches(copies):
-                taken = torch.tensor([copy.source for copy in batch], device=self._staging.device)
+                taken = self._owner.upload(torch.tensor([copy.source for copy in batch]))
                 for part, (begin, end) in zip(self._parts, pairwise(self._bounds), strict=True):
                     self._staging[: len(batch), begin:end] = part.index_select(0, taken).flatten(1)
                 for start, stop, block in _runs([copy.target for copy in batch]):
@@ -58,7 +58,7 @@ class HostKVCache:
                 for start, stop, block in _runs([copy.source for copy in batch]):
                     rows = self.blocks[block : block + stop - start]
                     self._staging[start:stop].copy_(rows, non_blocking=True)
-                given = torch.tensor([copy.target for copy in batch], device=self._staging.device)
+                given = self._owner.upload(torch.tensor([copy.target for copy in batch]))
                 for part, (begin, end) in zip(self._parts, pairwise(self._bounds), strict=True):
                     part.index_copy_(
                         0, given, self._staging[: len(batch), begin:end].view(len(batch), *part.shape[1:])

@@ -74,13 +74,9 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         self._graphs = None
         if backend is None:
             return
+        spare = len(self.kv_cache.keys[0]) - 1
         graphs = DecodeGraphs(
-            self._decoder,
-            self.kv_cache,
-            backend,
-            sizes,
-            spare_block=len(self.kv_cache.keys[0]) - 1,
-            attention_backend=self._backend,
+            self._decoder, self.kv_cache, backend, sizes, spare_block=spare, attention_backend=self._backend
         )
         graphs.capture()
         self._graphs = graphs
@@ -226,7 +222,7 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         logits = self._decoder.logits(hidden[batch.last])
         if not inputs or (self._parallel is not None and self._parallel.rank):
             return logits, none
-        given = _sampled(batch.sampling, logits)
+        given = select(logits, [i for i, chunk in enumerate(batch.sampling) if not chunk.pools])
         tokens = sample(given, inputs)
         asked = [index for index, request in enumerate(inputs) if request.params.logprobs is not None]
         if not asked:
@@ -290,12 +286,6 @@ def sampler_input(chunk: ScheduledChunk) -> SamplerInput:
         request.logits_rules,
         request.prompt_token_ids,
     )
-
-
-def _sampled(sampling: Sequence[ScheduledChunk], logits: torch.Tensor) -> torch.Tensor:
-    """The rows of the chunks that are given a token."""
-    kept = [index for index, chunk in enumerate(sampling) if not chunk.pools]
-    return select(logits, kept)
 
 
 def _scores(sampling: Sequence[ScheduledChunk], logits: torch.Tensor) -> dict[int, bytes]:

@@ -140,14 +140,16 @@ class PDLink:
     async def set_apart(self, request_id: str, tokens: int) -> bool:
         message = pd_pb2.SetApartRequest(proxy_id=self._proxy_id, request_id=request_id, tokens=tokens)
         try:
-            reply = await self._stub.SetApart(message, timeout=CALL_TIMEOUT)
+            call = self._stub.SetApart(message, timeout=CALL_TIMEOUT)
+            reply, answered_by = await call, await _incarnation(call)
         except aio.AioRpcError as error:
             self._log.info("PD worker %s is not set apart: %s", self.address, error.code().name)
             return False
         if reply.HasField("error"):
             self._log.info("PD worker %s is not set apart: %s", self.address, reply.error.message)
             return False
-        return self.attached
+        # The stream may be that of a process before this one: its end would be this request's fault.
+        return self.attached and answered_by in ("", self._incarnation)
 
     def forget(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
@@ -328,11 +330,10 @@ class PDLink:
 
     async def _identify(self, call: aio.UnaryStreamCall[pd_pb2.AttachRequest, pd_pb2.StepEvents]) -> None:
         """Another process than before has none of the requests."""
-        metadata = await call.initial_metadata()
-        incarnation = dict(metadata or ()).get(INCARNATION_HEADER, "")
+        incarnation = await _incarnation(call)
         if incarnation and self._incarnation and incarnation != self._incarnation:
             self._lose_all(final=True)
-        self._incarnation = str(incarnation) or self._incarnation
+        self._incarnation = incarnation or self._incarnation
         self._left = False
 
     def _lose_all(self, *, final: bool = False, ours: bool = False) -> None:
@@ -353,6 +354,10 @@ class PDLink:
                     self.address,
                     extra=log_fields(request_id=request_id, attempt=tracked.attempt, worker=self.address),
                 )
+
+
+async def _incarnation(call: aio.Call) -> str:
+    return str(dict(await call.initial_metadata() or ()).get(INCARNATION_HEADER, ""))
 
 
 def open_link(

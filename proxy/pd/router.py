@@ -186,11 +186,8 @@ class PDRouter:
     def _refuse_too_long(self, request: InFlightRequest, order: Submit) -> None:
         """Fails a new request that no known worker takes; one that was under way waits for such a worker."""
         limits = self._pool.max_model_lens(request.bound.model_key)
-        if (
-            order.resume is not None
-            or not limits
-            or any(takes(limit, request.least_tokens) for limit in limits)
-        ):
+        taken = not limits or any(takes(limit, request.least_tokens) for limit in limits)
+        if taken or order.resume is not None:
             return
         error = too_long(request.call, request.least_tokens, max(limits))
         self._events.deliver(request.request_id, Refused(order.attempt, error))

@@ -21,6 +21,16 @@ _INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}
 _READING = ("tolist", "numpy")
 
 
+class Operators(TorchDispatchMode):
+    """Counts the operators that run in it."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
 class RecordingBackend(GraphBackend):
     """Records the torch operators of one run, and replays exactly these on the same buffers.
 

@@ -133,6 +133,8 @@ class Faults:
         self, cluster: Cluster, store: str, store_relay: Relay, pd_relay: Relay, clients: Clients
     ) -> None:
         self.done: Counter[str] = Counter()
+        #: Losses that found nothing to lose.
+        self.unmet = 0
         #: When faults began (monotonic seconds), and which.
         self.log: list[tuple[float, list[str]]] = []
         self._cluster = cluster
@@ -223,7 +225,8 @@ class Faults:
             finally:
                 _signal_all(pids, signal.SIGCONT)
             await asyncio.sleep(0.05)
-        raise AssertionError("no embedding waited to be loaded")
+        # Another fault of the same moment may keep encoders from making one.
+        self.unmet += 1
 
     def _published(self) -> float:
         return self._cluster.total("proxy", "triptych_published_bytes")

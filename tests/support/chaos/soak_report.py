@@ -75,7 +75,7 @@ def table(
     slow = sorted(tally.seconds)
     rows: list[tuple[str, Any]] = [
         ("seconds", f"{seconds:.0f}"),
-        ("faults", sum(faults.done.values())),
+        ("faults", sum(faults.done.values()) - faults.unmet),
         ("requests answered", tally.answered),
         ("lost", len(tally.lost)),
         ("wrong", len(tally.wrong)),

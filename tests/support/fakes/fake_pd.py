@@ -194,6 +194,9 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_QUEUED)
 
     async def SetApart(self, request: pd_pb2.SetApartRequest, context: Any) -> pd_pb2.SetApartReply:
+        if self.ending is not None and not self.ending.done():
+            await asyncio.Event().wait()  # a process that ends answers nothing
+        await context.send_initial_metadata(((INCARNATION_HEADER, f"{self.port}.{self.incarnation}"),))
         key = (request.proxy_id, request.request_id)
         if not self.isolation.claim(key, request.tokens, self._produced(), time.monotonic()):
             error = common_pb2.Error(code="unavailable", message="set apart for another one")

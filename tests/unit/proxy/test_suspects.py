@@ -57,6 +57,13 @@ def test_a_worker_lost_before_it_was_empty_makes_no_suspect() -> None:
     assert suspects.suspect("a")
 
 
+def test_the_loss_of_a_worker_other_than_its_own_is_not_its_fault() -> None:
+    suspects = suspects_of("a")
+    tried(suspects, "a", "w3")
+    assert suspects.lost("w4", "i9", ["a"], final=True) == []
+    assert suspects.suspect("a")
+
+
 def test_suspects_of_one_model_take_turns_and_those_of_another_need_not_wait() -> None:
     suspects = suspects_of("a", "b", "other")
     tried(suspects, "a", "w1", "w2")

@@ -115,6 +115,9 @@ class EncoderConfig(WorkerConfig):
     encoder_graph_max_items: int = flag(
         0, "most items in one encoder graph; 0: the largest size divided by the smallest", least=0
     )
+    encoder_graph_max_frames: int = flag(
+        0, "most frames, a picture being one, in one encoder graph; 0: those of a segment of a video", least=0
+    )
     plan_credit: int = flag(16, "jobs that may be in preprocessing or queued for it")
     tower_credit: int = flag(8, "jobs per rank that may be queued for the tower or run in it")
     prepared_memory: int = flag(512 * MIB, "host memory for preprocessed media", size=True)

@@ -291,6 +291,8 @@ class GenericEncoder(EncoderSide):
             # Llama 4's forward projects what its getter gives, Fuyu's takes it as it is.
             project = getattr(base_of(self.module), "multi_modal_projector", nn.Identity())
             first = project(out.last_hidden_state)
+        if (valid := getattr(out, "attention_mask", None)) is not None and valid.shape == first.shape[:2]:
+            first = first[valid]
         return [_flat(part) for part in (first, *(getattr(out, "deepstack_features", None) or ()))]
 
     def _joined(self, levels: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> torch.Tensor:

@@ -51,6 +51,14 @@ class Altered:
         return getattr(self._real, name)
 
 
+async def test_a_worker_whose_process_has_changed_behind_the_stream_is_not_set_apart(store: Any) -> None:
+    async with FakeCluster(store) as cluster:
+        link = link_of(cluster)
+        assert await link.set_apart("a", 8)
+        cluster.pd_workers[0].incarnation += 1
+        assert not await link.set_apart("a", 8), "the end of its predecessor would be the request's fault"
+
+
 def inject(link: PDLink, part: str, where: str, failures: float = 1) -> Faulty:
     """That method of the link's part fails from now on."""
     real = getattr(link, part)

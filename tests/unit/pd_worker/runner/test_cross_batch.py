@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from support.engine.engine_requests import bare_decoder, make_cross, make_request
+from support.graphs import Operators
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import BlockCopy
@@ -85,10 +86,10 @@ def test_the_last_token_of_a_span_is_no_decode_though_it_is_computed_alone() -> 
     assert [(span.start, span.end, span.atomic) for span in attention.prefills] == [(5, 6, ((2, 6),))]
 
 
-def filled_cache(num_blocks: int, dtype: torch.dtype = torch.float32) -> PagedKVCache:
+def filled_cache(num_blocks: int, dtype: torch.dtype = torch.float32, layers: int = 3) -> PagedKVCache:
     """Layer `l`, block `b`, its keys: 100 * l + b; its values the same with the other sign."""
     cache = PagedKVCache(
-        num_layers=3,
+        num_layers=layers,
         num_blocks=num_blocks,
         block_size=2,
         num_kv_heads=2,
@@ -139,6 +140,19 @@ def test_neighbours_in_host_memory_are_one_copy(monkeypatch: pytest.MonkeyPatch)
     lengths.clear()
     copy_blocks(host, cache, [BlockCopy(copy.target, copy.source) for copy in copies])
     assert lengths == [3, 1]
+
+
+def test_more_layers_are_not_more_operators() -> None:
+    copies = [BlockCopy(block, block) for block in range(40)]
+    counts = set()
+    for layers in (1, 36):
+        cache = filled_cache(40, layers=layers)
+        host = HostKVCache(cache, 40)
+        with Operators() as operators:  # type: ignore[no-untyped-call]
+            copy_blocks(cache, host, copies)
+            copy_blocks(host, cache, copies)
+        counts.add(operators.count)
+    assert len(counts) == 1, "a launch for each layer is what a swap of few blocks takes its time for"
 
 
 def test_no_host_memory_is_taken_without_swap() -> None:

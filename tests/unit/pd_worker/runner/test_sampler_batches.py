@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.engine.engine_requests import greedy
+from support.graphs import Operators
 from triptych.pd_worker.runner.sampler import SamplerInput, raw_logprobs, read_logprobs, sample, uniform
 
 KINDS: tuple[dict[str, Any], ...] = (
@@ -119,16 +119,6 @@ def test_greedy_rows_beside_sampled_ones_are_the_argmax_to_the_bit() -> None:
     values[13, 400] = values[13].max().nextafter(torch.tensor(torch.inf))
     tokens = sample(values, requests)
     assert tokens[0] == values[0].argmax() and tokens[13] == values[13].argmax() == 400
-
-
-class Operators(TorchDispatchMode):
-    """Counts the operators that run in it."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
 
 
 def test_more_rows_are_not_more_operators() -> None:
