@@ -101,9 +101,9 @@ EXPORT int triptych_attention(const AttentionCall *call) {
     return 2;
   Variant variant = Choose(c.instructions);
   int threads = c.parallel ? c.threads : 1;
-  // Queries and sums of the rows, scores, and a piece's keys and values as floats.
-  size_t dims = static_cast<size_t>(c.dim) + c.value_dim;
-  size_t each = (dims * (kRows + kKeys) + kRows * kKeys + c.dim * 4 + 63) / 16 * 16;
+  // Queries and sums of the rows, scores, and a piece's keys or values as floats.
+  size_t wider = c.dim > c.value_dim ? c.dim : c.value_dim;
+  size_t each = (wider * (2 * kRows + kKeys) + kRows * kKeys + 63) / 16 * 16;
   auto *firsts = static_cast<int64_t *>(malloc((c.sequences + 1) * sizeof(int64_t)));
   auto *scratch = static_cast<float *>(malloc(each * threads * sizeof(float)));
   if (!firsts || !scratch) {

@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -55,21 +56,28 @@ def compile_library(folder: Path) -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / target.name
             sources = sorted(map(str, SOURCES.glob("*.cpp")))
-            done = subprocess.run(
-                [command, *FLAGS, "-o", str(made), *sources],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_LIMIT_SECONDS,
-            )
-            if done.returncode:
-                raise BuildError(f"{command} failed: {' '.join(done.stderr.split())[:300]}")
+            code, said = _run([command, *FLAGS, "-o", str(made), *sources])
+            if code:
+                raise BuildError(f"{command} failed: {' '.join(said.split())[:300]}")
             made.replace(target)
     except subprocess.TimeoutExpired:
         raise BuildError(f"{command} took more than {_LIMIT_SECONDS:g} s") from None
     except OSError as error:
         raise BuildError(f"{folder} cannot be written: {error}") from error
     return target
+
+
+def _run(command: list[str]) -> tuple[int, str]:
+    """Its exit code and errors. At the time limit it ends with what it has started: g++ starts a compiler."""
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
+    ) as process:
+        try:
+            said = process.communicate(timeout=_LIMIT_SECONDS)[1]
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return process.returncode, said
 
 
 @functools.cache
@@ -79,8 +87,8 @@ def kernel_library() -> ctypes.CDLL | None:
         return _load()
     except (BuildError, OSError) as error:
         logger.warning(
-            "no compiled kernels, so that a picture takes about twice the CPU time: %s; install g++ (Debian: "
-            "apt-get install g++), or a wheel that was built where it is",
+            "no compiled kernels, so that a picture takes about twice the CPU time, and so does attention on a "
+            "CPU: %s; install g++ (Debian: apt-get install g++), or a wheel that was built where it is",
             " ".join(str(error).split()),
         )
         return None

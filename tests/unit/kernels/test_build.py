@@ -47,6 +47,7 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(
     assert list(fresh.iterdir()) == []
 
 
+@pytest.mark.timeout(240)
 def test_a_compiled_library_is_loaded_again_without_a_compiler(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
