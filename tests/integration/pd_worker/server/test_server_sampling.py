@@ -76,15 +76,7 @@ async def test_a_seed_decides_whatever_the_batch(client):
     sampling = {"max_tokens": 40, "ignore_eos": True, "temperature": 1.3, "top_p": 0.95, "seed": 77}
     alone = await ask(client, "alone", **sampling)
     others = [
-        ask(
-            client,
-            f"other-{n}",
-            TEXT * (1 + n % 3),
-            max_tokens=40,
-            ignore_eos=True,
-            temperature=1.0,
-            seed=n,
-        )
+        ask(client, f"other-{n}", TEXT * (1 + n % 3), max_tokens=40, ignore_eos=True, temperature=1.0, seed=n)
         for n in range(16)
     ]
     among, second, *_ = await asyncio.gather(
