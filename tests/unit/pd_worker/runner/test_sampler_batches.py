@@ -123,12 +123,7 @@ def test_greedy_rows_beside_sampled_ones_are_the_argmax_to_the_bit() -> None:
     assert tokens[0] == values[0].argmax() and tokens[13] == values[13].argmax() == 400
 
 
-SAID = {
-    "suppress_tokens": [3, -1, 999],
-    "begin_suppress_tokens": [7],
-    "no_repeat_ngram_size": 2,
-    "min_length": 8,
-}
+SAID = {"suppress_tokens": [3, -1, 99], "begin_suppress_tokens": [7], "no_repeat_ngram_size": 2}
 RULES = checkpoint_rules(GenerationDefaults(eos_token_ids=(1,), extra=SAID), {})
 
 
