@@ -10,8 +10,7 @@ from typing import Protocol
 import torch
 
 from triptych.base.machine.copy_stream import CopyStream
-from triptych.base.machine.device import Device
-from triptych.base.machine.device_memory import host_empty
+from triptych.base.machine.device import Device, host_empty
 from triptych.ec_connector.connectors.host_buffers import PinnedMemory, ReusedMemory
 
 #: Bytes of page-locked memory that outputs pass through: two buffers.

@@ -13,7 +13,7 @@ from PIL import Image
 
 from triptych.base.config import EncoderConfig, format_size
 from triptych.base.errors import ConfigError, InvalidRequest
-from triptych.base.machine.device_memory import DeviceMemory, memory_of
+from triptych.base.machine.device import DeviceMemory, memory_of
 from triptych.base.progress.progress import step
 from triptych.encoder_worker.graphs.graph_encoder import uncounted_bytes, with_graphs
 from triptych.models.base import EncoderSide, PreparedItem

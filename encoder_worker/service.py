@@ -41,10 +41,9 @@ from triptych.models.defaults import start_lock
 from triptych.models.identity import ModelIdentity
 from triptych.models.registry import before_each_layer
 from triptych.protos import encoder_pb2_grpc
-from triptych.registry.heartbeat import StoreReach
 from triptych.registry.leases import LeaseKeeper, Leases
 from triptych.registry.matching import DIRECT, ROW_WIDTH, PDModels, described
-from triptych.registry.registry import Registry
+from triptych.registry.registry import Registry, StoreReach
 from triptych.registry.worker_server import WorkerProcess, WorkerServer, worker_process
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore

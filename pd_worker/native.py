@@ -21,8 +21,6 @@ from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.models.base import DecoderSide
 from triptych.models.checkpoint.support import check_supported, wanted_by_flags
 from triptych.models.identity import ModelIdentity
-from triptych.pd_worker.attention.backends import backend_on
-from triptych.pd_worker.attention.run_attention import uses_runs
 from triptych.pd_worker.core.admission import Admission, SchedulerLimits
 from triptych.pd_worker.core.encoder_cache import EncoderCache
 from triptych.pd_worker.core.items.tracker import ItemTracker
@@ -54,10 +52,6 @@ from triptych.pd_worker.worker import PDModel, PDWorker, load_report
 from triptych.registry.matching import DIRECT
 
 logger = logging.getLogger(__name__)
-
-#: Part of the KV blocks that may be evicted before it is needed, so that a request's blocks are long runs.
-#: With half of it there are twice as many runs once the cache is full.
-_EVICTED_EARLY = 0.125
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,9 +258,6 @@ def _build_scheduler(
         num_blocks,
         config.block_size,
         prefix_caching=config.prefix_caching,
-        evict_early=_EVICTED_EARLY
-        if uses_runs(backend_on(decoder.device, config.attention_backend), decoder)
-        else 0.0,
         states=None if states is None else StateSlots(states.slots, states.snapshots),
     )
     swap = SwapManager(

@@ -27,7 +27,7 @@ from triptych.pd_worker.vllm.pooled import probe_of
 from triptych.pd_worker.vllm.worker import VLLMWorker, load_front_model
 from triptych.pd_worker.worker import PDWorker
 from triptych.protos import pd_pb2_grpc
-from triptych.registry.heartbeat import StoreReach
+from triptych.registry.registry import StoreReach
 from triptych.registry.worker_server import WorkerProcess, WorkerServer, worker_process
 
 logger = logging.getLogger(__name__)

@@ -34,8 +34,8 @@ from triptych.pd_worker.frontend.prompt import PromptBuilder, open_checkpoint
 from triptych.pd_worker.item_limits import parse_item_limits
 from triptych.pd_worker.server import MAX_WAITING, EnginePort, PDServicer
 from triptych.protos import pd_pb2
-from triptych.registry.heartbeat import StoreReach
 from triptych.registry.matching import ROW_WIDTH
+from triptych.registry.registry import StoreReach
 
 #: How often proxies get the engine's beat, in seconds.
 BEAT_SECONDS = 1.0

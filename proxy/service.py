@@ -49,7 +49,8 @@ from triptych.proxy.http.refusals import RefusalMiddleware, Refusals
 from triptych.proxy.http.server import HttpServer, bind, port_error
 from triptych.proxy.live.service import LiveData
 from triptych.proxy.media.loader import make_loader
-from triptych.proxy.openai.app import ApiLimits, make_app
+from triptych.proxy.openai.app import make_app
+from triptych.proxy.openai.chat.endpoint import ApiLimits
 from triptych.proxy.pd.link import open_link
 from triptych.proxy.pool import PDReadiness, WorkerPool
 from triptych.proxy.quotas.table import QuotaTable, quota_specs

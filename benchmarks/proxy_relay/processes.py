@@ -26,7 +26,8 @@ from triptych.pd_worker.events.streams import EventStreams
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.server import HttpServer, bind
-from triptych.proxy.openai.app import ApiLimits, make_app
+from triptych.proxy.openai.app import make_app
+from triptych.proxy.openai.chat.endpoint import ApiLimits
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.service import GrpcTransport
 from triptych.registry.registry import RegistrySnapshot

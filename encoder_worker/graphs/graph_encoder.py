@@ -10,9 +10,8 @@ import torch
 
 from triptych.base.config import EncoderConfig
 from triptych.base.errors import ConfigError
-from triptych.base.machine.device import Device
+from triptych.base.machine.device import Device, memory_of
 from triptych.base.machine.device_fault import check_device
-from triptych.base.machine.device_memory import memory_of
 from triptych.base.machine.graphs import graph_backend
 from triptych.base.metrics import EncoderMetrics
 from triptych.base.types import Options
@@ -112,7 +111,8 @@ def _capture(manager: EncoderCudaGraphManager, device: torch.device) -> None:
 def graph_limits(config: EncoderConfig, encoder: EncoderSide, graph: EncoderCudaGraphConfig) -> GraphLimits:
     """Budgets and limits by the flags; by default budgets up to the rows of one --encoder-batch-patches.
 
-    By default a replay takes as many items as smallest budgets go into the largest one.
+    By default a replay takes as many items as smallest budgets go into the largest one, and the frames of a
+    segment of a video.
     """
     multiple, min_budget = graph.token_multiple, graph.min_token_budget
     if config.encoder_graph_budgets:
@@ -122,8 +122,10 @@ def graph_limits(config: EncoderConfig, encoder: EncoderSide, graph: EncoderCuda
         rows = config.batch_patches * sample.rows // max(1, sample.cost)
         budgets = token_budgets(min_budget, min(rows, graph.max_token_budget or rows), multiple)
     items = config.encoder_graph_max_items or max(1, budgets[-1] // min_budget)
-    # Of pictures each is one frame.
-    return GraphLimits(budgets, items, items)
+    # Of pictures each is one frame; a frame of a video has at least four rows.
+    segment = config.video_segment_frames if "video" in graph.modalities else 0
+    frames = config.encoder_graph_max_frames or max(items, min(segment, budgets[-1] // 4))
+    return GraphLimits(budgets, items, frames)
 
 
 def uncounted_bytes(encoder: EncoderSide) -> int:

@@ -16,8 +16,8 @@ from triptych.base.types import ItemPlan
 from triptych.encoder_worker.engine import Encoded, EncoderEngine, EngineEvent, Offered, Saved
 from triptych.encoder_worker.jobs.job import EncodeJob, Failed, Ready
 from triptych.encoder_worker.jobs.table import EncodeJobs, JobMetrics
-from triptych.registry.heartbeat import StorePatience
 from triptych.registry.leases import LeaseKeeper, OwnedBy
+from triptych.registry.registry import StorePatience
 from triptych.store.control import StoreUnavailable
 
 logger = logging.getLogger(__name__)

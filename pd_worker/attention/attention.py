@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import AttentionInterface
 
-from triptych.models.geometry import LayerRule, SpanRule
+from triptych.kernels.cpu_attention import takes
+from triptych.models.geometry import LayerRule
 from triptych.pd_worker.attention.backends import AttentionCall, attend, fused, whole_bias
 from triptych.pd_worker.attention.block_attention import attend_in_blocks
+from triptych.pd_worker.attention.cpu_attention import attend_on_cpu
 from triptych.pd_worker.attention.metadata import (
     AttentionMetadata,
     CrossSpan,
@@ -22,7 +24,6 @@ from triptych.pd_worker.attention.metadata import (
     PrefillSpan,
 )
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
-from triptych.pd_worker.attention.run_attention import attend_chunk, attend_decodes
 
 __all__ = [
     "ATTENTION_NAME",
@@ -84,32 +85,15 @@ def paged_attention(
         attend_in_blocks(module, q, layer, meta, options.rule, options.scale, softcap, out, cross=cross)
     elif cross:
         _cross(q, keys, values, meta, options, out)
+    elif meta.backend == "cpu" and meta.bias is None and takes(q.dtype):
+        attend_on_cpu(q, layer, meta, options.rule, options.scale, softcap, out)
     else:
         if meta.num_decodes:
             _decode(module, q, layer, meta, options, out)
-        _prefills(module, q, key[0], value[0], layer, meta, options, out)
-    return out[None], None
-
-
-def _prefills(
-    module: torch.nn.Module,
-    q: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    layer: int,
-    meta: AttentionMetadata,
-    options: _Options,
-    out: torch.Tensor,
-) -> None:
-    """Self-attention of prefill chunks: query [heads, T, dim], key and value [kv_heads, T, dim]."""
-    keys, values = meta.cache.keys[layer], meta.cache.values[layer]
-    for index, span in enumerate(meta.prefills):
-        rows = slice(span.first, span.last)
-        if _in_runs(span, layer, meta, options):
-            chunk = (q[:, rows], key[:, rows], value[:, rows])
-            out[rows] = attend_chunk(*chunk, _context(span, layer, meta), options.scale)
-        else:
+        for index, span in enumerate(meta.prefills):
+            rows = slice(span.first, span.last)
             out[rows] = _prefill(module, q[:, rows], keys, values, meta, index, options)
+    return out[None], None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +129,8 @@ def _decode(
     options: _Options,
     out: torch.Tensor,
 ) -> None:
-    """All one-token sequences, into `out` [T, heads, dim]: run by run, or gathered group by group."""
-    in_runs = 0
-    if meta.decode_runs and _is_plain(layer, meta, options):
-        in_runs = len(meta.decode_runs)
-        runs, query = meta.runs_within(options.rule.window), q[:, :in_runs].transpose(0, 1)
-        rows = meta.cache.key_rows[layer], meta.cache.value_rows[layer]
-        out[:in_runs] = attend_decodes(query, *rows, runs, options.scale)
-    groups = [group for group in meta.groups if group.first >= in_runs]
+    """All one-token sequences, into `out` [T, heads, dim], gathered group by group."""
+    groups = meta.groups
     for group in groups:
         tables = meta.decode_tables[group.first : group.last, : group.blocks]
         keys = _gather(meta.cache.keys[layer], tables)
@@ -165,42 +143,9 @@ def _decode(
         out[group.first : group.last] = _attend_decodes(part, keys, values, mask, options, meta, bias)
 
 
-def _is_plain(layer: int, meta: AttentionMetadata, options: _Options) -> bool:
-    """Scores are neither biased nor capped, and the backend is the one whose kernel gives their sum.
-
-    That kernel takes no values of another width than the keys'.
-    """
-    plain = meta.backend == "sdpa" and meta.bias is None and options.softcap is None
-    return plain and options.rule.chunk is None and meta.cache.is_square(layer)
-
-
-def _in_runs(span: PrefillSpan, layer: int, meta: AttentionMetadata, options: _Options) -> bool:
-    """Whether the chunk is causal and nothing else, so that it needs no mask."""
-    rule = options.rule
-    near = rule.window is not None and rule.window < span.end
-    both_ways = rule.spans is not SpanRule.NONE and any(
-        first < span.end and last > span.start for first, last in span.atomic
-    )
-    return span.context is not None and _is_plain(layer, meta, options) and not near and not both_ways
-
-
-def _context(
-    span: PrefillSpan, layer: int, meta: AttentionMetadata
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Keys and values of the tokens before the chunk, [1, kv_heads, tokens, dim] of each run."""
-    if span.context or not span.start:
-        k, v = meta.cache.key_rows[layer], meta.cache.value_rows[layer]
-        return [(k[:, :, first:last], v[:, :, first:last]) for first, last in span.context or ()]
-    table = span.table[None, : -(-span.start // meta.cache.block_size)]
-    gathered = [
-        _gather(part[layer], table)[:, :, : span.start] for part in (meta.cache.keys, meta.cache.values)
-    ]
-    return [(gathered[0], gathered[1])]
-
-
 def _by_kernel(meta: AttentionMetadata, options: _Options) -> bool:
     """Whether torch's attention computes it, if no bias is added."""
-    return options.softcap is None and meta.backend == "sdpa"
+    return options.softcap is None and meta.backend in ("sdpa", "cpu")
 
 
 def _added(q: torch.Tensor, meta: AttentionMetadata, options: _Options) -> torch.dtype | None:

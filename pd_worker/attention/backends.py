@@ -1,6 +1,7 @@
-"""Attention backends: a Triton kernel on CUDA, torch's fused kernel, and blockwise.
+"""Attention backends: a Triton kernel on CUDA, our own on a CPU, torch's fused kernel, and blockwise.
 
-"triton" reads keys and values in their blocks (`block_attention`); the others take them gathered.
+"triton" (`block_attention`) and "cpu" (`cpu_attention`) read keys and values in their blocks; the others take
+them gathered. Where the model adds a bias, and for cross-attention, "cpu" is "sdpa".
 "sdpa" takes masks and biases as whole tensors, made once per step for all layers that share them. "blockwise"
 makes them for one block of keys at a time and allocates nothing of the size queries x keys: for long
 sequences with a bias. A call that a backend does not support goes to one that supports it; nothing is
@@ -17,9 +18,10 @@ import torch
 import torch.nn.functional as F
 
 from triptych.base.errors import ConfigError
+from triptych.kernels.library import kernel_library
 
 #: Values of --attention-backend.
-BACKENDS = ("auto", "triton", "sdpa", "blockwise")
+BACKENDS = ("auto", "triton", "cpu", "sdpa", "blockwise")
 #: Keys of one block of "blockwise".
 _BLOCK = 256
 
@@ -27,10 +29,16 @@ _BLOCK = 256
 def backend_on(device: torch.device, name: str) -> str:
     """The backend that this --attention-backend is on a device; ConfigError where it has none such."""
     if name == "triton" and device.type != "cuda":
-        raise ConfigError("--attention-backend triton is for CUDA: use auto, which is sdpa on a CPU")
+        raise ConfigError("--attention-backend triton is for CUDA: use auto, which is cpu on a CPU")
+    if name == "cpu" and (device.type != "cpu" or kernel_library() is None):
+        raise ConfigError(
+            "--attention-backend cpu is for a CPU, and needs g++ or a wheel with kernels: use auto"
+        )
     if name != "auto":
         return name
-    return "triton" if device.type == "cuda" and find_spec("triton") is not None else "sdpa"
+    if device.type == "cuda":
+        return "triton" if find_spec("triton") is not None else "sdpa"
+    return "cpu" if device.type == "cpu" and kernel_library() is not None else "sdpa"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from triptych.base.config import MIB
@@ -15,55 +16,11 @@ from triptych.models.recurrent import RecurrentStates
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 
 if TYPE_CHECKING:
+    from triptych.kernels.cpu_attention import Sequences
     from triptych.kernels.paged_attention import PagedQueries
 
 #: Limit of the bytes that one layer gathers at a time; a single longer sequence is gathered alone.
 GATHER_LIMIT = 64 * MIB
-#: Tokens per run, on average, from which on one call per run costs less than one over a gathered copy.
-_LEAST_TOKENS = 64
-
-
-class KVRun(NamedTuple):
-    """Slots [first, last) of the cache: consecutive tokens of one sequence, from blocks with consecutive ids.
-
-    They are one slice: attention reads them where they are, without a gathered copy and without a mask.
-    """
-
-    first: int
-    last: int
-
-
-def runs_of(table: Sequence[int], length: int, block_size: int) -> tuple[KVRun, ...]:
-    """The runs of the first `length` tokens in the blocks of `table`, in the tokens' order."""
-    count = -(-length // block_size)
-    if not count:
-        return ()
-    first = table[0]
-    if tuple(table[:count]) == tuple(range(first, first + count)):
-        return (KVRun(first * block_size, first * block_size + length),)
-    runs, start = [], 0
-    for index in range(1, count + 1):
-        if index == count or table[index] != table[index - 1] + 1:
-            slot = table[start] * block_size
-            runs.append(KVRun(slot, slot + min(index * block_size, length) - start * block_size))
-            start = index
-    return tuple(runs)
-
-
-def attends_in_runs(runs: Sequence[KVRun]) -> bool:
-    """Whether a sequence is attended to run by run; otherwise its blocks are scattered, and are gathered."""
-    return len(runs) == 1 or sum(run.last - run.first for run in runs) >= _LEAST_TOKENS * len(runs) > 0
-
-
-def last_tokens(runs: Sequence[KVRun], count: int) -> tuple[KVRun, ...]:
-    """The runs of the last `count` tokens: what a sliding window sees of them."""
-    kept: list[KVRun] = []
-    for first, last in reversed(runs):
-        if count <= 0:
-            break
-        kept.append(KVRun(max(first, last - count), last))
-        count -= last - first
-    return tuple(reversed(kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +60,6 @@ class PrefillSpan:
     """One sequence's prefill chunk: batch tokens [first, last), positions [start, start + last - first).
 
     `table` [blocks] covers all its positions so far. `atomic` spans, in positions, attend both ways.
-    `context` are the runs of the tokens before the chunk, empty where they are gathered; None: the whole
-    sequence is gathered, and masked.
     """
 
     first: int
@@ -112,7 +67,6 @@ class PrefillSpan:
     start: int
     table: torch.Tensor
     atomic: tuple[tuple[int, int], ...] = ()
-    context: tuple[KVRun, ...] | None = None
 
     @property
     def end(self) -> int:
@@ -183,14 +137,14 @@ class AttentionMetadata:
     backend: str = "sdpa"
     #: Set for models with recurrent layers: the batch is then one sequence, or has one token of each.
     states: RecurrentStates | None = None
-    #: The runs of the first decodes, as many as attend run by run; the others are gathered.
-    decode_runs: Sequence[tuple[KVRun, ...]] = ()
     _masks: dict[tuple[int, LayerRule | None, torch.dtype | None], torch.Tensor | None] = field(
         default_factory=dict
     )
-    _runs: dict[int | None, Sequence[tuple[KVRun, ...]]] = field(default_factory=dict)
     #: What the Triton kernel takes, see `queries_of`.
     queries: dict[tuple[bool, bool], Sequence[PagedQueries]] = field(default_factory=dict)
+    #: What the CPU's kernel takes: the step's sequences, and each rule's bounds of the keys of every token.
+    sequences: Sequences | None = None
+    bounds: dict[LayerRule, np.ndarray] = field(default_factory=dict)
     #: Whole biases by the modules that share them.
     biases: dict[tuple[object, int], torch.Tensor] = field(default_factory=dict)
 
@@ -198,14 +152,6 @@ class AttentionMetadata:
     def groups(self) -> Sequence[GatherGroup]:
         """Groups of decodes that are gathered together; one group of all where none were planned."""
         return self.decode_groups or _all_of(self.decode_tables)
-
-    def runs_within(self, window: int | None) -> Sequence[tuple[KVRun, ...]]:
-        """`decode_runs`, of the last `window` tokens alone."""
-        if window is None:
-            return self.decode_runs
-        if window not in self._runs:
-            self._runs[window] = [last_tokens(runs, window) for runs in self.decode_runs]
-        return self._runs[window]
 
     def decode_mask(self, rule: LayerRule, dtype: torch.dtype | None = None) -> torch.Tensor | None:
         """[D, 1, 1, blocks * block_size], True where a key is attended to; None when all are.

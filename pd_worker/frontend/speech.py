@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -35,9 +36,14 @@ def transcription_chat(task: common_pb2.Transcription, model_type: str) -> tuple
             system = [Message("system", [TextPart(task.prompt)])] if task.prompt else []
             if not task.language:
                 return _encoded([*system, sound]), TemplateOptions()
-            begun = Message("assistant", [TextPart(f"language {_name_of(task.language)}<asr_text>")])
-            options = TemplateOptions(generation_prompt=False, continue_final_message=True)
-            return _encoded([*system, sound, begun]), options
+            return _begun([*system, sound], f"language {_name_of(task.language)}<asr_text>")
+        case "voxtral":
+            if task.prompt:
+                raise InvalidRequest("prompt: this model takes none: leave it out", param="prompt")
+            if not re.fullmatch("([a-z]{2})?", task.language):
+                raise InvalidRequest("language: give a code of two letters, such as en", param="language")
+            language = f"lang:{task.language}" if task.language else ""
+            return _begun([sound], f"{language}[TRANSCRIBE]")
         case "glmasr":
             if task.language:
                 raise InvalidRequest(
@@ -50,6 +56,12 @@ def transcription_chat(task: common_pb2.Transcription, model_type: str) -> tuple
         "/v1/chat/completions",
         param="model",
     )
+
+
+def _begun(messages: list[Message], answer: str) -> tuple[bytes, TemplateOptions]:
+    """The messages, and the beginning of the answer to them."""
+    options = TemplateOptions(generation_prompt=False, continue_final_message=True)
+    return _encoded([*messages, Message("assistant", [TextPart(answer)])]), options
 
 
 def _encoded(messages: list[Message]) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from triptych.base.config import PDConfig
 from triptych.base.cpu.threads import decoder_threads, threads_of_rank, use_threads
-from triptych.base.machine.device_memory import memory_of
+from triptych.base.machine.device import memory_of
 from triptych.base.progress.progress import step
 from triptych.base.ranks.process_group import check_ranks, device_of
 from triptych.models.base import DecoderSide

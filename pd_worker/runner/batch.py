@@ -15,13 +15,9 @@ from triptych.pd_worker.attention.metadata import (
     AttentionMetadata,
     CrossSpan,
     CrossTables,
-    GatherGroup,
-    KVRun,
     PrefillSpan,
-    attends_in_runs,
     gathered_blocks,
     plan_gathers,
-    runs_of,
 )
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.core.outputs import ScheduledChunk
@@ -59,7 +55,6 @@ class BatchBuilder:
         *,
         backend: str = "sdpa",
         gather_bytes: int = GATHER_LIMIT,
-        in_runs: bool = False,
     ) -> None:
         """`gather_bytes` bounds the keys and values gathered at once."""
         self._cache = cache
@@ -68,14 +63,11 @@ class BatchBuilder:
         self._device = decoder.device
         self._dtype = decoder.dtype
         self._backend = backend
-        #: Sequences whose blocks follow one another are attended to where they are.
-        self.in_runs = in_runs
         self.gathered = gathered_blocks(cache, gather_bytes)
 
     def build(self, chunks: Sequence[ScheduledChunk], embeddings: EncoderCacheMap) -> Batch:
-        """The batch of `chunks`: those of one token first, of which those that attend in runs are first."""
+        """The batch of `chunks`: those of one token first."""
         decodes, others = in_batch_order(chunks)
-        decodes, runs = self._runs_first(decodes)
         chunks = [*decodes, *others]
         tokens: list[int] = []
         slots: list[int] = []
@@ -93,24 +85,12 @@ class BatchBuilder:
             token_ids=self._move(torch.tensor(tokens)),
             positions=self._move(self._positions(chunks)),
             merged=self._merged(chunks, firsts, embeddings),
-            attention=self._attention(chunks, firsts, slots, runs),
+            attention=self._attention(chunks, firsts, slots),
             last=self._move(torch.tensor(last, dtype=torch.int64)),
             sampling=sampling,
             chunks=chunks,
             inputs=self._inputs(chunks, tokens) if self._decoder.takes_inputs else {},
         )
-
-    def _runs_first(
-        self, decodes: list[ScheduledChunk]
-    ) -> tuple[list[ScheduledChunk], list[tuple[KVRun, ...]]]:
-        """`decodes`, those that attend in runs first and by their number; and the runs of those."""
-        if not self.in_runs:
-            return decodes, []
-        size = self._cache.block_size
-        found = [(runs_of(chunk.block_ids, chunk.end, size), chunk) for chunk in decodes]
-        near = sorted((pair for pair in found if attends_in_runs(pair[0])), key=lambda pair: len(pair[0]))
-        far = [chunk for runs, chunk in found if not attends_in_runs(runs)]
-        return [*(chunk for _, chunk in near), *far], [runs for runs, _ in near]
 
     def _slots(self, chunk: ScheduledChunk) -> list[int]:
         size = self._cache.block_size
@@ -165,11 +145,7 @@ class BatchBuilder:
         return MergedEmbeds(self._move(torch.tensor(index)), merged)
 
     def _attention(
-        self,
-        chunks: Sequence[ScheduledChunk],
-        firsts: Sequence[int],
-        slots: list[int],
-        runs: list[tuple[KVRun, ...]],
+        self, chunks: Sequence[ScheduledChunk], firsts: Sequence[int], slots: list[int]
     ) -> AttentionMetadata:
         decodes = [chunk for chunk in chunks if is_decode(chunk)]
         lengths = [chunk.end for chunk in decodes]
@@ -187,20 +163,12 @@ class BatchBuilder:
             decode_lengths=self._move(torch.tensor(lengths, dtype=torch.int64)),
             prefills=prefills,
             decode_padded=padded,
-            decode_groups=self._groups([len(chunk.block_ids) for chunk in decodes], len(runs)),
-            decode_runs=runs,
+            decode_groups=plan_gathers([len(chunk.block_ids) for chunk in decodes], self.gathered),
             cross=self._cross(chunks, decodes) if any(chunk.cross_length for chunk in chunks) else None,
             bias=self._decoder.bias,
             layer_rules=self._decoder.layer_rules,
             backend=self._backend,
         )
-
-    def _groups(self, blocks: Sequence[int], in_runs: int) -> list[GatherGroup]:
-        """The groups of decodes with these numbers of blocks; none has both of those in runs and others."""
-        groups = plan_gathers(blocks[:in_runs], self.gathered)
-        for group in plan_gathers(blocks[in_runs:], self.gathered):
-            groups.append(GatherGroup(in_runs + group.first, in_runs + group.last, group.blocks))
-        return groups
 
     def _tables(self, tables: Sequence[Sequence[int]], lengths: Sequence[int]) -> tuple[torch.Tensor, bool]:
         """Block tables [D, blocks], and whether gathered keys need a mask.
@@ -248,13 +216,7 @@ class BatchBuilder:
     def _prefill(self, chunk: ScheduledChunk, first: int) -> PrefillSpan:
         atomic = tuple(chunk.state.spans)
         table = self._move(torch.tensor(chunk.block_ids))
-        context = self._context(chunk) if self.in_runs else None
-        return PrefillSpan(first, first + chunk.count, chunk.start, table, atomic, context)
-
-    def _context(self, chunk: ScheduledChunk) -> tuple[KVRun, ...]:
-        """The runs of the tokens before the chunk; none where there are too many, or no such tokens."""
-        runs = runs_of(chunk.block_ids, chunk.start, self._cache.block_size)
-        return runs if attends_in_runs(runs) else ()
+        return PrefillSpan(first, first + chunk.count, chunk.start, table, atomic)
 
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
         return Device.of(self._device).upload(tensor)

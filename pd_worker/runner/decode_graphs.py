@@ -102,7 +102,8 @@ class DecodeGraphs:
         self._cache = cache
         self._backend = backend
         self._spare = spare_block
-        self._attention_backend = attention_backend
+        # The CPU's kernel reads lengths on the host, which a capture forbids.
+        self._attention_backend = "sdpa" if attention_backend == "cpu" else attention_backend
         self._graphs: dict[DecodeSize, tuple[DecodeBuffers, CapturedGraph]] = {}
         self.sizes = tuple(sizes)
 

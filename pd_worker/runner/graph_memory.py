@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from triptych.base.config import PDConfig
+from triptych.base.machine.device import DeviceMemory
 from triptych.base.machine.device_fault import check_device
-from triptych.base.machine.device_memory import DeviceMemory
 from triptych.base.machine.graphs import GraphBackend, graph_backend
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.attention.backends import backend_on

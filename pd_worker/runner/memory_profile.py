@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from triptych.base.config import PDConfig
-from triptych.base.machine.device_memory import DeviceMemory
+from triptych.base.machine.device import DeviceMemory
 from triptych.base.machine.resources import available_memory
 from triptych.models.base import DecoderSide
 from triptych.models.recurrent import RecurrentStates

@@ -17,7 +17,6 @@ from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
 from triptych.models.base import DecoderSide
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
-from triptych.pd_worker.attention.run_attention import uses_runs
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, Projection, ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.runner.batch import Batch, BatchBuilder, batch_digest
 from triptych.pd_worker.runner.decode_graphs import DecodeGraphs
@@ -65,12 +64,7 @@ class ModelRunner(ECConnectorModelRunnerMixin):
             self._states = StatePool(geometry.states, num_slots, num_host_slots, decoder.device)
         self._graphs: DecodeGraphs | None = None
         self._backend = backend
-        in_runs = uses_runs(backend, decoder)
-        self._builder = BatchBuilder(self.kv_cache, decoder, backend=backend, in_runs=in_runs)
-
-    def attend_in_runs(self, on: bool) -> None:
-        """Whether attention reads runs of blocks where they are; otherwise all blocks are gathered."""
-        self._builder.in_runs = on
+        self._builder = BatchBuilder(self.kv_cache, decoder, backend=backend)
 
     def use_graphs(self, backend: GraphBackend | None, sizes: Sequence[DecodeSize] = ()) -> None:
         """Captures steps of decodes alone in these sizes, to replay them from now on; None: no graphs.

@@ -7,7 +7,7 @@ import logging
 import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from contextvars import ContextVar
@@ -165,6 +165,7 @@ _STREAM_HEADERS: Headers = (
 )
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 P = TypeVar("P")
+B = TypeVar("B")
 
 
 class ClientGone(Exception):
@@ -347,6 +348,16 @@ class HttpReply:
         """Sends a part of a stream; to be awaited. Called for every token, so it adds no coroutine."""
         message = {"type": "http.response.body", "body": data, "more_body": not last}
         return self._send(message) if self._begun else self._first_part(message)
+
+    async def stream(self, batches: AsyncIterable[B], render: Callable[[B], tuple[bytes, bool]]) -> None:
+        """Sends batches as they come; `render` gives a batch's bytes, and whether they are the last ones."""
+        pace = WritePacer()
+        async for batch in batches:
+            part, last = render(batch)
+            if part:
+                await self.part(part, last=last)
+                if not last and (pause := pace.pause()):
+                    await asyncio.sleep(pause)
 
     async def _first_part(self, message: Message) -> None:
         await self._start(200, list(_STREAM_HEADERS))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from triptych.base.errors import printable
 from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.http.connections import OPEN_PATHS
 
@@ -54,7 +55,7 @@ class PeriodicLog:
             self._tell(level, kind, text)
 
     def _tell(self, level: int, kind: str, text: str) -> None:
-        shown = "".join(character if character.isprintable() else "?" for character in text[:_SHOWN])
+        shown = printable(text[:_SHOWN])
         self._logger.log(level, "%s: %s", kind, shown)
         self._since[kind] = 0, ""
         (self._later or asyncio.get_running_loop().call_later)(

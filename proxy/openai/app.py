@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
@@ -18,17 +17,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triptych.base.config import MIB
 from triptych.base.errors import MethodNotAllowed, NotFound, RequestError
 from triptych.base.tracing import attributes as names
 from triptych.base.tracing.context import context_of
 from triptych.base.tracing.server_span import CURRENT_SPAN, ServerSpan
 from triptych.base.tracing.tracer import Tracer
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.http.endpoint import PostEndpoint
 from triptych.proxy.http.json_body import MESSAGES_PATH, error_body, retry_after
-from triptych.proxy.openai.audio.endpoint import AudioEndpoint
-from triptych.proxy.openai.chat.endpoint import CallEndpoint, ChatEndpoint
+from triptych.proxy.openai.audio.endpoint import AudioEndpoint, TranslationEndpoint
+from triptych.proxy.openai.chat.endpoint import ApiLimits, CallEndpoint, ChatEndpoint
 from triptych.proxy.openai.completions.endpoint import CompletionsEndpoint
 from triptych.proxy.openai.messages.endpoint import CountTokensEndpoint, MessagesEndpoint
 from triptych.proxy.openai.openapi.document import DocsEndpoints
@@ -40,6 +37,21 @@ from triptych.proxy.page.endpoint import PageEndpoints
 from triptych.proxy.pd.queries import PDQueries
 from triptych.proxy.pool import WorkerPool
 
+#: The endpoints of POST requests by path.
+ENDPOINTS: Mapping[str, type[CallEndpoint[Any]]] = {
+    "/v1/chat/completions": ChatEndpoint,
+    "/v1/completions": CompletionsEndpoint,
+    "/v1/responses": ResponsesEndpoint,
+    MESSAGES_PATH: MessagesEndpoint,
+    f"{MESSAGES_PATH}/count_tokens": CountTokensEndpoint,
+    "/v1/audio/transcriptions": AudioEndpoint,
+    "/v1/audio/translations": TranslationEndpoint,
+    "/v1/embeddings": EmbeddingsEndpoint,
+    **dict.fromkeys(("/v1/rerank", "/rerank"), RerankEndpoint),
+    **dict.fromkeys(("/v1/score", "/score"), ScoreEndpoint),
+    "/tokenize": TokenizeEndpoint,
+    "/detokenize": DetokenizeEndpoint,
+}
 #: The operation of each endpoint, as OpenTelemetry's conventions for generative models name it.
 OPERATIONS = {
     "/v1/chat/completions": "chat",
@@ -78,17 +90,6 @@ class TracedEndpoint:
             span.end()
 
 
-@dataclass(frozen=True, slots=True)
-class ApiLimits:
-    """The limits of one request: images, choices, bytes of its body, and seconds."""
-
-    max_images: int = 16
-    max_choices: int = 16
-    max_body: int = 64 * MIB
-    request_timeout: float = 300.0
-    reject_unknown: bool = False
-
-
 def make_app(
     dispatcher: Dispatcher,
     pool: WorkerPool,
@@ -104,9 +105,8 @@ def make_app(
 
     `metrics`, `page`: whether /metrics and the page are part of it; `live`: the routes of its live data.
     """
-    posts = _post_endpoints(dispatcher, pool, limits)
-    for endpoint in posts.values():
-        endpoint.reject_unknown = limits.reject_unknown
+    queries = PDQueries(pool)
+    posts = {path: endpoint(dispatcher, queries, limits) for path, endpoint in ENDPOINTS.items()}
     docs = DocsEndpoints(max_choices=limits.max_choices, page=page)
     rest = Starlette(
         routes=[
@@ -123,46 +123,6 @@ def make_app(
         {} if tracer is None else {path: TracedEndpoint(posts[path], path, tracer) for path in OPERATIONS}
     )
     return FrontDoor({**posts, **traced}, rest)
-
-
-def _post_endpoints(
-    dispatcher: Dispatcher, pool: WorkerPool, limits: ApiLimits
-) -> dict[str, PostEndpoint[Any]]:
-    """The endpoints of POST requests by path."""
-    queries, admission = PDQueries(pool), dispatcher.admission
-    images, choices = limits.max_images, limits.max_choices
-    body, timeout = limits.max_body, limits.request_timeout
-    transcriptions, translations = (
-        AudioEndpoint(dispatcher, queries, translates=translates, max_body=body, timeout=timeout)
-        for translates in (False, True)
-    )
-
-    def pooled(endpoint: type[CallEndpoint[Any]]) -> CallEndpoint[Any]:
-        return endpoint(dispatcher, max_images=images, max_body=body, timeout=timeout)
-
-    rerank, score = pooled(RerankEndpoint), pooled(ScoreEndpoint)
-    return {
-        "/v1/chat/completions": ChatEndpoint(
-            dispatcher, max_images=images, max_choices=choices, max_body=body, timeout=timeout
-        ),
-        "/v1/completions": CompletionsEndpoint(
-            dispatcher, queries, max_choices=choices, max_body=body, timeout=timeout
-        ),
-        "/v1/responses": ResponsesEndpoint(dispatcher, max_images=images, max_body=body, timeout=timeout),
-        MESSAGES_PATH: MessagesEndpoint(dispatcher, max_images=images, max_body=body, timeout=timeout),
-        f"{MESSAGES_PATH}/count_tokens": CountTokensEndpoint(
-            dispatcher, queries, admission, max_images=images, max_body=body
-        ),
-        "/v1/audio/transcriptions": transcriptions,
-        "/v1/audio/translations": translations,
-        "/v1/embeddings": pooled(EmbeddingsEndpoint),
-        "/v1/rerank": rerank,
-        "/rerank": rerank,
-        "/v1/score": score,
-        "/score": score,
-        "/tokenize": TokenizeEndpoint(dispatcher, queries, admission, max_images=images, max_body=body),
-        "/detokenize": DetokenizeEndpoint(dispatcher, queries, admission, max_body=body),
-    }
 
 
 class FrontDoor:

@@ -11,12 +11,11 @@ from msgspec import Meta
 from triptych.base.errors import InvalidRequest
 from triptych.base.request import TokenId
 from triptych.protos import pd_pb2
-from triptych.proxy.admission import RequestAdmission
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.call.validation import MAX_TOKEN_IDS, check_text, check_token_count
-from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.http.endpoint import HttpReply, PostEndpoint
+from triptych.proxy.http.endpoint import HttpReply
 from triptych.proxy.http.json_body import decode_body, to_json
+from triptych.proxy.openai.chat.endpoint import CallEndpoint
 from triptych.proxy.openai.chat.request import ChatBody, MessageBody, call_of
 from triptych.proxy.openai.fields.sampling import (
     ChatTools,
@@ -26,7 +25,7 @@ from triptych.proxy.openai.fields.sampling import (
     SpecialTokens,
     TemplateVariables,
 )
-from triptych.proxy.pd.queries import PDQueries, Tokenized
+from triptych.proxy.pd.queries import Tokenized
 from triptych.proxy.pd.wire import prompt_to_proto, template_to_proto
 from triptych.proxy.splitter import pd_messages
 
@@ -110,33 +109,18 @@ def parse_detokenize(raw: bytes) -> DetokenizeBody:
     return body
 
 
-class TokenizeEndpoint(PostEndpoint[TokenizeQuery]):
+class TokenizeEndpoint(CallEndpoint[TokenizeQuery]):
     """The token ids of a prompt; an item is one placeholder token in it."""
 
     body: type[msgspec.Struct] = TokenizeBody
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        queries: PDQueries,
-        admission: RequestAdmission,
-        *,
-        max_images: int,
-        max_body: int,
-    ) -> None:
-        super().__init__(dispatcher.quotas["parser"], max_body=max_body)
-        self._dispatcher = dispatcher
-        self._queries = queries
-        self._admission = admission
-        self._max_images = max_images
-
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> TokenizeQuery:
-        return parse_tokenize(raw, request_id, max_images=self._max_images)
+        return parse_tokenize(raw, request_id, max_images=self.limits.max_images)
 
     async def tokenized(self, query: TokenizeQuery) -> Tokenized:
-        model = self._dispatcher.resolve_model(query.model)
-        async with self._admission.query():
-            return await self._queries.tokenize(model, query.message)
+        model = self.dispatcher.resolve_model(query.model)
+        async with self.dispatcher.admission.query():
+            return await self.queries.tokenize(model, query.message)
 
     async def answer(self, request: TokenizeQuery, reply: HttpReply) -> None:
         prompt = await self.tokenized(request)
@@ -146,24 +130,16 @@ class TokenizeEndpoint(PostEndpoint[TokenizeQuery]):
         )
 
 
-class DetokenizeEndpoint(PostEndpoint[DetokenizeBody]):
+class DetokenizeEndpoint(CallEndpoint[DetokenizeBody]):
     """The text of token ids, special tokens included."""
 
     body = DetokenizeBody
-
-    def __init__(
-        self, dispatcher: Dispatcher, queries: PDQueries, admission: RequestAdmission, *, max_body: int
-    ) -> None:
-        super().__init__(dispatcher.quotas["parser"], max_body=max_body)
-        self._dispatcher = dispatcher
-        self._queries = queries
-        self._admission = admission
 
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> DetokenizeBody:
         return parse_detokenize(raw)
 
     async def answer(self, request: DetokenizeBody, reply: HttpReply) -> None:
-        model = self._dispatcher.resolve_model(request.model or "")
-        async with self._admission.query():
-            text = await self._queries.detokenize(model, request.tokens)
+        model = self.dispatcher.resolve_model(request.model or "")
+        async with self.dispatcher.admission.query():
+            text = await self.queries.detokenize(model, request.tokens)
         await reply.whole(to_json({"prompt": text}))

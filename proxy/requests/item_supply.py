@@ -20,7 +20,7 @@ from triptych.proxy.ports import RequestEvents
 from triptych.proxy.requests.request import InFlightRequest
 from triptych.proxy.splitter import SplitItem
 from triptych.proxy.workers import KnownWorkers
-from triptych.registry.heartbeat import StorePatience
+from triptych.registry.registry import StorePatience
 
 logger = logging.getLogger(__name__)
 

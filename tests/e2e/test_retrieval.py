@@ -130,19 +130,6 @@ async def test_a_thousand_inputs_beside_a_chat_come_in_order(embedder):
     assert apart.min() > 100 * TOLERANCE, "two inputs have one vector"
 
 
-async def test_equal_inputs_and_documents_have_equal_results_in_their_places(embedder):
-    status, reply = await embedder.post("/v1/embeddings", {"input": [TEXTS[1], TEXTS[2], TEXTS[1]] * 10})
-    vectors = np.array([item["embedding"] for item in reply["data"]])
-    assert (status, len(vectors)) == (200, 30)
-    close(vectors[::3], vectors[0])
-    close(vectors[2::3], vectors[0])
-    assert np.abs(vectors[1] - vectors[0]).max() > 100 * TOLERANCE
-    status, reply = await embedder.post("/v1/rerank", {"query": TEXTS[0], "documents": [TEXTS[1]] * 20})
-    assert status == 200
-    assert [one["index"] for one in reply["results"]] == list(range(20))
-    assert len({round(one["relevance_score"], 5) for one in reply["results"]}) == 1
-
-
 async def test_a_client_that_leaves_takes_its_inputs_with_it(embedder):
     before = embedder.cluster.total("pd", "vllm:prompt_tokens_total")
     with pytest.raises(httpx2.ReadTimeout):

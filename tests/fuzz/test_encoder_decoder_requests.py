@@ -7,7 +7,7 @@ import json
 import random
 from typing import Any
 
-from support.hostile.fuzzing import Fuzzer, messages, mutate, random_json, randoms
+from support.hostile.fuzzing import Fuzzer, messages, mutate, random_json, randoms, refused_well
 from triptych.base.errors import RequestError
 from triptych.protos import pd_pb2, proxy_pb2
 from triptych.protos.convert import sampling_to_proto
@@ -15,7 +15,6 @@ from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.call.validation import MAX_SALT, ModelKind, fit
 from triptych.proxy.grpc.server import generate_call
 from triptych.proxy.http.form_body import parse_form
-from triptych.proxy.http.json_body import error_json
 from triptych.proxy.openai.audio.request import parse_transcription
 from triptych.proxy.openai.completions.request import parse_completion
 from triptych.proxy.pd.wire import encoder_prompt_to_proto, prompt_to_proto, transcription_to_proto
@@ -23,13 +22,6 @@ from triptych.proxy.pd.wire import encoder_prompt_to_proto, prompt_to_proto, tra
 WAV = base64.b64encode(b"RIFF\x24\x00\x00\x00WAVEfmt ").decode()
 PNG = "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()
 KINDS = [ModelKind(True, "text"), ModelKind(True, "audio"), ModelKind(True, "image"), ModelKind()]
-
-
-def refused_well(error: RequestError) -> None:
-    assert 400 <= error.status < 500, error
-    assert error.param, error
-    assert len(error.message) < 2000, error
-    assert error_json(error)
 
 
 def as_sent(call: ChatCall) -> None:

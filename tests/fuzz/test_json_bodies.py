@@ -7,14 +7,14 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
-from support.hostile.fuzzing import Fuzzer, messages, mutate, random_json, randoms
+from support.hostile.fuzzing import Fuzzer, messages, mutate, random_json, randoms, refused_well
 from triptych.base.errors import RequestError
 from triptych.pd_worker.frontend.prompt import parse_messages
 from triptych.protos import pd_pb2, proxy_pb2
 from triptych.protos.convert import sampling_from_proto, sampling_to_proto
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.grpc.request import call_of as grpc_call
-from triptych.proxy.http.json_body import error_json
+from triptych.proxy.openai.chat.endpoint import ApiLimits
 from triptych.proxy.openai.chat.request import parse_body
 from triptych.proxy.openai.completions.request import parse_completion
 from triptych.proxy.openai.messages import request as messages_request
@@ -183,13 +183,6 @@ def other_body(rng: random.Random) -> tuple[str, bytes]:
     return name, raw if rng.random() < 0.8 else mutate(raw, rng, [b"\xff", b"[[[[", raw])
 
 
-def refused_well(error: RequestError) -> None:
-    assert 400 <= error.status < 500, error
-    assert error.param, error
-    assert len(error.message) < 2000, error
-    assert error_json(error)
-
-
 def as_sent(call: ChatCall) -> None:
     """What a PD worker would get of the call: it can be written, and read there."""
     message = pd_pb2.SubmitRequest(
@@ -222,8 +215,8 @@ def test_a_chat_body_is_a_call_or_an_error_of_ours(fuzzer: Fuzzer) -> None:
 def test_a_body_of_another_endpoint_is_taken_or_an_error_of_ours(fuzzer: Fuzzer) -> None:
     nobody: Any = None
     dispatcher: Any = SimpleNamespace(quotas={"parser": None})
-    tokenize = TokenizeEndpoint(dispatcher, nobody, nobody, max_images=4, max_body=1 << 20)
-    detokenize = DetokenizeEndpoint(dispatcher, nobody, nobody, max_body=1 << 20)
+    tokenize = TokenizeEndpoint(dispatcher, nobody, ApiLimits(max_images=4))
+    detokenize = DetokenizeEndpoint(dispatcher, nobody, ApiLimits())
 
     def check(case: tuple[str, bytes]) -> None:
         name, raw = case

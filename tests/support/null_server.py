@@ -1,19 +1,11 @@
-"""A server that speaks OpenAI's streaming chat and computes nothing: what the generator is measured against.
-
-    python -m support.null_server [--port 0] [--ttft 0.02] [--tpot 0.005]
-
-Prints its URL in one line once it listens.
-"""
+"""A server that speaks OpenAI's streaming chat and computes nothing: the generator is measured against it."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import sys
 from dataclasses import dataclass
 
 import msgspec
-import uvloop
 from aiohttp import web
 
 MODEL = "null"
@@ -96,34 +88,11 @@ class NullServer:
         return response
 
 
-async def start(behaviour: Behaviour, port: int = 0) -> tuple[web.AppRunner, str]:
+async def start(behaviour: Behaviour) -> tuple[web.AppRunner, str]:
     """A listening server and its URL; `cleanup` of the runner ends it."""
     runner = web.AppRunner(NullServer(behaviour).app(), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", port, backlog=2048)
+    site = web.TCPSite(runner, "127.0.0.1", 0, backlog=2048)
     await site.start()
     host, bound = runner.addresses[0][:2]
     return runner, f"http://{host}:{bound}"
-
-
-async def _serve(behaviour: Behaviour, port: int) -> None:
-    _, url = await start(behaviour, port)
-    sys.stdout.write(url + "\n")
-    sys.stdout.flush()
-    await asyncio.Event().wait()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, default=0)
-    for name in ("ttft", "tpot"):
-        parser.add_argument(f"--{name}", type=float, default=getattr(Behaviour(), name))
-    for name in ("fail-every", "early-end", "capacity"):
-        parser.add_argument(f"--{name}", type=int, default=0)
-    options = vars(parser.parse_args())
-    port = options.pop("port")
-    uvloop.run(_serve(Behaviour(**options), port))
-
-
-if __name__ == "__main__":
-    main()

@@ -137,3 +137,13 @@ def error_from_code(
 ) -> RequestError:
     """The error that another process named by `code`; an unknown code is an InternalError."""
     return _BY_CODE.get(code, InternalError)(message, param=param, retry_after=retry_after)
+
+
+def printable(text: str) -> str:
+    """`text` without control characters, which end a log's line or move a terminal's cursor."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def reason_of(error: BaseException) -> str:
+    """What an error of foreign code says, on one line of 200 characters at most."""
+    return " ".join(f"{type(error).__name__} {error}".split())[:200]

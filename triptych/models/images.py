@@ -20,8 +20,8 @@ from transformers.image_processing_backends import PilBackend
 from transformers.image_transforms import get_resize_output_image_size
 from transformers.image_utils import ChannelDimension
 
-from triptych.base.errors import ConfigError, InvalidRequest
-from triptych.base.machine.device_memory import host_empty
+from triptych.base.errors import ConfigError, InvalidRequest, reason_of
+from triptych.base.machine.device import host_empty
 from triptych.base.types import JsonObject, Options
 from triptych.kernels.functions import CHANNELS, FILTERS, PictureKernel
 from triptych.models.checkpoint.folder import read_json
@@ -351,7 +351,7 @@ def load_image_processor(path: Path) -> Any:
                 path, backend=BACKEND, local_files_only=True, trust_remote_code=False
             )
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
+        reason = reason_of(error)
         raise ConfigError(
             f"MODEL={path}: its image processor cannot be loaded ({reason}): it may need torchvision"
         ) from error

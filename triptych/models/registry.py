@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import nn
 
-from triptych.base.errors import ConfigError
+from triptych.base.errors import ConfigError, reason_of
 from triptych.base.machine.heap import trim_heap
 from triptych.base.types import JsonObject
 from triptych.models.base import DecoderSide, EncoderSide
@@ -101,7 +101,7 @@ class OutsideFamily(Family):
         try:
             adapter: Any = point.load()
         except Exception as error:  # of any kind: code of the package
-            reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
+            reason = reason_of(error)
             raise ConfigError(f"{named} cannot be imported ({reason}): {remedy}") from error
         if lacking := [name for name in ("ENCODER", "DECODER", "KEYS") if not hasattr(adapter, name)]:
             raise ConfigError(f"{named} lacks {', '.join(lacking)}: {remedy}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from triptych.base.errors import printable
 from triptych.base.types import WorkerInfo
 
 #: The name in a registration's `capacity` of the width of an embedding's row; 0 or none: it names none.
@@ -108,4 +109,4 @@ def described(encoder: WorkerInfo) -> str:
 
 def _plain(word: str, most: int = _SHOWN) -> str:
     """The word's beginning on one line, whatever a registration holds."""
-    return "".join(letter if letter.isprintable() else "?" for letter in word[:most])
+    return printable(word[:most])

@@ -20,14 +20,12 @@ from triptych.base.machine.gpu_load import gpu_reader
 from triptych.base.machine.worker_load import read_load
 from triptych.base.metrics import show_expiry
 from triptych.base.progress.progress import ready
-from triptych.base.rpc.channels import InternalToken, listen, make_server
+from triptych.base.rpc.channels import InternalToken, UnknownCalls, listen, make_server
 from triptych.base.rpc.tls.certificates import Certificates, internal_certificates
-from triptych.base.rpc.unknown_calls import UnknownCalls
 from triptych.base.status_server import ServiceStatus, StatusServer, status_server
 from triptych.base.types import WorkerInfo
 from triptych.base.worker_process import Health, ProcessWatch, check_worker, stop_signal
-from triptych.registry.heartbeat import Heartbeat, StoreReach
-from triptych.registry.registry import Registry
+from triptych.registry.registry import Heartbeat, Registry, StoreReach
 from triptych.store.embedding_store import EmbeddingStore, connect_configured
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ SAVE_RATE, LOAD_RATE = 2.55e9, 2.80e9
 #: and each worker in it; of a proxy for a look and each worker in it.
 BEAT, LOOK, LOOK_WORKER = 41e-6, 47e-6, 1.93e-6
 LOOK_PROXY, LOOK_PROXY_WORKER = 179e-6, 7.0e-6
-#: Per second: of a worker (`triptych/registry/heartbeat.py`), and of a proxy (`proxy/pool.py`).
+#: Per second: of a worker (`triptych/registry/registry.py`), and of a proxy (`proxy/pool.py`).
 BEATS, LOOKS = 0.5, 2.0
 WORKERS = (2, 4, 8, 16, 32, 64, 128, 250, 500, 1000)
 LIMITS = ("proxy", "store", "registry")

@@ -175,10 +175,6 @@ class FreeRuns:
         return last
 
 
-#: Blocks that a new run should find free behind it. Nobody knows how long an answer will be.
-_ROOM = 16
-
-
 class BlockPool:
     """`num_blocks` reference-counted blocks, for every kind of block table.
 
@@ -186,10 +182,8 @@ class BlockPool:
     again, least recently used first. Blocks that are allocated together have consecutive ids where possible.
     """
 
-    def __init__(self, num_blocks: int, *, evict_early: float = 0.0) -> None:
-        """`evict_early` is the part of all blocks that may be evicted early, for longer runs."""
+    def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._early = int(num_blocks * evict_early)
         self._by_digest: dict[bytes, int] = {}
         self._changes: set[bytes] = set()
         self.reset()
@@ -237,11 +231,11 @@ class BlockPool:
             if end is not None:
                 blocks += self._blank.take(after + 1, after + 1, min(end, after + 1 + count))
         missing = count - len(blocks)
-        if missing and not self._blank.count and not self._early:
+        if missing and not self._blank.count:
             # The evicted blocks go straight to their next table.
             blocks += sorted([self._evict_next() for _ in range(missing)])
-        elif missing:
-            self._make_room(missing)
+        elif (short := missing - self._blank.count) > 0:
+            self._blank.add([self._evict_next() for _ in range(short)])
         while len(blocks) < count:
             first, last = self._blank.longest()
             size = min(count - len(blocks), last - first)
@@ -253,21 +247,8 @@ class BlockPool:
             self._ends[blocks[-1]] = True
         return blocks
 
-    def _make_room(self, count: int) -> None:
-        """Evicts until `count` blocks are blank, and further until they are a run with room behind it."""
-        if (short := count - self._blank.count) > 0:
-            self._evict(short)
-        while self._cached and self._blank.count < count + self._early:
-            first, last = self._blank.longest() if self._blank.count else (0, 0)
-            if last - first >= count + _ROOM:
-                return
-            self._evict(min(_ROOM, count + self._early - self._blank.count))
-
-    def _evict(self, count: int) -> None:
-        """Forgets the contents of the least recently used blocks."""
-        self._blank.add([self._evict_next() for _ in range(min(count, len(self._cached)))])
-
     def _evict_next(self) -> int:
+        """Forgets the content of the least recently used block."""
         block, _ = self._cached.popitem(last=False)
         digest = self._digests[block]
         assert digest is not None

@@ -31,14 +31,13 @@ class KVCacheManager:
         block_size: int,
         *,
         prefix_caching: bool = True,
-        evict_early: float = 0.0,
         states: StateSlots | None = None,
     ) -> None:
-        """`evict_early` as in BlockPool; `states` None: the model has no recurrent layers."""
+        """`states` None: the model has no recurrent layers."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_caching = prefix_caching
-        self.pool = BlockPool(num_blocks, evict_early=evict_early)
+        self.pool = BlockPool(num_blocks)
         self.states = states
         self._tables: dict[str, _BlockTable] = {}
 

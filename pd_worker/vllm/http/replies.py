@@ -6,6 +6,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from triptych.base.errors import printable
 from triptych.pd_worker.core.outputs import RawLogprobs
 
 #: Characters of a message of vLLM that go into ours.
@@ -52,7 +53,7 @@ class EngineLost(Exception):
 
 def error_of_status(status: int, message: str, param: str = "") -> EngineError:
     """The failure that an HTTP status names."""
-    message = printable(message)
+    message = printable(" ".join(message.split())[:MOST_CHARS])
     if status in (429, 503):
         return EngineBusy(f"{status}: {message}")
     if 400 <= status < 500:
@@ -60,12 +61,6 @@ def error_of_status(status: int, message: str, param: str = "") -> EngineError:
     if status >= 500:
         return EngineFailed(f"{status}: {message}")
     return EngineGarbage(f"status {status}")
-
-
-def printable(text: str) -> str:
-    """One line of a foreign text."""
-    line = " ".join(text.split())[:MOST_CHARS]
-    return "".join(char if char.isprintable() else "?" for char in line)
 
 
 class RankedToken(msgspec.Struct):

@@ -7,14 +7,13 @@ import zlib
 from collections.abc import Iterable
 from contextlib import aclosing
 
-from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.http.endpoint import HttpReply, PostEndpoint
+from triptych.proxy.http.endpoint import HttpReply
 from triptych.proxy.http.form_body import parse_form
 from triptych.proxy.http.json_body import DONE, event, to_json
 from triptych.proxy.openai.audio.chat_transcriber import ChatTranscriber
 from triptych.proxy.openai.audio.request import TranscriptionForm, TranscriptionRequest, parse_transcription
 from triptych.proxy.openai.audio.transcriber import FileTranscript, TimedSegment, Transcriber
-from triptych.proxy.pd.queries import PDQueries
+from triptych.proxy.openai.chat.endpoint import CallEndpoint
 
 TEXT = b"text/plain; charset=utf-8"
 JSON = b"application/json"
@@ -105,36 +104,30 @@ def _clock(seconds: float, point: str) -> str:
     return f"{hours:02d}:{minutes:02d}:{rest // 1000:02d}{point}{rest % 1000:03d}"
 
 
-class AudioEndpoint(PostEndpoint[TranscriptionRequest]):
+class AudioEndpoint(CallEndpoint[TranscriptionRequest]):
     """A form with a file in; a transcript, or with `translates` its English, out."""
+
+    translates = False
 
     expected = "send a form with an audio file, such as curl -F file=@speech.wav"
     smaller = "send a smaller file, such as FLAC, or cut it"
     body = TranscriptionForm
 
-    def __init__(
-        self, dispatcher: Dispatcher, queries: PDQueries, *, translates: bool, max_body: int, timeout: float
-    ) -> None:
-        super().__init__(dispatcher.quotas["parser"], max_body=max_body)
-        self._dispatcher = dispatcher
-        self._queries = queries
-        self._translates = translates
-        self._timeout = timeout
-
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> TranscriptionRequest:
         form = parse_form(content_type, raw)
-        return parse_transcription(form, request_id, translates=self._translates, timeout=self._timeout)
+        timeout = self.limits.timeout
+        return parse_transcription(form, request_id, translates=self.translates, timeout=timeout)
 
     def names(self, raw: bytes, request: TranscriptionRequest) -> Iterable[str]:
         return request.names
 
     async def answer(self, request: TranscriptionRequest, reply: HttpReply) -> None:
-        model = self._dispatcher.resolve_model(request.call.model)
+        model = self.dispatcher.resolve_model(request.call.model)
         transcriber: Transcriber | ChatTranscriber
-        if self._dispatcher.kind(model).encoder_decoder:
-            transcriber = Transcriber(self._dispatcher, self._queries, model, request)
+        if self.dispatcher.kind(model).encoder_decoder:
+            transcriber = Transcriber(self.dispatcher, self.queries, model, request)
         else:
-            transcriber = ChatTranscriber(self._dispatcher, request)
+            transcriber = ChatTranscriber(self.dispatcher, request)
         async with aclosing(transcriber.run()) as pieces:
             async for piece in pieces:
                 if request.stream:
@@ -145,3 +138,9 @@ class AudioEndpoint(PostEndpoint[TranscriptionRequest]):
             return
         body, content_type = whole_reply(request, transcript)
         await reply.whole(body, content_type=content_type)
+
+
+class TranslationEndpoint(AudioEndpoint):
+    """A form with a file in; its English out."""
+
+    translates = True

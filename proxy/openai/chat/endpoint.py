@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterable, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
+from triptych.base.config import MIB
 from triptych.base.types import PositionLogprobs, TokenLogprob, Usage
 from triptych.proxy.call.answer import (
     AnswerPiece,
@@ -19,9 +20,10 @@ from triptych.proxy.call.answer import (
 )
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started, Timings
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
+from triptych.proxy.http.endpoint import HttpReply, PostEndpoint
 from triptych.proxy.http.json_body import DONE, event, to_json
 from triptych.proxy.openai.chat.request import ChatBody, ChatReplyOptions, parse_body
+from triptych.proxy.pd.queries import PDQueries
 
 Json = dict[str, object]
 _STAGES = ("queue", "fetch", "encode", "save", "load", "prefill", "decode")
@@ -61,14 +63,31 @@ def _token(token: TokenLogprob) -> Json:
 P = TypeVar("P")
 
 
-class CallEndpoint(PostEndpoint[P]):
-    """An endpoint whose requests become calls; `max_images` are those of one prompt."""
+@dataclass(frozen=True, slots=True)
+class ApiLimits:
+    """The limits of one request: images, choices, bytes of its body, and seconds."""
 
-    def __init__(self, dispatcher: Dispatcher, *, max_images: int, max_body: int, timeout: float) -> None:
-        super().__init__(dispatcher.quotas["parser"], max_body=max_body)
+    max_images: int = 16
+    max_choices: int = 16
+    max_body: int = 64 * MIB
+    timeout: float = 300.0
+    reject_unknown: bool = False
+
+
+class CallEndpoint(PostEndpoint[P]):
+    """An endpoint whose requests become calls, or questions to PD workers."""
+
+    def __init__(self, dispatcher: Dispatcher, queries: PDQueries, limits: ApiLimits) -> None:
+        super().__init__(dispatcher.quotas["parser"], max_body=limits.max_body)
         self.dispatcher = dispatcher
-        self.max_images = max_images
-        self.timeout = timeout
+        self.queries = queries
+        self.limits = limits
+        self.reject_unknown = limits.reject_unknown
+
+
+def ends(outputs: Sequence[Output]) -> bool:
+    """Whether a call's outputs end with these."""
+    return isinstance(outputs[-1], Done) and outputs[-1].final
 
 
 class ChatEndpoint(CallEndpoint[tuple[ChatCall, ChatReplyOptions]]):
@@ -76,19 +95,15 @@ class ChatEndpoint(CallEndpoint[tuple[ChatCall, ChatReplyOptions]]):
 
     body = ChatBody
 
-    def __init__(self, dispatcher: Dispatcher, *, max_choices: int = 16, **limits: Any) -> None:
-        super().__init__(dispatcher, **limits)
-        self._max_choices = max_choices
-
     def parse(
         self, raw: bytes, request_id: str, content_type: bytes = b""
     ) -> tuple[ChatCall, ChatReplyOptions]:
         return parse_body(
             raw,
             request_id,
-            max_images=self.max_images,
-            timeout=self.timeout,
-            max_choices=self._max_choices,
+            max_images=self.limits.max_images,
+            timeout=self.limits.timeout,
+            max_choices=self.limits.max_choices,
         )
 
     async def answer(self, request: tuple[ChatCall, ChatReplyOptions], reply: HttpReply) -> None:
@@ -99,14 +114,7 @@ class ChatEndpoint(CallEndpoint[tuple[ChatCall, ChatReplyOptions]]):
                 await reply.whole(await whole_reply(call.label, model, options, batches))
                 return
             stream = ChatStream(call.label, model, options)
-            pace = WritePacer()
-            async for outputs in batches:
-                if part := stream.render(outputs):
-                    end = outputs[-1]
-                    last = isinstance(end, Done) and end.final
-                    await reply.part(part, last=last)
-                    if not last and (pause := pace.pause()):
-                        await asyncio.sleep(pause)
+            await reply.stream(batches, lambda outputs: (stream.render(outputs), ends(outputs)))
 
 
 def logprobs_body(positions: Sequence[PositionLogprobs]) -> Json:

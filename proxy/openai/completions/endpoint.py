@@ -10,17 +10,15 @@ from contextlib import aclosing
 from triptych.base.types import PositionLogprobs, Usage
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started, Timings
 from triptych.proxy.call.pooled import first_error
-from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.http.endpoint import HttpReply, PostEndpoint, WritePacer
+from triptych.proxy.http.endpoint import HttpReply
 from triptych.proxy.http.json_body import DONE, event, to_json
-from triptych.proxy.openai.chat.endpoint import Json, finite_logprob, timings_body, usage_body
+from triptych.proxy.openai.chat.endpoint import CallEndpoint, Json, finite_logprob, timings_body, usage_body
 from triptych.proxy.openai.completions.request import (
     CompletionBody,
     CompletionReplyOptions,
     CompletionRequest,
     parse_completion,
 )
-from triptych.proxy.pd.queries import PDQueries
 
 
 class CompletionBook:
@@ -215,27 +213,19 @@ def _top(position: PositionLogprobs) -> dict[str, float]:
 PromptOutputs = tuple[int, list[Output]]
 
 
-class CompletionsEndpoint(PostEndpoint[CompletionRequest]):
+class CompletionsEndpoint(CallEndpoint[CompletionRequest]):
     """OpenAI's legacy completions: prompts that no chat template touches."""
 
     body = CompletionBody
 
-    def __init__(
-        self, dispatcher: Dispatcher, queries: PDQueries, *, max_choices: int, max_body: int, timeout: float
-    ) -> None:
-        super().__init__(dispatcher.quotas["parser"], max_body=max_body)
-        self._dispatcher = dispatcher
-        self._queries = queries
-        self._max_choices = max_choices
-        self._timeout = timeout
-
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> CompletionRequest:
-        return parse_completion(raw, request_id, timeout=self._timeout, max_choices=self._max_choices)
+        limits = self.limits
+        return parse_completion(raw, request_id, timeout=limits.timeout, max_choices=limits.max_choices)
 
     async def answer(self, request: CompletionRequest, reply: HttpReply) -> None:
-        model = self._dispatcher.resolve_model(request.calls[0].model)
+        model = self.dispatcher.resolve_model(request.calls[0].model)
         book = CompletionBook(request.request_id, model, request.options, await self._echoes(request, model))
-        async with aclosing(all_together(self._dispatcher.chat, request.calls)) as batches:
+        async with aclosing(all_together(self.dispatcher.chat, request.calls)) as batches:
             if not request.options.stream:
                 whole = CompletionReply(book)
                 async for prompt, outputs in batches:
@@ -243,12 +233,7 @@ class CompletionsEndpoint(PostEndpoint[CompletionRequest]):
                 await reply.whole(whole.body())
                 return
             stream = CompletionStream(book)
-            pace = WritePacer()
-            async for prompt, outputs in batches:
-                if part := stream.render(prompt, outputs):
-                    await reply.part(part, last=book.open == 0)
-                    if book.open and (pause := pace.pause()):
-                        await asyncio.sleep(pause)
+            await reply.stream(batches, lambda batch: (stream.render(*batch), book.open == 0))
 
     async def _echoes(self, request: CompletionRequest, model: str) -> list[str]:
         """The prompts' texts, where they are to be repeated."""
@@ -256,9 +241,7 @@ class CompletionsEndpoint(PostEndpoint[CompletionRequest]):
             return []
         return await asyncio.gather(
             *(
-                _as_it_is(prompt)
-                if isinstance(prompt, str)
-                else self._queries.detokenize(model, prompt or ())
+                _as_it_is(prompt) if isinstance(prompt, str) else self.queries.detokenize(model, prompt or ())
                 for prompt in request.options.prompts
             )
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 
@@ -12,9 +11,9 @@ from triptych.base.errors import RequestError
 from triptych.base.types import FinishReason, Usage
 from triptych.proxy.call.answer import AnswerPiece, CallBegin, CallPiece, ChoiceReader, ReasoningPiece
 from triptych.proxy.call.chat import Delta, Done, Output, Started
-from triptych.proxy.http.endpoint import HttpReply, WritePacer
+from triptych.proxy.http.endpoint import HttpReply
 from triptych.proxy.http.json_body import named_event, to_json
-from triptych.proxy.openai.chat.endpoint import CallEndpoint, Json
+from triptych.proxy.openai.chat.endpoint import CallEndpoint, Json, ends
 from triptych.proxy.openai.messages.request import (
     CountTokensBody,
     MessagesBody,
@@ -62,6 +61,10 @@ class MessageBook:
                 yield from self._add_pieces(self._answer.read(output))
             else:
                 yield from self._end(output)
+
+    def events(self, outputs: Sequence[Output]) -> tuple[bytes, bool]:
+        """The events of a batch, each rendered before the next one changes the message; whether it ends."""
+        return b"".join(map(named_event, self.take(outputs))), ends(outputs)
 
     def _add_pieces(self, pieces: Sequence[AnswerPiece]) -> Iterator[Json]:
         for piece in pieces:
@@ -149,26 +152,20 @@ class MessagesEndpoint(CallEndpoint[MessagesRequest]):
     body = MessagesBody
 
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> MessagesRequest:
-        return parse_messages(raw, request_id, max_images=self.max_images, timeout=self.timeout)
+        return parse_messages(raw, request_id, max_images=self.limits.max_images, timeout=self.limits.timeout)
 
     async def answer(self, request: MessagesRequest, reply: HttpReply) -> None:
         book = MessageBook(request, self.dispatcher.resolve_model(request.call.model))
         try:
             async with aclosing(self.dispatcher.chat(request.call)) as batches:
-                pace = WritePacer()
+                if request.options.stream:
+                    await reply.stream(batches, book.events)
+                    return
                 async for outputs in batches:
-                    # Each event is rendered before the next one changes the message.
-                    part = b"".join(map(named_event, book.take(outputs)))
-                    if not request.options.stream:
-                        continue
-                    last = isinstance(outputs[-1], Done)
-                    await reply.part(part, last=last)
-                    if not last and (pause := pace.pause()):
-                        await asyncio.sleep(pause)
+                    book.events(outputs)
         except RequestError as error:
             raise request.names.translated(error) from None
-        if not request.options.stream:
-            await reply.whole(to_json(book.message))
+        await reply.whole(to_json(book.message))
 
 
 class CountTokensEndpoint(TokenizeEndpoint):
@@ -177,7 +174,7 @@ class CountTokensEndpoint(TokenizeEndpoint):
     body = CountTokensBody
 
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> TokenizeQuery:
-        return query_of(parse_count_tokens(raw, request_id, max_images=self._max_images).call)
+        return query_of(parse_count_tokens(raw, request_id, max_images=self.limits.max_images).call)
 
     async def answer(self, request: TokenizeQuery, reply: HttpReply) -> None:
         tokens = (await self.tokenized(request)).token_ids

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
@@ -11,9 +10,9 @@ from triptych.base.errors import RequestError
 from triptych.base.types import FinishReason, PositionLogprobs, Usage
 from triptych.proxy.call.answer import AnswerPiece, CallBegin, CallPiece, ChoiceReader, ReasoningPiece
 from triptych.proxy.call.chat import Delta, Done, Output, Started
-from triptych.proxy.http.endpoint import HttpReply, WritePacer
+from triptych.proxy.http.endpoint import HttpReply
 from triptych.proxy.http.json_body import named_event, to_json
-from triptych.proxy.openai.chat.endpoint import CallEndpoint, Json, position_logprobs, timings_body
+from triptych.proxy.openai.chat.endpoint import CallEndpoint, Json, ends, position_logprobs, timings_body
 from triptych.proxy.openai.responses.request import ResponsesBody, ResponsesRequest, parse_responses
 
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
@@ -225,7 +224,9 @@ class ResponsesEndpoint(CallEndpoint[ResponsesRequest]):
     body = ResponsesBody
 
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> ResponsesRequest:
-        return parse_responses(raw, request_id, max_images=self.max_images, timeout=self.timeout)
+        return parse_responses(
+            raw, request_id, max_images=self.limits.max_images, timeout=self.limits.timeout
+        )
 
     async def answer(self, request: ResponsesRequest, reply: HttpReply) -> None:
         book = ResponseBook(request, self.dispatcher.resolve_model(request.call.model))
@@ -245,11 +246,7 @@ class ResponsesEndpoint(CallEndpoint[ResponsesRequest]):
                         pass
                 await reply.whole(to_json(book.response))
                 return
-            pace = WritePacer()
-            async for outputs in batches:
-                # Each event is rendered before the next one changes the response.
-                if part := b"".join(map(named_event, book.take(outputs))):
-                    last = isinstance(outputs[-1], Done)
-                    await reply.part(part, last=last)
-                    if not last and (pause := pace.pause()):
-                        await asyncio.sleep(pause)
+            # Each event is rendered before the next one changes the response.
+            await reply.stream(
+                batches, lambda outputs: (b"".join(map(named_event, book.take(outputs))), ends(outputs))
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -13,7 +14,7 @@ from msgspec import Meta
 from triptych.base.errors import InvalidRequest
 from triptych.proxy.call.chat import ChatCall, Done, PoolingOptions
 from triptych.proxy.call.pooled import MAX_INPUTS, input_calls, pool_all, pooled_call, vector_of
-from triptych.proxy.http.endpoint import HttpReply
+from triptych.proxy.http.endpoint import CURRENT_DELIVERY, HttpReply
 from triptych.proxy.http.json_body import decode_body, to_json
 from triptych.proxy.openai.chat.endpoint import CallEndpoint
 from triptych.proxy.openai.chat.request import ChatBody, MessageBody, call_of
@@ -26,7 +27,7 @@ from triptych.proxy.openai.fields.sampling import (
     TemplateVariables,
     late,
 )
-from triptych.proxy.openai.retrieval.reply import PooledReply
+from triptych.proxy.quotas.quota import HOLDER, Quota
 
 
 class PooledBody(msgspec.Struct, kw_only=True):
@@ -145,7 +146,9 @@ class EmbeddingsEndpoint(CallEndpoint[EmbeddingRequest]):
     body = EmbeddingBody
 
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> EmbeddingRequest:
-        return parse_embeddings(raw, request_id, max_images=self.max_images, timeout=self.timeout)
+        return parse_embeddings(
+            raw, request_id, max_images=self.limits.max_images, timeout=self.limits.timeout
+        )
 
     async def answer(self, request: EmbeddingRequest, reply: HttpReply) -> None:
         model = self.dispatcher.resolve_model(request.calls[0].model)
@@ -159,3 +162,39 @@ class EmbeddingsEndpoint(CallEndpoint[EmbeddingRequest]):
 
         await pool_all(self.dispatcher.chat, request.calls, keep)
         await reply.whole(made.body(list_head(f"embd-{reply.request_id}", model), "data"))
+
+
+class PooledReply:
+    """A reply of one part for each call, which count as the reply's memory as they come."""
+
+    def __init__(self, quota: Quota, count: int = 0) -> None:
+        self._hold = quota.hold(HOLDER.get(), 0)
+        if (delivery := CURRENT_DELIVERY.get()) is not None:
+            delivery.keep(self._hold)
+        self._parts: list[bytes] = [b""] * count
+        self._prompt_tokens = self._cached_tokens = 0
+
+    def put(self, index: int, part: bytes) -> None:
+        """QuotaExceeded where there is no memory for the part."""
+        self._hold.add(len(part))
+        self._parts[index] = part
+
+    def append(self, part: bytes) -> None:
+        """As `put`, after all parts."""
+        self._hold.add(len(part))
+        self._parts.append(part)
+
+    def count(self, done: Done) -> None:
+        """A call's prompt is part of the usage."""
+        self._prompt_tokens += done.usage.prompt_tokens
+        self._cached_tokens += done.usage.cached_tokens
+
+    def body(self, head: Mapping[str, object], name: str) -> bytes:
+        """The JSON reply, its parts under `name`."""
+        usage = {
+            "prompt_tokens": self._prompt_tokens,
+            "total_tokens": self._prompt_tokens,
+            "prompt_tokens_details": {"cached_tokens": self._cached_tokens},
+        }
+        before, after = to_json({**head, name: [], "usage": usage}).split(f'"{name}":[]'.encode())
+        return b"".join((before, f'"{name}":['.encode(), b",".join(self._parts), b"]", after))

@@ -16,8 +16,13 @@ from triptych.proxy.http.endpoint import HttpReply
 from triptych.proxy.http.json_body import decode_body, to_json
 from triptych.proxy.openai.chat.endpoint import CallEndpoint
 from triptych.proxy.openai.retrieval.content import ContentField, Contents, content_of
-from triptych.proxy.openai.retrieval.embeddings import PooledBody, first_call, list_head, refuse_unserved
-from triptych.proxy.openai.retrieval.reply import PooledReply
+from triptych.proxy.openai.retrieval.embeddings import (
+    PooledBody,
+    PooledReply,
+    first_call,
+    list_head,
+    refuse_unserved,
+)
 
 Instruction = Annotated[
     str | None, Meta(description="What a reranker is to judge by, in place of its own instruction.")
@@ -110,7 +115,7 @@ class RerankEndpoint(CallEndpoint[RerankRequest]):
     body = RerankBody
 
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> RerankRequest:
-        return parse_rerank(raw, request_id, max_images=self.max_images, timeout=self.timeout)
+        return parse_rerank(raw, request_id, max_images=self.limits.max_images, timeout=self.limits.timeout)
 
     async def answer(self, request: RerankRequest, reply: HttpReply) -> None:
         model = self.dispatcher.resolve_model(request.pairs.first.model)
@@ -132,7 +137,7 @@ class ScoreEndpoint(CallEndpoint[PairScoring]):
     body = ScoreBody
 
     def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> PairScoring:
-        return parse_score(raw, request_id, max_images=self.max_images, timeout=self.timeout)
+        return parse_score(raw, request_id, max_images=self.limits.max_images, timeout=self.limits.timeout)
 
     async def answer(self, request: PairScoring, reply: HttpReply) -> None:
         model = self.dispatcher.resolve_model(request.first.model)

@@ -6,6 +6,7 @@ import base64
 import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,6 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> VideoCase:
 
 @pytest.fixture(scope="module")
 def expected(case: VideoCase, tmp_path_factory: pytest.TempPathFactory) -> tuple[VideoAnswer, VideoAnswer]:
-    from dataclasses import replace
-
     short, long = reference([case, replace(case, clip=LONG)], tmp_path_factory.mktemp("reference"))
     assert not short.error
     assert not long.error
@@ -100,3 +99,18 @@ def test_a_client_sets_no_segment(case: VideoCase, tmp_path: Path) -> None:
     with cluster_of(case, tmp_path, 1) as cluster:
         reply = ask(cluster, SHORT, mm_processor_kwargs={"segment": [0, 4, 0]})
         assert (reply["status"], reply["error"]["param"]) == (400, "mm_processor_kwargs.segment")
+
+
+def test_other_requests_are_answered_while_a_clip_of_768_frames_is(case: VideoCase, tmp_path: Path) -> None:
+    clip = make_clip(frames=768, rate=2, **ALONE)
+    (expected,) = reference([replace(case, clip=clip)], tmp_path)
+    flags = ("--video-segment-frames", "30", "--max-model-len", "2048")
+    other = {"messages": [{"role": "user", "content": "What is this?"}], "max_tokens": 8}
+    with cluster_of(case, tmp_path, 2, *flags) as cluster, ThreadPoolExecutor(1) as pool:
+        asked, answered = pool.submit(ask, cluster, clip), 0
+        while not asked.done():
+            assert cluster.post(other)["status"] == 200
+            answered += not asked.done()
+        check(asked.result(), expected)
+        assert answered
+        assert towers(cluster) == 26

@@ -18,41 +18,25 @@ from support.processes.cluster import PATIENCE, Cluster, running_cluster
 from support.videos.cases import TOKENS, VideoAnswer, VideoCase, reference
 from support.videos.classes import CLASSES
 from support.videos.clips import (
-    changing_size,
-    endless,
     huge_header,
     make_clip,
-    sound_only,
-    turned,
-    without_frames,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 QUESTION = {"type": "text", "text": "What happens?"}
 FIELD = "messages[0].content[0].video_url.url"
+#: One of each kind: `unit/encoder_worker/media/test_video.py` has all of them.
 REFUSED = {
-    "no frames": (without_frames, 400, "has no frames; send one with a picture in it"),
-    "sound only": (sound_only, 400, "has no video; send one with a picture in it"),
-    "truncated": (lambda: make_clip()[:-200], 400, "truncated or damaged; convert it"),
     "a header of 10 GB": (huge_header, 400, "truncated or damaged; convert it"),
-    "100,000 frames of one pixel": (endless, 413, "more than the 20 seconds allowed; send a smaller one"),
     "too long": (lambda: make_clip(frames=21, rate=1), 413, "more than the 20 seconds allowed"),
-    "too large": (lambda: make_clip(size=(640, 640)), 413, "more than the 1000000 pixels allowed"),
     "too large in all its segments": (
         lambda: make_clip(frames=40, rate=2, size=(160, 160)),
         413,
         "40 frames of 160x160 are more than the 1000000 pixels allowed",
     ),
-    "changing its size": (changing_size, 400, "frames change their size; convert it to one size"),
 }
 ANSWERED = {
-    "variable rate": lambda: make_clip(times=[0, 1, 2, 3, 40, 41, 42, 80], frames=8),
-    "turned": lambda: turned(make_clip()),
-    "in HDR": lambda: make_clip(
-        "mp4", "libx265", "yuv420p10le", color_primaries=9, color_trc=16, colorspace=9
-    ),
     "with sound": lambda: make_clip(sound=True),
-    "WebM": lambda: make_clip("webm", "libvpx-vp9"),
     "GIF": lambda: make_clip("gif", "gif", "rgb8"),
 }
 

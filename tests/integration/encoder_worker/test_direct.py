@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
-
-import pytest
 
 from support.data.pictures import picture
 from support.engine.encoder_bench import NAMESPACE, Bench, Job, bench, png
@@ -20,21 +16,6 @@ from triptych.protos import encoder_pb2
 from triptych.protos.convert import plan_from_proto, source_from_proto
 from triptych.registry.matching import DIRECT
 from triptych.store.embedding_store import EmbeddingStore
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedStore]:
-    server = EmbeddedStore(tmp_path, 64 << 20)
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-async def own_store(server: EmbeddedStore) -> AsyncIterator[EmbeddingStore]:
-    store = await EmbeddingStore.connect(server.url, timeout=0.5)
-    yield store
-    await store.close()
 
 
 async def path_of(ready: encoder_pb2.ItemReady) -> str:

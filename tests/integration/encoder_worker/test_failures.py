@@ -6,9 +6,7 @@ import asyncio
 import gc
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from grpc import aio
@@ -113,21 +111,6 @@ async def test_a_store_that_is_away_ends_no_start(caplog: pytest.LogCaptureFixtu
 
     await warn_of_mismatch(Away(), ENCODER)  # type: ignore[arg-type]
     assert "not compared with the PD workers" in caplog.text
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedStore]:
-    server = EmbeddedStore(tmp_path, 64 << 20)
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-async def own_store(server: EmbeddedStore) -> AsyncIterator[EmbeddingStore]:
-    store = await EmbeddingStore.connect(server.url, timeout=0.5)
-    yield store
-    await store.close()
 
 
 async def test_an_item_is_saved_when_the_store_has_come_back(

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 import urllib.request
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -21,13 +19,10 @@ from support.processes.cluster import scrape
 from support.ranks.groups import children
 from support.tracing.spans import kept_tracer, new_context
 from support.waiting import until, within
-from triptych.base.config import EncoderConfig
 from triptych.base.engine_beat import ENGINE_EXIT
-from triptych.base.errors import ConfigError
 from triptych.base.rpc.channels import make_channel
 from triptych.base.tracing.context import SpanContext, from_bytes, metadata
 from triptych.base.types import WorkerInfo
-from triptych.encoder_worker.service import run
 from triptych.protos import encoder_pb2_grpc
 from triptych.registry.registry import Registry
 from triptych.store import keys
@@ -82,38 +77,6 @@ async def test_a_worker_registers_serves_and_withdraws(store: EmbeddingStore, st
         if process.returncode is None:
             process.kill()
             await process.communicate()
-
-
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        ({"store": ""}, "--store"),
-        ({"store": "unix:///nowhere/store.sock"}, "--store"),
-        ({"host": "0.0.0.0"}, "--internal-token"),
-        ({"host": "0.0.0.0", "internal_token": "t"}, "--advertise"),
-        ({"advertise": "0.0.0.0:1"}, "--advertise"),
-        ({"device": "toaster"}, "--device"),
-        ({"device": "cuda:99"}, "--device"),
-        ({"model": "/nowhere"}, "MODEL"),
-    ],
-)
-async def test_what_cannot_work_is_refused_at_the_start(
-    store_url: str, flags: dict[str, Any], named: str
-) -> None:
-    good = {"store": store_url, "model": str(build_checkpoint("qwen3_vl")), "threads": 1}
-    with pytest.raises(ConfigError, match=named):
-        await run(EncoderConfig(**{**good, **flags}))
-
-
-@pytest.mark.parametrize("flag", ["port", "metrics_port"])
-async def test_a_taken_port_is_refused_at_the_start(store_url: str, flag: str) -> None:
-    model = str(build_checkpoint("qwen3_vl"))
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match="taken"):
-            await run(EncoderConfig(store=store_url, model=model, threads=1, **{flag: port}))
 
 
 _WORKER = """

@@ -86,7 +86,6 @@ def test_decodes_that_are_gathered_in_groups_answer_as_generate(
         return groups
 
     monkeypatch.setattr(batch, "plan_gathers", counted)
-    monkeypatch.setattr(batch, "attends_in_runs", lambda runs: False)
     checkpoint = Checkpoint.open(family)
     prompts = [LONG, *SHORT, SHORT[0], LONG]
     results = [reference(checkpoint.path, prompt, 24) for prompt in prompts]

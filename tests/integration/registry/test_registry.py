@@ -12,8 +12,7 @@ from support.stores.commands import commands
 from support.waiting import until
 from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.base.types import WorkerInfo
-from triptych.registry.heartbeat import Heartbeat
-from triptych.registry.registry import Registry
+from triptych.registry.registry import Heartbeat, Registry
 from triptych.store import keys
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore

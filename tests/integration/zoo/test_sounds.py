@@ -77,7 +77,7 @@ def test_a_sound_longer_than_what_the_model_hears_at_once_is_refused(served: Ser
         check(entry, sides, [sound(entry.window + 0.4)])
         return
     with pytest.raises(InvalidRequest, match="send it in parts") as caught:
-        sides.encoder.preprocess_sound(Sound(sound(10.5)), {})
+        sides.encoder.preprocess_sound(Sound(sound(max(entry.window, 10) + 0.5)), {})
     assert caught.value.param == "audio"
 
 
@@ -91,11 +91,12 @@ def test_a_sound_a_picture_and_a_video_in_one_prompt_are(served: Served, tmp_pat
             encoder.preprocess_video(clip, {})
         assert "takes no videos" in caught.value.message
         return
-    sampling = {"fps": 2.0, "size": {"shortest_edge": 256, "longest_edge": 8192}}
+    sampling = entry.sampling
     heard, seen = sound(0.83, seed=1), picture(1, 28, 20)
     case = VideoCase(
-        sides.path, make_clip(), entry.processor, "Qwen2VLImageProcessor", entry.videos,
-        {"videos_kwargs": sampling}, sampling, seen, heard, entry.extractor,
+        sides.path, make_clip(), entry.processor, entry.images, entry.videos,
+        {"videos_kwargs": dict(sampling)}, sampling, seen, heard,
+        {"feature_extractor_type": entry.extractor_type, **entry.extractor},
     )  # fmt: skip
     (expected,) = video_reference([case], tmp_path)
     assert not expected.error
@@ -105,6 +106,8 @@ def test_a_sound_a_picture_and_a_video_in_one_prompt_are(served: Served, tmp_pat
     assert list(prompt.token_ids) == expected.prompt
     with engine_cell(sides, **_LIMITS) as cell:
         assert answered(cell, decoder, prompt, encoder.encode(items)) == expected.output
+    with pytest.raises(InvalidRequest, match="send it beside the clip, as an audio_url"):
+        prepared(replace(case, options={"use_audio_in_video": True}), encoder)
     if entry.family == "Qwen3OmniMoeThinker":
         items[2] = prepared(replace(case, options={**sampling, "fps": 4.0}), encoder)
         prompt = built(case, decoder, *(plan_of(item, encoder.width, at) for at, item in enumerate(items)))

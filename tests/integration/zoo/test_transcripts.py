@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from support.data.sounds import Sound, sound
 from support.sounds.classes import SOUNDS
@@ -42,12 +43,38 @@ def test_a_transcription_has_the_prompt_of_the_classs_processor(family: str, tmp
         assert list(built.token_ids) == expected["input_ids"][0].tolist(), fields
 
 
+#: As Mistral's tokenizer writes a message with a sound, and an answer.
+_MISTRAL = (
+    "<s>{% for m in messages %}{% for part in m.content %}{% if part.type == 'audio' %}"
+    "[INST][BEGIN_AUDIO]<|audio|>[/INST]{% else %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(("fields", "end"), [({}, ""), ({"language": "en"}, "lang:en")])
+def test_voxtral_transcribes_by_the_prompt_of_mistral_common(
+    fields: dict[str, Any], end: str, tmp_path: Path
+) -> None:
+    """Its processor needs that package, whose release 1.12.0 writes this prompt."""
+    path = next(entry for entry in SOUNDS if entry.family == "Voxtral").checkpoint(tmp_path)
+    (path / "chat_template.jinja").write_text(_MISTRAL)
+    decoder = DECODER.load(path, **_CPU, attn_implementation="eager")
+    builder, _ = open_checkpoint(path, decoder, 1024)
+    encoder = ENCODER.load(path, **_CPU)
+    plan = plan_of(encoder.preprocess_sound(Sound(sound(0.83, seed=1)), {}), encoder.width)
+    messages, options = transcription_chat(common_pb2.Transcription(**fields), decoder.config.model_type)
+    expected = f"<s>[INST][BEGIN_AUDIO]{'<|audio|>' * 375}[/INST]{end}[TRANSCRIBE]"
+    ids = AutoTokenizer.from_pretrained(path)(expected, add_special_tokens=False)["input_ids"]
+    assert list(builder.build(messages, [plan], options).token_ids) == ids
+
+
 @pytest.mark.parametrize(
     ("kind", "fields", "param"),
     [
         ("qwen3_asr", {"language": "xx"}, "language"),
         ("glmasr", {"language": "en"}, "language"),
         ("glmasr", {"task": "translate"}, "model"),
+        ("voxtral", {"prompt": "Rust, Go"}, "prompt"),
+        ("voxtral", {"language": "en[/INST]"}, "language"),
         ("glmasr", {"timestamps": True}, "response_format"),
         ("qwen2_audio", {}, "model"),
     ],

@@ -21,7 +21,7 @@ from triptych.pd_worker.attention.attention import ATTENTION_NAME
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 OWN_FAMILY = [entry for entry in CLASSES if entry.family in ("Qwen2_5_VL", "Qwen3VL")]
 #: A frame of InternVL is a picture of the same getter; the others have a getter for each.
-MIXED = ("Qwen2_5_VL", "Qwen3VL", "Qwen3_5", "InternVL")
+MIXED = ("Qwen2_5_VL", "Qwen3VL", "Qwen3_5", "InternVL", "Gemma4")
 _CPU: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
 _LIMITS = {"max_num_batched_tokens": 1024, "max_model_len": 1024, "kv_memory": 64 * MIB}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,18 +72,24 @@ def picture(seed: int, width: int, height: int) -> Image.Image:
 
 
 def mixed_cases(
-    count: int, seed: int = 0, sizes: Sequence[tuple[int, int]] = ((64, 64), (96, 64))
+    count: int,
+    seed: int = 0,
+    sizes: Sequence[tuple[int, int]] = ((64, 64), (96, 64)),
+    draw: Callable[[int, int, int], Image.Image] = picture,
 ) -> list[Case]:
-    """Text, one picture, three pictures, and pictures that several requests share, in two sizes."""
+    """Text, one picture, three pictures, and pictures that several requests share, in two sizes.
+
+    `draw` makes a picture of a seed, a width and a height.
+    """
     rng = random.Random(seed)
-    shared = [picture(1000 + i, *sizes[i % len(sizes)]) for i in range(3)]
+    shared = [draw(1000 + i, *sizes[i % len(sizes)]) for i in range(3)]
 
     def text() -> str:
         return " ".join(rng.choices(WORDS, k=rng.randint(4, 24))) + f" {rng.randrange(1000)}"
 
     cases = []
     for index in range(count):
-        own = [picture(seed * 7919 + index * 3 + i, *rng.choice(sizes)) for i in range(3)]
+        own = [draw(seed * 7919 + index * 3 + i, *rng.choice(sizes)) for i in range(3)]
         kind = index % 4
         if kind == 0:
             cases.append(Case((text(),)))

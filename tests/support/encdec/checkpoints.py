@@ -27,6 +27,11 @@ from transformers import (
 from support.encdec import tokenizers as styles
 
 HIDDEN = 64
+#: What all configs but T5's and TrOCR's have in common.
+SIZES: dict[str, Any] = {
+    "d_model": HIDDEN, "decoder_layers": 3, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "dtype": "float32",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -46,16 +51,10 @@ def _bart(traits: frozenset[str]) -> Parts:
     tokenizer = styles.bart_tokenizer(600)
     config = BartConfig(
         vocab_size=len(tokenizer),
-        d_model=HIDDEN,
         encoder_layers=3,
-        decoder_layers=3,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=128,
-        decoder_ffn_dim=128,
         max_position_embeddings=256,
         scale_embedding="scaled" in traits,
-        dtype="float32",
+        **SIZES,
     )
     generation = {
         "bos_token_id": 0,
@@ -73,16 +72,10 @@ def _mbart(traits: frozenset[str]) -> Parts:
     tokenizer = styles.bart_tokenizer(600, language="<mask>")
     config = MBartConfig(
         vocab_size=len(tokenizer),
-        d_model=HIDDEN,
         encoder_layers=2,
-        decoder_layers=3,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=128,
-        decoder_ffn_dim=128,
         max_position_embeddings=256,
         scale_embedding="scaled" in traits,
-        dtype="float32",
+        **SIZES,
     )
     generation = {"bos_token_id": 0, "decoder_start_token_id": 2, "forced_bos_token_id": 4}
     return Parts(MBartForConditionalGeneration(config), tokenizer, None, generation, _whisper_scale)
@@ -132,13 +125,7 @@ def _whisper(traits: frozenset[str]) -> Parts:
     config = WhisperConfig(
         vocab_size=len(tokenizer),
         num_mel_bins=20,
-        d_model=HIDDEN,
         encoder_layers=2,
-        decoder_layers=3,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=128,
-        decoder_ffn_dim=128,
         max_source_positions=50 * seconds,
         max_target_positions=448,
         decoder_start_token_id=start,
@@ -147,7 +134,7 @@ def _whisper(traits: frozenset[str]) -> Parts:
         pad_token_id=end,
         suppress_tokens=None,
         begin_suppress_tokens=None,
-        dtype="float32",
+        **SIZES,
     )
     specials = [ids[text] for text in styles.WHISPER_SPECIALS if text not in ("<|endoftext|>",)]
     times = range(no_times + 1, len(tokenizer))

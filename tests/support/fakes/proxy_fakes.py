@@ -41,7 +41,8 @@ from triptych.proxy.http.refusals import RefusalMiddleware, Refusals
 from triptych.proxy.http.server import HttpServer, bind
 from triptych.proxy.live.service import LiveData
 from triptych.proxy.media.loader import make_loader
-from triptych.proxy.openai.app import ApiLimits, make_app
+from triptych.proxy.openai.app import make_app
+from triptych.proxy.openai.chat.endpoint import ApiLimits
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.proxy.service import GrpcTransport
@@ -175,7 +176,7 @@ class FakeCluster:
         admission = GrpcAdmission(
             self.quotas, authenticator, refusals, connections=connections, tracer=tracer
         )
-        await self._start_grpc(admission, front_door, api.request_timeout)
+        await self._start_grpc(admission, front_door, api.timeout)
         connections.port = self.grpc_port
         self._beside = [asyncio.create_task(work) for work in (self.quotas.run(), connections.run())]
 

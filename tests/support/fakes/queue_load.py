@@ -21,7 +21,6 @@ class FullTable:
         self.jobs = EncoderJobTable(8)
         self.jobs.set_encoders(EncoderSlot(f"e{i}", (SPACE,), 4, 2) for i in range(ENCODERS))
         self._made = 0
-        self.ended = 0
         #: Jobs in preprocessing and in a tower, the oldest first.
         self._planning: list[EncoderJob] = []
         self._running: list[EncoderJob] = []
@@ -48,7 +47,6 @@ class FullTable:
         for request in waiters:
             self.jobs.loaded(request, job.mm_hash)
         self._pump()
-        self.ended += 1
 
     def _want(self) -> None:
         """Another item, of the request that is not full yet."""

@@ -13,6 +13,9 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from triptych.base.errors import RequestError
+from triptych.proxy.http.json_body import error_json
+
 M = TypeVar("M", bound=Message)
 
 #: Hypothesis remembers all that it has tried: a fresh run now and then keeps it fast and small.
@@ -71,6 +74,14 @@ class Fuzzer:
 
             one_batch()
         self.report(name, total)
+
+
+def refused_well(error: RequestError) -> None:
+    """An error of the client's, short, that names a field and can be written."""
+    assert 400 <= error.status < 500, error
+    assert error.param, error
+    assert len(error.message) < 2000, error
+    assert error_json(error)
 
 
 def mutated(originals: list[bytes]) -> st.SearchStrategy[bytes]:

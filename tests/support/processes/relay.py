@@ -19,12 +19,14 @@ Place = Path | int
 class Relay:
     """Relays `listen` to `target` from a thread of its own; its methods may be called from any other.
 
-    `delay`: seconds that every piece of an answer waits. `lose_answer_to`: the next connection on which
+    `delay`: seconds that every piece of an answer waits. `silent`: nothing passes in either direction, and no
+    connection ends, as with a network that drops packets. `lose_answer_to`: the next connection on which
     these bytes are sent is cut when the server answers them. `tls`: clients speak it, the target does not.
     """
 
     def __init__(self, listen: Place, target: Place, tls: ssl.SSLContext | None = None) -> None:
         self.delay = 0.0
+        self.silent = False
         self.lose_answer_to = b""
         #: Answers that were lost so.
         self.lost_answers = 0
@@ -152,6 +154,8 @@ class _Link:
             async for piece in _pieces(reader):
                 if not await passes(piece):
                     return
+                while self._relay.silent:
+                    await asyncio.sleep(0.05)
                 writer.write(piece)
                 await writer.drain()
         with contextlib.suppress(OSError, RuntimeError):

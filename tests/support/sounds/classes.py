@@ -40,9 +40,17 @@ class SoundClass:
     sounds: int = 2
     sees: bool = False
     videos: str = "Qwen2VLVideoProcessor"
+    #: What the chat template writes for a picture.
+    picture: str = _BETWEEN
     #: Of its weights.
     seed: str = "a"
     extractor_type: str = "WhisperFeatureExtractor"
+    #: Of the recipe.
+    variation: str = ""
+    images: str = "Qwen2VLImageProcessor"
+    pictures: Mapping[str, Any] = field(default_factory=lambda: _PICTURES)
+    clips: Mapping[str, Any] = field(default_factory=lambda: _VIDEOS)
+    sampling: Mapping[str, Any] = field(default_factory=lambda: {"fps": 2.0, "size": _VIDEOS["size"]})
 
     @property
     def name(self) -> str:
@@ -50,22 +58,24 @@ class SoundClass:
 
     @property
     def extractor(self) -> dict[str, Any]:
+        if self.family == "Gemma4":
+            return {"feature_size": 32}
         return {"feature_size": 16, "chunk_length": self.window, "return_attention_mask": True}
 
     def own(self) -> OwnProcessor:
-        return OwnProcessor(self.processor, "Qwen2VLImageProcessorPil", {}, picture=_BETWEEN)
+        return OwnProcessor(self.processor, f"{self.images}Pil", {}, picture=self.picture)
 
     def checkpoint(self, folder: Path) -> Path:
         """Its folder, with the settings of its extractor (and pictures) in one file, as hubs hold them."""
-        recipe = RECIPES[self.name]
-        audio = {**recipe.config["audio_config"], **self.audio}
+        recipe = RECIPES[self.name + self.variation]
+        audio = {**(recipe.config.get("audio_config") or {}), **self.audio}
         path = folder / self.family
         config = {**recipe.config, "audio_config": audio}
         write_checkpoint(replace(recipe, config=config, variation=self.seed), path, None)
         make_tokenizer(self.own()).save_pretrained(path)
-        pictures = {"image_processor_type": "Qwen2VLImageProcessor", **_PICTURES} if self.sees else {}
+        pictures = {"image_processor_type": self.images, **self.pictures} if self.sees else {}
         if self.sees:
-            videos = {"video_processor_type": self.videos, **_VIDEOS}
+            videos = {"video_processor_type": self.videos, **self.clips}
             (path / "video_preprocessor_config.json").write_text(json.dumps(videos))
         settings = {"feature_extractor_type": self.extractor_type, **self.extractor, **pictures}
         for file, values in (("preprocessor_config.json", settings), ("processor_config.json", self.options)):
@@ -80,7 +90,7 @@ class SoundClass:
             **self.options,
         }
         if self.sees:
-            parts |= {"image_processor": transformers.Qwen2VLImageProcessorPil(**_PICTURES)}
+            parts |= {"image_processor": getattr(transformers, f"{self.images}Pil")(**self.pictures)}
             parts |= {"video_processor": None, "chat_template": parts["tokenizer"].chat_template}
         with without_video():
             return getattr(transformers, self.processor)(**parts)
@@ -106,6 +116,27 @@ SOUNDS = (
         {"n_window": 50, "n_window_infer": 100, "conv_chunksize": 500, "max_source_positions": 50},
         3,
         sees=True,
+    ),
+    SoundClass(
+        "Gemma4",
+        "Gemma4Processor",
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "output_proj_dims": 32,
+            "subsampling_conv_channels": [32, 8],
+        },
+        30,
+        sees=True,
+        videos="Gemma4VideoProcessor",
+        extractor_type="Gemma4AudioFeatureExtractor",
+        variation="-per-layer-inputs",
+        images="Gemma4ImageProcessor",
+        picture="<image>",
+        pictures={"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70},
+        clips={"patch_size": 4, "pooling_kernel_size": 2},
+        sampling={"num_frames": 4},
     ),
 )
 

@@ -22,10 +22,12 @@ class VideoClass:
     settings: dict[str, Any]
     sampling: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+    #: Of the recipe.
+    variation: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.family}ForConditionalGeneration"
+        return f"{self.family}ForConditionalGeneration{self.variation}"
 
     def checkpoint(self, folder: Path) -> Path:
         """The recipe's checkpoint with the settings of its video processor, as hubs hold them."""
@@ -72,5 +74,10 @@ CLASSES = (
                {"patch_size": 4, "merge_size": 2, "temporal_patch_size": 1, "size": _GRID["size"]}, _RATED),
     VideoClass("LlavaNextVideo", "LlavaNextVideoVideoProcessor",
                {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}}, _FOUR, _FOUR),
+    VideoClass("Gemma4", "Gemma4VideoProcessor", {"patch_size": 4, "pooling_kernel_size": 2}, _FOUR, _FOUR,
+               "-per-layer-inputs"),
+    VideoClass("Glm4v", "Glm4vVideoProcessor", _GRID),
+    VideoClass("Glm4vMoe", "Glm4vVideoProcessor", _GRID),
+    VideoClass("Glm46V", "Glm46VVideoProcessor", _GRID),
 )
 # fmt: on

@@ -27,7 +27,8 @@ def processor_of(path: Path, named: dict[str, Any]) -> Any:
         "tokenizer": AutoTokenizer.from_pretrained(path),
     }
     if named["extractor"]:
-        parts["feature_extractor"] = transformers.WhisperFeatureExtractor(**named["extractor"])
+        kind = named["extractor"].pop("feature_extractor_type")
+        parts["feature_extractor"] = getattr(transformers, kind)(**named["extractor"])
     cls = getattr(transformers, named["processor"])
     settings, _ = cls.get_processor_dict(path)
     members = {"check_argument_for_proper_class": lambda *_: object, "__module__": cls.__module__}

@@ -84,6 +84,8 @@ class OwnProcessor:
     @property
     def clip(self) -> str:
         """What the chat template writes for a video: the same as for a picture, with the other token."""
+        if self.processor.startswith("Glm4"):
+            return "<|begin_of_video|><|video|><|end_of_video|>"
         strings = {**_STRINGS, **self.strings}
         return self.picture.replace(strings[IMAGE], strings[VIDEO])
 

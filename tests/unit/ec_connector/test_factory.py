@@ -62,7 +62,7 @@ def test_a_name_is_registered_once() -> None:
 
 def test_importing_factory_and_store_imports_no_torch() -> None:
     code = (
-        "import sys, triptych.ec_connector.factory, triptych.registry.heartbeat, "
+        "import sys, triptych.ec_connector.factory, triptych.registry.registry, "
         "triptych.registry.leases, triptych.ec_connector.connectors.scheduler_role; "
         "sys.exit('torch' in sys.modules)"
     )

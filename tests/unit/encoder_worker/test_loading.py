@@ -10,7 +10,7 @@ import torch
 from support.data.checkpoints import build_checkpoint
 from triptych.base.config import MIB, EncoderConfig
 from triptych.base.errors import ConfigError, InvalidRequest, Overloaded
-from triptych.base.machine.device_memory import CpuMemory
+from triptych.base.machine.device import CpuMemory
 from triptych.base.types import ItemPlan
 from triptych.encoder_worker import loading
 from triptych.encoder_worker.job_spec import ItemFormat

@@ -14,9 +14,8 @@ from triptych.base.errors import ConfigError, InternalError
 from triptych.base.machine import device as devices
 from triptych.base.machine import device_fault
 from triptych.base.machine.copy_stream import CopyStream
-from triptych.base.machine.device import Accelerator, CudaDevice, Device
+from triptych.base.machine.device import Accelerator, CudaDevice, Device, memory_of
 from triptych.base.machine.device_fault import DeviceLost, check_device, failure_of, is_sticky
-from triptych.base.machine.device_memory import memory_of
 from triptych.base.ranks.process_group import device_of
 from triptych.base.types import ItemPlan
 from triptych.ec_connector.connectors.host_buffers import DeviceCopier

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from support.waiting import until
-from triptych.registry import heartbeat as module
-from triptych.registry.heartbeat import StorePatience, StoreReach
+from triptych.registry import registry as module
+from triptych.registry.registry import StorePatience, StoreReach
 
 
 class Store:

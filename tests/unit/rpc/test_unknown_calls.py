@@ -9,8 +9,7 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from triptych.base.rpc.channels import make_channel, make_server
-from triptych.base.rpc.unknown_calls import UnknownCalls
+from triptych.base.rpc.channels import UnknownCalls, make_channel, make_server
 
 
 async def test_a_call_that_a_release_lacks_is_named_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:

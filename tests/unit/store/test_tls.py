@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import ssl
 from pathlib import Path
 
@@ -34,38 +33,6 @@ def test_every_context_verifies_the_host_and_speaks_tls_1_2_or_later(tmp_path: P
 
 def test_a_ca_file_replaces_the_cas_of_the_system(tmp_path: Path) -> None:
     assert len(Authority(tmp_path).client().context().get_ca_certs()) == 1
-
-
-def test_a_context_is_made_once_while_its_files_stay_the_same(tmp_path: Path) -> None:
-    files = Authority(tmp_path).client()
-    assert files.context() is files.context()
-
-
-def test_a_renewed_certificate_is_read_for_the_next_connection(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    files = authority.client()
-    before = files.context()
-    assert authority.client() == files
-    assert files.context() is not before
-
-
-def test_files_renewed_wrongly_are_logged_once_and_the_ones_before_stay_in_use(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    authority = Authority(tmp_path)
-    files = authority.client()
-    before = files.context()
-    whole = Path(files.cert_file).read_bytes()
-    with caplog.at_level(logging.ERROR):
-        Path(files.cert_file).write_bytes(whole[: len(whole) // 2])
-        assert files.context() is before
-        assert files.context() is before
-    assert len(caplog.records) == 1
-    assert "--store-cert-file" in caplog.text
-    Path(files.key_file).unlink()
-    assert files.context() is before
-    authority.client()
-    assert files.context() is not before
 
 
 def encrypted_key(path: Path) -> None:

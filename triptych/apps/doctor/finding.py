@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from triptych.base.errors import ConfigError
+from triptych.base.errors import ConfigError, printable
 
 
 class CheckOutcome(StrEnum):
@@ -77,5 +77,4 @@ def failed(groups: Iterable[Group]) -> bool:
 
 def _one_line(text: str) -> str:
     """Texts come from servers and files, too: nothing in them ends the line or moves the cursor."""
-    words = " ".join(text.split())
-    return "".join(character if character.isprintable() else "?" for character in words)
+    return printable(" ".join(text.split()))

@@ -115,6 +115,9 @@ class EncoderConfig(WorkerConfig):
     encoder_graph_max_items: int = flag(
         0, "most items in one encoder graph; 0: the largest size divided by the smallest", least=0
     )
+    encoder_graph_max_frames: int = flag(
+        0, "most frames, a picture being one, in one encoder graph; 0: those of a segment of a video", least=0
+    )
     plan_credit: int = flag(16, "jobs that may be in preprocessing or queued for it")
     tower_credit: int = flag(8, "jobs per rank that may be queued for the tower or run in it")
     prepared_memory: int = flag(512 * MIB, "host memory for preprocessed media", size=True)
@@ -236,9 +239,9 @@ class PDConfig(WorkerConfig):
     attention_backend: str = flag(
         "auto",
         "triton: a kernel that reads keys and values in their blocks, for CUDA (never run on a GPU yet); "
-        "sdpa: torch's attention kernel; blockwise: one block of keys at a time, without a full mask or bias "
-        "in memory; auto: triton on a GPU, else sdpa",
-        choices=("auto", "triton", "sdpa", "blockwise"),
+        "cpu: the same for a CPU, in C++; sdpa: torch's attention kernel; blockwise: one block of keys at a "
+        "time, without a full mask or bias in memory; auto: triton on a GPU, cpu on a CPU, else sdpa",
+        choices=("auto", "triton", "cpu", "sdpa", "blockwise"),
     )
     decode_graphs: str = flag(
         "off",

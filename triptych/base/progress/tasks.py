@@ -9,6 +9,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from triptych.base.config.flags import format_size
+from triptych.base.errors import printable
 from triptych.base.progress.progress import BYTES, StepState
 
 
@@ -52,11 +53,6 @@ def line(state: StepState, seconds: float, left: float | None) -> str:
         parts.append(f"for {duration(seconds)}")
     shown = ", ".join(part for part in parts if part)
     return f"{state.label}: {shown}" if shown else state.label
-
-
-def printable(text: str) -> str:
-    """`text` without control characters, which a terminal would obey."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 #: The time whose advances rich estimates from: a step may need a minute for each.

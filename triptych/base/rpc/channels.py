@@ -14,6 +14,7 @@ import asyncio
 import hmac
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
@@ -28,6 +29,8 @@ from triptych.base.types import WorkerInfo
 
 Q = TypeVar("Q")
 R = TypeVar("R")
+
+logger = logging.getLogger(__name__)
 
 TOKEN_HEADER = "authorization"
 #: Calls without a token: they say whether the process serves, and its load to who knows its incarnation.
@@ -116,31 +119,21 @@ def token_interceptors(token: InternalToken) -> list[aio.ClientInterceptor]:
             details.method, details.timeout, metadata, details.credentials, details.wait_for_ready
         )
 
-    class UnaryUnary(aio.UnaryUnaryClientInterceptor):
-        async def intercept_unary_unary(
-            self, continuation: Any, client_call_details: aio.ClientCallDetails, request: Any
-        ) -> Any:
-            return await continuation(sending(client_call_details), request)
+    async def intercept(self: object, continuation: Any, details: aio.ClientCallDetails, request: Any) -> Any:
+        return await continuation(sending(details), request)
 
-    class UnaryStream(aio.UnaryStreamClientInterceptor):
-        async def intercept_unary_stream(
-            self, continuation: Any, client_call_details: aio.ClientCallDetails, request: Any
-        ) -> Any:
-            return await continuation(sending(client_call_details), request)
+    # Each kind of call has a base of its own, whose one abstract method has a name of its own.
+    return [
+        type(base.__name__, (base,), dict.fromkeys(base.__abstractmethods__, intercept))() for base in _KINDS
+    ]
 
-    class StreamUnary(aio.StreamUnaryClientInterceptor):
-        async def intercept_stream_unary(
-            self, continuation: Any, client_call_details: aio.ClientCallDetails, request_iterator: Any
-        ) -> Any:
-            return await continuation(sending(client_call_details), request_iterator)
 
-    class StreamStream(aio.StreamStreamClientInterceptor):
-        async def intercept_stream_stream(
-            self, continuation: Any, client_call_details: aio.ClientCallDetails, request_iterator: Any
-        ) -> Any:
-            return await continuation(sending(client_call_details), request_iterator)
-
-    return [UnaryUnary(), UnaryStream(), StreamUnary(), StreamStream()]
+_KINDS: tuple[Any, ...] = (
+    aio.UnaryUnaryClientInterceptor,
+    aio.UnaryStreamClientInterceptor,
+    aio.StreamUnaryClientInterceptor,
+    aio.StreamStreamClientInterceptor,
+)
 
 
 #: Prompts and token ids travel here, media in small frames, embeddings never.
@@ -308,3 +301,31 @@ async def _trial(channel: aio.Channel) -> str:
         if error.code() not in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND):
             return str(error.details())[:300]
     return ""
+
+
+_LOG_SECONDS = 60.0
+_MAX_NAME = 100
+
+
+class UnknownCalls(aio.ServerInterceptor):
+    """A server interceptor that logs calls that a worker's release does not have; gRPC refuses them as
+    UNIMPLEMENTED."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._log_at = clock()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Q, R] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Q, R] | None:
+        handler = await continuation(handler_call_details)
+        if handler is None and self._clock() >= self._log_at:
+            self._log_at = self._clock() + _LOG_SECONDS
+            logger.warning(
+                "refused a call of %r, which this release does not have: a proxy of another release, which "
+                "cannot use this worker: upgrade proxies first (docs/compatibility.md)",
+                handler_call_details.method[:_MAX_NAME],
+            )
+        return handler

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.bart.modeling_bart import BartDecoder, BartEncoder
 
@@ -34,11 +33,7 @@ KEYS = KeyMap(
 
 class BartTextEncoder(TextEncoder):
     keys: ClassVar[KeyMap] = KEYS
-
-    @classmethod
-    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
-        stack: nn.Module = BartEncoder._from_config(config, dtype=dtype, attn_implementation="sdpa")
-        return stack
+    stack_class: ClassVar[type[PreTrainedModel]] = BartEncoder
 
     @classmethod
     def max_rows(cls, config: PreTrainedConfig) -> int | None:
@@ -70,11 +65,7 @@ class BartTextEncoder(TextEncoder):
 
 class BartTextDecoder(EncDecDecoder):
     keys: ClassVar[KeyMap] = KEYS
-
-    @classmethod
-    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
-        stack: nn.Module = BartDecoder._from_config(config, dtype=dtype, attn_implementation="sdpa")
-        return stack
+    stack_class: ClassVar[type[PreTrainedModel]] = BartDecoder
 
     def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: object) -> torch.Tensor:
         stack = self.module.decoder

@@ -57,6 +57,8 @@ class EncDecDecoder(DecoderSide):
         (r".+\.fc2", Style.ROW),
     )
     keys: ClassVar[KeyMap]
+    #: transformers' class of the stack.
+    stack_class: ClassVar[type[PreTrainedModel]]
     module: DecoderModule
     cross: CrossGeometry
     image_token_id = None
@@ -126,9 +128,10 @@ class EncDecDecoder(DecoderSide):
         return load_config(path)
 
     @classmethod
-    @abstractmethod
-    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
+    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
         """The family's decoder stack, without weights."""
+        stack: PreTrainedModel = cls.stack_class._from_config(config, dtype=dtype, attn_implementation="sdpa")
+        return stack
 
     @classmethod
     def replace_cross_attention(cls, stack: PreTrainedModel) -> None:

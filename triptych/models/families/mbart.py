@@ -6,9 +6,10 @@ the second token of a decoder prompt.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
-from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.models.mbart.modeling_mbart import MBartDecoder, MBartEncoder
 
 from triptych.models.base import DecoderSide, EncoderSide
@@ -18,10 +19,7 @@ __all__ = ["DECODER", "ENCODER", "KEYS"]
 
 
 class MBartTextEncoder(BartTextEncoder):
-    @classmethod
-    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
-        stack: nn.Module = MBartEncoder._from_config(config, dtype=dtype, attn_implementation="sdpa")
-        return stack
+    stack_class: ClassVar[type[PreTrainedModel]] = MBartEncoder
 
     def walk(self, token_ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         stack: PreTrainedModel = self.module
@@ -34,10 +32,7 @@ class MBartTextEncoder(BartTextEncoder):
 
 
 class MBartTextDecoder(BartTextDecoder):
-    @classmethod
-    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
-        stack: nn.Module = MBartDecoder._from_config(config, dtype=dtype, attn_implementation="sdpa")
-        return stack
+    stack_class: ClassVar[type[PreTrainedModel]] = MBartDecoder
 
     def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: object) -> torch.Tensor:
         normed: torch.Tensor = self.module.decoder.layer_norm(super().walk(hidden, positions, attention))

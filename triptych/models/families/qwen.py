@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ def _is_size(value: object) -> bool:
     return isinstance(value, Mapping) and set(value) <= set(limits) and all(map(is_count, value.values()))
 
 
+_LEVELS = "pixel_levels"
+#: Inputs of pictures, and of videos, whose patches are those of pairs of frames.
+_PIXELS = ("pixel_values", _LEVELS, "pixel_values_videos")
 _OPTIONS = {"min_pixels": is_count, "max_pixels": is_count, "size": _is_size}
 
 
@@ -38,7 +42,7 @@ class QwenEncoder(EncoderOverride, QwenGraph):
     def preprocess(self, media: Media, options: Options) -> PreparedItem:
         limits = self._limits(options)
         if self._recipe is not None:
-            name, (pixels, grid) = "pixel_levels", self._recipe.levels(media, limits.get("size"))
+            name, (pixels, grid) = _LEVELS, self._recipe.levels(media, limits.get("size"))
         else:
             inputs = self.images(media, limits)
             name, pixels = "pixel_values", inputs["pixel_values"]
@@ -49,10 +53,16 @@ class QwenEncoder(EncoderOverride, QwenGraph):
 
     def pixels(self, items: Sequence[PreparedItem]) -> torch.Tensor:
         """[patches of all items, elements of a patch] on the tower's device and in its dtype."""
-        if self._recipe is None:
-            return torch.cat([item.tensors["pixel_values"] for item in items]).to(self.device, self.dtype)
-        levels = torch.cat([item.tensors["pixel_levels"] for item in items])
-        return self._recipe.values(levels, self.device, self.dtype)
+        parts = []
+        for name, group in groupby(
+            items, lambda item: next((n for n in _PIXELS if n in item.tensors), _LEVELS)
+        ):
+            pixels = torch.cat([item.tensors[name] for item in group])
+            if name == _LEVELS:
+                assert self._recipe is not None
+                pixels = self._recipe.values(pixels, self.device, self.dtype)
+            parts.append(pixels.to(self.device, self.dtype))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def inputs(self, items: Sequence[PreparedItem]) -> dict[str, torch.Tensor]:
         grids = torch.tensor([item.grid_thw for item in items], device=self.device)

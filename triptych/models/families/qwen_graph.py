@@ -42,7 +42,7 @@ class QwenGraph(SupportsEncoderCudaGraph):
     def get_encoder_cudagraph_config(self) -> EncoderCudaGraphConfig:
         padding = {"cu_seqlens": pad_repeat_last} | self.graph_padding()
         keys = self._shapes(1, 1, self.dtype)
-        return EncoderCudaGraphConfig(("image",), tuple(keys), self.width, padding)
+        return EncoderCudaGraphConfig(("image", "video"), tuple(keys), self.width, padding)
 
     def prepare_encoder_cudagraph_capture_inputs(
         self,

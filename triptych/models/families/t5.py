@@ -93,13 +93,13 @@ class UnbiasedSelfAttention(nn.Module):
 
 class T5TextEncoder(TextEncoder):
     keys: ClassVar[KeyMap] = KEYS
+    stack_class: ClassVar[type[PreTrainedModel]] = T5Stack
 
     @classmethod
-    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
+    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
         config = copy.deepcopy(config)
         config.is_decoder = config.use_cache = False
-        stack: nn.Module = T5Stack._from_config(config, dtype=dtype, attn_implementation="sdpa")
-        return stack
+        return super().stack(config, dtype)
 
     def walk(self, token_ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         stack: PreTrainedModel = self.module
@@ -134,22 +134,22 @@ class T5TextDecoder(EncDecDecoder):
         (r".+\.DenseReluDense\.wo", Style.ROW),
     )
     keys: ClassVar[KeyMap] = KEYS
+    stack_class: ClassVar[type[PreTrainedModel]] = T5Stack
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.bias = RelativeBias(self.module.decoder.block[0].layer[0].SelfAttention)
 
     @classmethod
-    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
+    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
         config = copy.deepcopy(config)
         config.is_decoder = True
         config.num_layers = config.num_decoder_layers
-        stack: PreTrainedModel = T5Stack._from_config(config, dtype=dtype, attn_implementation="sdpa")
+        stack = super().stack(config, dtype)
         for index, block in enumerate(stack.block):
             inner = block.layer[0]
             inner.SelfAttention = UnbiasedSelfAttention(inner.SelfAttention, stack.config, index)
-        module: nn.Module = stack
-        return module
+        return stack
 
     @classmethod
     def replace_cross_attention(cls, stack: PreTrainedModel) -> None:

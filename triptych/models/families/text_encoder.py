@@ -107,6 +107,8 @@ class TextEncoder(PackedTexts, EncoderSide):
 
     modality: ClassVar[str] = "text"
     keys: ClassVar[KeyMap]
+    #: transformers' class of the stack.
+    stack_class: ClassVar[type[PreTrainedModel]]
     module: nn.Module
 
     def __init__(
@@ -151,9 +153,10 @@ class TextEncoder(PackedTexts, EncoderSide):
         return load_config(path)
 
     @classmethod
-    @abstractmethod
-    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
+    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
         """The family's encoder stack, without weights."""
+        stack: PreTrainedModel = cls.stack_class._from_config(config, dtype=dtype, attn_implementation="sdpa")
+        return stack
 
     @classmethod
     def computed(cls, stack: PreTrainedModel) -> dict[str, torch.Tensor]:

@@ -152,12 +152,11 @@ class TrOCRTextDecoder(EncDecDecoder):
         return text
 
     @classmethod
-    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
+    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
         stack: PreTrainedModel = TrOCRDecoder._from_config(config, dtype=dtype)
         for index, layer in enumerate(stack.layers):
             layer.self_attn = PagedSelfAttention(layer.self_attn, stack.config, index)
-        module: nn.Module = stack
-        return module
+        return stack
 
     def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: object) -> torch.Tensor:
         stack = self.module.decoder

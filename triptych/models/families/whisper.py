@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.whisper.modeling_whisper import WhisperDecoder, WhisperEncoder
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
@@ -247,6 +247,7 @@ class WhisperTextDecoder(EncDecDecoder):
     modality: ClassVar[str] = "audio"
     scale_query: ClassVar[bool] = True
     keys: ClassVar[KeyMap] = KEYS
+    stack_class: ClassVar[type[PreTrainedModel]] = WhisperDecoder
 
     @cached_property
     def prompts(self) -> WhisperPrompts:
@@ -254,11 +255,6 @@ class WhisperTextDecoder(EncDecDecoder):
         return WhisperPrompts(
             self.start_token(), self.generation.extra, int(self.config.max_target_positions)
         )
-
-    @classmethod
-    def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> nn.Module:
-        stack: nn.Module = WhisperDecoder._from_config(config, dtype=dtype, attn_implementation="sdpa")
-        return stack
 
     def walk(self, hidden: torch.Tensor, positions: torch.Tensor, attention: object) -> torch.Tensor:
         stack = self.module.decoder

@@ -317,6 +317,8 @@ class PromptCapture:
             pooler_output=join(parts),
             last_hidden_state=marks,
             deepstack_features=levels or None,
+            # Of Gemma 4's sounds: no row is padding.
+            attention_mask=marks[:, 1].bool(),
             **self.further_features,
         )
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from triptych.base.errors import ConfigError, InvalidRequest
+from triptych.base.errors import ConfigError, InvalidRequest, reason_of
 from triptych.base.types import ItemPlan, MMFeature
 from triptych.models.base import DecoderSide, MergedEmbeds, PromptInputs
 from triptych.models.checkpoint.config import load_config
@@ -218,7 +218,7 @@ class GenericDecoder(DecoderSide):
         except ConfigError:
             raise
         except Exception as error:  # of any kind: code of the class, which checks its prompt
-            reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
+            reason = reason_of(error)
             raise InvalidRequest(
                 f"the model does not take this prompt: {reason}", param="messages"
             ) from error

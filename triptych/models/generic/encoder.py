@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -14,16 +16,19 @@ from typing import Any, ClassVar, Self
 import torch
 from PIL import Image
 from torch import nn
+from torch.nn import functional
 from transformers import PreTrainedModel
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionAttention
 
 from triptych.base.errors import ConfigError, InvalidRequest
-from triptych.base.machine.device_memory import host_empty
+from triptych.base.machine.device import host_empty
 from triptych.base.types import SEGMENT, JsonObject, Options, runs_of
 from triptych.base.vllm_classes import GRIDS
 from triptych.models.audio import AudioFile, Silence
 from triptych.models.base import APART, EncoderSide, Media, PreparedItem
 from triptych.models.checkpoint.config import load_config
 from triptych.models.families.fixed_size import FixedSizeEncoder
+from triptych.models.families.segments import SegmentAttention
 from triptych.models.generic.capture import LENGTHS, PromptCapture, modality_tokens
 from triptych.models.generic.examine import Examined, examine
 from triptych.models.generic.layout import ItemLayout
@@ -38,7 +43,6 @@ from triptych.models.generic.sides import (
     load_side,
     modality_of,
 )
-from triptych.models.generic.tower import speed_up
 from triptych.models.images import check_rows
 from triptych.models.video.clip import Clip, ClipInfo, SegmentEnds
 
@@ -287,6 +291,8 @@ class GenericEncoder(EncoderSide):
             # Llama 4's forward projects what its getter gives, Fuyu's takes it as it is.
             project = getattr(base_of(self.module), "multi_modal_projector", nn.Identity())
             first = project(out.last_hidden_state)
+        if (valid := getattr(out, "attention_mask", None)) is not None and valid.shape == first.shape[:2]:
+            first = first[valid]
         return [_flat(part) for part in (first, *(getattr(out, "deepstack_features", None) or ()))]
 
     def _joined(self, levels: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -349,3 +355,52 @@ def _flat(features: Any) -> torch.Tensor:
         return torch.cat([_flat(part) for part in features])
     flat: torch.Tensor = features.reshape(-1, features.shape[-1])
     return flat
+
+
+class _OnePatch:
+    """A convolution that computes inputs of one patch each as one matrix product, several times as fast."""
+
+    kernel_size: Any
+    weight: Any
+    bias: Any
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[2:] != self.kernel_size:
+            rows: torch.Tensor = super().forward(x)  # type: ignore[misc]
+            return rows
+        rows = functional.linear(x.flatten(1), self.weight.flatten(1), self.bias)
+        return rows.view(*rows.shape, *(1 for _ in self.kernel_size))
+
+
+class PatchConv2d(_OnePatch, nn.Conv2d):
+    """For patches [count, channels, height, width]."""
+
+
+class PatchConv3d(_OnePatch, nn.Conv3d):
+    """For patches [count, channels, frames, height, width]."""
+
+
+_CONVOLUTIONS = {nn.Conv2d: PatchConv2d, nn.Conv3d: PatchConv3d}
+
+
+def speed_up(module: nn.Module) -> None:
+    """Replaces, in place, what has a faster module; parameters and their names stay."""
+    for part in list(module.modules()):
+        if type(part) in _CONVOLUTIONS and not any(part.padding) and part.groups == 1:  # type: ignore[arg-type]
+            part.__class__ = _CONVOLUTIONS[type(part)]  # type: ignore[index]
+        for name, child in part.named_children():
+            kind: Any = type(child)
+            if hasattr(child, "qkv") and attends_in_segments(kind):
+                setattr(part, name, SegmentAttention(child))
+
+
+@functools.cache
+def attends_in_segments(attention: Any) -> bool:
+    """Whether transformers computes this attention by the same code as that of Qwen3-VL's tower."""
+    return _code(attention) == _code(Qwen3VLVisionAttention)
+
+
+def _code(attention: Any) -> list[str]:
+    module = vars(sys.modules[attention.__module__])
+    helpers = [module.get(name) for name in ("apply_rotary_pos_emb_vision", "rotate_half")]
+    return [inspect.getsource(part) for part in (attention.forward, *helpers) if part is not None]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from triptych.base.errors import ConfigError
+from triptych.base.errors import ConfigError, reason_of
 from triptych.models.generic.capture import CapturedPrompt, Container, PromptCapture, modality_tokens
 from triptych.models.generic.masks import ask_every_pair, span_rule, spans_of
 from triptych.models.generic.probe import check_layer_types, layer_rules, probe, recurrent_layers
@@ -140,7 +140,7 @@ def _why_silent(capture: PromptCapture, sample: _Sample, config: Any) -> str:
     try:
         capture.run(ids, torch.zeros_like(sample.types), others={"audio": [sample.rows]})
     except Exception as error:  # of any kind: code of the class
-        return " ".join(f"{type(error).__name__} {error}".split())[:200]
+        return reason_of(error)
     return ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 from transformers.utils import is_torchvision_available
 from transformers.video_utils import VideoMetadata
 
-from triptych.base.errors import ConfigError, InvalidRequest, TooLarge
+from triptych.base.errors import ConfigError, InvalidRequest, TooLarge, reason_of
 from triptych.base.types import JsonObject, Options
 from triptych.models.audio import AudioFile, Silence
 from triptych.models.checkpoint.config import load_config
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 #: Voxtral's method that makes features of a file, window by window.
 _BY_WINDOWS = "_retrieve_input_features"
+#: Omni's options that put a clip's sound between its frames.
+_HEARD = {"use_audio_in_video", "load_audio_from_video"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,9 @@ class GenericProcessor:
             for each in ("image", "audio")
         )
         self._video_token = getattr(self._processor, "video_token", None)
+        #: Tokens of the chat template around a video: GLM-4V's processor looks for them to tell its rows.
+        ids = [getattr(self._processor, f"video_{each}_id", None) for each in ("start", "end")]
+        self._video_fence = ("", "") if None in ids else self._tokenizer.convert_ids_to_tokens(ids)
         # Added tokens of blanks merge: Gemma's tokenizer has one for each number of newlines.
         added = self._tokenizer.added_tokens_decoder.items()
         fixed = {index for index, token in added if token.special or token.content.strip()}
@@ -135,6 +141,12 @@ class GenericProcessor:
         """
         if self._videos is None or not isinstance(self._video_token, str):
             raise InvalidRequest("video: this model takes no videos: send pictures", param="video")
+        if heard := sorted(_HEARD & options.keys()):
+            raise InvalidRequest(
+                f"mm_processor_kwargs {heard[0]!r}: a clip's sound is not mixed with its frames: send it "
+                "beside the clip, as an audio_url with the clip's own URL",
+                param=f"mm_processor_kwargs.{heard[0]}",
+            )
         check_sampling(self._videos, options)
         shaping = {name: value for name, value in options.items() if name not in SAMPLING}
         self._video_options.check(shaping)
@@ -149,7 +161,7 @@ class GenericProcessor:
             if "fps" in options and hasattr(self._processor, "position_id_per_seconds"):
                 given["fps"] = options["fps"]  # what Omni's processors count a grid's seconds by
             inputs = self._call(
-                self._video_token,
+                self._video_token.join(self._video_fence),
                 videos=[clip.frames(indices)],
                 videos_kwargs={**shaping, **given, "input_data_format": "channels_last"},
             )
@@ -159,6 +171,10 @@ class GenericProcessor:
             param = "mm_processor_kwargs" if options else "video"
             raise InvalidRequest(f"the video cannot be processed: {error}", param=param) from error
         inputs.pop("video_metadata", None)
+        if any(self._video_fence):
+            inputs |= {
+                name: inputs[name][:, 1:-1] for name in ("input_ids", "attention_mask", *self._type_names)
+            }
         return self._item(inputs)
 
     def sound(self, audio: AudioFile, options: Options) -> ProcessedItem:
@@ -189,8 +205,9 @@ class GenericProcessor:
         """What is not cut off; 0 where the processor divides long files into windows."""
         if (seconds := getattr(self._processor, "max_audio_len", None)) is not None:
             return int(seconds * self._extractor.sampling_rate)
+        named = inspect.signature(type(self._extractor).__call__).parameters.get("max_length")
         cuts = self._defaults("audio").get("truncation", True)
-        return int(getattr(self._extractor, "n_samples", 0)) if cuts else 0
+        return int(getattr(self._extractor, "n_samples", getattr(named, "default", 0)) or 0) if cuts else 0
 
     def _heard(self, waveform: np.ndarray, rate: int, text: str = "") -> dict[str, Any]:
         """The processor's output of a sound with this text after it."""
@@ -217,7 +234,7 @@ class GenericProcessor:
                 if beside != [*alone, *text]:
                     raise ValueError("it rewrites the prompt around sounds")
         except Exception as error:  # of any kind: code of the class
-            reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
+            reason = reason_of(error)
             raise ConfigError(f"MODEL={path}: its processor does not take a sound ({reason})") from error
 
     @property
@@ -267,7 +284,7 @@ class GenericProcessor:
             beside = self._ids(f"{self._token}{self._token}", images)
             before = self._ids(f"{self._token}x", images[:1])
         except Exception as error:  # of any kind: code of the class
-            reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
+            reason = reason_of(error)
             raise ConfigError(f"MODEL={path}: its processor does not take a picture ({reason})") from error
         text = self._tokenizer("x", add_special_tokens=False)["input_ids"]
         merges = not {one[-1], other[0]} <= self._merged_never
@@ -318,7 +335,7 @@ def _load(path: Path) -> Any:
     except ConfigError:
         raise
     except Exception as error:  # of any kind: code of the class
-        reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
+        reason = reason_of(error)
         raise ConfigError(f"MODEL={path}: its processor {cls.__name__} cannot be loaded: {reason}") from error
 
 

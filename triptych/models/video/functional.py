@@ -25,19 +25,23 @@ class InterpolationMode(enum.Enum):
     LANCZOS = "lanczos"
 
 
+#: The filters by Pillow's numbers.
+_PILLOW = ("NEAREST", "LANCZOS", "BILINEAR", "BICUBIC", "BOX", "HAMMING")
 _SMOOTH = (InterpolationMode.BILINEAR, InterpolationMode.BICUBIC, InterpolationMode.LANCZOS)
 
 
 def resize(
     image: torch.Tensor,
     size: Sequence[int],
-    interpolation: InterpolationMode = InterpolationMode.BILINEAR,
+    interpolation: InterpolationMode | int = InterpolationMode.BILINEAR,
     antialias: bool = True,
 ) -> torch.Tensor:
     """[..., channels, *size] of [..., channels, height, width]."""
     height, width = size
     if (height, width) == tuple(image.shape[-2:]):
         return image
+    if isinstance(interpolation, int):
+        interpolation = InterpolationMode[_PILLOW[interpolation]]
     flat = image.reshape(-1, *image.shape[-3:])
     smooth = interpolation in _SMOOTH
     given = {"align_corners": False, "antialias": antialias} if smooth else {}

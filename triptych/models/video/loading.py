@@ -12,10 +12,11 @@ from types import ModuleType
 from typing import Any
 
 import transformers
+import transformers.utils as transformers_utils
 from PIL import Image
 from transformers.utils import is_torchvision_available
 
-from triptych.base.errors import ConfigError
+from triptych.base.errors import ConfigError, reason_of
 from triptych.base.types import JsonObject
 from triptych.models.checkpoint.folder import read_config, read_json
 from triptych.models.video import functional
@@ -43,7 +44,7 @@ def load_video_processor(path: Path) -> Any:
         cls = getattr(_module_of(name), name)
         return cls.from_pretrained(path, local_files_only=True)
     except Exception as error:  # of any kind: code of the class
-        reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
+        reason = reason_of(error)
         raise ConfigError(f"MODEL={path}: its video processor {name} cannot be loaded: {reason}") from error
 
 
@@ -88,7 +89,8 @@ _FILTERS = ("BOX", "BILINEAR", "HAMMING", "BICUBIC", "LANCZOS")
 
 @contextmanager
 def _stand_ins() -> Iterator[None]:
-    """While a module is imported, `torchvision.transforms.v2.functional` is `functional`."""
+    """While a module is imported, `torchvision.transforms.v2.functional` is `functional`: some name it where
+    they are defined."""
     packages = {name: ModuleType(name) for name in _PACKAGES}
     for name, package in packages.items():
         package.__path__ = []
@@ -98,10 +100,15 @@ def _stand_ins() -> Iterator[None]:
     last = packages[_PACKAGES[-1]]
     last.functional = functional  # type: ignore[attr-defined]
     last.InterpolationMode = functional.InterpolationMode  # type: ignore[attr-defined]
+    asked, transformers_utils.is_torchvision_v2_available = (
+        transformers_utils.is_torchvision_v2_available,
+        lambda: True,
+    )
     sys.modules.update(packages)
     sys.modules[f"{_PACKAGES[-1]}.functional"] = functional
     try:
         yield
     finally:
+        transformers_utils.is_torchvision_v2_available = asked
         for name in (*_PACKAGES, f"{_PACKAGES[-1]}.functional"):
             sys.modules.pop(name, None)

@@ -105,17 +105,6 @@ async def test_a_damaged_value_is_a_miss_and_goes_so_that_it_can_be_stored_anew(
     assert loaded(loader, plan).outcome is LoadOutcome.COPIED
 
 
-@pytest.mark.parametrize("kept", [10, 60, 1000])
-async def test_a_truncated_value_is_a_miss(loader, store, kept):
-    plan = make_plan(rows=100)
-    await saved(store, plan)
-    key = keys.embedding(plan.mm_hash)
-    raw = await store.control.execute("GET", key)
-    await store.control.execute("SET", key, raw[:kept], "PX", 60_000)
-    assert loaded(loader, plan).outcome is LoadOutcome.ABSENT
-    assert loader._copies.used == 0
-
-
 async def test_an_item_larger_than_all_host_memory_says_its_size(loader, store):
     plan = make_plan(rows=LIMIT // 128 + 1)
     await saved(store, plan)

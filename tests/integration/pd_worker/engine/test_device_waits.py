@@ -46,14 +46,13 @@ def count_waits(patch: pytest.MonkeyPatch, cell: EngineCell) -> list[list[str]]:
             compute(*args)
 
     patch.setattr(runner, "_compute", counted)
-    runner.attend_in_runs(False)
     return steps
 
 
 def test_a_step_waits_once_however_its_rows_are_sampled(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with engine_cell(checkpoint) as cell:
+    with engine_cell(checkpoint, attention_backend="sdpa") as cell:
         cell.answer(PROMPTS[3:4], 2)  # the head is chosen in the first step
         steps = count_waits(monkeypatch, cell)
         requests = []

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import sys
 import urllib.request
-from typing import Any
 
-import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from support.data.checkpoints import build_checkpoint
 from support.fakes.pd_client import PDClient
-from triptych.base.config import PDConfig
 from triptych.base.cpu.threads import decoder_threads
-from triptych.base.errors import ConfigError
 from triptych.base.rpc.channels import make_channel
-from triptych.pd_worker.service import run
 from triptych.registry.registry import Registry
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -74,40 +68,6 @@ async def test_a_worker_registers_serves_drains_and_withdraws(store: EmbeddingSt
         if process.returncode is None:
             process.kill()
             await process.communicate()
-
-
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        ({"store": ""}, "--store"),
-        ({"store": "unix:///nowhere/store.sock"}, "--store"),
-        ({"host": "0.0.0.0"}, "--internal-token"),
-        ({"host": "0.0.0.0", "internal_token": "t"}, "--advertise"),
-        ({"advertise": "0.0.0.0:1"}, "--advertise"),
-        ({"device": "toaster"}, "--device"),
-        ({"device": "cuda:99"}, "--device"),
-        ({"model": "/nowhere"}, "MODEL"),
-        ({"kv_memory": 1000}, "--kv-memory"),
-        ({"max_model_len": 10_000_000}, "--max-model-len"),
-    ],
-)
-async def test_what_cannot_work_is_refused_at_the_start(
-    store_url: str, flags: dict[str, Any], named: str
-) -> None:
-    good = {"store": store_url, "model": str(build_checkpoint("qwen3_vl")), "threads": 1}
-    with pytest.raises(ConfigError, match=named):
-        await run(PDConfig(**{**good, **flags}))
-
-
-@pytest.mark.parametrize("flag", ["port", "metrics_port"])
-async def test_a_taken_port_is_refused_at_the_start(store_url: str, flag: str) -> None:
-    model = str(build_checkpoint("qwen3_vl"))
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match="taken"):
-            await run(PDConfig(store=store_url, model=model, threads=1, **{flag: port}))
 
 
 def test_narrow_decoders_get_one_thread() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from support.data.oracle import generate
@@ -70,20 +68,6 @@ async def test_a_bad_word_stays_away_also_where_a_resume_parts_its_tokens(client
     assert whole.token_ids != plain
     assert word not in model.tokenizer.decode(whole.token_ids)
     assert whole.token_ids == expected
-
-
-async def test_a_seed_decides_whatever_the_batch(client):
-    sampling = {"max_tokens": 40, "ignore_eos": True, "temperature": 1.3, "top_p": 0.95, "seed": 77}
-    alone = await ask(client, "alone", **sampling)
-    others = [
-        ask(client, f"other-{n}", TEXT * (1 + n % 3), max_tokens=40, ignore_eos=True, temperature=1.0, seed=n)
-        for n in range(16)
-    ]
-    among, second, *_ = await asyncio.gather(
-        ask(client, "among", **sampling), ask(client, "second", choice=1, **sampling), *others
-    )
-    assert among.token_ids == alone.token_ids
-    assert second.token_ids != alone.token_ids
 
 
 async def test_stop_strings_hold_back_text_and_not_logprobs(client):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 import triptych
@@ -33,18 +31,6 @@ async def test_the_async_client_asks_with_files_streams_and_lists_models(store: 
         assert (answer.finish_reason, answer.usage) == ("length", Usage(3, 2, 2))
         assert await client.models() == [MODEL]
         await cluster.at_rest()
-
-
-async def test_the_client_does_the_same_and_waits(store: EmbeddingStore) -> None:
-    def use(url: str) -> tuple[str, str, list[str]]:
-        with triptych.Client(f"{url}/v1") as client:
-            text = client.ask("what?", files=[PNG], max_tokens=3)
-            streamed = "".join(chunk.text for chunk in client.stream("what?", max_tokens=4))
-            return text, streamed, client.models()
-
-    async with FakeCluster(store) as cluster:
-        text, streamed, models = await asyncio.to_thread(use, _url(cluster))
-        assert (text, streamed, models) == (whole_text(3), whole_text(4), [MODEL])
 
 
 async def test_errors_are_those_of_the_proxy(store: EmbeddingStore) -> None:

@@ -15,8 +15,7 @@ from support.stores.traffic import Traffic
 from support.tools import tool
 from support.waiting import until
 from triptych.base.types import WorkerInfo
-from triptych.registry.heartbeat import Heartbeat
-from triptych.registry.registry import Registry
+from triptych.registry.registry import Heartbeat, Registry
 from triptych.store.bulk import Loaded, Missing
 from triptych.store.embedding_store import EmbeddingStore
 

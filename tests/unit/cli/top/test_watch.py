@@ -16,7 +16,7 @@ from rich.console import Console
 from support.fakes.live_view import EXAMPLE, CountingView
 from triptych.apps.cli.top import tables
 from triptych.apps.cli.top.screen import end_keys, watch
-from triptych.base.errors import NotFound, RequestError, Unauthorized, Unavailable
+from triptych.base.errors import NotFound, RequestError, Unauthorized, Unavailable, printable
 from triptych.proxy.live.objects import ClusterSnapshot
 
 SEEN = msgspec.convert(EXAMPLE["snapshot"], ClusterSnapshot)
@@ -108,4 +108,4 @@ def test_a_size_has_its_unit(nbytes: int, text: str) -> None:
 
 
 def test_no_control_character_of_a_workers_name_reaches_the_terminal() -> None:
-    assert tables.plain("a\x1b[2Jb\nc\u202ed") == "a?[2Jb?c?d"
+    assert printable("a\x1b[2Jb\nc\u202ed") == "a?[2Jb?c?d"

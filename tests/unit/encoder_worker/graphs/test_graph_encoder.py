@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from triptych.encoder_worker.graphs.graph_encoder import (
     uncounted_bytes,
     with_graphs,
 )
+from triptych.encoder_worker.graphs.manager import GraphCounts
 from triptych.encoder_worker.loading import check_encoder_memory
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder
@@ -107,22 +109,27 @@ def test_it_encodes_like_the_tower_and_counts_in_the_worker_s_metrics(encoder: E
     assert value("triptych_encoder_graph_buffer_bytes", labels) == graphed.graphs.nbytes > 0
 
 
-def test_a_video_beside_pictures_is_encoded_without_a_graph(tmp_path: Path) -> None:
-    # So small that its rows would fit.
-    clip = make_clip(size=(16, 16), frames=4)
-    case = next(entry for entry in CLASSES if entry.family == "Qwen3VL").case(tmp_path, clip)
+@pytest.mark.parametrize("family", ["Qwen3VL", "Qwen2_5_VL"])
+@pytest.mark.parametrize(("frames", "missed"), [(0, 0), (4, 1)])
+def test_a_video_is_packed_with_pictures_where_its_frames_fit(
+    family: str, frames: int, missed: int, tmp_path: Path
+) -> None:
+    case = next(entry for entry in CLASSES if entry.family == family).case(tmp_path, make_clip())
     plain = load_encoder(case.model, device=torch.device("cpu"), dtype=torch.float32)
-    graphs = with_graphs(STATIC, plain)
+    graphs = with_graphs(replace(STATIC, encoder_graph_max_frames=frames), plain)
     assert isinstance(graphs, GraphEncoder)
-    metrics = EncoderMetrics("m")
-    count_graphs(graphs, metrics, "m")
-    picture = graphs.preprocess(Image.new("RGB", (16, 16), "red"), {})
-    items = [picture, prepared(case, graphs), picture]
+    graphs.graphs._poisoned = True
+    # Of one pair of frames, and of more than four.
+    short, long = (
+        prepared(replace(case, clip=make_clip(size=(16, 24), frames=number, rate=2)), graphs)
+        for number in (2, 10)
+    )
+    assert (short.grid_thw[0], long.grid_thw[0]) == (1, 5)
+    picture = graphs.preprocess(Image.new("RGB", (40, 16), "red"), {})
+    items = [picture, long, short, picture]
     for own, output in zip(plain.encode(items), graphs.encode(items), strict=True):
         torch.testing.assert_close(output, own, atol=1e-5, rtol=0)
-    value = metrics.registry.get_sample_value
-    assert value("triptych_encoder_graph_hits_total", {"model_name": "m"}) == 2
-    assert value("triptych_encoder_graph_misses_total", {"model_name": "m"}) == 1
+    assert graphs.graphs.counts == GraphCounts(4 - missed, missed, ANY, ANY)
 
 
 class Cuda(Device):

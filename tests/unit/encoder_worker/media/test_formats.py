@@ -127,6 +127,10 @@ def test_exif_turns_the_picture() -> None:
     assert decode_image(GOOD["jpeg turned by exif 6"], max_pixels=LIMIT).size == (5, 9)
 
 
+def patched(data: bytes, at: int, new: bytes) -> bytes:
+    return data[:at] + new + data[at + len(new) :]
+
+
 BAD = {
     "avif": encoded(picture(), "AVIF"),
     "nothing": b"",
@@ -150,6 +154,10 @@ BAD = {
     "webp header only": encoded(picture(), "WEBP")[:30],
     "damaged png": GOOD["png"].replace(b"IDAT", b"IDAX"),
     "pickle": b"\x80\x04\x95\x00\x00\x00\x00",
+    "xml with an entity": b'<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]><a>&b;</a>',
+    "gif without frames": b"GIF89a\x08\0\x08\0\x80\0\0\0\0\0\xff\xff\xff;",
+    "png of no height": png(8, 2, 3, size=(9, 0)),
+    "bmp that lies": patched(encoded(picture(), "BMP"), 18, struct.pack("<ii", -1, -(1 << 31))),
 }
 
 
@@ -170,10 +178,6 @@ def bomb_png() -> bytes:
     huge = encoded(Image.new("1", (65500, 1)), "PNG")
     header = huge[:16] + (65500).to_bytes(4, "big") * 2 + huge[24:29]
     return header + zlib.crc32(header[12:29]).to_bytes(4, "big") + huge[33:]
-
-
-def patched(data: bytes, at: int, new: bytes) -> bytes:
-    return data[:at] + new + data[at + len(new) :]
 
 
 def webp_bomb(kind: str) -> bytes:

@@ -81,7 +81,7 @@ def test_keys_of_config_capture_and_replay_are_the_same(adapter: Adapter) -> Non
     replay = encoder.prepare_encoder_cudagraph_replay_buffers(items, 3, 3).values
     assert list(config.buffer_keys) == list(buffers) == list(replay)
     assert config.out_hidden_size == encoder.width
-    assert config.modalities == (encoder.modality,)
+    assert config.modalities[0] == encoder.modality
     for key, buffer in buffers.items():
         value = replay[key]
         assert value.shape[0] <= buffer.shape[0] and value.shape[1:] == buffer.shape[1:], key

@@ -10,7 +10,7 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import VisionAttention
 from transformers.models.siglip.modeling_siglip import SiglipAttention
 from transformers.models.video_llama_3.modeling_video_llama_3 import VideoLlama3VisionAttention
 
-from triptych.models.generic.tower import PatchConv2d, PatchConv3d, attends_in_segments, speed_up
+from triptych.models.generic.encoder import PatchConv2d, PatchConv3d, attends_in_segments, speed_up
 
 
 @pytest.mark.parametrize(("convolution", "faster"), [(nn.Conv2d, PatchConv2d), (nn.Conv3d, PatchConv3d)])

@@ -31,8 +31,8 @@ from triptych.pd_worker.attention import backends
 from triptych.pd_worker.attention.attention import CrossSpan
 from triptych.pd_worker.attention.backends import BACKENDS, AttentionCall, attend, backend_on
 
-#: Those that gather: the kernel in Triton has tests of its own.
-ON_CPU = ("sdpa", "blockwise")
+#: The kernel in Triton has tests of its own.
+ON_CPU = ("cpu", "sdpa", "blockwise")
 
 
 def test_the_flag_offers_every_backend() -> None:
@@ -43,23 +43,31 @@ def test_the_flag_offers_every_backend() -> None:
 @pytest.mark.parametrize(
     ("device", "asked", "used", "installed"),
     [
-        ("cpu", "auto", "sdpa", True),
+        ("cpu", "auto", "cpu", True),
+        ("cpu", "auto", "sdpa", False),
+        ("cpu", "sdpa", "sdpa", True),
         ("cuda", "auto", "triton", True),
         ("cuda", "auto", "sdpa", False),
         ("cuda", "triton", "triton", True),
         ("cuda", "blockwise", "blockwise", True),
     ],
 )
-def test_auto_is_the_kernel_on_cuda_where_triton_is(
+def test_auto_is_the_kernel_of_the_device_where_there_is_one(
     monkeypatch: pytest.MonkeyPatch, device: str, asked: str, used: str, installed: bool
 ) -> None:
     monkeypatch.setattr(backends, "find_spec", lambda name: name if installed else None)
+    monkeypatch.setattr(backends, "kernel_library", lambda: object() if installed else None)
     assert backend_on(torch.device(device), asked) == used
 
 
-def test_the_kernel_is_refused_on_a_cpu() -> None:
+def test_a_kernel_is_refused_on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="--attention-backend triton is for CUDA: use auto"):
         backend_on(torch.device("cpu"), "triton")
+    with pytest.raises(ConfigError, match="--attention-backend cpu is for a CPU"):
+        backend_on(torch.device("cuda"), "cpu")
+    monkeypatch.setattr(backends, "kernel_library", lambda: None)
+    with pytest.raises(ConfigError, match="needs g\\+\\+ or a wheel with kernels"):
+        backend_on(torch.device("cpu"), "cpu")
 
 
 @pytest.mark.parametrize("backend", ON_CPU)

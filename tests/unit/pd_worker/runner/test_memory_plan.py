@@ -14,7 +14,7 @@ import torch
 from support.engine.engine_cell import Checkpoint
 from triptych.base.config import CPU_SHARE, GIB, MIB, PDConfig
 from triptych.base.errors import ConfigError
-from triptych.base.machine.device_memory import CpuMemory, memory_of
+from triptych.base.machine.device import CpuMemory, memory_of
 from triptych.pd_worker.runner import memory_profile
 from triptych.pd_worker.runner.memory_plan import (
     MIN_EMBEDDINGS,
@@ -200,7 +200,7 @@ def test_the_longest_batch_of_every_family_runs_for_real_on_a_cpu(family: str) -
 
 _PEAK = """
 import torch
-from triptych.base.machine.device_memory import CpuMemory
+from triptych.base.machine.device import CpuMemory
 memory, much = CpuMemory(), 48 << 20
 memory.reset_peak()
 before = memory.used()

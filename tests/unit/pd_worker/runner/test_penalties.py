@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
-from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from support.engine.engine_requests import greedy
 from triptych.pd_worker.runner import sampler
@@ -46,36 +45,12 @@ def test_repetition_penalty_is_that_of_transformers(seed):
     assert sample(values, [row(repetition_penalty=1.7)]) == [int(expected)]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_frequency_and_presence_are_taken_from_what_the_output_holds(seed):
-    values = logits(seed)
-    expected = values[0].clone()
-    for token, count in Counter(OUTPUT).items():
-        expected[token] -= 0.9 * count + 1.3
-    assert sample(values, [row(frequency_penalty=0.9, presence_penalty=1.3)]) == [int(expected.argmax())]
-
-
 def test_the_prompt_counts_for_repetition_alone():
     values = torch.zeros(1, VOCAB)
     values[0, 3] = 1.0
     assert sample(values, [row((), frequency_penalty=2.0, presence_penalty=2.0)]) == [3]
     values[0, 5] = 0.9
     assert sample(values, [row((), repetition_penalty=2.0)]) == [5]
-
-
-def test_a_bias_is_added_before_the_repetition_penalty():
-    values = torch.zeros(1, VOCAB)
-    values[0, 5] = 6.0
-    assert sample(values, [row((), logit_bias=((3, 10.0),))]) == [3]
-    # (0 + 10) / 2 is less than 6: penalised after the bias.
-    assert sample(values, [row((), logit_bias=((3, 10.0),), repetition_penalty=2.0)]) == [5]
-
-
-@pytest.mark.parametrize("cuts", [{}, {"top_k": 30}, {"top_p": 0.999}])
-def test_min_p_keeps_what_transformers_keeps(cuts):
-    values = logits(4)
-    kept = torch.isfinite(MinPLogitsWarper(0.05)(None, values.clone()))[0].nonzero()[:, 0].tolist()
-    assert chosen(values, temperature=1.0, min_p=0.05, **cuts) == set(kept)
 
 
 def test_choices_of_one_request_differ_and_each_is_its_own():
@@ -111,23 +86,6 @@ def test_min_tokens_gives_way_where_the_form_leaves_only_the_end():
     end[8] = True
     values[0, 0] = 100.0
     assert sample(values, [early]) == [8]
-
-
-def test_rows_of_one_batch_do_not_touch_each_other():
-    values = torch.cat([logits(seed) for seed in range(6)])
-    rows = [
-        row(),
-        row(temperature=1.0, seed=3),
-        row(repetition_penalty=1.3),
-        row(frequency_penalty=1.0, temperature=0.7),
-        row(logit_bias=((9, 50.0),)),
-        row(min_p=0.2, temperature=2.0),
-    ]
-    before = values.clone()
-    together = sample(values, rows)
-    alone = [sample(values[index : index + 1], [request])[0] for index, request in enumerate(rows)]
-    assert together == alone
-    assert torch.equal(values, before)
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "min_p": 0.1, "top_k": 9}])

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,7 +11,7 @@ from triptych.base.types import SamplingParams
 from triptych.models.base import GenerationDefaults
 from triptych.pd_worker.core.sampling import resolve
 from triptych.pd_worker.runner import sampler
-from triptych.pd_worker.runner.sampler import SamplerInput, uniform
+from triptych.pd_worker.runner.sampler import SamplerInput
 
 
 def sample(logits: torch.Tensor, requests: Sequence[SamplerInput]) -> list[int | None]:
@@ -33,69 +31,6 @@ def logits(rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def test_greedy_takes_the_largest_logit():
-    values = logits(4)
-    assert sample(values, [row(temperature=0.0)] * 4) == values.argmax(-1).tolist()
-
-
-def test_a_row_gets_the_same_token_in_every_batch():
-    rng = random.Random(1)
-    values = logits(24)
-    rows = [
-        row(
-            position=rng.randrange(100),
-            seed=rng.getrandbits(64),
-            temperature=rng.choice([0.0, 0.5, 1.0, 2.0]),
-            top_p=rng.choice([0.3, 0.9, 1.0]),
-            top_k=rng.choice([0, 1, 5, 200]),
-        )
-        for _ in range(24)
-    ]
-    together = sample(values, rows)
-    assert together == [sample(values[i : i + 1], [rows[i]])[0] for i in range(24)]
-    order = rng.sample(range(24), 24)
-    assert [together[i] for i in order] == sample(values[order], [rows[i] for i in order])
-
-
-def test_seed_and_position_decide_the_random_number():
-    numbers = {uniform(seed, position) for seed in (0, 1, 2**64 - 1) for position in range(50)}
-    assert len(numbers) == 150
-    assert all(0 <= number < 1 for number in numbers)
-    assert uniform(7, 3) == uniform(7, 3)
-
-
-def test_sampled_tokens_follow_the_softmax():
-    values = torch.tensor([[0.0, 1.0, 2.0]])
-    counts = Counter(sample(values, [row(position=p, temperature=1.0, eos=())])[0] for p in range(3000))
-    expected = values[0].softmax(-1)
-    for token in range(3):
-        assert counts[token] / 3000 == pytest.approx(float(expected[token]), abs=0.04)
-
-
-def test_top_k_keeps_the_k_largest():
-    values = logits(1)
-    allowed = set(values[0].topk(4).indices.tolist())
-    tokens = {sample(values, [row(position=p, temperature=5.0, top_k=4)])[0] for p in range(300)}
-    assert tokens == allowed
-
-
-def test_top_p_keeps_the_smallest_set_that_reaches_the_mass():
-    values = torch.log(torch.tensor([[0.1, 0.5, 0.05, 0.35]]))
-    tokens = {sample(values, [row(position=p, temperature=1.0, top_p=0.8, eos=())])[0] for p in range(300)}
-    assert tokens == {1, 3}
-
-
-@pytest.mark.parametrize("sharpness", [0.5, 6.0])
-def test_the_nucleus_of_a_large_vocabulary_is_the_sorted_one(sharpness):
-    values = torch.randn(1, 5000, generator=torch.Generator().manual_seed(2)) * sharpness
-    weights, order = values[0].softmax(-1).sort(descending=True)
-    size = int((weights.cumsum(-1) < 0.7).sum()) + 1
-    nucleus = set(order[:size].tolist())
-    tokens = {sample(values, [row(position=p, temperature=1.0, top_p=0.7)])[0] for p in range(200)}
-    assert tokens <= nucleus
-    assert len(tokens) > min(5, size - 1)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_min_tokens_masks_what_would_end_the_output(temperature):
     values = torch.zeros(1, VOCAB)
@@ -113,21 +48,6 @@ def test_min_tokens_masks_the_end_token_of_a_request_that_ignores_it_too():
     ignoring = {"min_tokens": 2, "ignore_eos": True, "temperature": 0.0}
     assert sample(values, [row(output_ids=[5], **ignoring)]) == [3]
     assert sample(values, [row(output_ids=[5, 5], **ignoring)]) == [1]
-
-
-@pytest.mark.parametrize("top_k", [0, 3])
-@pytest.mark.parametrize("size", [60, 5000])
-def test_what_may_come_is_what_vllms_order_of_cuts_leaves(size, top_k):
-    values = torch.randn(1, size, generator=torch.Generator().manual_seed(4)) * 2
-    scaled = values[0] / 1.5
-    weights = scaled.softmax(-1)
-    scaled = scaled.masked_fill(weights < 0.2 * weights.max(), -torch.inf)
-    if top_k:
-        scaled = scaled.masked_fill(scaled < scaled.topk(top_k).values[-1], -torch.inf)
-    mass, order = scaled.softmax(-1).sort(descending=True)
-    nucleus = set(order[: int((mass.cumsum(-1) < 0.8).sum()) + 1].tolist())
-    given = {"temperature": 1.5, "min_p": 0.2, "top_p": 0.8, "top_k": top_k}
-    assert {sample(values, [row(position=p, **given)])[0] for p in range(400)} == nucleus
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -142,16 +141,6 @@ def test_an_item_costs_as_much_among_4096_as_among_16() -> None:
 def test_the_admission_and_the_end_of_a_request_cost_as_much_among_4096_planned_items_as_among_16() -> None:
     few, many = cost(PlannedTable(16), 1), cost(PlannedTable(4096), 1)
     assert many < MOST_GROWTH * few
-
-
-@pytest.mark.parametrize("items", [16, 4096])
-def test_every_step_of_the_measured_table_ends_one_item_and_brings_another(items: int) -> None:
-    table = FullTable(items)
-    ended = table.ended
-    for _ in range(STEPS):
-        table.step()
-    assert table.ended == ended + STEPS
-    assert len(table.jobs) == items
 
 
 def test_changes_of_a_jobs_rank_leave_nothing_behind() -> None:

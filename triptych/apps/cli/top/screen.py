@@ -27,12 +27,11 @@ from triptych.apps.cli.top.tables import (
     number,
     pd_table,
     percent,
-    plain,
     request_table,
     size,
     sparkline,
 )
-from triptych.base.errors import NotFound, RequestError, Unauthorized
+from triptych.base.errors import NotFound, RequestError, Unauthorized, printable
 from triptych.proxy.live.objects import ClusterSnapshot, PoolScaling
 
 #: From this width on the two pools stand side by side.
@@ -69,7 +68,7 @@ def screen(
     workers, requests = _rows(seen, height, wide, sum(-(-line.cell_len // width) for line in said))
     pools: list[RenderableType] = [encoder_table(seen.encoders, workers), pd_table(seen.pd_workers, workers)]
     return Group(
-        *([Text(plain(problem), style="bold red")] if problem else []),
+        *([Text(printable(problem), style="bold red")] if problem else []),
         *_head(seen, trends, width),
         *([_beside(pools)] if wide else pools),
         request_table(seen.requests, seen.proxy.in_flight, requests),
@@ -103,8 +102,8 @@ def _head(seen: ClusterSnapshot, trends: Trends, width: int) -> list[RenderableT
 
 def _proxy_line(seen: ClusterSnapshot) -> Text:
     proxy = seen.proxy
-    line = Text(f"triptych {plain(seen.version)}", style="bold")
-    models = ", ".join(plain(name) for name in seen.models[:_MAX_MODELS]) or "no model yet"
+    line = Text(f"triptych {printable(seen.version)}", style="bold")
+    models = ", ".join(printable(name) for name in seen.models[:_MAX_MODELS]) or "no model yet"
     line.append(f"  {models}", style="cyan")
     proxies = "1 proxy" if seen.proxies == 1 else f"{seen.proxies} proxies"
     line.append(f"  up {duration(seen.uptime)}  {proxies}", style="not bold")
@@ -147,7 +146,7 @@ def _store_line(seen: ClusterSnapshot) -> Text:
     budget = f" of {size(store.max_bytes)}" if store.max_bytes else ""
     line.append(f" {size(store.used_bytes)}{budget}, {store.evictions} evictions")
     loads = [f"{way} {number(flow.items)}" for way, flow in seen.flows.items() if way != "encoded"]
-    line.append("  loads/s " + " ".join(map(plain, loads)))
+    line.append("  loads/s " + " ".join(map(printable, loads)))
     return line
 
 
@@ -159,7 +158,7 @@ def _scaling_line(seen: ClusterSnapshot) -> Text:
 def _sizes(pool: PoolScaling) -> str:
     if pool.desired is None:
         return f"{pool.live} live"
-    return f"{pool.live} live, {pool.desired} desired ({plain(pool.reason)})"
+    return f"{pool.live} live, {pool.desired} desired ({printable(pool.reason)})"
 
 
 SECONDS = 1.0

@@ -1,4 +1,4 @@
-"""Tables of the terminal view: workers, requests, failures. Every name goes through `plain`."""
+"""Tables of the terminal view: workers, requests, failures. Every name goes through `printable`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from triptych.base.config import GIB, MIB
+from triptych.base.errors import printable
 from triptych.proxy.live.objects import EncoderState, FailureRow, PDWorkerState, RequestRow
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _KIB = 1 << 10
-
-
-def plain(text: str) -> str:
-    """The text on one line without control characters: a worker may register any name."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def size(nbytes: float) -> str:
@@ -99,7 +95,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _state(state: str) -> Text:
-    return Text(plain(state), style=_COLORS.get(state, ""))
+    return Text(printable(state), style=_COLORS.get(state, ""))
 
 
 def encoder_table(encoders: Sequence[EncoderState], max_rows: int) -> Table:
@@ -107,7 +103,7 @@ def encoder_table(encoders: Sequence[EncoderState], max_rows: int) -> Table:
     table = _table(_title("Encoder workers", len(encoders), max_rows), *columns)
     for row in encoders[:max_rows]:
         table.add_row(
-            Text(plain(row.name)),
+            Text(printable(row.name)),
             _state(row.state),
             bar(row.busy, _BAR),
             number(row.jobs),
@@ -136,7 +132,7 @@ def pd_table(workers: Sequence[PDWorkerState], max_rows: int) -> Table:
     table = _table(_title("PD workers", len(workers), max_rows), *columns)
     for row in workers[:max_rows]:
         table.add_row(
-            Text(plain(row.name)),
+            Text(printable(row.name)),
             _state(row.state),
             bar(row.busy, _BAR),
             number(row.requests),
@@ -156,14 +152,14 @@ def request_table(rows: Sequence[RequestRow], in_flight: int, max_rows: int) -> 
     table = _table(f"Requests in flight: {in_flight}", *columns)
     for row in rows[:max_rows]:
         table.add_row(
-            plain(row.id),
-            plain(row.stage),
-            Text(plain(row.model)),
+            printable(row.id),
+            printable(row.stage),
+            Text(printable(row.model)),
             duration(row.age),
             f"{row.items_ready}/{row.items}",
             number(row.tokens),
             number(row.attempt),
-            Text(plain(row.pd_worker)),
+            Text(printable(row.pd_worker)),
         )
     return table
 
@@ -175,8 +171,8 @@ def failure_lines(failures: Sequence[FailureRow], max_rows: int) -> list[Text]:
         when = datetime.fromtimestamp(row.time).strftime("%H:%M:%S")
         times = f" ({row.count} times)" if row.count > 1 else ""
         line = Text(f" {when} ", style="dim")
-        line.append(plain(row.what) + times, style="red")
-        line.append(f": {plain(row.remedy)}")
+        line.append(printable(row.what) + times, style="red")
+        line.append(f": {printable(row.remedy)}")
         lines.append(line)
     return lines
 

@@ -31,7 +31,6 @@ from triptych.pd_worker.vllm.http.replies import (
     error_of_body,
     error_of_event,
     error_of_status,
-    printable,
 )
 
 
@@ -130,7 +129,8 @@ def test_a_status_says_whether_to_try_again(status, kind):
 
 
 def test_a_foreign_message_is_one_short_line():
-    assert printable("a\nb\x1b[31m" + "x" * 1000) == ("a b?[31m" + "x" * 1000)[:500]
+    error = error_of_status(500, "a\nb\x1b[31m" + "x" * 1000)
+    assert str(error) == "500: " + ("a b?[31m" + "x" * 1000)[:500]
 
 
 STREAM = b'data: {"a": 1}\n\n: comment\n\ndata:{"b": 2}\r\n\r\ndata: [DONE]\n\n'

@@ -10,7 +10,7 @@ from triptych.base.config import ProxyConfig
 from triptych.base.errors import Unavailable
 from triptych.base.types import FinishReason, Usage
 from triptych.proxy.call.chat import Delta, Done, Output, Started, Timings
-from triptych.proxy.openai.chat.endpoint import ChatEndpoint, ChatStream
+from triptych.proxy.openai.chat.endpoint import ApiLimits, ChatEndpoint, ChatStream
 from triptych.proxy.openai.chat.request import ChatReplyOptions, parse_body
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.proxy.requests.request import OutputQueue
@@ -93,7 +93,7 @@ class Client:
         self.parts: list[bytes] = []
         self._fail_at = fail_at
         self._body = [{"type": "http.request", "body": BODY % b""}]
-        endpoint = ChatEndpoint(dispatcher, max_images=1, max_body=1000, timeout=9.0)  # type: ignore[arg-type]
+        endpoint = ChatEndpoint(dispatcher, None, ApiLimits())  # type: ignore[arg-type]
         scope = {"type": "http", "method": "POST", "headers": []}
         self.answer = asyncio.create_task(endpoint(scope, self._receive, self._send))
 

@@ -1,0 +1,126 @@
+// Attention over a paged cache of keys and values: decodes and prefill chunks of one layer in one call.
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attention.h"
+
+namespace {
+
+namespace plain {
+#define LANES 4
+#include "vectors.h"
+#include "attention_rows.h"
+#undef LANES
+}  // namespace plain
+
+#ifdef X86_VARIANTS
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+namespace avx2 {
+#define LANES 8
+#include "vectors.h"
+#include "attention_rows.h"
+#undef LANES
+}  // namespace avx2
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq")
+namespace avx512 {
+#define LANES 16
+#include "vectors.h"
+#include "attention_rows.h"
+#undef LANES
+}  // namespace avx512
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")
+namespace avx512_bf16 {
+#define LANES 16
+#define BF16_DOTS
+#include "vectors.h"
+#include "attention_rows.h"
+#undef BF16_DOTS
+#undef LANES
+}  // namespace avx512_bf16
+#pragma GCC pop_options
+#endif
+
+struct Variant {
+  void (*attend)(const AttentionTask &);
+  int rows;
+};
+
+Variant Choose([[maybe_unused]] int limit) {
+#ifdef X86_VARIANTS
+  bool wide = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  if (limit >= 3 && wide && __builtin_cpu_supports("avx512bf16")) return {avx512_bf16::AttendTask, avx512_bf16::kTaskRows};
+  if (limit >= 2 && wide) return {avx512::AttendTask, avx512::kTaskRows};
+  if (limit >= 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return {avx2::AttendTask, avx2::kTaskRows};
+#endif
+  return {plain::AttendTask, plain::kTaskRows};
+}
+
+// The tasks of a call, which threads take one by one.
+struct Tasks {
+  const AttentionCall &call;
+  Variant variant;
+  // Of the first task of every sequence, and behind the last.
+  int64_t *firsts;
+  float *scratch;
+  size_t scratch_each;
+  std::atomic<int64_t> next{0};
+  std::atomic<int> threads{0};
+
+  void Work() {
+    float *own = scratch + scratch_each * threads.fetch_add(1);
+    int64_t total = firsts[call.sequences];
+    for (int64_t taken = next.fetch_add(1); taken < total; taken = next.fetch_add(1)) {
+      // The last tasks of a chunk attend to the most keys: they come first.
+      int64_t task = total - 1 - taken, low = 0, high = call.sequences;
+      while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        (firsts[middle] <= task ? low : high) = middle;
+      }
+      int64_t rows = (call.starts[low + 1] - call.starts[low]) * call.groups;
+      int64_t piece = (task - firsts[low]) / call.kv_heads, first = piece * variant.rows;
+      int64_t last = first + variant.rows < rows ? first + variant.rows : rows;
+      int head = static_cast<int>((task - firsts[low]) % call.kv_heads);
+      variant.attend({&call, low, first, last, head, own});
+    }
+  }
+};
+
+}  // namespace
+
+// Writes `out` of the call. 0; 1: no memory; 2: sizes that are not taken.
+EXPORT int triptych_attention(const AttentionCall *call) {
+  const AttentionCall &c = *call;
+  if (c.sequences < 1 || c.kv_heads < 1 || c.groups < 1 || c.dim < 1 || c.value_dim < 1 || c.block_size < 1 ||
+      (c.bytes != 2 && c.bytes != 4) || c.threads < 1)
+    return 2;
+  Variant variant = Choose(c.instructions);
+  int threads = c.parallel ? c.threads : 1;
+  // Queries and sums of the rows, scores, and a piece's keys and values as floats.
+  size_t dims = static_cast<size_t>(c.dim) + c.value_dim;
+  size_t each = (dims * (kRows + kKeys) + kRows * kKeys + c.dim * 4 + 63) / 16 * 16;
+  auto *firsts = static_cast<int64_t *>(malloc((c.sequences + 1) * sizeof(int64_t)));
+  auto *scratch = static_cast<float *>(malloc(each * threads * sizeof(float)));
+  if (!firsts || !scratch) {
+    free(firsts), free(scratch);
+    return 1;
+  }
+  firsts[0] = 0;
+  for (int s = 0; s < c.sequences; s++) {
+    int64_t rows = (c.starts[s + 1] - c.starts[s]) * c.groups;
+    firsts[s + 1] = firsts[s] + (rows + variant.rows - 1) / variant.rows * c.kv_heads;
+  }
+  Tasks tasks = {c, variant, firsts, scratch, each};
+  auto work = [](void *data) { static_cast<Tasks *>(data)->Work(); };
+  if (threads > 1 && firsts[c.sequences] > 1)
+    c.parallel(work, &tasks, threads, 0);
+  else
+    work(&tasks);
+  free(firsts), free(scratch);
+  return 0;
+}

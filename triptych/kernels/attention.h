@@ -1,0 +1,44 @@
+// What an attention call is, for all instruction sets.
+#pragma once
+#include <atomic>
+
+#include "export.h"
+
+// Rows are query heads of query tokens: attention over the keys and values of one kv head.
+struct AttentionCall {
+  // [heads, tokens, dim] by strides in elements; the last dimension is contiguous.
+  const void *query;
+  int64_t query_head, query_token;
+  // [kv heads, slots, dim] and [kv heads, slots, value dim], slots contiguous; strides of a kv head in elements.
+  const void *keys, *values;
+  int64_t key_head, value_head;
+  // [tokens, heads, value dim], contiguous.
+  void *out;
+  // Sequence s has tokens [starts[s], starts[s + 1]) and its blocks' numbers at tables[s].
+  const int64_t *starts;
+  const int64_t *const *tables;
+  // Token t attends to the keys from bounds[2t] up to but without bounds[2t + 1], by their index in its sequence.
+  const int32_t *bounds;
+  int32_t sequences, kv_heads, groups, dim, value_dim, block_size;
+  // 2: bfloat16, 4: float32.
+  int32_t bytes;
+  // Of the instruction sets: 0 what every CPU has, 1 AVX2, 2 AVX-512, 3 with bfloat16.
+  int32_t instructions;
+  int32_t threads;
+  float scale, softcap;
+  // GOMP_parallel of the OpenMP that torch runs on; null: one thread.
+  void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
+};
+
+// Rows of one task at most: the rows of a sequence and kv head are cut into so many.
+constexpr int kRows = 64;
+// Keys that are scored before their values are summed.
+constexpr int kKeys = 64;
+
+// One task: rows [first, last) of the token-major rows of a sequence and a kv head.
+struct AttentionTask {
+  const AttentionCall *call;
+  int64_t sequence, first, last;
+  int32_t kv_head;
+  float *scratch;
+};
