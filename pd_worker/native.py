@@ -16,12 +16,7 @@ from triptych.base.machine.resources import worker_kind
 from triptych.base.metrics import PDMetrics
 from triptych.base.tracing.tracer import Tracer
 from triptych.base.types import WorkerInfo
-from triptych.ec_connector.base import (
-    DirectTransfer,
-    ECConnectorRole,
-    ECConnectorScheduler,
-    ECTransferConfig,
-)
+from triptych.ec_connector.base import DirectTransfer, ECConnectorRole, ECConnectorScheduler, ECTransferConfig
 from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.models.base import DecoderSide
 from triptych.models.checkpoint.support import check_supported, wanted_by_flags

@@ -155,11 +155,7 @@ class EventStream:
             else:
                 message.events.extend(log.drain(self._clock()))
         except Exception:
-            logger.exception(
-                "request %s: its events cannot be sent",
-                log.request_id,
-                extra=log.log_extra,
-            )
+            logger.exception("request %s: its events cannot be sent", log.request_id, extra=log.log_extra)
             log.fail(InternalError("the request's output could not be sent"))
             message.events.extend(log.drain_end(self._clock()))
 
@@ -247,9 +243,7 @@ class EventStreams:
                 log.add(event)
             except Exception:
                 logger.exception(
-                    "request %s: one of its events cannot be logged",
-                    event.request_id,
-                    extra=log.log_extra,
+                    "request %s: one of its events cannot be logged", event.request_id, extra=log.log_extra
                 )
                 log.fail(InternalError("the request's output could not be sent"))
                 self._cancel_in_engine([event.request_id], event.proxy_id)

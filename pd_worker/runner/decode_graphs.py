@@ -166,9 +166,7 @@ class DecodeGraphs:
         cross = None
         if size.cross_blocks:
             cross = CrossTables(
-                decode_tables=values["cross_tables"],
-                decode_lengths=values["cross_lengths"],
-                prefills=(),
+                decode_tables=values["cross_tables"], decode_lengths=values["cross_lengths"], prefills=()
             )
         return AttentionMetadata(
             cache=self._cache,

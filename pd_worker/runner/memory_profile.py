@@ -141,7 +141,10 @@ def activation_bytes(config: PDConfig, decoder: DecoderSide, memory: DeviceMemor
     """
     memory.reset_peak()
     before = memory.used()
-    written = _run_longest_batch(config, decoder)
+    # Triton compiles at the first call: beside chunks, one decode, whose keys are split, and many.
+    triton = backend_on(decoder.device, config.attention_backend) == "triton"
+    for decodes in (1, config.max_num_seqs) if triton else (0,):
+        written = _run_longest_batch(config, decoder, decodes)
     taken = memory.peak() - before - written
     # What the run has left in the allocator is given back.
     memory.reset_peak()
@@ -149,28 +152,30 @@ def activation_bytes(config: PDConfig, decoder: DecoderSide, memory: DeviceMemor
 
 
 @torch.inference_mode()
-def _run_longest_batch(config: PDConfig, decoder: DecoderSide) -> int:
-    """Runs it, and returns the bytes of the cache that it wrote."""
+def _run_longest_batch(config: PDConfig, decoder: DecoderSide, decodes: int) -> int:
+    """Runs it, some of its tokens as decodes, and returns the bytes of the cache that it wrote."""
     geometry, device = decoder.geometry, decoder.device
     tokens = min(config.step_tokens, longest_request(config, geometry))
     rows = 0 if decoder.cross is None else decoder.cross.max_rows or tokens
     blocks = max(1, -(-max(tokens, rows) // config.block_size))
     cache = PagedKVCache.of_decoder(decoder, num_blocks=blocks, block_size=config.block_size)
     table = torch.arange(blocks, device=device)
-    none = torch.empty(0, dtype=torch.int64, device=device)
+    # Recurrent layers take no batch of both.
+    decodes = 0 if geometry.states else min(decodes, tokens - 1)
+    lengths = torch.ones(decodes, dtype=torch.int64, device=device)
     cross = None
     if decoder.cross is not None:
         encoded = torch.zeros(rows, decoder.cross.width, dtype=decoder.dtype, device=device)
         decoder.project_cross(encoded)
         span = CrossSpan(table[: -(-rows // config.block_size)], rows)
-        cross = CrossTables(none.view(0, 0), none, [span])
+        cross = CrossTables(span.table.expand(decodes, -1), lengths * rows, [span])
     attention = AttentionMetadata(
         cache=cache,
         slots=torch.arange(tokens, device=device),
-        num_decodes=0,
-        decode_tables=none.view(0, 0),
-        decode_lengths=none,
-        prefills=[PrefillSpan(0, tokens, 0, table[: -(-tokens // config.block_size)])],
+        num_decodes=decodes,
+        decode_tables=table.expand(decodes, -1),
+        decode_lengths=lengths * tokens,
+        prefills=[PrefillSpan(decodes, tokens, 0, table[: -(-(tokens - decodes) // config.block_size)])],
         cross=cross,
         bias=decoder.bias,
         layer_rules=decoder.layer_rules,

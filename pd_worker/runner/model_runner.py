@@ -323,10 +323,7 @@ def _add_tokens(
 
 
 def _add_errors(
-    output: ModelRunnerOutput,
-    chunks: Sequence[ScheduledChunk],
-    tokens: Sequence[int],
-    places: Sequence[int],
+    output: ModelRunnerOutput, chunks: Sequence[ScheduledChunk], tokens: Sequence[int], places: Sequence[int]
 ) -> None:
     for place, chunk, token in zip(places, chunks, tokens, strict=True):
         grammar = chunk.state.request.grammar

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 
 import numpy as np
 import torch
 
 from triptych.base.machine.device import Device
-from triptych.models.base import LogitsRule
+from triptych.models.base import Forbids, LogitsRule
 from triptych.pd_worker.core.sampling import ResolvedSampling, banned_ids
 
 
@@ -57,6 +58,15 @@ def penalises(params: ResolvedSampling) -> bool:
     )
 
 
+def apply_rules(rows: torch.Tensor, requests: Sequence[SamplerInput]) -> None:
+    """Changes `rows` [N, V] by the rules: first those that only forbid, all at once, the rest row by row."""
+    if places := _places(requests, rows.shape[1], _forbidden):
+        rows.view(-1).index_fill_(0, _on(rows, np.array(places)), -torch.inf)
+    for row, request in zip(rows, requests, strict=True):
+        for rule in dropwhile(lambda rule: isinstance(rule, Forbids), request.rules):
+            rule.apply(row, request.prompt, request.output_ids)
+
+
 def penalise(rows: torch.Tensor, requests: Sequence[SamplerInput]) -> None:
     """Changes `rows` [N, V], float32: bias, then repetition, then frequency and presence.
 
@@ -87,6 +97,13 @@ def mask(rows: torch.Tensor, requests: Sequence[SamplerInput]) -> None:
         flat.index_fill_(0, places, -torch.inf)
         emptied = (rows.amax(dim=-1) == -torch.inf)[places // size]
         flat.index_copy_(0, places, torch.where(emptied, kept, -torch.inf))
+
+
+def _forbidden(request: SamplerInput) -> Iterable[int]:
+    for rule in request.rules:
+        if not isinstance(rule, Forbids):
+            return
+        yield from rule.forbidden(request.prompt, request.output_ids)
 
 
 def _biases(request: SamplerInput) -> tuple[Sequence[int], Sequence[float]]:
@@ -132,7 +149,8 @@ def _places(
     requests: Sequence[SamplerInput], size: int, of: Callable[[SamplerInput], Iterable[int]]
 ) -> list[int]:
     """The places in the flattened rows of each request's ids; vocabularies differ, and some are not there."""
-    return [index * size + id for index, request in enumerate(requests) for id in of(request) if id < size]
+    rows = enumerate(requests)
+    return [index * size + id for index, request in rows for id in of(request) if 0 <= id < size]
 
 
 def _ending_ids(request: SamplerInput) -> set[int]:

@@ -18,7 +18,7 @@ import torch
 from triptych.base.machine.device import Device
 from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.sampling import ResolvedSampling
-from triptych.pd_worker.runner.penalties import SamplerInput, mask, penalise
+from triptych.pd_worker.runner.penalties import SamplerInput, apply_rules, mask, penalise
 
 __all__ = ["SamplerInput", "raw_logprobs", "read_logprobs", "sample", "select", "uniform"]
 
@@ -64,9 +64,7 @@ def uniform(seed: int, position: int, choice: int = 0) -> float:
 
 def _sample_rows(rows: torch.Tensor, requests: Sequence[SamplerInput]) -> torch.Tensor:
     """The tokens of `rows` [N, V], which change; -1 where rules and masks leave none."""
-    for row, request in zip(rows, requests, strict=True):
-        for rule in request.rules:
-            rule.apply(row, request.prompt, request.output_ids)
+    apply_rules(rows, requests)
     penalise(rows, requests)
     mask(rows, requests)
     groups: dict[tuple[int, bool], list[int]] = {}

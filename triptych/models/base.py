@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from triptych.base.errors import ConfigError, InvalidRequest
+from triptych.base.machine.device import Device
 from triptych.base.types import ItemPlan, JsonObject, MMFeature, Options
 from triptych.models.audio import AudioFile
 from triptych.models.fused.layers import fuse_norms
@@ -157,6 +158,25 @@ class LogitsRule(Protocol):
         `output_ids` are all output tokens so far, those of earlier attempts included.
         """
         ...
+
+
+class Forbids:
+    """A logits rule that only forbids tokens, so that it can be applied to many rows at once."""
+
+    __slots__ = ()
+
+    def forbidden(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[int]:
+        """Ids that may not come next; those beyond the vocabulary do not count."""
+        raise NotImplementedError
+
+    def apply(self, logits: torch.Tensor, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
+        logits.index_fill_(0, known_ids(self.forbidden(prompt_ids, output_ids), logits), float("-inf"))
+
+
+def known_ids(token_ids: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+    """Those within the vocabulary, on the device of `logits`: checkpoints list tokens that others have."""
+    ids = torch.tensor([token for token in token_ids if 0 <= token < len(logits)], dtype=torch.int64)
+    return Device.of(logits.device).upload(ids)
 
 
 class AttentionBias(Protocol):

@@ -10,12 +10,7 @@ import pytest
 
 from support.data.items import make_plan
 from triptych.base.errors import ConfigError, InvalidRequest
-from triptych.pd_worker.item_limits import (
-    ItemLimit,
-    check_item_counts,
-    max_embeddings,
-    parse_item_limits,
-)
+from triptych.pd_worker.item_limits import ItemLimit, check_item_counts, max_embeddings, parse_item_limits
 
 
 def test_the_flag_takes_vllms_two_forms() -> None:
@@ -26,14 +21,7 @@ def test_the_flag_takes_vllms_two_forms() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "{",
-        "[]",
-        '{"film": 1}',
-        '{"image": -1}',
-        '{"image": {"depth": 3}}',
-        '{"video": {"num_frames": 9999}}',
-    ],
+    ["{", "[]", '{"film": 1}', '{"image": -1}', '{"image": {"depth": 3}}', '{"video": {"num_frames": 9999}}'],
 )
 def test_another_value_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match=r'--limit-mm-per-prompt: .*; write it like \{"image": 0'):

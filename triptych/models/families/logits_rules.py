@@ -11,31 +11,31 @@ from dataclasses import dataclass
 import torch
 
 from triptych.base.types import Options
-from triptych.models.base import GenerationDefaults, LogitsRule
+from triptych.models.base import Forbids, GenerationDefaults, LogitsRule, known_ids
 
 _NEVER = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Suppress:
+class Suppress(Forbids):
     """Tokens that are never generated."""
 
     token_ids: tuple[int, ...]
 
-    def apply(self, logits: torch.Tensor, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
-        logits[_known(self.token_ids, logits)] = _NEVER
+    def forbidden(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[int]:
+        return self.token_ids
 
 
 @dataclass(frozen=True, slots=True)
-class SuppressAtBegin:
+class SuppressAtBegin(Forbids):
     """Tokens that an output does not begin with. It begins at `shortest` tokens of the decoder, or later."""
 
     token_ids: tuple[int, ...]
     shortest: int = 0
 
-    def apply(self, logits: torch.Tensor, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
-        if len(prompt_ids) + len(output_ids) == max(len(prompt_ids), self.shortest):
-            logits[_known(self.token_ids, logits)] = _NEVER
+    def forbidden(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[int]:
+        begins = len(prompt_ids) + len(output_ids) == max(len(prompt_ids), self.shortest)
+        return self.token_ids if begins else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,31 +62,29 @@ class ForcedLast:
 
 
 @dataclass(frozen=True, slots=True)
-class MinLength:
+class MinLength(Forbids):
     """No end before the decoder has `length` tokens, its prompt among them."""
 
     length: int
     eos_token_ids: tuple[int, ...]
 
-    def apply(self, logits: torch.Tensor, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
-        if len(prompt_ids) + len(output_ids) < self.length:
-            logits[_known(self.eos_token_ids, logits)] = _NEVER
+    def forbidden(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[int]:
+        return self.eos_token_ids if len(prompt_ids) + len(output_ids) < self.length else ()
 
 
 @dataclass(frozen=True, slots=True)
-class NoRepeatNgram:
+class NoRepeatNgram(Forbids):
     """No run of `size` tokens twice, the decoder's prompt among them."""
 
     size: int
 
-    def apply(self, logits: torch.Tensor, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
+    def forbidden(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[int]:
         ids = [*prompt_ids, *output_ids]
         if len(ids) + 1 < self.size:
-            return
+            return ()
         last = ids[len(ids) + 1 - self.size :]
         ends = range(self.size - 1, len(ids))
-        banned = [ids[end] for end in ends if ids[end + 1 - self.size : end] == last]
-        logits[_known(banned, logits)] = _NEVER
+        return [ids[end] for end in ends if ids[end + 1 - self.size : end] == last]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +96,9 @@ class Only:
     def apply(self, logits: torch.Tensor, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
         if output_ids:
             return
-        kept = _known(self.token_ids, logits)
-        scores = logits[kept]
-        logits.fill_(_NEVER)
-        logits[kept] = scores
+        kept = known_ids(self.token_ids, logits)
+        scores = logits.index_select(0, kept)
+        logits.fill_(_NEVER).index_copy_(0, kept, scores)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +130,8 @@ class Timestamps:
             if self.last_initial is not None:
                 logits[first + self.last_initial + 1 :] = _NEVER
         scores = logits.log_softmax(dim=-1)
-        if scores[first:].logsumexp(dim=-1) > scores[:first].max():
-            logits[:first] = _NEVER
+        # A branch would wait for the device.
+        logits[:first].masked_fill_(scores[first:].logsumexp(dim=-1) > scores[:first].max(), _NEVER)
 
 
 def checkpoint_rules(defaults: GenerationDefaults, options: Options) -> tuple[LogitsRule, ...]:
@@ -164,11 +161,5 @@ def checkpoint_rules(defaults: GenerationDefaults, options: Options) -> tuple[Lo
     return tuple(rules)
 
 
-def _known(token_ids: Sequence[int], logits: torch.Tensor) -> list[int]:
-    """Checkpoints list tokens that smaller vocabularies do not have."""
-    return [token for token in token_ids if 0 <= token < len(logits)]
-
-
 def _force(logits: torch.Tensor, token_ids: Sequence[int]) -> None:
-    logits.fill_(_NEVER)
-    logits[_known(token_ids, logits)] = 0.0
+    logits.fill_(_NEVER).index_fill_(0, known_ids(token_ids, logits), 0.0)

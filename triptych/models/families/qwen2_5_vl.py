@@ -20,10 +20,7 @@ from triptych.models.weights.loading import KeyMap
 #: `model.language_model.layers.` when asked for its own names.
 KEYS = KeyMap(
     encoder=((r"^(model\.)?visual\.", "model.visual."),),
-    decoder=(
-        (r"^model\.(language_model\.)?(?!visual\.)", TEXT),
-        (r"^lm_head\.", "lm_head."),
-    ),
+    decoder=((r"^model\.(language_model\.)?(?!visual\.)", TEXT), (r"^lm_head\.", "lm_head.")),
     tied=TIED,
 )
 
@@ -46,10 +43,7 @@ class Qwen2_5VLEncoder(QwenEncoder):
         # Most windows for their rows have pictures of one row: a window for each `window_side` rows, and the
         # rest. Rows of padding have another rest.
         windows = rows // self.window_side + frames + 2
-        return {
-            "window_index": ((rows,), torch.int64),
-            "cu_window_seqlens": ((windows + 1,), torch.int32),
-        }
+        return {"window_index": ((rows,), torch.int64), "cu_window_seqlens": ((windows + 1,), torch.int32)}
 
     def graph_values(self, grids: torch.Tensor) -> dict[str, torch.Tensor]:
         config = self.vision_config

@@ -49,10 +49,7 @@ def text_of(checkpoint: EncDecCheckpoint, length: int, seed: int = 0) -> Inputs:
 
 
 def answers(
-    cell: EngineCell,
-    checkpoint: EncDecCheckpoint,
-    lengths: tuple[int, ...],
-    prompt: list[int] | None = None,
+    cell: EngineCell, checkpoint: EncDecCheckpoint, lengths: tuple[int, ...], prompt: list[int] | None = None
 ) -> None:
     """All texts at once, each equal to what transformers says of it alone."""
     prompt = prompt or list(checkpoint.decoder.prompt_defaults({}).token_ids)

@@ -198,10 +198,7 @@ async def test_a_request_cancelled_while_it_is_tokenised_never_reaches_the_engin
 
 @pytest.mark.parametrize(
     ("fault", "code"),
-    [
-        (InvalidRequest("no", param="stop"), "invalid_request_error"),
-        (RuntimeError("boom"), "internal_error"),
-    ],
+    [(InvalidRequest("no", param="stop"), "invalid_request_error"), (RuntimeError("boom"), "internal_error")],
 )
 @pytest.mark.parametrize("where", ["input_processor", "engine"])
 async def test_a_fault_at_the_door_is_answered_and_leaves_nothing(where, fault, code):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from helm_python.errors import HelmError
 
-from support.kubernetes.chart import Manifest, example, render
+from support.kubernetes.chart import ROOT, Manifest, example, render
 from support.kubernetes.manifests import (
     called,
     component,
@@ -25,6 +25,7 @@ from support.kubernetes.manifests import (
 from support.monitoring.metric_table import documented
 from triptych.integrations.vllm.options import parse_options
 
+FOLDER = "deploy/helm/triptych/examples"
 EXAMPLE = example("qwen3-vl-8b-l4-encoders")
 EXTERNAL = {"url": "rediss://me@redis.example:6380/0", "caSecret": "ca", "clientSecret": "client"}
 NAMESPACE = "a1" * 32
@@ -124,6 +125,13 @@ def test_the_model_is_there_before_its_namespace_is_asked_for() -> None:
     assert [one["name"] for one in started] == ["wait-for-model", "namespace", "vllm"]
     # It computes nothing: the worker's image is on the node already.
     assert started[0]["image"] == "triptych-worker-cpu:0.2.0"
+
+
+@pytest.mark.parametrize("page", ["docs/kubernetes.md", f"{FOLDER}/qwen3-vl-8b-l4-encoders.yaml"])
+def test_the_images_that_are_to_be_built_for_the_example_are_those_that_it_pulls(page: str) -> None:
+    pulled = [part["image"] for each in workloads(render(EXAMPLE)) for part in containers(each)]
+    (built,) = re.findall(r'make images IMAGES="(.*?)"', (ROOT / page).read_text(encoding="utf-8"))
+    assert set(built.split()) == set(re.findall(r"triptych-([\w-]+):", " ".join(pulled)))
 
 
 def test_the_gpus_are_the_servers_and_the_ranks_too() -> None:

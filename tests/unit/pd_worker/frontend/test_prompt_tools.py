@@ -67,10 +67,7 @@ def tokens(messages: bytes, style: str = "qwen", template: str | None = None, **
 def reference(messages: list, style: str = "qwen", **options: object) -> list[int]:
     # transformers' own loaders give parts, and an empty string for what is not said.
     parts = [
-        {
-            **m,
-            "content": [{"type": "text", "text": m["content"]}] if m["content"] and style == "qwen" else "",
-        }
+        {**m, "content": [{"type": "text", "text": m["content"]}] if m["content"] and style == "qwen" else ""}
         for m in messages
     ]
     made = tokenizer(style)

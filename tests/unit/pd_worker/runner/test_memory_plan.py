@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -217,6 +218,23 @@ def test_the_peak_of_a_process_is_counted_by_the_kernel_and_anew_after_a_reset()
     # In a process of its own: threads that other tests have left here allocate memory, too.
     done = subprocess.run([sys.executable, "-c", _PEAK], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_triton_compiles_for_decodes_has_run_before_the_first_request(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, seen = checkpoint.decoder, []
+    forward = decoder.forward
+
+    def noted(embeds: Any, positions: Any, merged: Any, attention: Any, **inputs: Any) -> torch.Tensor:
+        seen.append((attention.num_decodes, attention.backend))
+        attention.backend = "sdpa"
+        return forward(embeds, positions, merged, attention, **inputs)
+
+    monkeypatch.setattr(decoder, "forward", noted)
+    monkeypatch.setattr(memory_profile, "backend_on", lambda *_: "triton")
+    memory_profile.activation_bytes(PDConfig(max_num_seqs=8), decoder, CpuMemory())
+    assert seen == [(1, "triton"), (8, "triton")]
 
 
 def test_a_large_cache_on_a_cpu_takes_memory_as_it_is_used() -> None:

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from support.engine.engine_requests import greedy
-from support.graphs import Operators
+from support.graphs import Operators, Waits
+from triptych.models.base import GenerationDefaults
+from triptych.models.families.logits_rules import Timestamps, checkpoint_rules
 from triptych.pd_worker.runner.sampler import SamplerInput, raw_logprobs, read_logprobs, sample, uniform
 
 KINDS: tuple[dict[str, Any], ...] = (
@@ -121,10 +123,33 @@ def test_greedy_rows_beside_sampled_ones_are_the_argmax_to_the_bit() -> None:
     assert tokens[0] == values[0].argmax() and tokens[13] == values[13].argmax() == 400
 
 
-def test_more_rows_are_not_more_operators() -> None:
+SAID = {"suppress_tokens": [3, -1, 99], "begin_suppress_tokens": [7], "no_repeat_ngram_size": 2}
+RULES = checkpoint_rules(GenerationDefaults(eos_token_ids=(1,), extra=SAID), {})
+
+
+def test_a_row_with_rules_beside_others_has_the_token_that_its_rules_leave() -> None:
+    values, requests = batch(52, 60)
+    ruled = [dataclasses.replace(r, rules=RULES[i % 3 :], prompt=(0, 6)) for i, r in enumerate(requests)]
+    together = sample(values, ruled)
+    for row, asked in zip(values, ruled, strict=True):
+        for rule in asked.rules:
+            rule.apply(row, asked.prompt, asked.output_ids)
+    assert together.equal(sample(values, requests))
+
+
+def test_whispers_rules_do_not_wait_for_the_device() -> None:
+    values, requests = batch(3, 60)
+    with Waits() as waits:
+        sample(values, [dataclasses.replace(each, rules=(*RULES, Timestamps(30, 1))) for each in requests])
+    assert waits.names == []
+
+
+@pytest.mark.parametrize("rules", [(), RULES])
+def test_more_rows_are_not_more_operators(rules: Any) -> None:
     counts = []
     for rows in (65, 650):
         values, requests = batch(rows, 200)
+        requests = [dataclasses.replace(each, rules=rules) for each in requests]
         with Operators() as operators:  # type: ignore[no-untyped-call]
             sample(values, requests)
             raw_logprobs(values, torch.zeros(rows, dtype=torch.int64))

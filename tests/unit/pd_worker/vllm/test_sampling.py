@@ -115,10 +115,7 @@ def test_an_output_format_is_one_of_vllms(output_format, expected):
 
 @pytest.mark.parametrize(
     ("given", "output_format", "field"),
-    [
-        ({"temperature": 2.5}, None, "temperature"),
-        ({"min_tokens": 3}, FORMAT, "min_tokens"),
-    ],
+    [({"temperature": 2.5}, None, "temperature"), ({"min_tokens": 3}, FORMAT, "min_tokens")],
 )
 def test_what_vllm_cannot_do_is_refused_by_name(given, output_format, field):
     sampling = replace(resolved(), **given)
