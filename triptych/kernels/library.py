@@ -87,8 +87,8 @@ def kernel_library() -> ctypes.CDLL | None:
         return _load()
     except (BuildError, OSError) as error:
         logger.warning(
-            "no compiled kernels, so that a picture takes about twice the CPU time, and so does attention on a "
-            "CPU: %s; install g++ (Debian: apt-get install g++), or a wheel that was built where it is",
+            "no compiled kernels, so that pictures, and attention on a CPU, take twice the CPU time: %s; "
+            "install g++ (Debian: apt-get install g++), or a wheel that was built where it is",
             " ".join(str(error).split()),
         )
         return None
