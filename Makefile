@@ -95,7 +95,7 @@ LOAD_TOOLS := guidellm aiperf
 load-tools: $(LOAD_TOOLS:%=$(TOOLS)/%/.installed)
 
 $(TOOLS)/guidellm/.installed $(TOOLS)/aiperf/.installed: $(TOOLS)/%/.installed: $(STAMP) tests/tools/load_tool.sh
-	PYTHON=$(BIN)/python sh tests/tools/load_tool.sh $(@D) "$$(grep -o '$*==[0-9.]*' pyproject.toml)"
+	PYTHON=$(BIN)/python sh tests/tools/load_tool.sh $(@D) "$$(grep -oE '$*(\[[a-z]+\])?==[0-9.]+' pyproject.toml)"
 
 test-load-tools: $(STAMP) load-tools
 	$(BIN)/python -m pytest tests/with_load_tools -m load_tools -n 0 $(ARGS)

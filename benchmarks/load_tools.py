@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
@@ -28,7 +28,13 @@ HOME = Path(__file__).resolve().parents[1] / ".tools"
 RESULT = RESULTS / "load_tools.md"
 PATIENCE = 300.0
 HUB = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-FIGURES = ("requests/s", "TTFT ms", "TPOT ms")
+#: What the tools call the fields of `ToolFigures`.
+_FIELDS = ("rate", "ttft", "tpot", "tokens")
+_GUIDELLM = "requests_per_second time_to_first_token_ms inter_token_latency_ms output_token_count"
+_AIPERF = "request_throughput time_to_first_token inter_token_latency output_sequence_length"
+GUIDELLM = dict(zip(_GUIDELLM.split(), _FIELDS, strict=True))
+AIPERF = dict(zip(_AIPERF.split(), _FIELDS, strict=True))
+OURS = dict(zip(("request_throughput", "mean_ttft_ms", "mean_tpot_ms"), _FIELDS[:3], strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,46 +64,34 @@ class ToolFigures:
 
 def guidellm(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
     """`guidellm run`. Its ITL is our TPOT: time after the first token over tokens − 1."""
-    pictures = f"kind=synthetic_image,width={load.side},height={load.side},images_per_request={load.images}"
+    # A data set each: with several pictures in a row of one, it takes them for further turns of the text.
+    picture = f"kind=synthetic_image,width={load.side},height={load.side},seed="
+    pictures = [word for seed in range(load.images) for word in ("--data", f"{picture}{seed}")]
     texts = f"kind=synthetic_text,prompt_tokens={load.text_tokens},output_tokens={load.output_tokens}"
     _run(
         folder,
         *(_program("guidellm"), "run", "--disable-console-interactive"),
         *("--backend", f"kind=openai_http,target={url},request_format=/v1/{load.api}"),
         *("--tokenizer", f"kind=huggingface_auto,model={DEMO_MODEL}"),
-        *("--data", texts, *(("--data", pictures) if load.images else ())),
+        *("--data", texts, *pictures),
         *("--profile", f"kind=constant,rate={load.rate}"),
         *("--constraint", f"kind=max_requests,count={load.requests}"),
         *("--output", f"kind=json,path={folder / 'guidellm.json'}"),
     )
     found = json.loads((folder / "guidellm.json").read_text())["benchmarks"][0]["metrics"]
-
-    def mean(name: str) -> float:
-        return float(found[name]["successful"]["mean"])
-
+    mean = {name: one["successful"]["mean"] for name, one in found.items() if name in GUIDELLM}
     totals = found["request_totals"]
     return ToolFigures(
         completed=totals["successful"],
         failed=totals["errored"] + totals["incomplete"],
-        rate=mean("requests_per_second"),
-        ttft=mean("time_to_first_token_ms"),
-        tpot=mean("inter_token_latency_ms"),
-        tokens=mean("output_token_count"),
+        **{field: mean[name] for name, field in GUIDELLM.items()},
     )
 
 
 def aiperf(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
-    """`aiperf profile`. Its ITL is our TPOT; without `ignore_eos` and `--use-server-token-count` it counts
-    tokens by its own tokenizer.
-    """
-    pictures = (
-        "--image-width-mean",
-        load.side,
-        "--image-height-mean",
-        load.side,
-        "--image-batch-size",
-        load.images,
-    )
+    """`aiperf profile`. Its ITL is our TPOT."""
+    side = ("--image-width-mean", load.side, "--image-height-mean", load.side)
+    pictures = (*side, "--image-batch-size", load.images)
     _run(
         folder,
         *(_program("aiperf"), "profile", "--model", "demo", "--url", url, "--ui", "none", "--streaming"),
@@ -108,17 +102,10 @@ def aiperf(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
         *("--artifact-dir", folder, "--no-server-metrics"),
     )
     found = json.loads((folder / "profile_export_aiperf.json").read_text())
-
-    def mean(name: str) -> float:
-        return float(found[name]["avg"])
-
     return ToolFigures(
-        completed=round(mean("request_count")),
-        failed=round(found["error_request_count"]["avg"]) if found.get("error_request_count") else 0,
-        rate=mean("request_throughput"),
-        ttft=mean("time_to_first_token"),
-        tpot=mean("inter_token_latency"),
-        tokens=mean("output_sequence_length"),
+        completed=round(found["request_count"]["avg"]),
+        failed=round((found.get("error_request_count") or {"avg": 0})["avg"]),
+        **{field: found[name]["avg"] for name, field in AIPERF.items()},
     )
 
 
@@ -126,18 +113,9 @@ def ours(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
     """`triptych bench goodput`."""
     _run(
         folder,
-        *(
-            sys.executable,
-            "-m",
-            "triptych.apps.cli",
-            "bench",
-            "goodput",
-            "--url",
-            url,
-            "--arrivals",
-            "constant",
-        ),
-        *("--workload", "text", "--text-spread", 0, "--output-spread", 0, "--images", load.images),
+        *(sys.executable, "-m", "triptych.apps.cli", "bench", "goodput", "--url", url),
+        *("--arrivals", "constant", "--workload", "text"),
+        *("--text-spread", 0, "--output-spread", 0, "--images", load.images),
         *("--image-size", f"{load.side}x{load.side}", "--text-tokens", load.text_tokens),
         *("--output-tokens", load.output_tokens, "--rate", load.rate, "--requests", load.requests),
         *("--warm-up", 0, "--plots", "none", "--output", folder / "ours"),
@@ -146,9 +124,7 @@ def ours(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
     return ToolFigures(
         completed=found["completed"],
         failed=found["failed"],
-        rate=found["request_throughput"],
-        ttft=found["mean_ttft_ms"],
-        tpot=found["mean_tpot_ms"],
+        **{field: found[name] for name, field in OURS.items()},
         tokens=found["total_output_tokens"] / found["completed"],
     )
 
@@ -169,18 +145,15 @@ def _run(folder: Path, *words: object) -> None:
 
     HF_HUB_OFFLINE is not set: with it AIPerf takes the tokenizer's folder for a name.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in HUB} | {
-        "HOME": str(folder)
-    }
+    environment = {name: value for name, value in os.environ.items() if name not in HUB}
     done = subprocess.run(
         [str(word) for word in words],
-        cwd=folder, env=environment, stdin=subprocess.DEVNULL,
+        cwd=folder, env=environment | {"HOME": str(folder)}, stdin=subprocess.DEVNULL,
         capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     if done.returncode:
-        raise RuntimeError(
-            f"{words[0]} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
-        )
+        said = done.stdout[-3000:] + done.stderr[-3000:]
+        raise RuntimeError(f"{words[0]} ended with {done.returncode}:\n{said}")
 
 
 Means = dict[str, tuple[float, float, float]]
@@ -191,17 +164,13 @@ def page(load: ToolLoad, rounds: list[Means], commands: str) -> str:
     lines = []
     for name in rounds[0]:
         words = [name]
-        for place, _ in enumerate(FIGURES):
+        for place in range(3):
             values = [means[name][place] for means in rounds]
             ratios = [means[name][place] / means["triptych bench"][place] for means in rounds]
             words.append(f"{statistics.median(values):.2f}")
             words.append(f"**{statistics.median(ratios):.3f}** ({min(ratios):.3f} – {max(ratios):.3f})")
         lines.append(f"| {' | '.join(words)} |")
-    return fill("load_tools", rows="\n".join(lines), rounds=len(rounds), commands=commands, **vars_of(load))
-
-
-def vars_of(load: ToolLoad) -> dict[str, object]:
-    return {name: getattr(load, name) for name in load.__slots__}
+    return fill("load_tools", rows="\n".join(lines), rounds=len(rounds), commands=commands, **asdict(load))
 
 
 def main() -> int:
@@ -214,13 +183,9 @@ def main() -> int:
     add_write_flag(parser, RESULT)
     options = parser.parse_args()
     load = ToolLoad(requests=options.requests, rate=options.rate)
-    systems = {"triptych bench": ours, **TOOLS}
-    rounds: list[Means] = []
-    shape = parse_shape("1E1PD")
-    with (
-        launched(shape, "", ("--kv-memory", "64MiB")) as cluster,
-        step("turns", options.rounds * len(systems)) as turns,
-    ):
+    systems, rounds = {"triptych bench": ours, **TOOLS}, list[Means]()
+    cluster_of = launched(parse_shape("1E1PD"), "", ("--kv-memory", "64MiB"))
+    with cluster_of as cluster, step("turns", options.rounds * len(systems)) as turns:
         for turn in range(options.rounds + 1):  # the first round warms the server and every tool's caches
             means: Means = {}
             for name, tool in systems.items():
@@ -231,8 +196,7 @@ def main() -> int:
                 means[name] = (found.rate, found.ttft, found.tpot)
                 turns.advance(int(turn > 0), note=f"{name}: {found}")
             rounds += [means] if turn else []
-    flags = f"--rounds {options.rounds} --rate {load.rate:g} --requests {load.requests} --write"
-    command = f"python -m benchmarks load_tools {flags}"
+    command = f"--rounds {options.rounds} --rate {load.rate:g} --requests {load.requests} --write"
     publish(page(load, rounds, command), RESULT, write=options.write)
     return 0
 
