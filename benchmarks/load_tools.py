@@ -153,8 +153,7 @@ def _run(folder: Path, *words: object) -> None:
         capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     if done.returncode:
-        said = done.stdout[-3000:] + done.stderr[-3000:]
-        raise RuntimeError(f"{words[0]} ended with {done.returncode}:\n{said}")
+        raise RuntimeError(f"{words[0]}: {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
 
 
 Means = dict[str, tuple[float, float, float]]
