@@ -17,7 +17,7 @@ STAMP  := $(VENV)/.installed
 TOOLS  := .tools
 PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
-.PHONY: serve test test-unit test-slow test-transformers test-vllm gpu tools images lint proto client bench install clean
+.PHONY: serve test test-unit test-slow test-transformers test-vllm test-load-tools load-tools gpu tools images lint proto client bench install clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
@@ -81,7 +81,7 @@ test-transformers: $(STAMP)
 
 test-slow: $(VENV)/.clients $(TOOLS)/bin/promtool $(TOOLS)/bin/chromium $(TOOLS)/torchvision/.installed \
 		$(TOOLS)/triton/.installed
-	$(PYTEST) -m "not gpu and not vllm" $(ARGS)
+	$(PYTEST) -m "not gpu and not vllm and not load_tools" $(ARGS)
 	PYTHONPATH=$(TOOLS)/triton $(BIN)/python -m pytest tests/triton_kernels -n 0 $(ARGS)
 
 # vLLM's CPU build in an environment of its own: our connector inside it, fed by our encoder worker.
@@ -90,6 +90,16 @@ $(TOOLS)/vllm/.installed: tests/tools/vllm.sh tests/tools/vllm_requirements.py t
 
 test-vllm: $(STAMP) $(TOOLS)/vllm/.installed
 	$(BIN)/python -m pytest tests/with_vllm -m vllm -n 0 $(ARGS)
+
+# Other people's load tools, each in an environment of its own, against a cluster of ours on loopback.
+LOAD_TOOLS := guidellm aiperf
+load-tools: $(LOAD_TOOLS:%=$(TOOLS)/%/.installed)
+
+$(TOOLS)/guidellm/.installed $(TOOLS)/aiperf/.installed: $(TOOLS)/%/.installed: $(STAMP) tests/tools/load_tool.sh
+	PYTHON=$(BIN)/python sh tests/tools/load_tool.sh $(@D) "$$(grep -oE '$*(\[[a-z]+\])?==[0-9.]+' pyproject.toml)"
+
+test-load-tools: $(STAMP) load-tools
+	$(BIN)/python -m pytest tests/with_load_tools -m load_tools -n 0 $(ARGS)
 
 # On a machine with a GPU, in an image that has torch for it: PYTHON is that image's. Writes benchmarks/results/gpu.md.
 .venv-gpu/.installed: tests/gpu/requirements.txt
