@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install -q $(PIP_TORCH_ARGS) "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python deploy/docker/requirements.py dev > $(VENV)/dev.txt
 	$(BIN)/pip install -q -c constraints.txt -e ".[worker,embedded,ray,cert,bench,otel]" -r $(VENV)/dev.txt
-	$(BIN)/python -c "from triptych.kernels.library import kernel_library; kernel_library()"
+	$(BIN)/python -m triptych.kernels.library
 	touch $@
 
 install: $(STAMP)

@@ -9,8 +9,10 @@ Starts `triptych serve` with the demo model on loopback. The tools are in enviro
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -65,9 +67,7 @@ class ToolFigures:
 def guidellm(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
     """`guidellm run`. Its ITL is our TPOT: time after the first token over tokens − 1."""
     if load.images:
-        raise ValueError(
-            "GuideLLM 0.8.1 combines no two pictures with its texts: every row fails, without end"
-        )
+        raise ValueError("GuideLLM 0.8.1 with two pictures beside its texts fails in every row, without end")
     texts = f"kind=synthetic_text,prompt_tokens={load.text_tokens},output_tokens={load.output_tokens}"
     _run(
         folder,
@@ -110,6 +110,45 @@ def aiperf(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
     )
 
 
+def vllm(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
+    """`vllm bench serve`, of the environment that `make test-vllm` makes."""
+    chat = load.api == "chat/completions"
+    if load.images:
+        pictures = json.dumps({f"({load.side}, {load.side}, 1)": 1.0})
+        data = (
+            "random-mm",
+            "--random-mm-base-items-per-request",
+            load.images,
+            "--random-mm-bucket-config",
+            pictures,
+        )
+        data += ("--random-mm-limit-mm-per-prompt", json.dumps({"image": load.images, "video": 0}))
+    else:
+        data = ("random",)
+    _run(
+        folder,
+        *(_program("vllm"), "bench", "serve", "--base-url", url, "--endpoint", f"/v1/{load.api}"),
+        *("--backend", "openai-chat" if chat else "openai", "--model", "demo", "--tokenizer", DEMO_MODEL),
+        *(
+            "--dataset-name",
+            *data,
+            "--random-input-len",
+            load.text_tokens,
+            "--random-output-len",
+            load.output_tokens,
+        ),
+        *("--num-prompts", load.requests, "--request-rate", load.rate, "--burstiness", 1e6, "--ignore-eos"),
+        *("--num-warmups", 0, "--save-result", "--result-dir", folder, "--result-filename", "vllm.json"),
+    )
+    found = json.loads((folder / "vllm.json").read_text())
+    return ToolFigures(
+        completed=found["completed"],
+        failed=found["failed"],
+        **{field: found[name] for name, field in OURS.items()},
+        tokens=found["total_output_tokens"] / found["completed"],
+    )
+
+
 def ours(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
     """`triptych bench goodput`."""
     _run(
@@ -131,7 +170,7 @@ def ours(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
 
 
 Tool = Callable[[str, ToolLoad, Path], ToolFigures]
-TOOLS: dict[str, Tool] = {"guidellm": guidellm, "aiperf": aiperf}
+TOOLS: dict[str, Tool] = {"guidellm": guidellm, "aiperf": aiperf, "vllm": vllm}
 
 
 def _program(name: str) -> Path:
@@ -147,13 +186,19 @@ def _run(folder: Path, *words: object) -> None:
     HF_HUB_OFFLINE is not set: with it AIPerf takes the tokenizer's folder for a name.
     """
     environment = {name: value for name, value in os.environ.items() if name not in HUB}
-    done = subprocess.run(
+    with subprocess.Popen(
         [str(word) for word in words],
         cwd=folder, env=environment | {"HOME": str(folder)}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=PATIENCE,
-    )  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(f"{words[0]}: {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            said, _ = process.communicate(timeout=PATIENCE)
+        finally:
+            # GuideLLM's own processes would outlive it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode:
+        raise RuntimeError(f"{words[0]}: {process.returncode}\n{said[-3000:]}")
 
 
 Means = dict[str, tuple[float, float, float]]

@@ -1,4 +1,7 @@
-"""The library of the kernels: from the wheel, the cache, or compiled now. setup.py runs it by its path."""
+"""The library of the kernels: from the wheel, the cache, or compiled now. setup.py runs it by its path.
+
+`python -m triptych.kernels.library` compiles it beside its sources, where every user of a checkout finds it.
+"""
 
 from __future__ import annotations
 
@@ -106,3 +109,10 @@ def _load() -> ctypes.CDLL:
 def _cache_folder() -> Path:
     base = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     return base / "triptych" / "kernels"
+
+
+if __name__ == "__main__":
+    try:
+        compile_library(INSTALLED)
+    except BuildError as error:
+        logger.warning("the kernels are not compiled: %s", error)
