@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import pytest
 from grpc import aio
 
@@ -40,6 +41,15 @@ class Lingering(FakeEncoder):
             await asyncio.Event().wait()
         finally:
             self.cancelled += 1
+
+
+class Breaking(FakeEncoder):
+    """Ends every stream with an error, as a worker's end does."""
+
+    async def Encode(self, requests: Any, context: Any) -> AsyncIterator[encoder_pb2.EncodeEvent]:
+        await anext(aiter(requests))
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "killed")
+        yield encoder_pb2.EncodeEvent()
 
 
 @contextlib.asynccontextmanager
@@ -108,3 +118,17 @@ async def test_a_worker_that_does_not_end_the_stream_cannot_keep_its_job(store, 
     async with _channel_to(encoder) as channel:
         await _run(channel, media, 1)
         await until(lambda: encoder.cancelled, "the stream to be cancelled")
+
+
+async def test_a_stream_that_its_worker_breaks_leaves_no_task_behind(store, media):
+    def senders() -> list[str]:
+        names = (task.get_coro().__qualname__ for task in asyncio.all_tasks())
+        return [name for name in names if "_consume_request_iterator" in name]
+
+    async with _channel_to(Breaking(store)) as channel:
+        stream = EncodeStream(
+            channel, encoder_pb2.EncodeJob(job_id="1"), media, lambda *_: None, phase_timeout=PATIENCE
+        )
+        with pytest.raises(aio.AioRpcError):
+            await within("a job's end", stream.result())
+        await until(lambda: not senders(), "the sender of the stream to end")
