@@ -88,9 +88,8 @@ class EncodeStream:
 
     def _break_off(self) -> None:
         if self._call is not None:
-            if not self._call.cancel():
-                # A call that the worker has ended leaves its sender waiting for requests.
-                self._to_send.put_nowait("end")
+            self._call.cancel()
+            self._to_send.put_nowait("end")  # a call that the worker has ended leaves its sender waiting
             self._call = None
             self._media.release()
 
