@@ -73,8 +73,7 @@ class EncodeStream:
             raise
 
     async def close(self) -> None:
-        """Ends the stream after its result. Ended by both sides it frees itself; broken off, it is a cycle of
-        tasks and generators that waits for the garbage collector."""
+        """Ends the stream after its result: ended by both sides, it leaves no cycle of tasks in memory."""
         if self._call is None:
             return
         self._to_send.put_nowait("end")
