@@ -225,10 +225,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="turns of every tool")
     parser.add_argument("--rate", type=float, default=ToolLoad().rate, help="requests per second")
     parser.add_argument("--requests", type=int, default=ToolLoad().requests, help="of one turn")
+    parser.add_argument("--tools", default=",".join(TOOLS), help="some of them")
     add_write_flag(parser, RESULT)
     options = parser.parse_args()
     load = ToolLoad(requests=options.requests, rate=options.rate)
-    systems, rounds = {"triptych bench": ours, **TOOLS}, list[Means]()
+    chosen = {name: TOOLS[name] for name in options.tools.split(",")}
+    systems, rounds = {"triptych bench": ours, **chosen}, list[Means]()
     cluster_of = launched(parse_shape("1E1PD"), "", ("--kv-memory", "64MiB"))
     with cluster_of as cluster, step("turns", options.rounds * len(systems)) as turns:
         for turn in range(options.rounds + 1):  # the first round warms the server and every tool's caches
@@ -241,7 +243,8 @@ def main() -> int:
                 means[name] = (found.rate, found.ttft, found.tpot)
                 turns.advance(int(turn > 0), note=f"{name}: {found}")
             rounds += [means] if turn else []
-    command = f"--rounds {options.rounds} --rate {load.rate:g} --requests {load.requests} --write"
+    command = f"--tools {options.tools} --rounds {options.rounds} --rate {load.rate:g} "
+    command += f"--requests {load.requests} --write"
     publish(page(load, rounds, command), RESULT, write=options.write)
     return 0
 
