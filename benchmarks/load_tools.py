@@ -113,6 +113,7 @@ def aiperf(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
 def vllm(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
     """`vllm bench serve`, of the environment that `make test-vllm` makes."""
     chat = load.api == "chat/completions"
+    data: tuple[object, ...] = ("random",)
     if load.images:
         pictures = json.dumps({f"({load.side}, {load.side}, 1)": 1.0})
         data = (
@@ -123,8 +124,6 @@ def vllm(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
             pictures,
         )
         data += ("--random-mm-limit-mm-per-prompt", json.dumps({"image": load.images, "video": 0}))
-    else:
-        data = ("random",)
     _run(
         folder,
         *(_program("vllm"), "bench", "serve", "--base-url", url, "--endpoint", f"/v1/{load.api}"),
