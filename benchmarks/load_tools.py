@@ -41,7 +41,7 @@ OURS = dict(zip(("request_throughput", "mean_ttft_ms", "mean_tpot_ms"), _FIELDS[
 
 @dataclass(frozen=True, slots=True)
 class ToolLoad:
-    """One load for every tool: requests at a constant rate, each with so much text and so many pictures."""
+    """The load that every tool sends: its request rate, and the text, output tokens and images per request."""
 
     requests: int = 60
     rate: float = 2.0

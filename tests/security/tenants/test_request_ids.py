@@ -1,4 +1,4 @@
-"""A client's X-Request-ID is a label: whoever sends it, however often, answers stay apart."""
+"""X-Request-ID is only a label: requests that share one, of any tenant, get their own answers."""
 
 from __future__ import annotations
 
