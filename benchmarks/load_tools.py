@@ -41,7 +41,7 @@ OURS = dict(zip(("request_throughput", "mean_ttft_ms", "mean_tpot_ms"), _FIELDS[
 
 @dataclass(frozen=True, slots=True)
 class ToolLoad:
-    """The load that every tool sends: its request rate, and the text, output tokens and images per request."""
+    """The load that every tool sends: the request rate, and text, output tokens and images per request."""
 
     requests: int = 60
     rate: float = 2.0

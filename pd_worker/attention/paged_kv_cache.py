@@ -45,7 +45,6 @@ class PagedKVCache:
         views = {part: iter(pool) for part, pool in zip(counts, self.pools, strict=True)}
         self.keys: list[torch.Tensor] = [next(views[part]) for part in keys]
         self.values: list[torch.Tensor] = [next(views[part]) for part in values]
-        self._square = [shape.key_dim == shape.value_dim for shape in shapes]
         self.key_rows = [keys.flatten(0, 1).transpose(0, 1)[None] for keys in self.keys]
         self.value_rows = [values.flatten(0, 1).transpose(0, 1)[None] for values in self.values]
         #: Keys and values of other dtypes stay far below their limits.
@@ -78,10 +77,6 @@ class PagedKVCache:
         """Bytes of one token in the layer with the widest keys and values."""
         pairs = zip(self.keys, self.values, strict=True)
         return max((k[0, 0].numel() + v[0, 0].numel()) * k.element_size() for k, v in pairs)
-
-    def is_square(self, layer: int) -> bool:
-        """Whether the layer's keys and values are equally wide."""
-        return self._square[layer]
 
     def slots(self, block_ids: Sequence[int], count: int) -> torch.Tensor:
         """Slots [count] of the first `count` tokens of a table, int64."""
