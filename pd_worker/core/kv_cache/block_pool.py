@@ -207,4 +207,3 @@ class BlockPool:
                 self._blank.append(former)
         self._by_digest[digest] = block
         self._digests[block] = digest
-
