@@ -28,7 +28,7 @@ from triptych.pd_worker.runner.capacity import (
     max_model_len,
     uses_graphs,
 )
-from triptych.pd_worker.runner.graph_memory import measured_graph_bytes
+from triptych.pd_worker.runner.graph_start import measured_graph_bytes
 from triptych.pd_worker.runner.memory_plan import (
     WorkerMemory,
     WorkerNeeds,

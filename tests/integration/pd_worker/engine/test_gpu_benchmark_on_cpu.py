@@ -14,9 +14,7 @@ _EMBEDDINGS = ("1080p, 66.8 MB", "448 px, 6.4 MB", "448 px, 0.4 MB")
 _ROWS = {
     "checks": [
         "python", "torch", "transformers", "triton", "CUDA, cuDNN", "names that are used",
-        "decode, gathered and masked",
-        "prefill of a first chunk", "prefill behind a context", "tower, one picture", "tower, padded",
-        "20 new shapes of a decode", "all",
+        "tower, one picture", "tower, padded", "20 new shapes of a tower", "all",
     ],
     "engines": [
         *(f"decode, batch {n}, context 24, {how}" for how in ("greedy", "sampled") for n in (1, 4)),
