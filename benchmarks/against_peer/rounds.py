@@ -34,6 +34,7 @@ from triptych.goodput.run import Bench, ready
 
 MODELS = ("tiny", "small")
 PEER_SYSTEMS = ("vllm", "vllm-epd")
+REPLICA_PORTS = ("FIRST", "SECOND")
 ROOT = Path(__file__).parents[2]
 _BASELINES = ROOT / "benchmarks" / "baselines"
 #: Many times what a start takes on a quiet machine: what is started is not what is measured.
@@ -92,6 +93,29 @@ def triptych(model: str, name: str, tree: Path, words: tuple[str, ...] = ()) -> 
         # Without the second one the folder that this runs in would come before the first.
         env={"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"},
         timeout=_START_SECONDS,
+    )
+
+
+def vllm_server(
+    vllm: System, port: str, cores: str, words: Sequence[str] = (), **environment: str
+) -> tuple[str, ...]:
+    """The command of `vllm` at the port with this name, on `cores`, with memory for several at a time."""
+    values = vllm.env | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": cores} | environment
+    own = [word.replace("${PORT}", f"${{{port}}}") for word in vllm.commands[0]]
+    return ("env", *(f"{name}={value}" for name, value in values.items()), *own, *words)
+
+
+def replicas(name: str, commands: Sequence[tuple[str, ...]]) -> System:
+    """Two servers whose ports are FIRST and SECOND, which take requests in turn."""
+    urls = [f"http://127.0.0.1:${{{port}}}" for port in REPLICA_PORTS]
+    return System(
+        name=name,
+        commands=tuple(commands),
+        url=",".join(urls),
+        ports=REPLICA_PORTS,
+        ready=tuple(f"{url}/health" for url in urls),
+        timeout=_START_SECONDS,
+        pause=True,
     )
 
 
