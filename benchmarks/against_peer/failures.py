@@ -17,12 +17,10 @@ from dataclasses import dataclass
 import redis
 
 from benchmarks.against_peer.loads import turn
-from benchmarks.against_peer.trials import CONTENT, RIGHT, Clients, Trial, body, totals
-from benchmarks.baselines.matrix import Matrix, System
+from benchmarks.against_peer.trials import CONTENT, RIGHT, Clients, Run, Trial, body, keep, kept, totals
 from benchmarks.baselines.servers import Server, serving
 from benchmarks.baselines.tables import table
 from triptych.goodput.load.workload import Picture
-from triptych.goodput.report.display import Display
 
 REQUESTS, AT_ONCE = 64, 8
 #: Answers before something fails.
@@ -31,16 +29,12 @@ BEFORE_FAULT = 16
 SIZE = (448, 320)
 
 
-def _nothing(_server: Server) -> None:
-    """No failure."""
-
-
 @dataclass(frozen=True, slots=True)
 class Fault:
     """`act` breaks it in a running server. `deadly`: of a system that has to be started again after it."""
 
     name: str
-    act: Callable[[Server], None] = _nothing
+    act: Callable[[Server], None] = lambda _server: None
     deadly: bool = True
 
 
@@ -91,41 +85,33 @@ def _bodies(model: str, seed: int, salt: str) -> list[bytes]:
     return [body(own, shown, model=model, salt=salt) for own, shown in zip(seeds, pictures, strict=True)]
 
 
-def measure(
-    matrix: Matrix,
-    known: dict[str, System],
-    names: Sequence[str],
-    rounds: int,
-    done: Sequence[Trial],
-    keep: Callable[[Trial], None],
-    display: Display,
-) -> None:
-    """What is not `done`; a server serves until a fault ends it. The right answers come from Triptych."""
-    there = {(trial.system, trial.case, trial.number) for trial in done}
-    for number in range(rounds):
-        for name in [*turn(names, number), RIGHT]:
-            left = [fault for fault in FAULTS[name] if (name, fault.name, number) not in there]
-            system = known["triptych" if name == RIGHT else name]
+def measure(run: Run) -> None:
+    """What is not kept yet; a server serves until a fault ends it. The right answers come from Triptych."""
+    file = run.folder / "failures.jsonl"
+    there = {(trial.system, trial.case, trial.number) for trial in kept(file)}
+    for number in range(run.rounds):
+        for name in [*turn(run.names, number), RIGHT]:
+            system = run.systems["triptych" if name == RIGHT else name]
             with contextlib.ExitStack() as stack:
                 server: Server | None = None
-                for fault in left:
+                for fault in FAULTS[name]:
+                    if (name, fault.name, number) in there:
+                        continue
                     if server is None:
-                        server = stack.enter_context(serving(system, matrix.model))
+                        server = stack.enter_context(serving(system, run.matrix.model))
                         # Its first requests are slow.
-                        _trial(server, matrix, name, NOTHING, number, 900, display)
-                    keep(_trial(server, matrix, name, fault, number, _NAMES.index(fault.name), display))
+                        _trial(run, server, name, NOTHING, number, 900)
+                    keep(file, _trial(run, server, name, fault, number, _NAMES.index(fault.name)))
                     if fault.deadly:
                         server = None
                         stack.close()
 
 
-def _trial(
-    server: Server, matrix: Matrix, name: str, fault: Fault, number: int, index: int, display: Display
-) -> Trial:
-    ours = name in ("triptych", RIGHT)
-    requests = _bodies("" if ours else matrix.model, 10 * number + index, RIGHT if name == RIGHT else "")
+def _trial(run: Run, server: Server, name: str, fault: Fault, number: int, index: int) -> Trial:
+    model = "" if name in ("triptych", RIGHT) else run.matrix.model
+    requests = _bodies(model, 10 * number + index, RIGHT if name == RIGHT else "")
     clients = Clients(server, requests, AT_ONCE, at=BEFORE_FAULT, act=fault.act)
-    return clients.trial(name, fault.name, number, display)
+    return clients.trial(name, fault.name, number, run.display)
 
 
 def section(trials: Sequence[Trial]) -> list[str]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
 
 import aiohttp
 import msgspec
@@ -57,23 +56,33 @@ class Trial(msgspec.Struct, frozen=True):
         return len(self.latencies) / self.seconds
 
 
-_Record = TypeVar("_Record", bound=msgspec.Struct)
-
-
-def keep(file: Path, record: msgspec.Struct) -> None:
+def keep(file: Path, record: Trial) -> None:
     """Appends it to the file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab") as out:
         out.write(msgspec.json.encode(record) + b"\n")
 
 
-def kept(file: Path, kind: type[_Record]) -> list[_Record]:
+def kept(file: Path) -> list[Trial]:
     """What earlier runs have appended; ConfigError for a line that is none."""
     try:
         lines = file.read_bytes().splitlines() if file.exists() else []
-        return [msgspec.json.decode(line, type=kind) for line in lines]
+        return [msgspec.json.decode(line, type=Trial) for line in lines]
     except msgspec.DecodeError as error:
         raise ConfigError(f"{file} holds something else: {error}: use another --results folder") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a command line asks for; `seconds` of sending in a window at a rate."""
+
+    matrix: Matrix
+    systems: Mapping[str, System]
+    names: Sequence[str]
+    rounds: int
+    seconds: float
+    folder: Path
+    display: Display
 
 
 def systems(matrix: Matrix) -> dict[str, System]:
@@ -200,8 +209,3 @@ def totals(trials: Sequence[Trial], everything: Sequence[Trial]) -> list[str]:
         sum(wrong),
     ]
     return [*map(str, counts), spread([trial.rate for trial in trials])]
-
-
-def medians(values: Sequence[Sequence[float]]) -> str:
-    """Of the medians of the rounds, the median and the range."""
-    return spread([statistics.median(each) for each in values if each])

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from benchmarks.against_peer.cases import Window, mixed_section
 from benchmarks.against_peer.loads import decode_step, ratios
-from benchmarks.against_peer.trials import Trial, keep, kept, totals
+from benchmarks.against_peer.trials import Trial, totals
 from support.engine.peer_turns import a_turn
-from triptych.base.errors import ConfigError
 from triptych.goodput.load.job import RequestRecord
 
 
@@ -37,32 +33,7 @@ def test_a_turn_with_failed_requests_gives_no_ratio() -> None:
     assert ratios([a_turn("triptych", 0)], [a_turn("vllm", 0, failed=1)], "req_s") == []
 
 
-def a_trial(system: str, answers: list[list[int]], errors: list[str] | None = None, number: int = 0) -> Trial:
-    return Trial(system, "nothing", number, 2.0, [1.0, 1.0], answers, errors or [], [0.1, 0.3], "photos")
-
-
 def test_an_answer_is_other_than_the_right_one_only_where_it_came() -> None:
-    right = a_trial("right", [[1, 2], [3, 4], [5, 6]])
-    theirs = a_trial("replicas", [[1, 2], [3, 9], []], ["OSError: gone"])
+    right = Trial("right", "nothing", 0, 1.0, [], [[1, 2], [3, 4], [5, 6]], [], [], "photos")
+    theirs = Trial("replicas", "nothing", 0, 2.0, [1.0, 1.0], [[1, 2], [3, 9], []], ["gone"], [], "photos")
     assert totals([theirs], [right, theirs]) == ["3", "1", "1", "1"]
-
-
-def test_trials_that_are_kept_are_read_again(tmp_path: Path) -> None:
-    keep(tmp_path / "new" / "trials.jsonl", a_trial("replicas", [[1]]))
-    assert kept(tmp_path / "new" / "trials.jsonl", Trial) == [a_trial("replicas", [[1]])]
-    assert kept(tmp_path / "none.jsonl", Trial) == []
-    with pytest.raises(ConfigError, match="--results"):
-        kept(tmp_path / "new" / "trials.jsonl", Window)
-
-
-def test_goodput_is_compared_between_windows_of_one_round_and_rate() -> None:
-    windows = [
-        Window(system, rate, number, 10, 0, goodput, 1.0, 100.0, 10.0, 0.0)
-        for system, rate, number, goodput in (
-            ("triptych", 4.0, 0, 2.0),
-            ("triptych", 4.0, 1, 9.0),
-            ("triptych", 8.0, 0, 7.0),
-            ("replicas", 4.0, 0, 4.0),
-        )
-    ]
-    assert "| 4 | triptych / replicas | 0.5 | 1 | 1 |" in mixed_section(windows)
