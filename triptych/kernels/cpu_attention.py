@@ -111,7 +111,7 @@ def attend(
         threads=torch.get_num_threads(),
         scale=scale,
         softcap=softcap,
-        parallel=_parallel(),
+        parallel=parallel_address(),
     )
     code = library.triptych_attention(ctypes.byref(call))
     if code == 1:
@@ -121,7 +121,7 @@ def attend(
 
 
 @functools.cache
-def _parallel() -> int | None:
+def parallel_address() -> int | None:
     """The address of GOMP_parallel in the OpenMP that torch has loaded; None where it is not found.
 
     A second OpenMP, or threads of our own, would fight torch's for the cores: its threads spin between calls.
