@@ -1,7 +1,7 @@
 """Encode, prefill and decode of one checkpoint in absolute time, with the chip and the versions.
 
     python -m benchmarks.gpu.engine MODEL [--device cuda] [--dtype bfloat16] [--side 640]
-        [--attention-backend blockwise] [--chunk 512] [--write]
+        [--attention-backend sdpa] [--chunk 512] [--write]
     python -m benchmarks.gpu.engine MODEL --device cpu --dtype float32 --side 64 --prompt 64 --tokens 8
 
 Encode: seconds of the tower over 1 and 8 pictures of `side` pixels. Prefill: seconds of each step of

@@ -23,7 +23,6 @@ from torch.nn.attention import SDPBackend
 from benchmarks.gpu.part_page import PartPage
 from benchmarks.micro.engine_rounds import synchronize
 from triptych.base.machine.device import Device
-from triptych.pd_worker.attention.backends import fused
 
 _ROOT = Path(__file__).resolve().parents[2]
 _VERSIONS = {"python": ">=3.11", "torch": ">=2.11,<2.14", "transformers": ">=5.23,<6", "triton": ">=3.4"}
@@ -37,7 +36,7 @@ _NAMES = (
     "torch:_fused_sdp_choice",
 )
 _TRITON_NAMES = ("triton:next_power_of_2", "triton:cdiv", "triton.language:dot")
-#: New shapes of attention, as decode steps bring them.
+#: New shapes of attention, as pictures of other sizes bring them.
 _SHAPES = 20
 _OUTCOME = re.compile(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED)", re.MULTILINE)
 
@@ -82,7 +81,7 @@ def _is_there(name: str) -> bool:
 
 
 def _choices(page: PartPage, device: str, dtype: torch.dtype) -> None:
-    """Which kernel each kind of call gets, and the time of new shapes of a decode, without and with cuDNN."""
+    """Which kernel each kind of call gets, and the time of new shapes, without and with cuDNN."""
     chosen: list[str] = []
     plain = functional.scaled_dot_product_attention
 
@@ -92,27 +91,21 @@ def _choices(page: PartPage, device: str, dtype: torch.dtype) -> None:
         chosen.append(SDPBackend(choice).name)
         return plain(query, key, value, mask, **options)
 
-    calls: dict[str, tuple[tuple[int, ...], int, int, bool, bool]] = {
-        # (batch, query heads, queries), kv heads, keys; masked; causal. Heads of a tower have 72 elements.
-        "decode, gathered and masked": ((16, 32, 1, 128), 8, 1040, True, False),
-        "prefill of a first chunk": ((1, 32, 512, 128), 8, 512, False, True),
-        "prefill behind a context": ((1, 32, 512, 128), 8, 2048, True, False),
-        "tower, one picture": ((1, 16, 784, 72), 16, 784, False, False),
-        "tower, padded": ((1, 16, 784, 72), 16, 784, True, False),
-    }
+    # Whether a tower's call is masked. Its heads have 72 elements.
+    calls = {"tower, one picture": False, "tower, padded": True}
     page.table("attention", "kernel of torch")
     with patch.object(functional, "scaled_dot_product_attention", watched):
-        for name, (query, kv_heads, keys, masked, causal) in calls.items():
-            _attend(query, kv_heads, keys, device, dtype, masked=masked, causal=causal)
+        for name, masked in calls.items():
+            _attend(784, device, dtype, masked=masked)
             page.row(name, chosen[-1])
     unwelcome = {"CUDNN_ATTENTION", "MATH"} if device != "cpu" else set()
     wrong = sorted(unwelcome & set(chosen))
 
     def shapes(first: int) -> None:
         for number in range(_SHAPES):
-            _attend((4, 32, 1, 128), 8, first + 16 * number, device, dtype, masked=True, causal=False)
+            _attend(first + 16 * number, device, dtype, masked=True)
 
-    page.row(f"{_SHAPES} new shapes of a decode", _milliseconds(lambda: shapes(1000), device))
+    page.row(f"{_SHAPES} new shapes of a tower", _milliseconds(lambda: shapes(1000), device))
     if device != "cpu":
         torch.backends.cuda.enable_cudnn_sdp(True)
         page.row(f"{_SHAPES} new shapes, with cuDNN", _milliseconds(lambda: shapes(2001), device))
@@ -121,13 +114,10 @@ def _choices(page: PartPage, device: str, dtype: torch.dtype) -> None:
         raise RuntimeError(f"torch chose {', '.join(wrong)}")
 
 
-def _attend(
-    size: tuple[int, ...], kv_heads: int, keys: int, device: str, dtype: torch.dtype, **kind: bool
-) -> None:
-    query = torch.randn(size, device=device, dtype=dtype)
-    key, value = torch.randn(2, size[0], kv_heads, keys, size[3], device=device, dtype=dtype)
-    mask = torch.zeros(size[0], 1, size[2], keys, device=device, dtype=dtype) if kind["masked"] else None
-    fused(query, key, value, mask, causal=kind["causal"], scale=size[3] ** -0.5)
+def _attend(patches: int, device: str, dtype: torch.dtype, *, masked: bool) -> None:
+    query, key, value = torch.randn(3, 1, 16, patches, 72, device=device, dtype=dtype)
+    mask = torch.zeros(1, 1, patches, patches, device=device, dtype=dtype) if masked else None
+    functional.scaled_dot_product_attention(query, key, value, mask)
 
 
 def _milliseconds(work: Callable[[], object], device: str) -> str:

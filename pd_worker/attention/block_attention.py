@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def attend_in_blocks(
-    module: torch.nn.Module,
     query: torch.Tensor,
     layer: int,
     meta: AttentionMetadata,
@@ -33,9 +32,8 @@ def attend_in_blocks(
 
     scores = kernel.PagedScores(scale, softcap or 0.0, causal=False)
     if not cross:
-        bias = None if meta.bias is None or meta.bias.key(module) is None else meta.bias.table
         whole, limits = rule.spans is SpanRule.WHOLE, (rule.window or 0, rule.chunk or 0)
-        scores = kernel.PagedScores(scale, softcap or 0.0, *limits, whole_spans=whole, bias=bias)
+        scores = kernel.PagedScores(scale, softcap or 0.0, *limits, whole_spans=whole, bias=meta.bias)
     spans = not cross and rule.spans is not SpanRule.NONE
     cached = (meta.cache.keys[layer], meta.cache.values[layer])
     for queries in queries_of(meta, cross=cross, spans=spans):

@@ -18,17 +18,18 @@ def attend_on_cpu(
     scale: float,
     softcap: float | None,
     out: torch.Tensor,
+    *,
+    cross: bool,
 ) -> None:
     """Writes `out` [T, heads, value dim] of query [heads, T, dim]: all decodes and chunks in one call."""
-    cache = meta.cache
-    if meta.sequences is None:
-        meta.sequences = _sequences(meta)
-    if rule not in meta.bounds:
-        meta.bounds[rule] = key_bounds(meta, rule)
+    cache, key = meta.cache, None if cross else rule
+    if key not in meta.sequences:
+        meta.sequences[key] = _cross_sequences(meta) if cross else (_sequences(meta), key_bounds(meta, rule))
     rows = cache.key_rows[layer][0], cache.value_rows[layer][0]
+    bias = None if cross or meta.bias is None else meta.bias.float()
     cap = softcap or 0.0
     kernel.attend(
-        query, *rows, cache.block_size, meta.sequences, meta.bounds[rule], out, scale=scale, softcap=cap
+        query, *rows, cache.block_size, *meta.sequences[key], out, scale=scale, softcap=cap, bias=bias
     )
 
 
@@ -36,6 +37,26 @@ def _sequences(meta: AttentionMetadata) -> kernel.Sequences:
     last = meta.prefills[-1].last if meta.prefills else meta.num_decodes
     starts = [*range(meta.num_decodes), *(span.first for span in meta.prefills), last]
     return kernel.Sequences.of(starts, [*meta.decode_tables, *(span.table for span in meta.prefills)])
+
+
+def _cross_sequences(meta: AttentionMetadata) -> tuple[kernel.Sequences, np.ndarray]:
+    """Decodes side by side that share an encoder output are one sequence: its rows are read once."""
+    cross = meta.cross
+    assert cross is not None
+    tables, rows = cross.decode_tables, cross.decode_lengths.numpy()
+    numbers = tables.numpy()
+    firsts = [
+        index for index in range(meta.num_decodes)
+        if not index or rows[index] != rows[index - 1] or (numbers[index] != numbers[index - 1]).any()
+    ]  # fmt: skip
+    last = meta.prefills[-1].last if meta.prefills else meta.num_decodes
+    starts = [*firsts, *(span.first for span in meta.prefills), last]
+    bounds = np.zeros((last, 2), np.int32)
+    bounds[: meta.num_decodes, 1] = rows
+    for span, encoded in zip(meta.prefills, cross.prefills, strict=True):
+        bounds[span.first : span.last, 1] = encoded.rows
+    read = [*(tables[first] for first in firsts), *(span.table for span in cross.prefills)]
+    return kernel.Sequences.of(starts, read), bounds
 
 
 def key_bounds(meta: AttentionMetadata, rule: LayerRule) -> np.ndarray:

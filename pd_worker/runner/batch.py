@@ -11,20 +11,14 @@ from triptych.base.machine.device import Device
 from triptych.ec_connector.base import EncoderCacheMap
 from triptych.models.base import DecoderSide, MergedEmbeds
 from triptych.pd_worker.attention.metadata import (
-    GATHER_LIMIT,
     AttentionMetadata,
     CrossSpan,
     CrossTables,
     PrefillSpan,
-    gathered_blocks,
-    plan_gathers,
 )
 from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.core.outputs import ScheduledChunk
 from triptych.pd_worker.core.request import EngineRequest
-
-#: From this many encoder rows on, one call per encoder output costs less than one gathered copy of all.
-_LONG_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +42,13 @@ class Batch:
 class BatchBuilder:
     """Builds batches for one device; on CUDA through pinned memory, without waiting for the copy."""
 
-    def __init__(
-        self,
-        cache: PagedKVCache,
-        decoder: DecoderSide,
-        *,
-        backend: str = "sdpa",
-        gather_bytes: int = GATHER_LIMIT,
-    ) -> None:
-        """`gather_bytes` bounds the keys and values gathered at once."""
+    def __init__(self, cache: PagedKVCache, decoder: DecoderSide, *, backend: str = "sdpa") -> None:
         self._cache = cache
         self._decoder = decoder
         self._rows = decoder.geometry.position_rows
         self._device = decoder.device
         self._dtype = decoder.dtype
         self._backend = backend
-        self.gathered = gathered_blocks(cache, gather_bytes)
 
     def build(self, chunks: Sequence[ScheduledChunk], embeddings: EncoderCacheMap) -> Batch:
         """The batch of `chunks`: those of one token first."""
@@ -149,7 +134,6 @@ class BatchBuilder:
     ) -> AttentionMetadata:
         decodes = [chunk for chunk in chunks if is_decode(chunk)]
         lengths = [chunk.end for chunk in decodes]
-        tables, padded = self._tables([chunk.block_ids for chunk in decodes], lengths)
         prefills = [
             self._prefill(chunk, first)
             for chunk, first in zip(chunks, firsts, strict=True)
@@ -159,58 +143,36 @@ class BatchBuilder:
             cache=self._cache,
             slots=self._move(torch.tensor(slots)),
             num_decodes=len(decodes),
-            decode_tables=tables,
+            decode_tables=self._tables([chunk.block_ids for chunk in decodes]),
             decode_lengths=self._move(torch.tensor(lengths, dtype=torch.int64)),
             prefills=prefills,
-            decode_padded=padded,
-            decode_groups=plan_gathers([len(chunk.block_ids) for chunk in decodes], self.gathered),
+            decode_blocks=[len(chunk.block_ids) for chunk in decodes],
             cross=self._cross(chunks, decodes) if any(chunk.cross_length for chunk in chunks) else None,
             bias=self._decoder.bias,
             layer_rules=self._decoder.layer_rules,
             backend=self._backend,
         )
 
-    def _tables(self, tables: Sequence[Sequence[int]], lengths: Sequence[int]) -> tuple[torch.Tensor, bool]:
-        """Block tables [D, blocks], and whether gathered keys need a mask.
+    def _tables(self, tables: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Block tables [D, blocks].
 
         A row is padded with its own first block, never with another request's: masked keys are read too.
         """
         longest = max(map(len, tables), default=0)
         rows = [[*table, *([table[0]] * (longest - len(table)))] for table in tables]
-        padded = any(length != longest * self._cache.block_size for length in lengths)
-        return self._move(torch.tensor(rows, dtype=torch.int64)), padded
+        return self._move(torch.tensor(rows, dtype=torch.int64))
 
     def _cross(self, chunks: Sequence[ScheduledChunk], decodes: Sequence[ScheduledChunk]) -> CrossTables:
         lengths = [chunk.cross_length for chunk in decodes]
-        tables, padded = self._tables([chunk.cross_blocks for chunk in decodes], lengths)
         return CrossTables(
-            decode_tables=tables,
+            decode_tables=self._tables([chunk.cross_blocks for chunk in decodes]),
             decode_lengths=self._move(torch.tensor(lengths, dtype=torch.int64)),
-            prefills=[self._cross_span(chunk) for chunk in chunks if not is_decode(chunk)],
-            decode_padded=padded,
-            decodes=self._cross_decodes(decodes),
-            decode_groups=plan_gathers([len(chunk.cross_blocks) for chunk in decodes], self.gathered),
-        )
-
-    def _cross_decodes(self, decodes: Sequence[ScheduledChunk]) -> list[CrossSpan]:
-        """One span per encoder output where that reads less than one gather for all decodes; else none."""
-        if self._backend == "triton":
-            return []
-        tokens: dict[tuple[int, ...], list[int]] = {}
-        for index, chunk in enumerate(decodes):
-            tokens.setdefault(chunk.cross_blocks, []).append(index)
-        longest = max((chunk.cross_length for chunk in decodes), default=0)
-        if len(tokens) == len(decodes) and longest < _LONG_ROWS:
-            return []
-        return [self._cross_span(decodes[indices[0]], indices) for indices in tokens.values()]
-
-    def _cross_span(self, chunk: ScheduledChunk, tokens: Sequence[int] = ()) -> CrossSpan:
-        blocks, first = chunk.cross_blocks, chunk.cross_blocks[0]
-        return CrossSpan(
-            self._move(torch.tensor(blocks)),
-            chunk.cross_length,
-            first if blocks == tuple(range(first, first + len(blocks))) else None,
-            self._move(torch.tensor(tokens)) if tokens else None,
+            prefills=[
+                CrossSpan(self._move(torch.tensor(chunk.cross_blocks)), chunk.cross_length)
+                for chunk in chunks
+                if not is_decode(chunk)
+            ],
+            decode_blocks=[len(chunk.cross_blocks) for chunk in decodes],
         )
 
     def _prefill(self, chunk: ScheduledChunk, first: int) -> PrefillSpan:
@@ -223,8 +185,8 @@ class BatchBuilder:
 
 
 def in_batch_order(chunks: Sequence[ScheduledChunk]) -> tuple[list[ScheduledChunk], list[ScheduledChunk]]:
-    """One-token chunks by length, as those of similar length are gathered together; and all others."""
-    decodes = sorted((chunk for chunk in chunks if is_decode(chunk)), key=lambda chunk: len(chunk.block_ids))
+    """One-token chunks, those that share an encoder output side by side; and all others."""
+    decodes = sorted(filter(is_decode, chunks), key=lambda chunk: chunk.cross_blocks)
     return decodes, [chunk for chunk in chunks if not is_decode(chunk)]
 
 

@@ -149,10 +149,10 @@ def uses_graphs(config: PDConfig, device: torch.device, geometry: DecoderGeometr
         )
     if ranks > 1 and mode == "auto":
         return False
-    if config.attention_backend in ("sdpa", "blockwise") and mode == "cuda":
+    if config.attention_backend == "sdpa" and mode == "cuda":
         raise ConfigError(
-            f"--decode-graphs cuda and --attention-backend {config.attention_backend} do not go together: it "
-            "would gather --max-model-len tokens of every sequence; use --attention-backend auto"
+            "--decode-graphs cuda and --attention-backend sdpa do not go together: it would gather "
+            "--max-model-len tokens of every sequence; use --attention-backend auto"
         )
     captures = Device.of(device).captures and config.attention_backend in ("auto", "triton")
     return mode in ("static", "cuda") or (mode == "auto" and captures)

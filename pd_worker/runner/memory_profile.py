@@ -12,9 +12,8 @@ from triptych.base.machine.device import DeviceMemory
 from triptych.base.machine.resources import available_memory
 from triptych.models.base import DecoderSide
 from triptych.models.recurrent import RecurrentStates
-from triptych.pd_worker.attention.backends import backend_on
+from triptych.pd_worker.attention.backends import backend_on, gathers
 from triptych.pd_worker.attention.metadata import (
-    GATHER_LIMIT,
     AttentionMetadata,
     CrossSpan,
     CrossTables,
@@ -29,7 +28,7 @@ from triptych.pd_worker.runner.capacity import (
     max_model_len,
     uses_graphs,
 )
-from triptych.pd_worker.runner.graph_memory import measured_graph_bytes
+from triptych.pd_worker.runner.graph_start import measured_graph_bytes
 from triptych.pd_worker.runner.memory_plan import (
     WorkerMemory,
     WorkerNeeds,
@@ -76,22 +75,20 @@ def needs_of(config: PDConfig, decoder: DecoderSide, held: int, activations: int
     longest = longest_request(config, geometry)
     rows = 0 if cross is None else cross.max_rows or longest
     blocks = -(-longest // config.block_size) + -(-rows // config.block_size)
-    # A sequence above the gather limit is gathered alone.
+    # One layer's keys and values of a sequence, and a mask over all that is before its chunk, as bools and as
+    # what torch adds.
     in_layer = max(shape.elements for shape in geometry.layers) * config.block_size * decoder.dtype.itemsize
-    gathered = max(GATHER_LIMIT, -(-longest // config.block_size) * in_layer)
-    # A later chunk of a long prompt has a mask over all that is before it, as bools and as what is added.
-    tokens = min(config.step_tokens, longest)
-    masks = tokens * longest * (1 + decoder.dtype.itemsize)
+    gathered = -(-max(longest, rows) // config.block_size) * in_layer
+    masks = min(config.step_tokens, longest) * longest * (1 + decoder.dtype.itemsize)
     swapped = config.swap_memory if config.preemption == "swap" else 0
     on_cpu = decoder.device.type == "cpu"
-    gathered = min(gathered, config.max_num_seqs * blocks * in_layer)
-    if backend_on(decoder.device, config.attention_backend) == "triton":
+    if not gathers(backend_on(decoder.device, config.attention_backend), decoder.dtype):
         gathered = masks = 0
     return WorkerNeeds(
         held=held,
         activations=activations,
         gathered=gathered + masks,
-        graphs=_graph_bytes(config, decoder, activations, gathered, blocks * block),
+        graphs=_graph_bytes(config, decoder, activations, blocks * block),
         embeddings=config.encoder_cache_memory,  # 0: from what is left
         swapped=swapped if on_cpu else 0,
         states=config.state_memory if geometry.states else 0,  # 0: from what is left
@@ -102,13 +99,11 @@ def needs_of(config: PDConfig, decoder: DecoderSide, held: int, activations: int
     )
 
 
-def _graph_bytes(
-    config: PDConfig, decoder: DecoderSide, activations: int, gathered: int, longest: int
-) -> int:
+def _graph_bytes(config: PDConfig, decoder: DecoderSide, activations: int, longest: int) -> int:
     """Estimated bytes that decode graphs keep; `longest` are those of the longest request's blocks.
 
-    On CUDA, if none could be measured, their pool beside what other steps take counts too: one layer's
-    gathered keys and values, if any, and the activations of --max-num-seqs tokens.
+    On CUDA, if none could be measured, their pool beside what other steps take counts too: the activations of
+    --max-num-seqs tokens.
     """
     if not uses_graphs(config, decoder.device, decoder.geometry):
         return 0
@@ -118,7 +113,7 @@ def _graph_bytes(
     if config.decode_graphs == "static":
         return spare + tables
     tokens = min(config.step_tokens, longest_request(config, decoder.geometry))
-    return spare + tables + gathered + activations * config.max_num_seqs // tokens
+    return spare + tables + activations * config.max_num_seqs // tokens
 
 
 def embeddings_of_use(config: PDConfig, decoder: DecoderSide) -> int:

@@ -11,7 +11,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from support.engine.attention_case import BATCH, FULL_BLOCKS, HEADS, LONG, ArbitraryBias, Case, Chunk, close
+from support.engine.attention_case import (
+    BATCH,
+    FULL_BLOCKS,
+    LONG,
+    Case,
+    Chunk,
+    bias_by_distance,
+    bias_by_position,
+    close,
+)
 from triptych.base.machine.device import Device
 from triptych.kernels.paged_attention import PagedQueries, PagedScores, attend
 from triptych.models.geometry import LayerRule, SpanRule
@@ -19,17 +28,6 @@ from triptych.models.geometry import LayerRule, SpanRule
 #: One token alone, exactly one block, the last key alone in its block, and a length of many turns.
 RAGGED = (Chunk(1, 1), Chunk(4, 1), Chunk(5, 1), Chunk(333, 1), Chunk(2, 2), Chunk(130, 65), Chunk(65, 65))
 BATCHES = [BATCH, FULL_BLOCKS, LONG, RAGGED]
-
-
-class NearBias(ArbitraryBias):
-    """A number for every head and distance, of which all from 20 on share one."""
-
-    def __init__(self) -> None:
-        super().__init__(3)
-        distances = torch.arange(self.table.shape[1])[:, None] - torch.arange(self.table.shape[1])[None]
-        self.distances = torch.randn(HEADS, 21, generator=torch.Generator().manual_seed(4))
-        self.expected = self.distances[:, distances.clamp(0, 20)]
-        self.table = self.distances
 
 
 @pytest.fixture(params=[1, 132], ids=["whole", "split"])
@@ -75,19 +73,15 @@ def test_decodes_and_chunks_read_their_own_keys_alone(
 def test_a_bias_by_positions_counts_in_prefill_and_decode(
     processors: int, chunks: tuple[Chunk, ...], window: int | None
 ) -> None:
-    case, bias = Case(chunks, 2), ArbitraryBias(1)
+    case, bias = Case(chunks, 2), bias_by_position()
     poison(case)
     options = {} if window is None else {"sliding_window": window}
     close(case.attend("triton", bias=bias, **options), case.expected_self(bias, window))
-    close(case.attend("triton", bias=bias, layer=1), case.expected_self())
 
 
 def test_a_bias_by_distance_is_looked_up_on_the_fly(processors: int) -> None:
-    case, bias = Case(RAGGED, 2), NearBias()
-    actual = case.attend("triton", bias=bias)
-    bias.table = bias.expected
-    close(actual, case.expected_self(bias))
-    assert bias.largest == 0, "no bias of queries by keys is made"
+    case, bias = Case(RAGGED, 2), bias_by_distance()
+    close(case.attend("triton", bias=bias), case.expected_self(bias))
 
 
 @pytest.mark.parametrize("chunks", BATCHES)
@@ -96,7 +90,7 @@ def test_cross_attention_sees_the_whole_of_its_own_encoder_output(
 ) -> None:
     case = Case(chunks, 2)
     poison(case)
-    close(case.attend("triton", cross=True, bias=ArbitraryBias(1)), case.expected_cross())
+    close(case.attend("triton", cross=True, bias=bias_by_position()), case.expected_cross())
 
 
 @pytest.mark.parametrize("spans", SpanRule)

@@ -26,6 +26,12 @@ struct AttentionCall {
   int32_t instructions;
   int32_t threads;
   float scale, softcap;
+  // Added to the scores where it is not null, and then without a softcap: [heads][distances] of a key so many
+  // before the token's last one, the last number for all beyond; or [heads][tokens][keys] by index in the sequence,
+  // the token's that of its last key. Strides of a head and of a token in numbers; the token's is 0 by distance.
+  const float *bias;
+  int64_t bias_head, bias_token;
+  int32_t distances;
   // GOMP_parallel of the OpenMP that torch runs on; null: one thread.
   void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
 };
@@ -35,10 +41,17 @@ constexpr int kRows = 64;
 // Keys that are scored before their values are summed.
 constexpr int kKeys = 64;
 
+// Keys of a part at least, and parts at most.
+constexpr int kPartKeys = 256, kMaxParts = 64;
+
 // One task: rows [first, last) of the token-major rows of a sequence and a kv head.
 struct AttentionTask {
   const AttentionCall *call;
   int64_t sequence, first, last;
   int32_t kv_head;
   float *scratch;
+  // The keys of all rows are cut into parts, of which this task takes one; with several, what they give is in
+  // `partials` [tokens][heads][parts][maximum, total, value dim].
+  int32_t part, parts;
+  float *partials;
 };

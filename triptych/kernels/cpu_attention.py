@@ -37,6 +37,10 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("block_size", "bytes", "instructions", "threads")),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
+        ("bias", ctypes.c_void_p),
+        ("bias_head", ctypes.c_int64),
+        ("bias_token", ctypes.c_int64),
+        ("distances", ctypes.c_int32),
         ("parallel", ctypes.c_void_p),
     ]
 
@@ -75,18 +79,23 @@ def attend(
     *,
     scale: float,
     softcap: float = 0.0,
+    bias: torch.Tensor | None = None,
     instructions: int = WIDEST,
 ) -> None:
     """Writes `out` [T, heads, value dim] of query [heads, T, dim] over a layer's cache.
 
     `keys` [kv_heads, slots, dim] and `values` [kv_heads, slots, value dim] are contiguous in slots. Token t
     attends to the keys [bounds[t, 0], bounds[t, 1]) of its sequence (int32 [T, 2]). A score s becomes
-    softcap * tanh(s / softcap) where that is not 0. Runs on torch's threads, without the interpreter's lock.
+    softcap * tanh(s / softcap) where that is not 0. `bias`, float32, is added to the scores, and then
+    there is no softcap: [heads, distances] of a key so many before the token's last one, the last number for
+    all beyond; or [heads, tokens, keys] by index in the sequence. Runs on torch's threads, without the
+    interpreter's lock.
     """
     library = kernel_library()
     assert library is not None
     if query.stride(-1) != 1:
         query = query.contiguous()
+    assert bias is None or (bias.dtype == torch.float32 and bias.stride(-1) == 1)
     heads, kv_heads = query.shape[0], keys.shape[0]
     call = _Call(
         query=query.data_ptr(),
@@ -111,6 +120,10 @@ def attend(
         threads=torch.get_num_threads(),
         scale=scale,
         softcap=softcap,
+        bias=None if bias is None else bias.data_ptr(),
+        bias_head=0 if bias is None else bias.stride(0),
+        bias_token=0 if bias is None or bias.dim() == 2 else bias.stride(1),
+        distances=0 if bias is None else bias.shape[1],
         parallel=parallel_address(),
     )
     code = library.triptych_attention(ctypes.byref(call))

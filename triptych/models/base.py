@@ -179,24 +179,6 @@ def known_ids(token_ids: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
     return Device.of(logits.device).upload(ids)
 
 
-class AttentionBias(Protocol):
-    """A bias on the scores of a model's self-attention, added after scaling and before the softmax."""
-
-    #: [heads, distances] of a key that many positions before its query, the last one for all beyond; or
-    #: [heads, queries, keys] of positions.
-    table: torch.Tensor
-
-    def key(self, module: torch.nn.Module) -> object:
-        """Attention modules with equal keys have the same bias; None: this module has none."""
-        ...
-
-    def of(
-        self, module: torch.nn.Module, query_positions: torch.Tensor, key_positions: torch.Tensor
-    ) -> torch.Tensor:
-        """[..., heads, q, k] of positions [..., q] and [..., k]; each value is that of its two positions."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class PromptInputs:
     """What one prompt gives the decoder beside its tokens and rows.
@@ -257,7 +239,7 @@ class DecoderSide(ABC):
     #: Set by encoder-decoder models; their attention modules towards the encoder carry `is_cross = True`.
     cross: CrossGeometry | None = None
     #: What the model's own attention adds to its scores; None for most.
-    bias: AttentionBias | None = None
+    bias: torch.Tensor | None = None
     #: The tokens that each layer reaches; empty: as its attention function is called.
     layer_rules: Sequence[LayerRule] = ()
     #: Whether the decoder takes inputs of each token beside its embedding and position.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
@@ -98,88 +99,11 @@ def plan_identity(plan: ItemPlan) -> bytes:
     return bytes.fromhex(plan.mm_hash) + plan.dtype.encode() + struct.pack(f"<{len(numbers)}q", *numbers)
 
 
-class FreeRuns:
-    """Runs [first, last) of blocks, no two of which touch; adding and taking cost the same for any number."""
-
-    def __init__(self, count: int) -> None:
-        """Blocks 0 to `count` - 1, as one run."""
-        self._last: dict[int, int] = {}
-        self._first: dict[int, int] = {}
-        #: First blocks of runs by the bits of their length, as the keys of dicts: a set without an order
-        #: would give other runs to equal requests.
-        self._by_bits: list[dict[int, None]] = [{} for _ in range(count.bit_length() + 1)]
-        #: The number of blocks, as `len` has it.
-        self.count = 0
-        if count:
-            self._add(0, count)
-
-    def __len__(self) -> int:
-        """The number of blocks."""
-        return self.count
-
-    def add(self, blocks: Iterable[int]) -> None:
-        """Adds blocks, none of which is there yet, and joins runs that touch."""
-        first = last = -1
-        for block in sorted(blocks):
-            if block != last:
-                if last >= 0:
-                    self._add(first, last)
-                first = block
-            last = block + 1
-        if last >= 0:
-            self._add(first, last)
-
-    def end_of(self, first: int) -> int | None:
-        """Where the run ends that begins with this block; None where none does."""
-        return self._last.get(first)
-
-    def longest(self) -> tuple[int, int]:
-        """A run of which no other is twice as long; KeyError when there is none."""
-        for firsts in reversed(self._by_bits):
-            if firsts:
-                # The last one: the first of a dict is slow to find after many have left it.
-                first, _ = firsts.popitem()
-                firsts[first] = None
-                return first, self._last[first]
-        raise KeyError("no block is free")
-
-    def take(self, run: int, first: int, last: int) -> range:
-        """Takes blocks [first, last) of the run that begins with block `run`."""
-        end = self._remove(run)
-        if run < first:
-            self._put(run, first)
-        if last < end:
-            self._put(last, end)
-        self.count -= last - first
-        return range(first, last)
-
-    def _add(self, first: int, last: int) -> None:
-        self.count += last - first
-        before, behind = self._first.get(first), self._last.get(last)
-        if before is not None:
-            self._remove(before)
-            first = before
-        if behind is not None:
-            self._remove(last)
-            last = behind
-        self._put(first, last)
-
-    def _put(self, first: int, last: int) -> None:
-        self._last[first], self._first[last] = last, first
-        self._by_bits[(last - first).bit_length()][first] = None
-
-    def _remove(self, first: int) -> int:
-        last = self._last.pop(first)
-        del self._first[last]
-        del self._by_bits[(last - first).bit_length()][first]
-        return last
-
-
 class BlockPool:
     """`num_blocks` reference-counted blocks, for every kind of block table.
 
     A block without references is free. Its content can still be found by digest until the block is allocated
-    again, least recently used first. Blocks that are allocated together have consecutive ids where possible.
+    again, least recently used first.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -195,16 +119,15 @@ class BlockPool:
         self._digests: list[bytes | None] = [None] * self.num_blocks
         #: Free blocks whose content can be found, in the order of eviction; and all others that are free.
         self._cached: OrderedDict[int, None] = OrderedDict()
-        self._blank = FreeRuns(self.num_blocks)
-        #: The last blocks of tables that may grow: what is free behind them is theirs to take.
-        self._ends = bytearray(self.num_blocks)
+        #: A stack: a table's blocks are released last one first, and the next table has them in order.
+        self._blank = array("i", range(self.num_blocks - 1, -1, -1))
         self._changes.update(self._by_digest)
         self._by_digest.clear()
 
     @property
     def num_free(self) -> int:
         """Blocks that no table holds."""
-        return self._blank.count + len(self._cached)
+        return len(self._blank) + len(self._cached)
 
     @property
     def num_used(self) -> int:
@@ -217,34 +140,16 @@ class BlockPool:
         """The block that holds this content."""
         return self._by_digest.get(digest)
 
-    def allocate(self, count: int = 1, *, after: int | None = None, grows: bool = False) -> list[int]:
-        """Free blocks with one reference each, their contents forgotten; KeyError when there are too few.
-
-        They follow block `after` where that is possible. `grows`: further ones may be allocated after them.
-        """
+    def allocate(self, count: int = 1) -> list[int]:
+        """Free blocks with one reference each, their contents forgotten; KeyError when there are too few."""
         if count > self.num_free:
             raise KeyError(f"{count} blocks are wanted and {self.num_free} are free")
-        blocks: list[int] = []
-        if after is not None:
-            self._ends[after] = False
-            end = self._blank.end_of(after + 1)
-            if end is not None:
-                blocks += self._blank.take(after + 1, after + 1, min(end, after + 1 + count))
-        missing = count - len(blocks)
-        if missing and not self._blank.count:
-            # The evicted blocks go straight to their next table.
-            blocks += sorted([self._evict_next() for _ in range(missing)])
-        elif (short := missing - self._blank.count) > 0:
-            self._blank.add([self._evict_next() for _ in range(short)])
-        while len(blocks) < count:
-            first, last = self._blank.longest()
-            size = min(count - len(blocks), last - first)
-            start = place(first, last, size, grown_into=first > 0 and bool(self._ends[first - 1]))
-            blocks += self._blank.take(first, start, start + size)
+        left = max(0, len(self._blank) - count)
+        blocks = self._blank[left:].tolist()[::-1]
+        del self._blank[left:]
+        blocks += [self._evict_next() for _ in range(count - len(blocks))]
         for block in blocks:
             self._refs[block] = 1
-        if grows and blocks:
-            self._ends[blocks[-1]] = True
         return blocks
 
     def _evict_next(self) -> int:
@@ -267,18 +172,16 @@ class BlockPool:
         """One reference less of each, in this order. The last one frees a block: blocks without a digest are
         allocated first.
         """
-        counts, digests, blank = self._refs, self._digests, []
+        counts, digests = self._refs, self._digests
         for block in blocks:
             refs = counts[block]
             assert refs > 0, f"block {block} is freed twice"
             counts[block] = refs - 1
             if refs == 1:
-                self._ends[block] = False
                 if digests[block] is None:
-                    blank.append(block)
+                    self._blank.append(block)
                 else:
                     self._cached[block] = None
-        self._blank.add(blank)
 
     def label(self, blocks: Iterable[int], digests: Iterable[bytes]) -> None:
         """Makes written blocks findable by digest; of two blocks with equal content, the first one."""
@@ -301,14 +204,6 @@ class BlockPool:
             self._digests[former] = None
             if self.is_free(former):
                 del self._cached[former]
-                self._blank.add([former])
+                self._blank.append(former)
         self._by_digest[digest] = block
         self._digests[block] = digest
-
-
-def place(first: int, last: int, count: int, *, grown_into: bool) -> int:
-    """Where `count` blocks begin in the free run [first, last).
-
-    In its middle where a table grows into the run, so that both have as much room; else at its start.
-    """
-    return first + (last - first - count) // 2 if grown_into else first

@@ -130,7 +130,7 @@ class KVCacheManager:
             return False
         for block in prefix:
             self.pool.add_reference(block)
-        added = self.pool.allocate(new, after=prefix[-1] if prefix else None, grows=True)
+        added = self.pool.allocate(new)
         self._tables[request_id] = _BlockTable(prefix + added, registered=len(prefix))
         return True
 
@@ -142,7 +142,7 @@ class KVCacheManager:
             return True
         if new > self.pool.num_free:
             return False
-        table.blocks += self.pool.allocate(new, after=table.blocks[-1] if table.blocks else None, grows=True)
+        table.blocks += self.pool.allocate(new)
         return True
 
     def register(self, request_id: str, chain: PrefixChain, num_computed_tokens: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
-from triptych.models.base import AttentionBias, DecoderSide
+from triptych.models.base import DecoderSide
 
 NAME = "reference_encdec"
 
@@ -20,7 +20,7 @@ class DenseBatch:
 
     lengths: list[int]
     cross: list[list[tuple[torch.Tensor, torch.Tensor]]]
-    bias: AttentionBias | None
+    bias: torch.Tensor | None
 
 
 def dense(
@@ -48,9 +48,10 @@ def dense(
             k, v = (part[0, :, first : first + length] for part in (key, value))
             scores = (q @ k.transpose(1, 2)) * scaling
             bias = attn_metadata.bias
-            if bias is not None and bias.key(module) is not None:
+            if bias is not None:
                 at = torch.arange(length)
-                scores = scores + bias.of(module, at, at)
+                distances = at[:, None] - at[None]
+                scores = scores + bias[:, distances.clamp(0, bias.shape[1] - 1)]
             future = torch.ones(length, length, dtype=torch.bool).triu(1)
             scores = scores.masked_fill(future, float("-inf"))
         outputs.append(scores.softmax(-1) @ v)

@@ -39,21 +39,14 @@ FULL_BLOCKS = (Chunk(8, 1, 12), Chunk(8, 1, 12))
 LONG = (Chunk(600, 1, 600), Chunk(555, 40, 515))
 
 
-class ArbitraryBias:
-    """A number for every head and pair of positions; layer 1 has none."""
+def bias_by_position(seed: int = 1) -> torch.Tensor:
+    """A number for every head and pair of positions."""
+    return torch.randn(HEADS, LONGEST, LONGEST, generator=torch.Generator().manual_seed(seed))
 
-    def __init__(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.table = torch.randn(HEADS, LONGEST, LONGEST, generator=generator)
-        self.largest = 0
 
-    def key(self, module: Any) -> object:
-        return "table" if module.layer_idx == 0 else None
-
-    def of(self, module: Any, query_positions: torch.Tensor, key_positions: torch.Tensor) -> torch.Tensor:
-        self.largest = max(self.largest, key_positions.shape[-1])
-        table = self.table[:, query_positions[..., :, None], key_positions[..., None, :]]
-        return table.movedim(0, -3)
+def bias_by_distance() -> torch.Tensor:
+    """A number for every head and distance, of which all from 20 on share one."""
+    return torch.randn(HEADS, 21, generator=torch.Generator().manual_seed(4))
 
 
 class Case:
@@ -102,7 +95,7 @@ class Case:
         *,
         cross: bool = False,
         layer: int = 0,
-        bias: ArbitraryBias | None = None,
+        bias: torch.Tensor | None = None,
         rule: LayerRule | None = None,
         **options: Any,
     ) -> torch.Tensor:
@@ -125,7 +118,7 @@ class Case:
         return out[0]
 
     def _metadata(
-        self, backend: str, bias: ArbitraryBias | None, rule: LayerRule | None = None
+        self, backend: str, bias: torch.Tensor | None, rule: LayerRule | None = None
     ) -> AttentionMetadata:
         decodes = [i for i, chunk in enumerate(self.chunks) if chunk.count == 1]
         slots: list[int] = []
@@ -148,12 +141,9 @@ class Case:
             decode_tables=own_tables,
             decode_lengths=torch.tensor(lengths),
             prefills=prefills,
-            decode_padded=any(n != own_tables.shape[1] * BLOCK for n in lengths),
+            decode_blocks=[len(self.own_tables[i]) for i in decodes],
             cross=CrossTables(
-                cross_tables,
-                torch.tensor(encoded),
-                rows,
-                any(n != cross_tables.shape[1] * BLOCK for n in encoded),
+                cross_tables, torch.tensor(encoded), rows, [len(self.cross_tables[i]) for i in decodes]
             ),
             bias=bias,
             backend=backend,
@@ -162,7 +152,7 @@ class Case:
 
     def expected_self(
         self,
-        bias: ArbitraryBias | None = None,
+        bias: torch.Tensor | None = None,
         window: int | None = None,
         softcap: float | None = None,
         rule: LayerRule | None = None,
@@ -179,7 +169,10 @@ class Case:
                 near &= at // rule.chunk == behind // rule.chunk
             cut, whole = (both & (rule.spans is spans) for spans in (SpanRule.CUT, SpanRule.WHOLE))
             allowed = near & ((behind <= at) | cut) | whole
-            added = None if bias is None else bias.table[:, at, behind]
+            added = None
+            if bias is not None:
+                by_distance = bias.dim() == 2
+                added = bias[:, (at - behind).clamp(0, 20)] if by_distance else bias[:, at, behind]
             outputs.append(
                 written_out(query, key, value, scale=SCALE, allowed=allowed, bias=added, softcap=softcap)
             )

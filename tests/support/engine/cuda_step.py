@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from triptych.models.base import AttentionBias
 from triptych.pd_worker.attention.attention import (
     AttentionMetadata,
     PagedKVCache,
@@ -23,7 +22,7 @@ def step(
     backend: str,
     dtype: torch.dtype,
     kv_heads: int,
-    bias: AttentionBias | None,
+    bias: torch.Tensor | None,
     *,
     dim: int = DIM,
     chunk: tuple[int, int] = CHUNK,
@@ -53,7 +52,7 @@ def prepared(
     backend: str,
     dtype: torch.dtype,
     kv_heads: int,
-    bias: AttentionBias | None,
+    bias: torch.Tensor | None,
     *,
     dim: int,
     chunk: tuple[int, int],

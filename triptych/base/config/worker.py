@@ -239,9 +239,9 @@ class PDConfig(WorkerConfig):
     attention_backend: str = flag(
         "auto",
         "triton: a kernel that reads keys and values in their blocks, for CUDA (never run on a GPU yet); "
-        "cpu: the same for a CPU, in C++; sdpa: torch's attention kernel; blockwise: one block of keys at a "
-        "time, without a full mask or bias in memory; auto: triton on a GPU, cpu on a CPU, else sdpa",
-        choices=("auto", "triton", "cpu", "sdpa", "blockwise"),
+        "cpu: the same for a CPU, in C++; sdpa: torch's attention, for which they are gathered; auto: triton "
+        "on a GPU, cpu on a CPU, else sdpa",
+        choices=("auto", "triton", "cpu", "sdpa"),
     )
     decode_graphs: str = flag(
         "off",

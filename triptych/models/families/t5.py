@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
 
-from triptych.models.base import AttentionBias, DecoderSide, EncoderSide
+from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.families.cross_attention import CrossAttention
 from triptych.models.families.encdec import EncDecDecoder
 from triptych.models.families.text_encoder import TextEncoder
@@ -37,32 +37,18 @@ KEYS = KeyMap(
 )
 
 
-class RelativeBias(AttentionBias):
-    """A bias by the distance of two positions; all distances from the greatest on share one value.
-
-    `table` [heads, distances] has the bias of a key so many positions before its query.
-    """
-
-    def __init__(self, attention: T5Attention) -> None:
-        farthest = int(attention.relative_attention_max_distance)
-        weight = attention.relative_attention_bias.weight
-        buckets = T5Attention._relative_position_bucket(
-            -torch.arange(farthest + 1, device=weight.device),
-            bidirectional=False,
-            num_buckets=attention.relative_attention_num_buckets,
-            max_distance=farthest,
-        )
-        self.table: torch.Tensor = weight[buckets].T.contiguous()
-
-    def key(self, module: nn.Module) -> object:
-        return None if getattr(module, "is_cross", False) else "relative"
-
-    def of(
-        self, module: nn.Module, query_positions: torch.Tensor, key_positions: torch.Tensor
-    ) -> torch.Tensor:
-        distance = query_positions[..., :, None] - key_positions[..., None, :]
-        bias: torch.Tensor = self.table[:, distance.clamp(0, self.table.shape[1] - 1)]
-        return bias.movedim(0, -3)
+def relative_bias(attention: T5Attention) -> torch.Tensor:
+    """[heads, distances]: the bias of a key so many positions before its query, the last for all beyond."""
+    farthest = int(attention.relative_attention_max_distance)
+    weight = attention.relative_attention_bias.weight
+    buckets = T5Attention._relative_position_bucket(
+        -torch.arange(farthest + 1, device=weight.device),
+        bidirectional=False,
+        num_buckets=attention.relative_attention_num_buckets,
+        max_distance=farthest,
+    )
+    bias: torch.Tensor = weight[buckets].T.contiguous()
+    return bias
 
 
 class UnbiasedSelfAttention(nn.Module):
@@ -138,7 +124,7 @@ class T5TextDecoder(EncDecDecoder):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.bias = RelativeBias(self.module.decoder.block[0].layer[0].SelfAttention)
+        self.bias = relative_bias(self.module.decoder.block[0].layer[0].SelfAttention)
 
     @classmethod
     def stack(cls, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:

@@ -38,7 +38,7 @@ def differs(cell: EngineCell, prompts: list[Prompt], outputs: list[list[int]]) -
 
 @pytest.mark.parametrize(
     ("family", "backend"),
-    [("qwen3_vl", "sdpa"), ("qwen2_5_vl", "sdpa"), ("llava", "sdpa"), ("qwen3_vl", "blockwise")],
+    [("qwen3_vl", "sdpa"), ("qwen2_5_vl", "sdpa"), ("llava", "sdpa"), ("qwen3_vl", "cpu")],
 )
 def test_mixed_prompts_match_over_64_tokens_in_every_family(family: str, backend: str) -> None:
     flags = {"max_num_batched_tokens": 33, "block_size": 8, "attention_backend": backend}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,25 +13,22 @@ from support.engine.attention_case import (
     BATCH,
     DIM,
     FULL_BLOCKS,
-    HEADS,
     LONG,
-    SCALE,
-    ArbitraryBias,
     Case,
     Chunk,
+    bias_by_distance,
+    bias_by_position,
     close,
 )
-from support.engine.reference_attention import written_out
 from triptych.base.config import PDConfig
 from triptych.base.config.flags import flags_of
 from triptych.base.errors import ConfigError
 from triptych.models.geometry import LayerRule, SpanRule
 from triptych.pd_worker.attention import backends
-from triptych.pd_worker.attention.attention import CrossSpan
-from triptych.pd_worker.attention.backends import BACKENDS, AttentionCall, attend, backend_on
+from triptych.pd_worker.attention.backends import BACKENDS, backend_on
 
 #: The kernel in Triton has tests of its own.
-ON_CPU = ("cpu", "sdpa", "blockwise")
+ON_CPU = ("cpu", "sdpa")
 
 
 def test_the_flag_offers_every_backend() -> None:
@@ -49,7 +45,6 @@ def test_the_flag_offers_every_backend() -> None:
         ("cuda", "auto", "triton", True),
         ("cuda", "auto", "sdpa", False),
         ("cuda", "triton", "triton", True),
-        ("cuda", "blockwise", "blockwise", True),
     ],
 )
 def test_auto_is_the_kernel_of_the_device_where_there_is_one(
@@ -85,49 +80,29 @@ class TestEveryBackend:
         close(case.attend(backend, **options), expected)
 
     @pytest.mark.parametrize("window", [None, 3])
+    @pytest.mark.parametrize("bias", [bias_by_position(), bias_by_distance()], ids=["position", "distance"])
     def test_a_bias_counts_in_prefill_and_decode(
-        self, backend: str, chunks: tuple[Chunk, ...], kv_heads: int, window: int | None
-    ) -> None:
-        case, bias = Case(chunks, kv_heads), ArbitraryBias(1)
-        options = {} if window is None else {"sliding_window": window}
-        close(case.attend(backend, bias=bias, **options), case.expected_self(bias, window))
-
-    def test_a_layer_without_a_bias_gets_none(
-        self, backend: str, chunks: tuple[Chunk, ...], kv_heads: int
+        self, backend: str, chunks: tuple[Chunk, ...], kv_heads: int, bias: torch.Tensor, window: int | None
     ) -> None:
         case = Case(chunks, kv_heads)
-        close(case.attend(backend, bias=ArbitraryBias(1), layer=1), case.expected_self())
+        options = {} if window is None else {"sliding_window": window}
+        close(case.attend(backend, bias=bias, **options), case.expected_self(bias, window))
 
     def test_cross_attention_sees_the_whole_of_its_own_encoder_output(
         self, backend: str, chunks: tuple[Chunk, ...], kv_heads: int
     ) -> None:
         case = Case(chunks, kv_heads)
         before = [blocks.clone() for blocks in (*case.cache.keys, *case.cache.values)]
-        close(case.attend(backend, cross=True, bias=ArbitraryBias(1)), case.expected_cross())
+        close(case.attend(backend, cross=True, bias=bias_by_position()), case.expected_cross())
         after = [*case.cache.keys, *case.cache.values]
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), "nothing is written"
 
-    def test_an_encoders_attention_looks_both_ways(
-        self, backend: str, chunks: tuple[Chunk, ...], kv_heads: int
-    ) -> None:
-        longest = max(chunk.rows for chunk in chunks)
-        generator = torch.Generator().manual_seed(5)
-        q = torch.randn(len(chunks), HEADS, longest, DIM, generator=generator)
-        k, v = (torch.randn(len(chunks), kv_heads, longest, DIM, generator=generator) for _ in range(2))
-        rows = torch.tensor([chunk.rows for chunk in chunks])
-        mask = (torch.arange(longest)[None] < rows[:, None])[:, None, None]
-        out = attend(backend, AttentionCall(q, k, v, SCALE, mask))
-        for i, count in enumerate(rows.tolist()):
-            one = [part[i, :, :count].transpose(0, 1) for part in (q, k, v)]
-            allowed = torch.ones(count, count, dtype=torch.bool)
-            close(out[i, :, :count].transpose(0, 1), written_out(*one, scale=SCALE, allowed=allowed))
-
 
 @pytest.mark.parametrize("kv_heads", [1, 2])
-@pytest.mark.parametrize("bias", [None, ArbitraryBias(1)])
+@pytest.mark.parametrize("bias", [None, bias_by_position()])
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 5}])
 def test_no_call_falls_to_the_kernel_that_writes_all_scores_out(
-    monkeypatch: pytest.MonkeyPatch, kv_heads: int, bias: ArbitraryBias | None, options: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, kv_heads: int, bias: torch.Tensor | None, options: dict[str, Any]
 ) -> None:
     calls = []
     inner = F.scaled_dot_product_attention
@@ -144,7 +119,7 @@ def test_no_call_falls_to_the_kernel_that_writes_all_scores_out(
     case = Case(BATCH, kv_heads)
     close(case.attend("sdpa", bias=bias, **options), case.expected_self(bias, options.get("sliding_window")))
     close(case.attend("sdpa", cross=True), case.expected_cross())
-    assert len(calls) == 6, "the decodes and two prefills, towards themselves and towards the encoder"
+    assert len(calls) == 8, "two decodes and two prefills, towards themselves and towards the encoder"
 
 
 def test_shared_keys_of_a_group_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,27 +134,6 @@ def test_shared_keys_of_a_group_are_not_copied(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(F, "scaled_dot_product_attention", spied)
     close(case.attend("sdpa"), case.expected_self())
     assert shared == [True]
-
-
-def test_blockwise_never_makes_a_bias_of_all_keys() -> None:
-    case, bias = Case(LONG), ArbitraryBias(1)
-    case.attend("blockwise", bias=bias)
-    assert bias.largest <= 256
-    case.attend("sdpa", bias=bias)
-    assert bias.largest >= 600
-
-
-def test_a_whole_bias_is_made_once_for_all_layers_that_share_it() -> None:
-    case, bias = Case(BATCH), ArbitraryBias(1)
-    calls = []
-    inner = bias.of
-    bias.of = lambda *args: calls.append(1) or inner(*args)  # type: ignore[method-assign,func-returns-value]
-    metadata = case._metadata("sdpa", bias)
-    case._metadata = lambda *_: metadata  # type: ignore[method-assign]
-    case.attend("sdpa", bias=bias)
-    first = len(calls)
-    close(case.attend("sdpa", bias=bias), case.expected_self(bias))
-    assert len(calls) == first == 3, "one for the decodes, one for each prefill"
 
 
 def test_another_requests_contents_change_nothing() -> None:
@@ -197,19 +151,10 @@ def test_another_requests_contents_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("backend", ON_CPU)
-def test_outputs_that_are_read_one_by_one_give_what_all_at_once_gives(backend: str) -> None:
-    case = Case((Chunk(9, 1, 40), Chunk(16, 1, 23), Chunk(7, 1, 40)))
-    case.encoder[2], case.cross_tables[2] = case.encoder[0], case.cross_tables[0]
-    in_place = list(range(990, 996))
-    case.cache.write(0, case.cache.slots(in_place, 23), *case.encoder[1])
-    metadata = case._metadata(backend, None)
-    assert metadata.cross is not None
-    spans = [
-        CrossSpan(torch.tensor(case.cross_tables[0]), 40, None, torch.tensor([0, 2])),
-        CrossSpan(torch.tensor(in_place), 23, 990, torch.tensor([1])),
-    ]
-    one_by_one = replace(metadata, cross=replace(metadata.cross, decodes=spans))
-    case._metadata = lambda *_: one_by_one  # type: ignore[method-assign]
+def test_decodes_that_share_an_encoder_output_read_the_same_rows(backend: str) -> None:
+    case = Case((Chunk(9, 1, 40), Chunk(5, 1, 40), Chunk(16, 1, 23), Chunk(7, 1, 40), Chunk(9, 6, 40)))
+    for sharing in (1, 3, 4):
+        case.encoder[sharing], case.cross_tables[sharing] = case.encoder[0], case.cross_tables[0]
     close(case.attend(backend, cross=True), case.expected_cross())
 
 

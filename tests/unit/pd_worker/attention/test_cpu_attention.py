@@ -14,7 +14,7 @@ import torch
 from support.engine.reference_attention import written_out
 from triptych.kernels import cpu_attention as kernel
 from triptych.models.geometry import LayerRule, SpanRule
-from triptych.pd_worker.attention import attention
+from triptych.pd_worker.attention import attention, gathered_attention
 from triptych.pd_worker.attention.attention import AttentionMetadata, PagedKVCache, PrefillSpan
 
 DIM, SCALE, BLOCKS = 16, 0.3, 900
@@ -114,8 +114,8 @@ class Sequences:
 def gathered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Counts the copies of keys and values that are gathered; a test that empties it expected them."""
     found: list[int] = []
-    inner = attention._gather
-    monkeypatch.setattr(attention, "_gather", lambda *args: found.append(1) or inner(*args))
+    inner = gathered_attention._gather
+    monkeypatch.setattr(gathered_attention, "_gather", lambda *args: found.append(1) or inner(*args))
     yield found
     assert not found
 
@@ -165,8 +165,6 @@ def test_tokens_that_attend_both_ways_do_so_as_far_as_the_mask_says(
     metadata.layer_rules = (rule,)
     allowed = metadata.prefill_mask(0, rule)
     alone = metadata.decode_mask(rule)
-    if allowed is None or alone is None:
-        raise AssertionError("neither fills its blocks")
     parts = [
         written_out(query, own[0], own[1], scale=SCALE, allowed=mask)
         for query, own, mask in zip(case.queries, case.own, (alone[0, 0, :, :12], allowed), strict=True)
@@ -222,6 +220,39 @@ def test_huge_numbers_and_a_nan_come_out_as_they_do_elsewhere(instructions: int)
     assert out[0].isnan().all() and not out[1:].isnan().any()
 
 
+@pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize("sizes", [[(100, 1), (1, 1)], [(37, 37), (300, 200)]])
+def test_a_bias_is_added_by_distance_or_by_position(
+    instructions: int, dtype: torch.dtype, near: float, sizes: list[tuple[int, int]]
+) -> None:
+    call = RawCall(sizes, (2, 2, 64, 64), dtype)
+    by_distance, by_position = torch.randn(4, 21), torch.randn(4, 300, 300)
+    at = torch.arange(300)
+    written = by_distance[:, (at[:, None] - at[None]).clamp(0, 20)]
+    for bias, expected in ((by_distance, written), (by_position, by_position)):
+        out = call.attend(instructions, bias=bias)
+        assert (out.float() - call.expected(bias=expected)).abs().max() < near
+
+
+@pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize("groups", [1, 7])
+def test_keys_of_few_sequences_are_split_between_all_threads(
+    instructions: int, dtype: torch.dtype, near: float, groups: int
+) -> None:
+    before = torch.get_num_threads()
+    call = RawCall([(2003, 1), (300, 1)], (2, groups, 64, 32), dtype)
+    alone = call.attend(instructions)
+    torch.set_num_threads(21)
+    try:
+        split = call.attend(instructions)
+    finally:
+        torch.set_num_threads(before)
+    assert not torch.equal(split, alone) or dtype == torch.bfloat16, "another order of additions"
+    assert (split.float() - call.expected()).abs().max() < near
+
+
 class RawCall:
     """A call of the kernel for sequences of (length, new tokens) in blocks of 16, with NaN elsewhere."""
 
@@ -257,16 +288,19 @@ class RawCall:
         )
         self.scale = dim**-0.5
 
-    def attend(self, instructions: int, softcap: float = 0.0) -> torch.Tensor:
+    def attend(
+        self, instructions: int, softcap: float = 0.0, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
         out = self.query.new_full((self.starts[-1], self.query.shape[0], self.values.shape[2]), float("nan"))
         bounds = [(0, at + 1) for length, count in self.sizes for at in range(length - count, length)]
         kernel.attend(
             self.query, self.keys, self.values, 16, kernel.Sequences.of(self.starts, self.tables),
-            np.array(bounds, np.int32), out, scale=self.scale, softcap=softcap, instructions=instructions,
+            np.array(bounds, np.int32), out, scale=self.scale, softcap=softcap, bias=bias,
+            instructions=instructions,
         )  # fmt: skip
         return out
 
-    def expected(self, softcap: float = 0.0) -> torch.Tensor:
+    def expected(self, softcap: float = 0.0, bias: torch.Tensor | None = None) -> torch.Tensor:
         parts = []
         for first, slots, (length, count) in zip(self.starts, self.slots, self.sizes, strict=False):
             key, value = (
@@ -275,6 +309,8 @@ class RawCall:
             scores = self.query[:, first : first + count].float() @ key.transpose(1, 2) * self.scale
             if softcap:
                 scores = torch.tanh(scores / softcap) * softcap
+            if bias is not None:
+                scores = scores + bias[:, length - count : length, :length]
             behind = torch.arange(length)[None] > torch.arange(length - count, length)[:, None]
             parts.append((scores.masked_fill(behind, float("-inf")).softmax(-1) @ value).transpose(0, 1))
         return torch.cat(parts)

@@ -33,14 +33,13 @@ def cache(num_blocks: int = 12) -> PagedKVCache:
 
 def test_two_requests_of_three_and_five_rows_in_blocks_of_two() -> None:
     builder = BatchBuilder(cache(), bare_decoder())
-    decode = [chunk("a", 3, 3, 1, (4, 9), (1, 5)), chunk("b", 5, 2, 1, (3, 8), (0, 2, 7))]
+    decode = [chunk("a", 3, 3, 1, (4, 9), (1, 5)), chunk("b", 5, 2, 1, (3, 8), (3, 2, 7))]
     batch = builder.build(decode, {})
     cross = batch.attention.cross
-    assert cross is not None and cross.prefills == [] and cross.decode_padded
-    assert cross.decode_tables.tolist() == [[1, 5, 1], [0, 2, 7]]
+    assert cross is not None and cross.prefills == [] and cross.decode_blocks == [2, 3]
+    assert cross.decode_tables.tolist() == [[1, 5, 1], [3, 2, 7]]
     assert cross.decode_lengths.tolist() == [3, 5]
     assert batch.attention.slots.tolist() == [9 * 2 + 1, 8 * 2]
-    assert batch.attention.cross_mask() is not None
     assert batch.attention.cross_mask()[:, 0, 0].tolist() == [
         [True, True, True, False, False, False],
         [True, True, True, True, True, False],
@@ -53,7 +52,7 @@ def test_a_prefill_takes_its_table_and_its_rows_along() -> None:
     batch = builder.build([chunk("a", 3, 3, 1, (4, 9), (1, 5)), chunk("b", 5, 0, 4, (3, 8), (0, 2, 7))], {})
     cross = batch.attention.cross
     assert cross is not None
-    assert [(span.table.tolist(), span.rows, span.first) for span in cross.prefills] == [([0, 2, 7], 5, None)]
+    assert [(span.table.tolist(), span.rows) for span in cross.prefills] == [([0, 2, 7], 5)]
     assert batch.token_ids.tolist() == [8, 2, 0, 7, 8]
 
 
@@ -61,18 +60,16 @@ def test_the_slots_of_a_projection_follow_its_blocks() -> None:
     assert cache().slots((5, 0, 7), 5).tolist() == [10, 11, 0, 1, 14]
 
 
-def test_decodes_on_one_output_read_it_together_and_in_place_where_its_blocks_follow_one_another() -> None:
-    builder = BatchBuilder(cache(), bare_decoder())
+def test_decodes_on_one_encoder_output_are_side_by_side() -> None:
     shared, other = (6, 7, 8), (0, 2)
     decodes = [
         chunk("a", 5, 3, 1, (4, 9), shared),
         chunk("b", 3, 3, 1, (3, 5), other),
         chunk("a", 5, 2, 1, (10, 11), shared),
     ]
-    cross = builder.build(decodes, {}).attention.cross
+    cross = BatchBuilder(cache(), bare_decoder()).build(decodes, {}).attention.cross
     assert cross is not None
-    spans = [(span.tokens.tolist(), span.rows, span.first) for span in cross.decodes]
-    assert spans == [([0, 2], 5, 6), ([1], 3, None)]
+    assert cross.decode_tables.tolist() == [[0, 2, 0], [*shared], [*shared]]
 
 
 def test_the_last_token_of_a_span_is_no_decode_though_it_is_computed_alone() -> None:

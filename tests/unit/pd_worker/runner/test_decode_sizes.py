@@ -19,8 +19,7 @@ from triptych.pd_worker.runner.decode_sizes import (
     shown,
     smallest_fit,
 )
-from triptych.pd_worker.runner.graph_memory import graph_bytes, measured_graph_bytes
-from triptych.pd_worker.runner.graph_start import sizes_of
+from triptych.pd_worker.runner.graph_start import graph_bytes, measured_graph_bytes, sizes_of
 
 
 @pytest.mark.parametrize(

@@ -110,10 +110,10 @@ def _config(**flags: int) -> PDConfig:
 def test_a_step_is_run_and_what_it_takes_is_not_given_away(checkpoint: Checkpoint) -> None:
     decoder, config = checkpoint.decoder, _config(max_num_batched_tokens=64)
     quiet = memory_profile.size_kv_memory(config, decoder, FakeMemory(64 * MIB, 8 * MIB, 0))
-    hungry = memory_profile.size_kv_memory(config, decoder, FakeMemory(64 * MIB, 8 * MIB, 26 * MIB))
+    hungry = memory_profile.size_kv_memory(config, decoder, FakeMemory(64 * MIB, 8 * MIB, 27 * MIB))
     assert quiet.budget == hungry.budget == 8 * MIB + 28 * MIB
     written = 64 // config.block_size * quiet.needs.block
-    assert hungry.needs.activations == 26 * MIB - written
+    assert hungry.needs.activations == 27 * MIB - written
     assert hungry.kv_memory < quiet.kv_memory == quiet.needs.max_kv
 
 
@@ -149,12 +149,16 @@ def test_copies_of_embeddings_that_were_found_count_in_the_hosts_memory_of_an_ac
     assert replace(needs, copies_on_host=False).with_embeddings(3 * MIB).host == MIB
 
 
-def test_the_mask_of_a_late_chunk_of_the_longest_prompt_counts(checkpoint: Checkpoint) -> None:
-    def gathered(length: int, tokens: int) -> int:
-        config = _config(max_model_len=length, max_num_batched_tokens=tokens, max_num_seqs=1)
+def test_the_mask_of_a_late_chunk_of_the_longest_prompt_counts_where_keys_are_gathered(
+    checkpoint: Checkpoint,
+) -> None:
+    def gathered(backend: str, tokens: int) -> int:
+        config = _config(max_model_len=4096, max_num_batched_tokens=tokens, max_num_seqs=1)
+        config = replace(config, attention_backend=backend)
         return memory_profile.needs_of(config, checkpoint.decoder, 0, 0).gathered
 
-    assert gathered(4096, 128) - gathered(4096, 64) == 64 * 4096 * 5
+    assert gathered("sdpa", 128) - gathered("sdpa", 64) == 64 * 4096 * 5
+    assert gathered("cpu", 128) == 0
 
 
 def test_what_decode_graphs_keep_is_in_the_plan_and_not_the_kv_caches(checkpoint: Checkpoint) -> None:
