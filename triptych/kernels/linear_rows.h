@@ -2,19 +2,6 @@
 //
 // No include guard: linear.cpp includes this once for each instruction set, after vectors.h.
 
-INLINE float FromBits(uint32_t bits) {
-  float number;
-  memcpy(&number, &bits, sizeof number);
-  return number;
-}
-INLINE float ToFloat(uint16_t value) { return FromBits(static_cast<uint32_t>(value) << 16); }
-// Rounded to the nearest, ties to even; a NaN stays one.
-INLINE uint16_t Rounded(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  return value != value ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
 // Two neighbouring inputs of a row.
 INLINE uint32_t Pair(const uint16_t *from) {
   uint32_t pair;
@@ -101,7 +88,7 @@ void LinearBlock(const LinearCall &call, const uint16_t *x, int64_t x_row, int n
         const uint16_t *added = call.residual + (first + row) * call.residual_row + n * kBlock;
         for (int i = 0; i < kBlock; i++) own[i] += ToFloat(added[i]);
       }
-      for (int i = 0; i < kBlock; i++) out[i] = Rounded(own[i]);
+      for (int i = 0; i < kBlock; i++) FromFloat(own[i], out + i);
     }
     first += rows;
   }
@@ -118,5 +105,5 @@ void NormRow(const LinearCall &call, const uint16_t *x, uint16_t *to) {
   float squares = Sum(sum);
   for (; i < call.ins; i++) squares += ToFloat(x[i]) * ToFloat(x[i]);
   float scale = 1.0f / sqrtf(squares / call.ins + call.epsilon);
-  for (i = 0; i < call.ins; i++) to[i] = Rounded(ToFloat(x[i]) * scale * ToFloat(call.norm[i]));
+  for (i = 0; i < call.ins; i++) FromFloat(ToFloat(x[i]) * scale * ToFloat(call.norm[i]), to + i);
 }
