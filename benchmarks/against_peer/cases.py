@@ -187,7 +187,7 @@ def page(folder: Path) -> str:
     return fill(
         "peer_cases",
         rounds=", ".join(f"{name} {count}" for name, count in zip(PARTS, counts, strict=True)),
-        content=" and ".join(sorted({trial.content for trial in (*faults, *again)})),
+        content=" and ".join(sorted({trial.content for trial in (*faults, *again)})) or LOAD,
         failures="\n".join(failures.section(faults)),
         again="\n".join(again_section(again)),
         mixed="\n".join(mixed_section(mixed)),
