@@ -143,7 +143,10 @@ class EngineBench:
         for _ in range(self.repeats + 1):
             requests = self.requests(batch, length, tokens, sampled=sampled)
             speeds.append(engine_round(self.engine, requests, self.device).tokens_per_second)
-        seconds = batch / statistics.median(speeds[1:])
+        speed = statistics.median(speeds[1:])
+        if not speed:
+            raise SystemExit(f"batch {batch}: no step decodes all: give a larger --chunk, or more --tokens")
+        seconds = batch / speed
         # The steps' mean context, and the encoder's rows, whose keys and values are read likewise.
         context = length + tokens / 2 + (0 if self.output is None else self.output.plan.rows)
         row = (
@@ -161,13 +164,16 @@ def measure(arguments: argparse.Namespace, limits: DeviceLimits) -> list[Row]:
     encoder = load_encoder(path, device=device, dtype=dtype)
     rows = list(encode_rows(encoder, arguments.side, arguments.repeats, limits))
     decoder = load_decoder(path, device=device, dtype=dtype, attn_implementation=ATTENTION_NAME)
+    size, max_model_len = decoder_size(decoder), arguments.prompt + arguments.tokens + 1
+    # On a CPU what is not used takes no memory. A sequence's last block may be empty but for a token.
+    host = 512 * MIB + max(arguments.batches) * max_model_len * size.token_bytes
     engine = make_engine(
-        path, arguments.device, dtype, decoder, max_model_len=arguments.prompt + arguments.tokens + 1,
-        kv_memory=arguments.kv_gib * GIB if arguments.device != "cpu" else 512 * MIB,
+        path, arguments.device, dtype, decoder, max_model_len=max_model_len,
+        kv_memory=arguments.kv_gib * GIB if arguments.device != "cpu" else host,
         max_num_batched_tokens=arguments.chunk, max_num_seqs=max(arguments.batches),
         attention_backend=arguments.attention_backend,
     )  # fmt: skip
-    bench = EngineBench(engine, decoder_size(decoder), arguments.device, limits, arguments.repeats)
+    bench = EngineBench(engine, size, arguments.device, limits, arguments.repeats)
     rows += bench.prefill(arguments.prompt, arguments.chunk)
     rows += [bench.decode(batch, arguments.prompt, arguments.tokens)[1] for batch in arguments.batches]
     return rows

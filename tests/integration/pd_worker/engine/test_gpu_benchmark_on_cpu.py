@@ -61,6 +61,16 @@ def test_a_checkpoint_is_measured_without_a_device(monkeypatch: pytest.MonkeyPat
     assert [row.split()[0].strip(",") for row in rows] == ["encode", "encode", "prefill", "decode", "decode"]
 
 
+def test_sequences_that_end_before_all_decode_are_an_error_with_its_remedy() -> None:
+    from benchmarks.gpu import engine
+
+    options = ["--device=cpu", "--dtype=float32", "--side=64", "--prompt=16", "--repeats=1"]
+    with pytest.raises(SystemExit, match="batch 4: no step decodes all: give a larger --chunk"):
+        engine.main(
+            [str(build_checkpoint("qwen3_vl")), *options, "--tokens=2", "--chunk=16", "--batches", "4"]
+        )
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", _ROWS)
