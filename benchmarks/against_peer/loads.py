@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import statistics
 import zlib
 from collections.abc import Iterable, Sequence
@@ -11,7 +10,6 @@ from itertools import accumulate
 
 import msgspec
 
-from triptych.base.errors import ConfigError
 from triptych.goodput.load.job import RequestRecord
 from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import preset
@@ -45,20 +43,6 @@ class Load:
 
 
 LOADS = tuple(Load(workload, at_once) for workload in WORKLOADS for at_once in CONCURRENCIES)
-
-
-def chosen(patterns: Sequence[str], loads: Sequence[Load]) -> list[Load]:
-    """Those of `loads` that one of the patterns fits, such as `text*@16`; all without one."""
-    for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(load.name, pattern) for load in loads):
-            raise ConfigError(
-                f"--only {pattern!r} fits no load: use {', '.join(load.name for load in loads)}"
-            )
-    return [
-        load
-        for load in loads
-        if not patterns or any(fnmatch.fnmatchcase(load.name, pattern) for pattern in patterns)
-    ]
 
 
 def turn(systems: Sequence[str], number: int) -> list[str]:

@@ -17,11 +17,12 @@ import msgspec
 from msgspec import structs
 from rich.console import Console
 
-from benchmarks.against_peer.loads import Load, Turn, chosen, decode_step, quiet, seed_of, turn
+from benchmarks.against_peer.loads import Load, Turn, decode_step, quiet, seed_of, turn
+from benchmarks.baselines.cell import chosen
 from benchmarks.baselines.matrix import Matrix, System, read_matrix
 from benchmarks.baselines.measure import target_of, warm_up
 from benchmarks.baselines.runner import machine_lock
-from benchmarks.baselines.servers import Server, ServerPool, machine_time, others_share, usages
+from benchmarks.baselines.servers import ServerPool, cpu_seconds, machine_time, others_share
 from benchmarks.result_page import publish
 from benchmarks.targets import record
 from triptych.base.errors import ConfigError
@@ -34,6 +35,7 @@ from triptych.goodput.run import Bench, ready
 
 MODELS = ("tiny", "small")
 PEER_SYSTEMS = ("vllm", "vllm-epd")
+REPLICA_PORTS = ("FIRST", "SECOND")
 ROOT = Path(__file__).parents[2]
 _BASELINES = ROOT / "benchmarks" / "baselines"
 #: Many times what a start takes on a quiet machine: what is started is not what is measured.
@@ -92,6 +94,29 @@ def triptych(model: str, name: str, tree: Path, words: tuple[str, ...] = ()) -> 
         # Without the second one the folder that this runs in would come before the first.
         env={"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"},
         timeout=_START_SECONDS,
+    )
+
+
+def vllm_server(
+    vllm: System, port: str, cores: str, words: Sequence[str] = (), **environment: str
+) -> tuple[str, ...]:
+    """The command of `vllm` at the port with this name, on `cores`, with memory for several at a time."""
+    values = vllm.env | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": cores} | environment
+    own = [word.replace("${PORT}", f"${{{port}}}") for word in vllm.commands[0]]
+    return ("env", *(f"{name}={value}" for name, value in values.items()), *own, *words)
+
+
+def replicas(name: str, commands: Sequence[tuple[str, ...]]) -> System:
+    """Two servers whose ports are FIRST and SECOND, which take requests in turn."""
+    urls = [f"http://127.0.0.1:${{{port}}}" for port in REPLICA_PORTS]
+    return System(
+        name=name,
+        commands=tuple(commands),
+        url=",".join(urls),
+        ports=REPLICA_PORTS,
+        ready=tuple(f"{url}/health" for url in urls),
+        timeout=_START_SECONDS,
+        pause=True,
     )
 
 
@@ -192,7 +217,7 @@ class Rounds:
             server.empty_scratch()
         seed = seed_of(self._matrix.name, load, number)
         settings = self._ready(load, name, server.url, seed)
-        before, cpu = machine_time(), _cpu(server)
+        before, cpu = machine_time(), cpu_seconds(server)
         try:
             window = Bench(settings, self._display).window(settings, seed)
         finally:
@@ -200,7 +225,7 @@ class Rounds:
         if not server.alive():
             raise ConfigError(f"{name} died on {load.name}:\n{server.log_tail()}")
         others = others_share(before, machine_time())
-        cpu_each = (_cpu(server) - cpu) / len(window.report.records)
+        cpu_each = (cpu_seconds(server) - cpu) / len(window.report.records)
         return self._found(window, load, name, number, others, cpu_each)
 
     def _ready(self, load: Load, name: str, url: str, seed: int) -> RunSettings:
@@ -250,11 +275,6 @@ class Rounds:
             f"TTFT {found.ttft_ms:.0f} ms, TPOT {found.tpot_ms:.1f} ms{step}, CPU {found.cpu_s:.2f} s, "
             f"{found.failed} failed, others {found.others:.2f}"
         )
-
-
-def _cpu(server: Server) -> float:
-    """CPU seconds of all its processes so far."""
-    return sum(usage.cpu for usage in usages(server.pids).values())
 
 
 def turns_parser(doc: str | None, *, model: str, systems: str, more_systems: str) -> argparse.ArgumentParser:
@@ -317,5 +337,5 @@ def measure_turns(
     systems = [known[name] for name in options.systems.split(",")]
     asked = Options(options.rounds, options.first, options.waves, options.minutes, options.lock)
     return Rounds(matrix, systems, workloads, options.results, asked, display).run(
-        chosen(options.only, loads)
+        chosen(loads, options.only)
     )

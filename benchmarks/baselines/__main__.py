@@ -1,8 +1,9 @@
 """Systems side by side on the same loads, cell by cell; finished cells are skipped.
 
     python -m benchmarks baselines FILE.toml --results DIR [--only 'fixed.mix.*'] [--minutes N]
+    python -m benchmarks baselines --results DIR [--results DIR …] [--write]
 
-DIR gets a JSON file per cell; `python -m benchmarks.baselines.report DIR` makes the report of them.
+DIR gets a JSON file per cell; without FILE.toml the report is made of them.
 """
 
 from __future__ import annotations
@@ -14,18 +15,23 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.baselines.cell import CellFiles, chosen, plan_cells
+from benchmarks.baselines.cell import CellFiles, chosen, plan_cells, read_folder
+from benchmarks.baselines.cell_results import CellResults
 from benchmarks.baselines.matrix import read_matrix
 from benchmarks.baselines.measure import format_duration, seconds_left
 from benchmarks.baselines.runner import MatrixRun, Options
+from benchmarks.baselines.tables import report
+from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.base.errors import ConfigError
 from triptych.goodput.report.display import Display
 
 
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("file", type=Path, help="TOML: systems, loads, cells")
-    found.add_argument("--results", type=Path, required=True, help="folder of the cells")
+    found.add_argument(
+        "file", type=Path, nargs="?", help="TOML: systems, loads, cells; none: only the report"
+    )
+    found.add_argument("--results", type=Path, action="append", required=True, help="folder of the cells")
     found.add_argument("--repeats", type=int, default=0, help="of every cell; the file's by default")
     found.add_argument("--only", action="append", default=[], help="pattern of cell names; again for more")
     found.add_argument("--minutes", type=float, default=0.0, help="stop before a cell that would not fit")
@@ -34,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--lock", type=Path, help="file to hold an exclusive lock on while a cell is measured")
     found.add_argument("--want", type=Path, help="file that is there while the lock is waited for: LOCK.want")
     found.add_argument("--list", action="store_true", help="only say which cells there are")
+    add_write_flag(found, RESULTS / "baselines.md")
     return found
 
 
@@ -44,10 +51,15 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     display = Display(Console(soft_wrap=True))
     try:
+        if options.file is None:
+            found = [CellResults(plan, cells) for of in options.results for plan, cells in read_folder(of)]
+            text = report(found, "python -m benchmarks baselines --results DIR --write")
+            publish(text, RESULTS / "baselines.md", write=options.write)
+            return 0
         matrix = read_matrix(options.file)
         everything = plan_cells(matrix, options.repeats)
         cells = chosen(everything, options.only)
-        files = CellFiles(options.results, matrix.name)
+        files = CellFiles(options.results[-1], matrix.name)
         if options.list:
             for cell in cells:
                 display.say(f"{cell.name:40} {'there' if files.path(cell).exists() else ''}".rstrip())

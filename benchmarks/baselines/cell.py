@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -55,18 +56,22 @@ def plan_cells(matrix: Matrix, repeats: int = 0) -> list[Cell]:
     return sorted((Cell(*key) for key in asked), key=place)
 
 
-def chosen(cells: Sequence[Cell], only: Iterable[str]) -> list[Cell]:
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+_Item = TypeVar("_Item", bound=_Named)
+
+
+def chosen(items: Sequence[_Item], only: Iterable[str]) -> list[_Item]:
     """Those whose name one of the patterns fits, such as `fixed.mix.*`; all without patterns."""
     patterns = list(only)
     for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(cell.name, pattern) for cell in cells):
-            raise ConfigError(
-                f"--only {pattern!r} fits no cell: names are kind.load.system.repeat, like {cells[0].name}"
-            )
+        if not any(fnmatch.fnmatchcase(item.name, pattern) for item in items):
+            raise ConfigError(f"--only {pattern!r} fits none: names are like {items[0].name}")
     return [
-        cell
-        for cell in cells
-        if not patterns or any(fnmatch.fnmatchcase(cell.name, pattern) for pattern in patterns)
+        item for item in items if not patterns or any(fnmatch.fnmatchcase(item.name, p) for p in patterns)
     ]
 
 

@@ -54,6 +54,7 @@ def metrics(tail: int) -> dict[str, Metric]:
     """By a short name; `tail` is the percentile."""
     return {
         "goodput": Metric("search", "goodput by search, req/s", True, _searched),
+        "good": Metric("fixed", "goodput at the rate, req/s", True, _window("request_goodput")),
         "attainment": Metric("fixed", "attained, %", True, _window("slo_attainment", 100.0)),
         "ttft": Metric("fixed", f"P{tail} TTFT, ms", False, _window(f"p{tail}_ttft_ms"), True),
         "tpot": Metric("fixed", f"P{tail} TPOT, ms", False, _window(f"p{tail}_tpot_ms"), True),

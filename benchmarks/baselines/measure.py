@@ -118,7 +118,7 @@ def measure_cell(
     matrix: Matrix, cell: Cell, server: Server, attempt: int, display: Display, found: Measured
 ) -> None:
     """Fills `found`, whose rate is set. CellFailed when no request was answered."""
-    target = Target(server.url, "")
+    target = target_of(server.url)
     settings = ready(settings_of(matrix, cell, target, seed_of(cell, attempt), found.rate))
     bench = Bench(settings, display)
     before, busy, begun = usages(server.pids), machine_time(), time.monotonic()

@@ -324,12 +324,13 @@ class ServerPool:
 
 def idle_shares(servers: Mapping[str, Server], seconds: float) -> dict[str, float]:
     """Cores that each idle server uses, over `seconds`."""
-    before = {name: _cpu(server) for name, server in servers.items()}
+    before = {name: cpu_seconds(server) for name, server in servers.items()}
     begun = time.monotonic()
     time.sleep(seconds)
     wall = time.monotonic() - begun
-    return {name: (_cpu(server) - before[name]) / wall for name, server in servers.items()}
+    return {name: (cpu_seconds(server) - before[name]) / wall for name, server in servers.items()}
 
 
-def _cpu(server: Server) -> float:
+def cpu_seconds(server: Server) -> float:
+    """Of all its processes so far."""
     return sum(usage.cpu for usage in usages(server.pids).values())

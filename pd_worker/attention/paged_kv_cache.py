@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
+from triptych.kernels.cpu_heads import fits, write_cache
+from triptych.kernels.library import kernel_library
 from triptych.models.base import DecoderSide
 from triptych.models.geometry import KVShape
 
@@ -47,6 +49,7 @@ class PagedKVCache:
         self.values: list[torch.Tensor] = [next(views[part]) for part in values]
         self.key_rows = [keys.flatten(0, 1).transpose(0, 1)[None] for keys in self.keys]
         self.value_rows = [values.flatten(0, 1).transpose(0, 1)[None] for values in self.values]
+        self._by_kernel = device.type == "cpu" and kernel_library() is not None
         #: Keys and values of other dtypes stay far below their limits.
         self.may_overflow = dtype == torch.float16
         #: Tokens of the batch whose keys and values were finite in all layers so far; None: not recorded.
@@ -93,6 +96,10 @@ class PagedKVCache:
         """Stores key and value [T, num_kv_heads, head_dim] at `slots` [T]."""
         if self.finite is not None and len(self.finite) == len(key):
             self.finite &= (key.isfinite() & value.isfinite()).flatten(1).all(-1)
+        rows = self.key_rows[layer][0], self.value_rows[layer][0]
+        if self._by_kernel and fits(rows[0], key) and fits(rows[1], value):
+            write_cache(*rows, slots, key, value)
+            return
         self.keys[layer].flatten(0, 1).index_copy_(0, slots, key)
         self.values[layer].flatten(0, 1).index_copy_(0, slots, value)
 

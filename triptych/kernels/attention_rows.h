@@ -4,21 +4,6 @@
 
 constexpr float kNone = -1e30f;  // Below every score: a maximum of no score.
 
-INLINE float ToFloat(float value) { return value; }
-INLINE float ToFloat(uint16_t value) {
-  uint32_t bits = static_cast<uint32_t>(value) << 16;
-  float number;
-  memcpy(&number, &bits, sizeof number);
-  return number;
-}
-INLINE void FromFloat(float value, float *to) { *to = value; }
-// Rounded to the nearest, ties to even; a NaN stays one.
-INLINE void FromFloat(float value, uint16_t *to) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  *to = value != value ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
 template <typename T>
 struct Rows {
   const AttentionCall &call;

@@ -124,7 +124,7 @@ def attend(
         bias_head=0 if bias is None else bias.stride(0),
         bias_token=0 if bias is None or bias.dim() == 2 else bias.stride(1),
         distances=0 if bias is None else bias.shape[1],
-        parallel=_parallel(),
+        parallel=parallel_address(),
     )
     code = library.triptych_attention(ctypes.byref(call))
     if code == 1:
@@ -134,7 +134,7 @@ def attend(
 
 
 @functools.cache
-def _parallel() -> int | None:
+def parallel_address() -> int | None:
     """The address of GOMP_parallel in the OpenMP that torch has loaded; None where it is not found.
 
     A second OpenMP, or threads of our own, would fight torch's for the cores: its threads spin between calls.

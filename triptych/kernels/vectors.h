@@ -47,6 +47,22 @@ INLINE Vec Load(const uint16_t *from) {
 }
 #endif
 
+// One number, of float32 or bfloat16, and back.
+INLINE float ToFloat(float value) { return value; }
+INLINE float ToFloat(uint16_t value) {
+  uint32_t bits = static_cast<uint32_t>(value) << 16;
+  float number;
+  memcpy(&number, &bits, sizeof number);
+  return number;
+}
+INLINE void FromFloat(float value, float *to) { *to = value; }
+// Rounded to the nearest, ties to even; a NaN stays one.
+INLINE void FromFloat(float value, uint16_t *to) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  *to = value != value ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
 // e to the power of x <= 80, within 2 units in the last place; below -87 as at -87. A NaN stays.
 INLINE Vec Exp(Vec x) {
   const Vec shift = Splat(12582912.0f);  // 1.5 * 2^23: a sum with it rounds to an integer, in its low bits

@@ -97,6 +97,7 @@ PRESETS: dict[str, Preset] = {
     "image": _local(images=((1, 1.0),)),
     "images-4": _local((0.5, 1, 2, 4), images=((4, 1.0),)),
     "mix": _local(images=((0, 0.8), (1, 0.2))),
+    "mix-photos": _local(images=((0, 0.8), (1, 0.2)), sizes=((448, 320, 1.0),), content="photos"),
     "reuse-50": _local(images=((1, 1.0),), reuse=0.5),
     "reuse-90": _local(images=((1, 1.0),), reuse=0.9),
     **_matrix(),

@@ -1,10 +1,11 @@
-"""Figures of turns: the step, and ratios of rounds."""
+"""Figures of turns and trials: the step, ratios of rounds, answers with other tokens."""
 
 from __future__ import annotations
 
 import pytest
 
 from benchmarks.against_peer.loads import decode_step, ratios
+from benchmarks.against_peer.trials import Trial, totals
 from support.engine.peer_turns import a_turn
 from triptych.goodput.load.job import RequestRecord
 
@@ -30,3 +31,9 @@ def test_ratios_are_of_the_same_rounds() -> None:
 
 def test_a_turn_with_failed_requests_gives_no_ratio() -> None:
     assert ratios([a_turn("triptych", 0)], [a_turn("vllm", 0, failed=1)], "req_s") == []
+
+
+def test_an_answer_is_other_than_the_right_one_only_where_it_came() -> None:
+    right = Trial("right", "nothing", 0, 1.0, [], [[1, 2], [3, 4], [5, 6]], [], [], "photos")
+    theirs = Trial("replicas", "nothing", 0, 2.0, [1.0, 1.0], [[1, 2], [3, 9], []], ["gone"], [], "photos")
+    assert totals([theirs], [right, theirs]) == ["3", "1", "1", "1"]

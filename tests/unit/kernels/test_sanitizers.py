@@ -19,7 +19,12 @@ from triptych.kernels import library
 
 ROOT = Path(__file__).parents[3]
 #: Tests of all that the library exports. A new kernel's tests are named here.
-TESTS = ("tests/unit/kernels/test_copy.py", "tests/unit/pd_worker/attention/test_cpu_attention.py")
+TESTS = (
+    "tests/unit/kernels/test_copy.py",
+    "tests/unit/kernels/test_cpu_heads.py",
+    "tests/unit/kernels/test_cpu_linear.py",
+    "tests/unit/pd_worker/attention/test_cpu_attention.py",
+)
 FLAGS = (
     *("-O1", "-g", "-fno-omit-frame-pointer", "-Wno-psabi", "-fno-sanitize-recover=all"),
     *("-fsanitize=address,undefined,float-cast-overflow", "-Wl,--wrap=malloc,--wrap=free"),

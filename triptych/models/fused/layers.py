@@ -11,9 +11,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedConfig
+from transformers.activations import SiLUActivation
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from triptych.kernels.cpu_attention import takes
+from triptych.kernels.cpu_heads import rotate
+from triptych.kernels.cpu_linear import BLOCK
 from triptych.models.fused.merged import merge, whole
+from triptych.models.weights.prepack import PrepackedLinear
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj", "act_fn")
@@ -31,6 +36,10 @@ class FusedDecoderLayer(nn.Module):
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
+        self.qkv: Any
+        self.gate_up: Any
+        self.o_proj: Any
+        self.down_proj: Any
         attention, mlp = _part(original, "self_attn", _ATTENTION), _part(original, "mlp", _MLP)
         self.input_layernorm, self.post_attention_layernorm = (
             getattr(_part(original, "", _NORMS), name) for name in _NORMS
@@ -45,6 +54,7 @@ class FusedDecoderLayer(nn.Module):
         #: Outputs that are rotated, and those that are not.
         self._rotated = [sizes[0] + sizes[1], sizes[2]]
         self._epsilon = 0.0
+        self._by_kernel: bool | None = None
         self.register_buffer("qk_weight", None, persistent=False)
         if hasattr(attention, "q_norm"):
             self._take_norms(attention.q_norm, attention.k_norm)
@@ -68,22 +78,43 @@ class FusedDecoderLayer(nn.Module):
 
         `attention` reaches the registered attention function as the keyword `attn_metadata`.
         """
+        if self._takes(hidden):
+            out = self._attend(self.qkv.multiply(hidden, norm=self.input_layernorm), cos, sin, attention)
+            hidden = self.o_proj.multiply(out, residual=hidden)
+            inner = self.gate_up.multiply(hidden, norm=self.post_attention_layernorm, gated=True)
+            result: torch.Tensor = self.down_proj.multiply(inner, residual=hidden)
+            return result
         # In place of what was just computed: fresh memory costs more than the sum.
-        hidden = self._attend(self.input_layernorm(hidden), cos, sin, attention).add_(hidden)
+        out = self._attend(self.qkv(self.input_layernorm(hidden)), cos, sin, attention)
+        hidden = self.o_proj(out).add_(hidden)
         gate, up = self.gate_up(self.post_attention_layernorm(hidden)).split(self._mlp_sizes, -1)
-        result: torch.Tensor = self.down_proj(self.act_fn(gate).mul_(up))
+        result = self.down_proj(self.act_fn(gate).mul_(up))
         return result.add_(hidden)
 
+    def _takes(self, hidden: torch.Tensor) -> bool:
+        """Whether our kernel multiplies these rows by all of the layer's weights."""
+        if self._by_kernel is None:
+            layers = (self.qkv, self.o_proj, self.gate_up, self.down_proj)
+            norms = (self.input_layernorm, self.post_attention_layernorm)
+            self._by_kernel = (
+                all(type(layer) is PrepackedLinear and layer.takes(hidden[:1]) for layer in layers)
+                and all(type(norm) is nn.RMSNorm and norm.weight.dtype == hidden.dtype for norm in norms)
+                and type(self.act_fn) in (nn.SiLU, SiLUActivation)
+                and self._mlp_sizes[0] % BLOCK == 0
+            )
+        return self._by_kernel and self.qkv.takes(hidden)
+
     def _attend(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attention: object
+        self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attention: object
     ) -> torch.Tensor:
-        tokens = x.shape[0]
-        both, value = self.qkv(x).split(self._rotated, -1)
+        """Attention's output [T, heads x head_dim] of the merged projections [T, ...]."""
+        tokens = qkv.shape[0]
+        both, value = qkv.split(self._rotated, -1)
         both = both.view(tokens, -1, self._dim)
-        if self.qk_weight is not None:
-            both = functional.rms_norm(both, (self._dim,), None, self._epsilon) * self.qk_weight
-        # No addcmul: in half precision it rounds once or twice, as the number of tokens lets it vectorise.
-        both = (both * cos).add_(both.roll(self._dim // 2, -1).mul_(sin))
+        if _rotates(both, cos, sin, self.qk_weight):
+            rotate(both, cos, sin, self.qk_weight, self._epsilon)
+        else:
+            both = self._normed_and_rotated(both, cos, sin)
         query, key = both.transpose(0, 1)[None].split([self._heads, self._kv_heads], 1)
         attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
         out, _ = attend(
@@ -97,8 +128,23 @@ class FusedDecoderLayer(nn.Module):
             sliding_window=self._window,
             attn_metadata=attention,
         )
-        result: torch.Tensor = self.o_proj(out.reshape(tokens, -1))
+        result: torch.Tensor = out.reshape(tokens, -1)
         return result
+
+    def _normed_and_rotated(self, both: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """What `rotate` does, by torch."""
+        if self.qk_weight is not None:
+            both = functional.rms_norm(both, (self._dim,), None, self._epsilon) * self.qk_weight
+        # No addcmul: in half precision it rounds once or twice, as the number of tokens lets it vectorise.
+        return (both * cos).add_(both.roll(self._dim // 2, -1).mul_(sin))
+
+
+def _rotates(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, norm: torch.Tensor | None) -> bool:
+    """Whether our kernel rotates these heads, in place."""
+    if x.device.type != "cpu" or not takes(x.dtype) or x.requires_grad:
+        return False
+    alike = cos.dtype == sin.dtype == x.dtype and (norm is None or norm.dtype == x.dtype)
+    return alike and cos.is_contiguous() and sin.is_contiguous()
 
 
 def rotary(embeddings: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

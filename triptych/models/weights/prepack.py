@@ -6,8 +6,10 @@ rows of a decode step that is a third of the time and more (`benchmarks/results/
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections import Counter
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import nn
@@ -15,6 +17,8 @@ from torch.nn import functional
 from transformers.activations import GELUActivation, GELUTanh
 
 from triptych.base.progress.progress import each
+from triptych.kernels.cpu_linear import BLOCK, multiply
+from triptych.kernels.library import kernel_library
 
 #: Those of torch's compiler for CPUs: the only ones that take a dense input and a blocked weight.
 _OPERATORS = ("_reorder_linear_weight", "_linear_pointwise")
@@ -26,8 +30,16 @@ LEAST = {torch.float32: 1 << 19, torch.bfloat16: 1 << 16}
 LEAST_OF_MANY_ROWS = 1 << 16
 
 
+#: Rows that our kernel multiplies faster than oneDNN, and where AMX multiplies more of them as fast as one.
+MOST_ROWS, _MOST_ROWS_OF_AMX = 32, 4
+_HUGE_PAGE, _MADV_COLLAPSE = 2 << 20, 25
+
+
 class PrepackedLinear(nn.Module):
-    """A linear layer in place of an `nn.Linear`, with `weight` in oneDNN's layout; its `to_dense()` is W."""
+    """A linear layer in place of an `nn.Linear`, with `weight` in oneDNN's layout; its `to_dense()` is W.
+
+    Few rows of bfloat16 are multiplied by our own kernel, where that knows the layout.
+    """
 
     def __init__(self, original: nn.Linear) -> None:
         super().__init__()
@@ -36,6 +48,40 @@ class PrepackedLinear(nn.Module):
         self.weight = nn.Parameter(blocked, requires_grad=False)
         self.bias = original.bias
         self._attr, self._algorithm = "none", ""
+        self._address, self._most_rows = 0, 0
+        if kernel_library() is not None and _in_known_blocks(original.weight.detach(), blocked):
+            self._address, self._most_rows = torch.ops.mkldnn.data_ptr(blocked), _most_rows()
+            _use_huge_pages(self._address, original.weight.nbytes)
+
+    def takes(self, x: torch.Tensor) -> bool:
+        """Whether `multiply` takes these rows."""
+        few = x.dim() == 2 and 0 < len(x) <= self._most_rows and self._attr == "none"
+        return few and x.dtype == torch.bfloat16 and x.stride(1) == 1
+
+    def multiply(
+        self,
+        x: torch.Tensor,
+        *,
+        norm: nn.RMSNorm | None = None,
+        residual: torch.Tensor | None = None,
+        gated: bool = False,
+    ) -> torch.Tensor:
+        """The layer over x [rows, in_features], normalised by `norm` before, as one call of our kernel.
+
+        `residual` [rows, out_features] is added. `gated`: the result is SiLU of the first half of the
+        outputs, times the second half.
+        """
+        weight, epsilon = (None, 0.0) if norm is None else (norm.weight, norm.eps or 0.0)
+        return multiply(
+            x,
+            self._address,
+            self.out_features,
+            bias=self.bias,
+            norm=weight,
+            epsilon=epsilon,
+            residual=residual,
+            gated=gated,
+        )
 
     def fuse_gelu(self, approximate: str) -> None:
         """From now on `forward` gives GELU of the product; `approximate` is torch's, "none" or "tanh"."""
@@ -43,10 +89,39 @@ class PrepackedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features], in x's dtype."""
+        if self.takes(x):
+            return self.multiply(x)
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
             x, self.weight, self.bias, self._attr, [], self._algorithm
         )
         return out
+
+
+@cache
+def _most_rows() -> int:
+    return _MOST_ROWS_OF_AMX if torch.cpu._is_amx_tile_supported() else MOST_ROWS
+
+
+def _in_known_blocks(weight: torch.Tensor, blocked: torch.Tensor) -> bool:
+    """Whether `blocked` has the weight as our kernel reads it: [outs / 64][ins / 2][64][2]."""
+    (outs, ins), count = weight.shape, weight.numel()
+    if weight.dtype != torch.bfloat16 or outs % BLOCK or ins % 2:
+        return False
+    if torch.ops.mkldnn._nbytes(blocked) != weight.nbytes:
+        return False
+    memory = (ctypes.c_char * weight.nbytes).from_address(torch.ops.mkldnn.data_ptr(blocked))
+    found = torch.frombuffer(memory, dtype=torch.int16, count=count)
+    expected = weight.contiguous().view(torch.int16).view(outs // BLOCK, BLOCK, ins // 2, 2).transpose(1, 2)
+    return torch.equal(found.view(expected.shape), expected)
+
+
+def _use_huge_pages(address: int, count: int) -> None:
+    """Brings memory into pages of 2 MiB, where the system can: a weight is read in two thirds of the time."""
+    if sys.platform != "linux":
+        return
+    first, last = address // _HUGE_PAGE * _HUGE_PAGE, -(-(address + count) // _HUGE_PAGE) * _HUGE_PAGE
+    # A refusal changes nothing: Linux before 6.1, or no memory in one piece.
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _MADV_COLLAPSE)
 
 
 def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextDecoderLayer
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from support.data.checkpoints import build_checkpoint
+from triptych.kernels.library import kernel_library
 from triptych.models.fused.layers import FusedDecoderLayer, fuse_layers, fuse_norms
 from triptych.models.fused.merged import merge
 from triptych.models.registry import family_of
+from triptych.models.weights import prepack
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "llava")
 CPU = torch.device("cpu")
@@ -39,6 +43,42 @@ def test_the_layers_of_every_text_model_are_fused_with_the_weights_that_they_had
     assert all(isinstance(layer, FusedDecoderLayer) for layer in layers)
     assert [layer.layer_idx for layer in layers] == list(range(len(layers)))
     assert {id(parameter) for parameter in layers.parameters()} == before
+
+
+@pytest.mark.skipif(
+    kernel_library() is None or not prepack.can_prepack(CPU, torch.bfloat16), reason="no kernel"
+)
+@torch.no_grad()
+def test_a_few_rows_of_bfloat16_pass_a_layer_in_four_products_with_the_numbers_of_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = AutoConfig.for_model("qwen3_vl").text_config
+    sizes = {"hidden_size": 128, "intermediate_size": 320, "num_attention_heads": 4, "head_dim": 32}
+    for name, size in (sizes | {"num_key_value_heads": 2}).items():
+        setattr(config, name, size)
+    config._attn_implementation = "triptych_trial"
+    generator = torch.Generator().manual_seed(0)
+    layer = Qwen3VLTextDecoderLayer(config, 0).eval()
+    for parameter in layer.parameters():
+        parameter.normal_(0, 0.2, generator=generator).copy_(parameter.bfloat16())
+    wide, narrow = (nn.ModuleList([copy.deepcopy(layer)]) for _ in range(2))
+    narrow.bfloat16()
+    for layers in (wide, narrow):
+        merge(layers)
+        fuse_norms(layers)
+        fuse_layers(layers)
+    monkeypatch.setitem(prepack.LEAST, torch.bfloat16, 1)
+    prepack.prepack(narrow)
+    hidden, angles = (torch.randn(*shape, generator=generator) for shape in ((5, 128), (2, 5, 1, 32)))
+    products: list[int] = []
+    inner = prepack.multiply
+    monkeypatch.setattr(
+        prepack, "multiply", lambda *args, **named: products.append(1) or inner(*args, **named)
+    )
+    found = narrow[0](hidden.bfloat16(), *angles.bfloat16(), [])
+    assert len(products) == 4
+    expected = wide[0](hidden.bfloat16().float(), *angles.bfloat16().float(), [])
+    torch.testing.assert_close(found.float(), expected, atol=0.02 * float(expected.abs().max()), rtol=0.02)
 
 
 class Scaled(Qwen3VLTextDecoderLayer):

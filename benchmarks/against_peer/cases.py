@@ -1,0 +1,239 @@
+"""Triptych and vLLM where the encoder apart is to pay: failures, pictures shown again, text beside pictures.
+
+    python -m benchmarks.against_peer.cases PEER --results DIR [--rounds 3] [--parts again,mixed] [--write]
+
+PEER is the kit of `against_peer`. A part appends to its file in DIR and measures what is not in it yet;
+without PEER the page is made of DIR. PYTHONPATH may name a folder with scikit-image, for photographs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import statistics
+import sys
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import structs
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+
+from benchmarks.against_peer import failures
+from benchmarks.against_peer.loads import turn
+from benchmarks.against_peer.rounds import matrix_of
+from benchmarks.against_peer.trials import (
+    CONTENT,
+    RIGHT,
+    Clients,
+    Run,
+    Trial,
+    body,
+    keep,
+    kept,
+    systems,
+    totals,
+)
+from benchmarks.baselines.cell import CellFiles, plan_cells, read_folder
+from benchmarks.baselines.cell_results import CellResults
+from benchmarks.baselines.matrix import Cells, Fixed
+from benchmarks.baselines.measure import warm_up
+from benchmarks.baselines.runner import MatrixRun, Options
+from benchmarks.baselines.servers import Server, ServerPool
+from benchmarks.baselines.tables import spread, table
+from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
+from triptych.base.errors import ConfigError
+from triptych.goodput.load.workload import Picture
+from triptych.goodput.report.display import Display
+
+PAGE = RESULTS / "peer_cases.md"
+SYSTEMS = ("triptych", "replicas", "vllm-epd")
+
+#: Pictures of a round that are shown again; how many are asked of at once, and their pixels.
+PICTURES, AT_ONCE, SIZE = 32, 4, (1024, 768)
+SHOWINGS = ("first", "again")
+REPLICATED = ("triptych", "replicas")
+
+#: Requests per second.
+RATES = (4, 8, 12)
+LOAD = "mix-photos" if CONTENT == "photos" else "mix"
+_RATIOS = (("triptych", "replicas"), ("triptych", "vllm-epd"))
+_FIGURES = ("good", "attainment", "ttft", "text_tpot")
+
+
+def measure_again(run: Run) -> None:
+    """Every picture twice, with another question before it, so that only embeddings can be found again."""
+    file = run.folder / "again.jsonl"
+    there = {(trial.system, trial.number) for trial in kept(file) if trial.case == SHOWINGS[1]}
+    pool = ServerPool(run.matrix.model, lambda _system, server: warm_up(server, run.display))
+    try:
+        for number in range(run.rounds):
+            for name in [*turn([name for name in REPLICATED if name in run.names], number), RIGHT]:
+                if (name, number) not in there:
+                    system = run.systems["triptych" if name == RIGHT else name]
+                    for found in _showings(run, pool.get(system), name, number):
+                        keep(file, found)
+                    pool.pause(system)
+    finally:
+        pool.close()
+
+
+def _showings(run: Run, server: Server, name: str, number: int) -> list[Trial]:
+    found = []
+    model = run.matrix.model if name == "replicas" else ""
+    for second, case in enumerate(SHOWINGS):
+        salt = f"{RIGHT}-{case}" if name == RIGHT else ""
+        requests = []
+        for index in range(PICTURES):
+            shown = Picture(500_000 + number * PICTURES + index, *SIZE, CONTENT)
+            question = (2 * number + second) * PICTURES + index
+            requests.append(body(question, shown, model=model, salt=salt, question_first=True))
+        before = _embeddings(server)
+        trial = Clients(server, requests, AT_ONCE, first=second).trial(name, case, number, run.display)
+        reused, all_ = (after - earlier for after, earlier in zip(_embeddings(server), before, strict=True))
+        found.append(structs.replace(trial, reused=reused, shown=all_))
+    return found
+
+
+def _embeddings(server: Server) -> tuple[float, float]:
+    """Pictures that were found in a cache so far, and all, as the system's own metrics count them.
+
+    vLLM counts what its cache of processed pictures knows: at least those that it does not encode again.
+    """
+    reused = shown = 0.0
+    for url in server.url.split(","):
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10.0) as reply:
+            page = reply.read().decode()
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                if sample.name in ("triptych_items_total", "vllm:mm_cache_queries_total"):
+                    shown += sample.value
+                found = (
+                    sample.labels.get("result") in ("pd", "store") and sample.name == "triptych_items_total"
+                )
+                if found or sample.name == "vllm:mm_cache_hits_total":
+                    reused += sample.value
+    return reused, shown
+
+
+def again_section(trials: Sequence[Trial]) -> list[str]:
+    rows = []
+    for case in SHOWINGS:
+        for system in REPLICATED:
+            of = [trial for trial in trials if (trial.system, trial.case) == (system, case)]
+            if of:
+                share = spread([100 * trial.reused / trial.shown for trial in of if trial.shown])
+                ttft = spread([1e3 * statistics.median(trial.ttfts) for trial in of if trial.ttfts])
+                rows.append([case, system, share, ttft, *totals(of, trials)])
+    head = ["showing", "system", "not encoded, %", "median TTFT, ms", "requests", "failed", "other tokens"]
+    return table([*head, "answers/s"], rows, (0, 1))
+
+
+def measure_mixed(run: Run) -> None:
+    for rate in RATES:
+        matrix = structs.replace(
+            run.matrix,
+            name=f"mixed-{rate}",
+            loads={LOAD: run.matrix.loads["mix"]},
+            system=tuple(run.systems[name] for name in run.names),
+            cells=(Cells("fixed", (LOAD,), tuple(run.names)),),
+            repeats=run.rounds,
+            rates={LOAD: float(rate)},
+            fixed=Fixed(requests=1 << 20, seconds=run.seconds, warm_up=3.0),
+        )
+        cells = plan_cells(matrix)
+        files = CellFiles(run.folder / "mixed", matrix.name)
+        MatrixRun(matrix, cells, files, Options(retry_failed=True), run.display).run(cells)
+
+
+def mixed_section(measured: Sequence[CellResults]) -> list[str]:
+    """Figures of every system at every rate, and ratios of the rounds that both have."""
+    rows, ratios, others = [], [], [0.0]
+    for results in sorted(measured, key=lambda each: max(each.matrix["rates"].values())):
+        [(load, rate)] = results.matrix["rates"].items()
+        others += [found["others_share"] for found in results.cells]
+        for system in results.measured_systems("fixed", load):
+            cells = [spread([*results.values(name, load, system).values()]) for name in _FIGURES]
+            rows.append([f"{rate:g}", system, *cells, f"{100 * results.failed_share(load, system):.1f}"])
+        for ours, theirs in _RATIOS:
+            found = [results.ratio(name, load, theirs, ours) for name in _FIGURES]
+            ranges = ["–" if each is None else spread([each.ratio, each.low, each.high]) for each in found]
+            if any(found):
+                ratios.append([f"{rate:g}", f"{ours} / {theirs}", *ranges])
+    head = ["goodput/s", "within both limits, %", "P99 TTFT, ms", "P99 TPOT of text, ms"]
+    return [
+        *table(["requests/s", "system", *head, "failed, %"], rows, (0, 1)),
+        "",
+        *table(["requests/s", "ratio", *head], ratios, (0, 1)),
+        "",
+        f"Other programs used at most {max(others):.2f} cores during a window.",
+    ]
+
+
+PARTS = {"failures": failures.measure, "again": measure_again, "mixed": measure_mixed}
+
+
+def page(folder: Path) -> str:
+    """The page of what is in the folder."""
+    faults, again = (kept(folder / f"{name}.jsonl") for name in ("failures", "again"))
+    mixed = (
+        [CellResults(*found) for found in read_folder(folder / "mixed")]
+        if (folder / "mixed").exists()
+        else []
+    )
+    counts = [len({trial.number for trial in part}) for part in (faults, again)]
+    counts.append(max((found["cell"]["repeat"] + 1 for each in mixed for found in each.cells), default=0))
+    return fill(
+        "peer_cases",
+        rounds=", ".join(f"{name} {count}" for name, count in zip(PARTS, counts, strict=True)),
+        content=" and ".join(sorted({trial.content for trial in (*faults, *again)})),
+        failures="\n".join(failures.section(faults)),
+        again="\n".join(again_section(again)),
+        mixed="\n".join(mixed_section(mixed)),
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("peer", type=Path, nargs="?", help="folder of the peer kit; none: only the page")
+    parser.add_argument("--results", type=Path, required=True, help="folder of what was measured")
+    parser.add_argument("--parts", default=",".join(PARTS), help="some of them")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="some of them")
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, help="of sending in a window of the mixed part"
+    )
+    add_write_flag(parser, PAGE)
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    display = Display(Console(soft_wrap=True))
+    try:
+        if options.peer is not None:
+            _measure(options, display)
+        text = page(options.results)
+    except ConfigError as error:
+        display.warn(str(error))
+        return 2
+    publish(text, PAGE, write=options.write)
+    return 0
+
+
+def _measure(options: argparse.Namespace, display: Display) -> None:
+    matrix = matrix_of("tiny", options.peer.resolve())
+    names, parts = options.systems.split(","), options.parts.split(",")
+    for flag, words, known in (("--systems", names, SYSTEMS), ("--parts", parts, tuple(PARTS))):
+        if not set(words) <= set(known):
+            raise ConfigError(f"{flag} {','.join(words)!r} is not known: use some of {', '.join(known)}")
+    run = Run(matrix, systems(matrix), names, options.rounds, options.seconds, options.results, display)
+    for name in parts:
+        began = time.monotonic()
+        PARTS[name](run)
+        display.say(f"part {name}: {(time.monotonic() - began) / 60:.1f} minutes")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,152 @@
+"""Few rows by a blocked weight equal torch's formulas, with what stands before and after the product."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from triptych.kernels import cpu_linear as kernel
+from triptych.kernels.library import kernel_library
+from triptych.models.weights import prepack
+from triptych.models.weights.prepack import PrepackedLinear
+
+EPSILON = 1e-6
+
+pytestmark = pytest.mark.skipif(kernel_library() is None, reason="no compiled kernels")
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+
+
+def blocked(weight: torch.Tensor) -> torch.Tensor:
+    outs, ins = weight.shape
+    return weight.view(outs // kernel.BLOCK, kernel.BLOCK, ins // 2, 2).transpose(1, 2).contiguous()
+
+
+def among_nan(x: torch.Tensor) -> torch.Tensor:
+    """A view of `x` in memory that is NaN beside it."""
+    rows, width = x.shape
+    inside = torch.full((rows, width + 6), float("nan"), dtype=x.dtype)[:, 3 : width + 3]
+    return inside.copy_(x)
+
+
+def check(found: torch.Tensor, expected: torch.Tensor, atol: float = 2e-2) -> None:
+    torch.testing.assert_close(found.float(), expected, atol=atol, rtol=1e-2)
+
+
+@pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 13, 16, 32])
+@pytest.mark.parametrize("sizes", [(64, 2), (128, 34), (192, 520)])
+def test_every_instruction_set_gives_the_product(
+    rows: int, sizes: tuple[int, int], instructions: int
+) -> None:
+    outs, ins = sizes
+    x, weight, bias = among_nan(draw(rows, ins)), draw(outs, ins, seed=1), draw(outs, seed=2)
+    packed = blocked(weight)
+    found = kernel.multiply(x, packed.data_ptr(), outs, bias=bias, instructions=instructions)
+    check(found, functional.linear(x.float(), weight.float(), bias.float()))
+
+
+@pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
+@pytest.mark.parametrize("rows", [1, 8, 17])
+def test_a_norm_before_and_a_sum_after_are_part_of_the_call(rows: int, instructions: int) -> None:
+    x, weight, scale = among_nan(draw(rows, 70)), draw(128, 70, seed=1), draw(70, seed=2)
+    added, packed = among_nan(draw(rows, 128, seed=3)), blocked(weight)
+    found = kernel.multiply(
+        x, packed.data_ptr(), 128, norm=scale, epsilon=EPSILON, residual=added, instructions=instructions
+    )
+    normed = functional.rms_norm(x.float(), (70,), scale.float(), EPSILON)
+    # A normalised input may be rounded to the other of its two neighbours.
+    check(found, normed.bfloat16().float() @ weight.float().T + added.float(), atol=6e-2)
+
+
+@pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
+@pytest.mark.parametrize("biased", [True, False])
+def test_gated_outputs_are_silu_of_one_half_times_the_other(biased: bool, instructions: int) -> None:
+    x, weight = draw(9, 66), draw(256, 66, seed=1)
+    bias, packed = draw(256, seed=2) if biased else None, blocked(weight)
+    found = kernel.multiply(x, packed.data_ptr(), 256, gated=True, bias=bias, instructions=instructions)
+    gate, up = functional.linear(x.float(), weight.float(), None if bias is None else bias.float()).chunk(
+        2, -1
+    )
+    check(found, functional.silu(gate) * up)
+
+
+@pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
+def test_huge_inputs_overflow_where_torchs_do_and_nan_stays_in_its_row(instructions: int) -> None:
+    x, packed = draw(4, 64), blocked(torch.eye(64, dtype=torch.bfloat16))
+    x[0], x[1], x[2, 5] = 3e38, -3e38, float("nan")
+    doubled = kernel.multiply(x, packed.data_ptr(), 64, residual=x, instructions=instructions)
+    expected = x + x
+    # Nothing of another row or input is in an output, but a NaN times zero is one.
+    assert doubled[2].isnan().all()
+    assert torch.equal(doubled[[0, 1, 3]], expected[[0, 1, 3]])
+    wide = blocked(torch.cat([torch.eye(64), torch.eye(64)]).to(torch.bfloat16))
+    gated = kernel.multiply(x, wide.data_ptr(), 128, gated=True, instructions=instructions)
+    assert gated[0].isposinf().all() and gated[1].eq(0).all() and gated[2].isnan().all()
+    normed = kernel.multiply(
+        x * 1e-22, packed.data_ptr(), 64, norm=torch.ones(64, dtype=x.dtype), instructions=instructions
+    )
+    assert torch.equal(normed[[0, 1]], torch.stack([torch.ones(64), -torch.ones(64)]).to(x.dtype))
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+def test_threads_change_no_number(threads: int) -> None:
+    x, weight, before = draw(7, 96), blocked(draw(640, 96, seed=1)), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        alone = kernel.multiply(x, weight.data_ptr(), 640)
+        torch.set_num_threads(threads)
+        assert torch.equal(kernel.multiply(x, weight.data_ptr(), 640), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("sizes", [(64, 3), (65, 4), (0, 4), (64, 0)])
+def test_sizes_that_do_not_fit_the_blocks_are_refused(sizes: tuple[int, int]) -> None:
+    outs, ins = sizes
+    with pytest.raises(ValueError, match="does not take"):
+        kernel.multiply(draw(1, ins), blocked(draw(64, 4)).data_ptr(), outs)
+
+
+def layer(outs: int = 256, ins: int = 256) -> nn.Linear:
+    plain = nn.Linear(ins, outs).to(torch.bfloat16)
+    with torch.no_grad():
+        plain.weight.copy_(draw(outs, ins))
+    return plain
+
+
+@pytest.mark.skipif(
+    not prepack.can_prepack(torch.device("cpu"), torch.bfloat16), reason="no blocked bfloat16 weights"
+)
+def test_a_prepacked_layer_gives_few_rows_to_the_kernel_and_others_to_onednn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain, calls = layer(), []
+    packed = PrepackedLinear(plain)
+    inner = prepack.multiply
+    monkeypatch.setattr(prepack, "multiply", lambda *args, **named: calls.append(1) or inner(*args, **named))
+    for rows, by_kernel in (
+        (1, True),
+        (prepack._most_rows(), True),
+        (prepack._most_rows() + 1, False),
+        (0, False),
+    ):
+        calls.clear()
+        x = draw(rows, 256, seed=1)
+        check(packed(x), functional.linear(x.float(), plain.weight.float(), plain.bias.float()).detach())
+        assert bool(calls) == by_kernel
+    assert not packed.takes(draw(256, 1).T.expand(2, 256)[:, ::2])
+    monkeypatch.setattr(prepack, "kernel_library", lambda: None)
+    assert not PrepackedLinear(plain).takes(draw(1, 256))
+
+
+def test_a_layout_that_is_not_known_is_left_to_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not prepack.can_prepack(torch.device("cpu"), torch.bfloat16):
+        pytest.skip("no blocked bfloat16 weights")
+    other = torch.ops.mkldnn._reorder_linear_weight(draw(256, 256, seed=5))
+    assert not prepack._in_known_blocks(layer().weight.detach(), other)
+    assert not PrepackedLinear(layer(outs=96)).takes(draw(1, 256))

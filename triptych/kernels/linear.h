@@ -1,0 +1,35 @@
+// What a linear layer's call is, for all instruction sets.
+#pragma once
+#include <atomic>
+
+#include "export.h"
+
+// Outputs of a block: the weight is [outs / 64][ins / 2][64][2], as oneDNN blocks bfloat16.
+constexpr int kBlock = 64;
+
+// Few rows of bfloat16 by a blocked weight: out = x W^T, with what stands before and after it in a decoder layer.
+struct LinearCall {
+  // [rows, ins] and [rows, outs], contiguous rows by strides in elements.
+  const uint16_t *x;
+  int64_t x_row;
+  const uint16_t *weight;
+  uint16_t *out;
+  int64_t out_row;
+  // null or [outs].
+  const uint16_t *bias;
+  // null or [ins]: x is normalised first, x / sqrt(mean(x^2) + epsilon) * norm.
+  const uint16_t *norm;
+  // null or [rows, outs], added to the product; may be `out`.
+  const uint16_t *residual;
+  int64_t residual_row;
+  int32_t rows, ins, outs;
+  // The second half of the outputs are multiplied by SiLU of the first: `out` is [rows, outs / 2].
+  int32_t gated;
+  float epsilon;
+  // As of AttentionCall.
+  int32_t instructions, threads;
+  void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
+};
+
+// Rows whose sums are in registers at once.
+constexpr int kSums = 6;
