@@ -121,20 +121,11 @@ MOST_SECONDS, LEAST_GOODPUT = 0.6, 0.99
 
 def row(one: TrialFigures, static: TrialFigures) -> str:
     cold_start = "any" if one.policy == STATIC else f"{one.cold_start:g} s"
+    pd = f"| {one.pd_seconds:.0f} | {one.pd_seconds / static.pd_seconds:.1%} " if static.pd_seconds else ""
     return (
         f"| {one.trace} | {cold_start} | {one.policy} | {one.worker_seconds:.0f} "
-        f"| {one.worker_seconds / static.worker_seconds:.1%} | {one.good / static.good:.2%} "
+        f"| {one.worker_seconds / static.worker_seconds:.1%} {pd}| {one.good / static.good:.2%} "
         f"| {one.strict / one.requests:.1%} | {one.ttft:.1f} | {one.direction_changes} | {one.failures} |"
-    )
-
-
-def row_of_both(one: TrialFigures, static: TrialFigures) -> str:
-    cold_start = "any" if one.policy == STATIC else f"{one.cold_start:g} s"
-    return (
-        f"| {cold_start} | {one.policy} "
-        f"| {one.worker_seconds:.0f} | {one.worker_seconds / static.worker_seconds:.1%} "
-        f"| {one.pd_seconds:.0f} | {one.pd_seconds / static.pd_seconds:.1%} | {one.good / static.good:.2%} "
-        f"| {one.strict / one.requests:.1%} | {one.ttft:.1f} | {one.failures} |"
     )
 
 
@@ -181,7 +172,7 @@ def report(found: Sequence[TrialFigures], options: argparse.Namespace) -> str:
         pd_peak=trial_setup().pd_workers,
         max_num_seqs=trial_setup().limits.pd.max_num_seqs,
         rows="\n".join(row(one, static_of(found, one.trace)) for one in ranked if not one.pd_seconds),
-        both="\n".join(row_of_both(one, static_of(found, one.trace)) for one in ranked if one.pd_seconds),
+        both="\n".join(row(one, static_of(found, one.trace)) for one in ranked if one.pd_seconds),
         pictures="\n".join(f"![{name}](autoscale-{name}.png)" for name in TRACES),
     )
 

@@ -33,7 +33,7 @@ POLICIES: dict[str, Callable[[int, float], Scaler]] = {
     STATIC: lambda most, _: FixedSize(most),
     OURS: lambda most, cold_start: work_seconds(0, most, cold_start),
     "HPA, CPU 70 %": lambda most, _: CpuPercent(1, most),
-    "queue length 5 (KEDA)": lambda most, _: QueueLength(1, most),
+    "queue length 5 (KEDA)": lambda most, _: QueueLength(most),
     "concurrency 8 (Knative)": lambda most, _: Concurrency(0, most, 8),
     "concurrency 2 (Knative)": lambda most, _: Concurrency(0, most, 2),
     "concurrency 1 (Knative)": lambda most, _: Concurrency(0, most, 1),
@@ -46,7 +46,7 @@ PD_POLICIES: dict[str, Callable[[int, float], Scaler]] = {
     OURS: requests_in_flight,
     TOKEN_WORK: token_work,
     "HPA, CPU 70 %": lambda most, _: CpuPercent(1, most),
-    "queue length 5 (KEDA)": lambda most, _: QueueLength(1, most),
+    "queue length 5 (KEDA)": lambda most, _: QueueLength(most),
     "concurrency 8 (Knative)": lambda most, _: Concurrency(1, most, 8),
 }
 COLD_STARTS = (5.0, 60.0)

@@ -31,8 +31,7 @@ class PoolView:
 
     `busy`: seconds that each ready encoder's tower has worked since its start, by address. `outstanding`:
     items that the proxy waits for, `waiting` those of them that no tower works on; a
-    request that has found no encoder ever counts as one. `requests`: taken in
-    since the start.
+    request that has found no encoder ever counts as one. Of a PD pool these are requests.
     """
 
     now: float
@@ -40,7 +39,6 @@ class PoolView:
     busy: Mapping[str, float] = field(default_factory=dict)
     outstanding: int = 0
     waiting: int = 0
-    requests: int = 0
 
     @property
     def ready(self) -> int:
@@ -247,26 +245,16 @@ class QueueLength:
     """production-stack's rule: one worker for every five items that wait, through KEDA and Prometheus.
 
     docs.vllm.ai/projects/production-stack, "Autoscaling with KEDA": threshold 5 (an average value), polling
-    15 s, cooldown 360 s, at least 1 replica. With `least` 0, its scale-to-zero recipe: what waits activates
-    the pool at the next poll, requests of the last minute and the cooldown keep it active. The queue is the
-    proxy's, items of all workers together.
+    15 s, at least 1 replica. The queue is that of all workers together.
     """
 
-    def __init__(
-        self, least: int, most: int, threshold: float = 5.0, polling: float = 15.0, cooldown: float = 360.0
-    ) -> None:
-        self._least = least
-        self._most = most
+    def __init__(self, most: int, threshold: float = 5.0) -> None:
         self._threshold = threshold
-        self._polling = polling
-        self._cooldown = cooldown
-        self._limits = _Recommendations(max(least, 1), most)
+        self._limits = _Recommendations(1, most)
         #: What the pool has until the first sync.
         self._desired: int | None = None
         self._scraped = 0
-        self._requests: deque[tuple[float, int]] = deque()
-        self._last_active = 0.0
-        self._next_scrape, self._next_sync, self._next_poll = 0.0, METRICS_DELAY, METRICS_DELAY
+        self._next_scrape, self._next_sync = 0.0, METRICS_DELAY
 
     def desired(self, seen: PoolView) -> int:
         if self._desired is None:
@@ -274,25 +262,11 @@ class QueueLength:
         if seen.now >= self._next_scrape:
             self._next_scrape += SCRAPE_SECONDS
             self._scraped = seen.waiting
-            self._requests.append((seen.now, seen.requests))
-            while self._requests[0][0] < seen.now - 60.0:
-                self._requests.popleft()
-        if self._least == 0 and seen.now >= self._next_poll:
-            self._next_poll += self._polling
-            self._desired = self._activated(seen.now, self._desired)
-        if self._desired and seen.now >= self._next_sync:
+        if seen.now >= self._next_sync:
             current = max(seen.workers, 1)
             self._desired = self._limits.stabilized(seen.now, current, self._wanted(current))
-        if seen.now >= self._next_sync:
             self._next_sync += SYNC_SECONDS
         return self._desired
-
-    def _activated(self, now: float, desired: int) -> int:
-        """What KEDA's operator makes of the size: it alone goes to zero and from zero."""
-        if self._scraped or self._requests[-1][1] > self._requests[0][1]:
-            self._last_active = now
-            return max(desired, 1)
-        return 0 if now - self._last_active >= self._cooldown else desired
 
     def _wanted(self, current: int) -> int:
         ratio = self._scraped / (self._threshold * current)

@@ -120,7 +120,6 @@ class ElasticPool:
             busy={worker.address: encoders[worker.address].busy_seconds for worker in self._ready},
             outstanding=len(table) + unbound,
             waiting=table.waiting + unbound,
-            requests=self._cluster.context.counters.requests,
         )
 
     def _resize(self, desired: int) -> None:
@@ -202,7 +201,6 @@ class ElasticPDPool(ElasticPool):
             busy={address: worker.step_seconds for address, worker in workers.items()},
             outstanding=in_flight,
             waiting=unplaced + sum(worker.scheduler.num_waiting for worker in workers.values()),
-            requests=self._cluster.context.counters.requests,
         )
 
     def _start_worker(self, address: str) -> None:

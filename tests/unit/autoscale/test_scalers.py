@@ -49,12 +49,10 @@ def at_use(share: Callable[[int], float]) -> Callable[[int, int], PoolView]:
     return view
 
 
-def queue(
-    waiting: Callable[[int], int], requests: Callable[[int], int] = int
-) -> Callable[[int, int], PoolView]:
+def queue(waiting: Callable[[int], int]) -> Callable[[int, int], PoolView]:
     def view(now: int, workers: int) -> PoolView:
         busy = {f"e{index}": 0.0 for index in range(workers)}
-        return PoolView(now, 0, busy, waiting(now), waiting(now), requests(now))
+        return PoolView(now, 0, busy, waiting(now), waiting(now))
 
     return view
 
@@ -69,9 +67,9 @@ def test_workers_are_taken_away_only_when_nothing_has_asked_for_them_for_five_mi
     assert sizes[399] == 6 and min(sizes) == 1
 
 
-def test_with_a_minimum_of_zero_the_last_worker_goes_after_the_cooldown() -> None:
-    sizes = follow(QueueLength(0, 100), 800, queue(lambda now: 3 if now < 40 else 0, lambda _: 7))
-    assert sizes[390] == 1 and sizes[-1] == 0
+def test_there_is_a_worker_for_every_five_that_wait() -> None:
+    sizes = follow(QueueLength(100), 800, queue(lambda now: 11 if now < 40 else 0))
+    assert max(sizes[:40]) == sizes[300] == 3 and sizes[-1] == 1
 
 
 def follow_concurrency(
@@ -162,7 +160,7 @@ def test_token_work_asks_for_pd_workers_that_requests_in_flight_do_not_ask_for()
     sizes = {}
     for make in (requests_in_flight, token_work):
         pool = ElasticPDPool(make(4, 5.0), 5.0)
-        # Prompts that keep 2.5 workers busy, and a handful of the 256 requests that one worker may have.
+        # Prompts that keep 2.5 workers busy, and few of the 256 requests that one worker may have.
         costs = replace(COSTS, pd=replace(COSTS.pd, prefill_token=0.01))
         load = replace(PICTURE, images=((0, 1.0),), text_tokens=100, text_quantiles=(), output_tokens=2)
         times = arrival_times(Arrivals(rate=2.5), 200, 0)
