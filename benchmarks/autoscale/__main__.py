@@ -2,8 +2,8 @@
 
     python -m benchmarks autoscale [--results DIR] [--jobs 2] [--seed 0] [--write]
 
-Three traces, cold starts of 5 and 60 s, one setting of each policy for all of them. `--results` keeps every
-trial: a run that is cut off goes on from there.
+Four traces, cold starts of 5 and 60 s, one setting of each policy for all of them; on Azure's the PD pool is
+scaled too. `--results` keeps every trial: a run that is cut off goes on from there.
 """
 
 from __future__ import annotations
@@ -18,16 +18,20 @@ from pathlib import Path
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from benchmarks.autoscale.comparison import (
+    BOTH_POOLS,
     COLD_STARTS,
     OURS,
+    PD_POLICIES,
     POLICIES,
     SLO,
     STATIC,
     STRICT_SLO,
     TrialFigures,
     kept,
+    trial_setup,
     trials,
 )
 from benchmarks.autoscale.policies import ENCODER_SLO
@@ -41,27 +45,43 @@ _DEMAND = "#999999"
 
 
 def draw(trace: Trace, found: Sequence[TrialFigures]) -> Figure:
-    """One row for each policy, static ones apart; all trials of one cold start."""
+    """One row for each policy, static ones apart; all trials of one cold start. On the right, PD workers."""
     static = next(one for one in found if one.policy == STATIC)
     scaled = [one for one in found if one.policy != STATIC]
-    figure: Figure = plt.figure(figsize=(10, 1.9 * len(scaled) + 0.8), layout="constrained")
-    axes = figure.subplots(len(scaled), 1, sharex=True, sharey=True)
-    for index, (axis, one) in enumerate(zip(axes, scaled, strict=True)):
-        _demand(axis, trace)
-        _workers(axis, one, COLOURS[index])
+    both = trace.name in BOTH_POOLS
+    figure: Figure = plt.figure(figsize=(14 if both else 10, 1.9 * len(scaled) + 0.8), layout="constrained")
+    axes = figure.subplots(len(scaled), 1 + both, sharex=True, sharey="col", squeeze=False)
+    for index, (row, one) in enumerate(zip(axes, scaled, strict=True)):
+        _demand(row[0], trace)
+        _workers(row[0], one.timeline, one.seconds, COLOURS[index])
         seconds, good = one.worker_seconds / static.worker_seconds, one.good / static.good
-        axis.set_title(
+        _dress(
+            row[0],
+            PEAK_WORKERS,
             f"{one.policy}: {seconds:.0%} of static peak's encoder-seconds, {good:.1%} of its goodput",
-            loc="left",
-            fontsize=9,
         )
-        axis.axhline(PEAK_WORKERS, color="#555555", linestyle=":", linewidth=1)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.set_ylabel("workers")
-    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=3)
-    axes[-1].set_xlabel("seconds")
+        row[0].set_ylabel("encoders")
+        if both:
+            _workers(row[1], one.pd_timeline, one.seconds, COLOURS[index])
+            _dress(
+                row[1],
+                trial_setup().pd_workers,
+                f"{one.pd_seconds / static.pd_seconds:.0%} of its PD-worker-seconds",
+            )
+            row[1].set_ylabel("PD workers")
+            row[1].set_ylim(bottom=0)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=3)
+    for axis in axes[-1]:
+        axis.set_xlabel("seconds")
     figure.suptitle(f"{trace.name}, cold start {scaled[0].cold_start:g} s", fontsize=11)
     return figure
+
+
+def _dress(axis: Axes, most: int, title: str) -> None:
+    axis.set_title(title, loc="left", fontsize=9)
+    axis.axhline(most, color="#555555", linestyle=":", linewidth=1)
+    axis.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def _demand(axis: Axes, trace: Trace) -> None:
@@ -72,10 +92,10 @@ def _demand(axis: Axes, trace: Trace) -> None:
     axis.fill_between(moments, busy, color=_DEMAND, alpha=0.35, linewidth=0, label="busy with arriving work")
 
 
-def _workers(axis: Axes, one: TrialFigures, colour: str) -> None:
-    moments = [now for now, *_ in one.timeline] + [one.seconds]
+def _workers(axis: Axes, timeline: Sequence[tuple[float, ...]], seconds: float, colour: str) -> None:
+    moments = [now for now, *_ in timeline] + [seconds]
     for place, style, label in ((3, "-", "paid for"), (2, "--", "ready")):
-        counts = [change[place] for change in one.timeline]
+        counts = [change[place] for change in timeline]
         axis.step(
             moments,
             [*counts, counts[-1]],
@@ -101,9 +121,10 @@ MOST_SECONDS, LEAST_GOODPUT = 0.6, 0.99
 
 def row(one: TrialFigures, static: TrialFigures) -> str:
     cold_start = "any" if one.policy == STATIC else f"{one.cold_start:g} s"
+    pd = f"| {one.pd_seconds:.0f} | {one.pd_seconds / static.pd_seconds:.1%} " if static.pd_seconds else ""
     return (
         f"| {one.trace} | {cold_start} | {one.policy} | {one.worker_seconds:.0f} "
-        f"| {one.worker_seconds / static.worker_seconds:.1%} | {one.good / static.good:.2%} "
+        f"| {one.worker_seconds / static.worker_seconds:.1%} {pd}| {one.good / static.good:.2%} "
         f"| {one.strict / one.requests:.1%} | {one.ttft:.1f} | {one.direction_changes} | {one.failures} |"
     )
 
@@ -130,7 +151,7 @@ def report(found: Sequence[TrialFigures], options: argparse.Namespace) -> str:
         f"peak to mean {trace.peak_to_mean:.1f}"
         for trace in (make() for make in TRACES.values())
     )
-    order = list(TRACES), list(POLICIES)
+    order = list(TRACES), list(dict.fromkeys((*PD_POLICIES, *POLICIES)))
     ranked = sorted(
         found, key=lambda one: (order[0].index(one.trace), one.cold_start, order[1].index(one.policy))
     )
@@ -148,7 +169,10 @@ def report(found: Sequence[TrialFigures], options: argparse.Namespace) -> str:
         seconds=MOST_SECONDS,
         goodput=LEAST_GOODPUT,
         verdict=verdict(found),
-        rows="\n".join(row(one, static_of(found, one.trace)) for one in ranked),
+        pd_peak=trial_setup().pd_workers,
+        max_num_seqs=trial_setup().limits.pd.max_num_seqs,
+        rows="\n".join(row(one, static_of(found, one.trace)) for one in ranked if not one.pd_seconds),
+        both="\n".join(row(one, static_of(found, one.trace)) for one in ranked if one.pd_seconds),
         pictures="\n".join(f"![{name}](autoscale-{name}.png)" for name in TRACES),
     )
 

@@ -8,8 +8,17 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.autoscale.policies import Concurrency, CpuPercent, FixedSize, QueueLength, Scaler, WorkSeconds
-from benchmarks.autoscale.pool import TrialResult, TrialSetup, run_trial
+from benchmarks.autoscale.policies import (
+    Concurrency,
+    CpuPercent,
+    FixedSize,
+    QueueLength,
+    Scaler,
+    requests_in_flight,
+    token_work,
+    work_seconds,
+)
+from benchmarks.autoscale.pool import PoolHistory, TrialResult, TrialSetup, run_trial
 from benchmarks.autoscale.traces import PEAK_WORKERS, TRACES, Trace, requests_of
 from triptych.base.config import GIB, EncoderConfig, PDConfig, ProxyConfig
 from triptych.base.errors import ConfigError
@@ -22,12 +31,23 @@ OURS = "work-seconds (ours)"
 #: By name: what scales up to so many workers that take so long to start. One setting for all traces.
 POLICIES: dict[str, Callable[[int, float], Scaler]] = {
     STATIC: lambda most, _: FixedSize(most),
-    OURS: lambda most, cold_start: WorkSeconds(0, most, cold_start),
+    OURS: lambda most, cold_start: work_seconds(0, most, cold_start),
     "HPA, CPU 70 %": lambda most, _: CpuPercent(1, most),
-    "queue length 5 (KEDA)": lambda most, _: QueueLength(1, most),
+    "queue length 5 (KEDA)": lambda most, _: QueueLength(most),
     "concurrency 8 (Knative)": lambda most, _: Concurrency(0, most, 8),
     "concurrency 2 (Knative)": lambda most, _: Concurrency(0, most, 2),
     "concurrency 1 (Knative)": lambda most, _: Concurrency(0, most, 1),
+}
+#: Traces in which the PD pool is scaled too, and what scales it: the encoders' policies of these names.
+BOTH_POOLS = ("azure-lmm",)
+TOKEN_WORK = "token work (not in the product)"
+PD_POLICIES: dict[str, Callable[[int, float], Scaler]] = {
+    STATIC: lambda most, _: FixedSize(most),
+    OURS: requests_in_flight,
+    TOKEN_WORK: token_work,
+    "HPA, CPU 70 %": lambda most, _: CpuPercent(1, most),
+    "queue length 5 (KEDA)": lambda most, _: QueueLength(most),
+    "concurrency 8 (Knative)": lambda most, _: Concurrency(1, most, 8),
 }
 COLD_STARTS = (5.0, 60.0)
 #: A second, stricter look at the same records.
@@ -54,11 +74,19 @@ class TrialFigures:
     direction_changes: int
     leftovers: int
     timeline: tuple[tuple[float, int, int, int], ...]
+    #: As those of the encoders, where PD workers are scaled.
+    pd_seconds: float = 0.0
+    pd_timeline: tuple[tuple[float, int, int, int], ...] = ()
+
+
+def _timeline(history: PoolHistory) -> tuple[tuple[float, int, int, int], ...]:
+    moments = [(one.now, one.desired, one.ready, one.alive) for one in history.moments]
+    pairs = zip([(), *moments], moments, strict=False)
+    return tuple(one for before, one in pairs if one[1:] != before[1:])
 
 
 def figures_of(trace: str, policy: str, cold_start: float, found: TrialResult) -> TrialFigures:
-    moments = [(one.now, one.desired, one.ready, one.alive) for one in found.history.moments]
-    changes = [one for before, one in zip([(), *moments], moments, strict=False) if one[1:] != before[1:]]
+    pd = found.pd_history
     return TrialFigures(
         trace=trace,
         policy=policy,
@@ -72,7 +100,9 @@ def figures_of(trace: str, policy: str, cold_start: float, found: TrialResult) -
         worker_seconds=found.worker_seconds,
         direction_changes=found.history.direction_changes,
         leftovers=sum(found.leftovers.values()),
-        timeline=tuple(changes),
+        timeline=_timeline(found.history),
+        pd_seconds=0.0 if pd is None else pd.worker_seconds(found.seconds),
+        pd_timeline=() if pd is None else _timeline(pd),
     )
 
 
@@ -80,11 +110,11 @@ def measure(trace: Trace, policy: str, cold_start: float, seed: int = 0) -> Tria
     """One trial. A static pool is there from the start, any other begins with one worker."""
     setup = trial_setup()
     load, times = requests_of(trace, setup.costs.encoder, setup.model, seed)
-    scaler = POLICIES[policy](PEAK_WORKERS, cold_start)
+    scaler = POLICIES[OURS if policy == TOKEN_WORK else policy](PEAK_WORKERS, cold_start)
     initial = PEAK_WORKERS if policy == STATIC else 1
-    return figures_of(
-        trace.name, policy, cold_start, run_trial(setup, load, times, scaler, cold_start, initial)
-    )
+    pd = PD_POLICIES[policy](setup.pd_workers, cold_start) if trace.name in BOTH_POOLS else None
+    found = run_trial(setup, load, times, scaler, cold_start, initial, pd)
+    return figures_of(trace.name, policy, cold_start, found)
 
 
 def trials() -> list[tuple[str, str, float]]:
@@ -92,7 +122,7 @@ def trials() -> list[tuple[str, str, float]]:
     return [
         (trace, policy, cold_start)
         for trace in TRACES
-        for policy in POLICIES
+        for policy in (PD_POLICIES if trace in BOTH_POOLS else POLICIES)
         for cold_start in (COLD_STARTS[:1] if policy == STATIC else COLD_STARTS)
     ]
 

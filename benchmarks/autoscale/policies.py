@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from triptych.base.config.proxy import ScalingConfig
-from triptych.base.scaling import ScalingRules
+from triptych.base.scaling import PoolDemand, ScalingRules
 from triptych.proxy.scaling.policy import Observation, ScalingState, decide
-from triptych.proxy.scaling.pools import EncoderPool
+from triptych.proxy.scaling.pools import EncoderPool, PDDemand, PDPool, ScaledPool
 from triptych.simulator.cluster.cluster import SimulatedCluster
 
 _DEFAULTS = ScalingConfig()
@@ -31,8 +31,7 @@ class PoolView:
 
     `busy`: seconds that each ready encoder's tower has worked since its start, by address. `outstanding`:
     items that the proxy waits for, `waiting` those of them that no tower works on; a
-    request that has found no encoder ever counts as one. `requests`: taken in
-    since the start.
+    request that has found no encoder ever counts as one. Of a PD pool these are requests.
     """
 
     now: float
@@ -40,7 +39,6 @@ class PoolView:
     busy: Mapping[str, float] = field(default_factory=dict)
     outstanding: int = 0
     waiting: int = 0
-    requests: int = 0
 
     @property
     def ready(self) -> int:
@@ -69,20 +67,27 @@ class FixedSize:
         return self.workers
 
 
-class WorkSeconds:
+class ByDemand:
     """Triptych's policy: what the proxies' autoscaler runs once a second, over the real proxy's demand.
 
-    `decide` with the flags' defaults; zero workers are allowed. The cold start is known, not learnt.
+    `decide` with the flags' defaults. The cold start is known, not learnt. `pool` makes what is asked for
+    the demand.
     """
 
-    def __init__(self, least: int, most: int, cold_start: float) -> None:
-        self._rules = ScalingRules(least, most, ENCODER_SLO, window=_DEFAULTS.scale_window)
+    def __init__(
+        self,
+        rules: ScalingRules,
+        cold_start: float,
+        pool: Callable[[ScalingRules, SimulatedCluster], ScaledPool],
+    ) -> None:
+        self._rules = rules
         self._cold_start = cold_start
         self._state: ScalingState | None = None
-        self._pool: EncoderPool | None = None
+        self._make = pool
+        self._pool: ScaledPool | None = None
 
     def attach(self, cluster: SimulatedCluster) -> None:
-        self._pool = EncoderPool(self._rules, cluster.known, cluster.proxy.dispatcher.jobs)
+        self._pool = self._make(self._rules, cluster)
 
     def desired(self, seen: PoolView) -> int:
         assert self._pool is not None, "not attached"
@@ -91,6 +96,67 @@ class WorkSeconds:
         observation = Observation(seen.now, demand, groups, self._cold_start)
         self._state, decision = decide(observation, state, self._rules)
         return decision.workers
+
+
+def work_seconds(least: int, most: int, cold_start: float) -> ByDemand:
+    """The product's encoder pool; zero workers are allowed."""
+    rules = ScalingRules(least, most, ENCODER_SLO, window=_DEFAULTS.scale_window)
+    return ByDemand(
+        rules,
+        cold_start,
+        lambda rules, cluster: EncoderPool(rules, cluster.known, cluster.proxy.dispatcher.jobs),
+    )
+
+
+def requests_in_flight(most: int, cold_start: float) -> ByDemand:
+    """The product's PD pool: requests by --max-num-seqs."""
+    return ByDemand(_pd_rules(most), cold_start, _pd_pool)
+
+
+def token_work(most: int, cold_start: float) -> ByDemand:
+    return ByDemand(_pd_rules(most), cold_start, TokenWork)
+
+
+def _pd_rules(most: int) -> ScalingRules:
+    return ScalingRules(1, most, 1.0, window=_DEFAULTS.scale_window)
+
+
+def _pd_pool(rules: ScalingRules, cluster: SimulatedCluster) -> PDPool:
+    return PDPool(rules, cluster.known, lambda: cluster.proxy.dispatcher.pd_load)
+
+
+#: Between two tokens at most: the steps of a worker that keeps to it begin so often.
+TPOT_SECONDS = 0.1
+
+
+class TokenWork(PDPool):
+    """The PD pool by token work: seconds of arriving prompts and of the output that such requests have had,
+    or the KV memory in use or the product's requests in flight where these ask for more workers.
+
+    Costs are known, as after `triptych profile`. Requests that no worker has taken count as in the product.
+    """
+
+    def __init__(self, rules: ScalingRules, cluster: SimulatedCluster) -> None:
+        super().__init__(rules, cluster.known, lambda: cluster.proxy.dispatcher.pd_load)
+        self._cluster = cluster
+        self._demands = [PDDemand(), PDDemand()]
+        self._arrived = self._at = 0.0
+
+    def demand(self, now: float) -> PoolDemand:
+        seen = super().demand(now)
+        workers, context = list(self._cluster.workers.values()), self._cluster.context
+        taken = sum(worker.taken for worker in workers)
+        output = context.counters.tokens / max(taken - seen.waiting, 1)
+        arrived = sum(worker.prompt_seconds + output * worker.token_seconds for worker in workers)
+        # A step's own seconds pass at every token.
+        free = 1.0 - context.costs.pd.step / TPOT_SECONDS
+        flow = max(arrived - self._arrived, 0.0) / max(now - self._at, 1.0) / free
+        self._arrived, self._at = arrived, now
+        memory = sum(worker.kv.num_used / worker.kv.num_blocks for worker in workers)
+        levels = zip(self._demands, (flow, memory), strict=True)
+        found = [each.poll(level, seen.waiting, 1, now) for each, level in levels]
+        fast, slow = (max(getattr(one, name) for one in (seen, *found)) for name in ("fast", "slow"))
+        return PoolDemand(found[1].backlog + seen.backlog, seen.waiting, 0.0, fast, slow)
 
 
 SYNC_SECONDS = 15.0
@@ -179,26 +245,16 @@ class QueueLength:
     """production-stack's rule: one worker for every five items that wait, through KEDA and Prometheus.
 
     docs.vllm.ai/projects/production-stack, "Autoscaling with KEDA": threshold 5 (an average value), polling
-    15 s, cooldown 360 s, at least 1 replica. With `least` 0, its scale-to-zero recipe: what waits activates
-    the pool at the next poll, requests of the last minute and the cooldown keep it active. The queue is the
-    proxy's, items of all workers together.
+    15 s, at least 1 replica. The queue is that of all workers together.
     """
 
-    def __init__(
-        self, least: int, most: int, threshold: float = 5.0, polling: float = 15.0, cooldown: float = 360.0
-    ) -> None:
-        self._least = least
-        self._most = most
+    def __init__(self, most: int, threshold: float = 5.0) -> None:
         self._threshold = threshold
-        self._polling = polling
-        self._cooldown = cooldown
-        self._limits = _Recommendations(max(least, 1), most)
+        self._limits = _Recommendations(1, most)
         #: What the pool has until the first sync.
         self._desired: int | None = None
         self._scraped = 0
-        self._requests: deque[tuple[float, int]] = deque()
-        self._last_active = 0.0
-        self._next_scrape, self._next_sync, self._next_poll = 0.0, METRICS_DELAY, METRICS_DELAY
+        self._next_scrape, self._next_sync = 0.0, METRICS_DELAY
 
     def desired(self, seen: PoolView) -> int:
         if self._desired is None:
@@ -206,25 +262,11 @@ class QueueLength:
         if seen.now >= self._next_scrape:
             self._next_scrape += SCRAPE_SECONDS
             self._scraped = seen.waiting
-            self._requests.append((seen.now, seen.requests))
-            while self._requests[0][0] < seen.now - 60.0:
-                self._requests.popleft()
-        if self._least == 0 and seen.now >= self._next_poll:
-            self._next_poll += self._polling
-            self._desired = self._activated(seen.now, self._desired)
-        if self._desired and seen.now >= self._next_sync:
+        if seen.now >= self._next_sync:
             current = max(seen.workers, 1)
             self._desired = self._limits.stabilized(seen.now, current, self._wanted(current))
-        if seen.now >= self._next_sync:
             self._next_sync += SYNC_SECONDS
         return self._desired
-
-    def _activated(self, now: float, desired: int) -> int:
-        """What KEDA's operator makes of the size: it alone goes to zero and from zero."""
-        if self._scraped or self._requests[-1][1] > self._requests[0][1]:
-            self._last_active = now
-            return max(desired, 1)
-        return 0 if now - self._last_active >= self._cooldown else desired
 
     def _wanted(self, current: int) -> int:
         ratio = self._scraped / (self._threshold * current)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from benchmarks.autoscale.policies import PoolView, Scaler, WorkSeconds
+from benchmarks.autoscale.policies import ByDemand, FixedSize, PoolView, Scaler
 from triptych.goodput.load.job import RequestRecord
 from triptych.goodput.load.workload import PlannedRequest
 from triptych.goodput.measure.figures import percentile
@@ -67,11 +68,13 @@ class PoolHistory:
 
 
 class ElasticPool:
-    """A `PoolController`. New workers take `cold_start` seconds until they have registered.
+    """A `PoolController` of encoders. New workers take `cold_start` seconds until they have registered.
 
     Workers that start are given up first, then the youngest drain: they finish what may use their tower,
     what only waits there goes elsewhere. The proxy sees a change at its next look at the registry.
     """
+
+    name, prefix = "encoder", "encoder"
 
     def __init__(self, scaler: Scaler, cold_start: float, initial: int = 1) -> None:
         self.history = PoolHistory()
@@ -85,11 +88,14 @@ class ElasticPool:
 
     def start(self, loop: VirtualLoop, cluster: SimulatedCluster) -> None:
         self._loop, self._cluster = loop, cluster
-        if isinstance(self._scaler, WorkSeconds):
+        if isinstance(self._scaler, ByDemand):
             self._scaler.attach(cluster)
+        self._begin()
+        self._tick_timer = loop.call_later(0.0, self._tick)
+
+    def _begin(self) -> None:
         for _ in range(self._initial):
             self._order(0.0)
-        self._tick_timer = loop.call_later(0.0, self._tick)
 
     def stop(self) -> None:
         """Everything that would start later is given up; the history ends here."""
@@ -114,7 +120,6 @@ class ElasticPool:
             busy={worker.address: encoders[worker.address].busy_seconds for worker in self._ready},
             outstanding=len(table) + unbound,
             waiting=table.waiting + unbound,
-            requests=self._cluster.context.counters.requests,
         )
 
     def _resize(self, desired: int) -> None:
@@ -128,7 +133,7 @@ class ElasticPool:
             self._drain(self._ready.pop())
 
     def _order(self, seconds: float) -> None:
-        worker = WorkerLife(f"encoder-{next(self._names)}", self._loop.now)
+        worker = WorkerLife(f"{self.prefix}-{next(self._names)}", self._loop.now)
         self.history.workers.append(worker)
         self._starting[worker] = self._loop.call_later(seconds, self._started, worker)
 
@@ -136,21 +141,29 @@ class ElasticPool:
         del self._starting[worker]
         worker.ready = self._loop.now
         self._ready.append(worker)
-        self._cluster.start_encoder(worker.address)
-        self._show(self._cluster.register_encoder, worker.address)
+        self._start_worker(worker.address)
+
+    def _start_worker(self, address: str) -> None:
+        self._cluster.start_encoder(address)
+        self._show(self._cluster.register_encoder, address)
 
     def _drain(self, worker: WorkerLife) -> None:
         worker.drains = self._loop.now
-        self._cluster.encoders[worker.address].drain()
-        self._show(self._cluster.encoder_drains, worker.address)
+        if self.name == "encoder":
+            self._cluster.encoders[worker.address].drain()
+        self._show(partial(self._cluster.drains, self.name), worker.address)
         self._leave(worker)
 
+    def _holds(self, address: str) -> int:
+        """What the worker still has to do."""
+        return len(self._cluster.encoders[address])
+
     def _leave(self, worker: WorkerLife) -> None:
-        if len(self._cluster.encoders[worker.address]):
+        if self._holds(worker.address):
             self._loop.call_later(_DRAIN_POLL, self._leave, worker)
             return
         worker.ended = self._loop.now
-        self._show(self._cluster.encoder_gone, worker.address)
+        self._show(partial(self._cluster.gone, self.name), worker.address)
 
     def _show(self, change: Callable[[str], None], address: str) -> None:
         """The proxy's next look at the registry shows this, with all else since the last one."""
@@ -163,6 +176,59 @@ class ElasticPool:
         for change, address in changes:
             change(address)
         self._cluster.known.report_change()
+
+
+class ElasticPDPool(ElasticPool):
+    """The PD pool. It begins with the workers of the cluster's shape. One that drains takes no new requests
+    and ends its own: the product resumes them elsewhere, and is done sooner.
+    """
+
+    name, prefix = "pd", "worker"
+
+    def _begin(self) -> None:
+        for address in self._cluster.workers:
+            life = WorkerLife(f"{self.prefix}-{next(self._names)}", 0.0, ready=0.0)
+            assert life.address == address
+            self.history.workers.append(life)
+            self._ready.append(life)
+
+    def _view(self) -> PoolView:
+        workers = {worker.address: self._cluster.workers[worker.address] for worker in self._ready}
+        in_flight, unplaced = self._cluster.proxy.dispatcher.pd_load
+        return PoolView(
+            now=self._loop.now,
+            starting=len(self._starting),
+            busy={address: worker.step_seconds for address, worker in workers.items()},
+            outstanding=in_flight,
+            waiting=unplaced + sum(worker.scheduler.num_waiting for worker in workers.values()),
+        )
+
+    def _start_worker(self, address: str) -> None:
+        self._cluster.start_pd(address)
+        self._show(self._cluster.register_pd, address)
+
+    def _holds(self, address: str) -> int:
+        """Until the proxy has seen that the worker drains, it may send one more request."""
+        known = self._cluster.known.workers.get(("pd", address))
+        if known is None or known.serving:
+            return 1
+        links = self._cluster.proxy.dispatcher.pd_links
+        return self._cluster.workers[address].held + (links[address].in_flight if address in links else 0)
+
+
+class BothPools:
+    """A `PoolController` of an encoder pool and a PD pool."""
+
+    def __init__(self, *pools: ElasticPool) -> None:
+        self._pools = pools
+
+    def start(self, loop: VirtualLoop, cluster: SimulatedCluster) -> None:
+        for pool in self._pools:
+            pool.start(loop, cluster)
+
+    def stop(self) -> None:
+        for pool in self._pools:
+            pool.stop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +251,8 @@ class TrialResult:
     seconds: float
     leftovers: Mapping[str, int]
     slo: Slo
+    #: None where PD workers are not scaled.
+    pd_history: PoolHistory | None = None
 
     @property
     def worker_seconds(self) -> float:
@@ -213,9 +281,20 @@ def run_trial(
     scaler: Scaler,
     cold_start: float,
     initial: int = 1,
+    pd_scaler: Scaler | None = None,
 ) -> TrialResult:
-    """Serves the load until its last request has ended; `initial` encoders are there from the start."""
-    pool = ElasticPool(scaler, cold_start, initial)
-    shape = on_devices(0, setup.pd_workers)
-    found = simulate(load, times, shape, setup.costs, setup.model, setup.limits, controller=pool)
-    return TrialResult(found.records, pool.history, found.counters.seconds, found.leftovers, setup.slo)
+    """Serves the load until its last request has ended; `initial` encoders are there from the start.
+
+    PD workers are scaled from one on, or stay as many as the setup has: so does a static pool.
+    """
+    pools = [ElasticPool(scaler, cold_start, initial)]
+    if pd_scaler is not None:
+        pools.append(ElasticPDPool(pd_scaler, cold_start))
+    static = pd_scaler is None or isinstance(pd_scaler, FixedSize)
+    shape = on_devices(0, setup.pd_workers if static else 1)
+    controller = BothPools(*pools)
+    found = simulate(load, times, shape, setup.costs, setup.model, setup.limits, controller=controller)
+    histories = [pool.history for pool in pools]
+    return TrialResult(
+        found.records, histories[0], found.counters.seconds, found.leftovers, setup.slo, *histories[1:]
+    )

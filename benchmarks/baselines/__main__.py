@@ -13,6 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
+from msgspec.structs import replace
 from rich.console import Console
 
 from benchmarks.baselines.cell import CellFiles, chosen, plan_cells, read_folder
@@ -23,6 +24,7 @@ from benchmarks.baselines.runner import MatrixRun, Options
 from benchmarks.baselines.tables import report
 from benchmarks.result_page import RESULTS, add_write_flag, publish
 from triptych.base.errors import ConfigError
+from triptych.goodput.load.pictures import CONTENTS
 from triptych.goodput.report.display import Display
 
 
@@ -34,12 +36,14 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--results", type=Path, action="append", required=True, help="folder of the cells")
     found.add_argument("--repeats", type=int, default=0, help="of every cell; the file's by default")
     found.add_argument("--only", action="append", default=[], help="pattern of cell names; again for more")
+    found.add_argument("--image-content", choices=sorted(CONTENTS), help="of all pictures, like photos")
     found.add_argument("--minutes", type=float, default=0.0, help="stop before a cell that would not fit")
     found.add_argument("--restart-each", action="store_true", help="a new server for every cell")
     found.add_argument("--retry-failed", action="store_true", help="measure failed cells again")
     found.add_argument("--lock", type=Path, help="file to hold an exclusive lock on while a cell is measured")
     found.add_argument("--want", type=Path, help="file that is there while the lock is waited for: LOCK.want")
     found.add_argument("--list", action="store_true", help="only say which cells there are")
+    found.add_argument("--page", default="baselines.md", help="the report's file in benchmarks/results")
     add_write_flag(found, RESULTS / "baselines.md")
     return found
 
@@ -54,9 +58,12 @@ def main(arguments: list[str] | None = None) -> int:
         if options.file is None:
             found = [CellResults(plan, cells) for of in options.results for plan, cells in read_folder(of)]
             text = report(found, "python -m benchmarks baselines --results DIR --write")
-            publish(text, RESULTS / "baselines.md", write=options.write)
+            publish(text, RESULTS / options.page, write=options.write)
             return 0
         matrix = read_matrix(options.file)
+        if content := options.image_content:
+            name, about = f"{matrix.name}-{content}", f"{matrix.about}; pictures: {content}"
+            matrix = replace(matrix, name=name, about=about, content=content)
         everything = plan_cells(matrix, options.repeats)
         cells = chosen(everything, options.only)
         files = CellFiles(options.results[-1], matrix.name)

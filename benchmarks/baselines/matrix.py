@@ -107,6 +107,8 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fixed: Fixed = Fixed()
     search: Search = Search()
     roles: Roles = Roles()
+    #: What pictures show, of `--image-content`; the loads' own where it is empty.
+    content: str = ""
 
     def named(self, name: str) -> System:
         return next(system for system in self.system if system.name == name)

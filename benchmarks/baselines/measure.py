@@ -50,9 +50,10 @@ class Measured:
 
 def settings_of(matrix: Matrix, cell: Cell, target: Target, seed: int, rate: float | None) -> RunSettings:
     """Of the cell's windows; `rate` is that of the fixed window, or the first of the search."""
+    workload = preset(cell.load).workload
     base = RunSettings(
         target=target,
-        workload=preset(cell.load).workload,
+        workload=replace(workload, content=matrix.content or workload.content),
         workload_name=cell.load,
         slo=matrix.slo(cell.load),
         seed=seed,

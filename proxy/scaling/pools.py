@@ -64,7 +64,7 @@ class PDDemand:
         self._fast = self._slow = 0.0
         self._at: float | None = None
 
-    def poll(self, in_flight: int, waiting: int, max_num_seqs: int, now: float) -> PoolDemand:
+    def poll(self, in_flight: float, waiting: int, max_num_seqs: int, now: float) -> PoolDemand:
         """`waiting` of the requests `in_flight` are at no PD worker yet."""
         level = in_flight / max(max_num_seqs, 1)
         step = 0.0 if self._at is None else max(now - self._at, 0.0)

@@ -57,7 +57,8 @@ class SimulatedCluster:
             if role.decodes:
                 self.workers[address] = SimulatedPD(context, device, tower)
         self.known = KnownWorkers()
-        self._register_pd()
+        for address in self.workers:
+            self.register_pd(address)
         for address in self.encoders:
             self.register_encoder(address)
         self.transport = SimulatedTransport(context, self.encoders, self.workers, items)
@@ -83,24 +84,27 @@ class SimulatedCluster:
         namespaces, kind = (NAMESPACE,), self._kinds[address]
         self._register(WorkerInfo(address, "encoder", "0", MODEL_KEY, MODEL, namespaces, credit, kind=kind))
 
-    def encoder_drains(self, address: str) -> None:
-        self.known.workers["encoder", address].serving = False
+    def start_pd(self, address: str) -> None:
+        """A new PD worker, on a device of its own. The proxy does not know it yet."""
+        self.workers[address] = SimulatedPD(self.context, FifoLock(), None)
 
-    def encoder_gone(self, address: str) -> None:
-        self.known.report_loss(self.known.workers.pop(("encoder", address)))
+    def drains(self, pool: str, address: str) -> None:
+        self.known.workers[pool, address].serving = False
+
+    def gone(self, pool: str, address: str) -> None:
+        self.known.report_loss(self.known.workers.pop((pool, address)))
 
     def _register(self, info: WorkerInfo) -> None:
         self.known.workers[info.pool, info.address] = Worker(info)
         self.known.declare(info)
 
-    def _register_pd(self) -> None:
-        for name, pd in self.workers.items():
-            capacity = {
-                "max_num_seqs": self._limits.pd.max_num_seqs,
-                "max_model_len": pd.max_model_len,
-                KEEPS_ITEMS: int(self._limits.pd.prefix_caching),
-            }
-            self._register(WorkerInfo(name, "pd", "0", MODEL_KEY, MODEL, (), capacity))
+    def register_pd(self, address: str) -> None:
+        capacity = {
+            "max_num_seqs": self._limits.pd.max_num_seqs,
+            "max_model_len": self.workers[address].max_model_len,
+            KEEPS_ITEMS: int(self._limits.pd.prefix_caching),
+        }
+        self._register(WorkerInfo(address, "pd", "0", MODEL_KEY, MODEL, (), capacity))
 
     def finish(self, records: Sequence[RequestRecord], seconds: float) -> Counters:
         """The counters of the whole simulation, which took `seconds`."""

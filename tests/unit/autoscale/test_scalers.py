@@ -10,8 +10,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.autoscale.comparison import trial_setup
-from benchmarks.autoscale.policies import Concurrency, CpuPercent, PoolView, QueueLength, Scaler
-from benchmarks.autoscale.pool import ElasticPool
+from benchmarks.autoscale.policies import (
+    Concurrency,
+    CpuPercent,
+    PoolView,
+    QueueLength,
+    Scaler,
+    requests_in_flight,
+    token_work,
+)
+from benchmarks.autoscale.pool import BothPools, ElasticPDPool, ElasticPool
 from benchmarks.autoscale.traces import TRACES, requests_of
 from support.simulated import COSTS, LIMITS, MIX, MODEL, PICTURE
 from triptych.base.config import EncoderConfig
@@ -41,12 +49,10 @@ def at_use(share: Callable[[int], float]) -> Callable[[int, int], PoolView]:
     return view
 
 
-def queue(
-    waiting: Callable[[int], int], requests: Callable[[int], int] = int
-) -> Callable[[int, int], PoolView]:
+def queue(waiting: Callable[[int], int]) -> Callable[[int, int], PoolView]:
     def view(now: int, workers: int) -> PoolView:
         busy = {f"e{index}": 0.0 for index in range(workers)}
-        return PoolView(now, 0, busy, waiting(now), waiting(now), requests(now))
+        return PoolView(now, 0, busy, waiting(now), waiting(now))
 
     return view
 
@@ -61,9 +67,9 @@ def test_workers_are_taken_away_only_when_nothing_has_asked_for_them_for_five_mi
     assert sizes[399] == 6 and min(sizes) == 1
 
 
-def test_with_a_minimum_of_zero_the_last_worker_goes_after_the_cooldown() -> None:
-    sizes = follow(QueueLength(0, 100), 800, queue(lambda now: 3 if now < 40 else 0, lambda _: 7))
-    assert sizes[390] == 1 and sizes[-1] == 0
+def test_there_is_a_worker_for_every_five_that_wait() -> None:
+    sizes = follow(QueueLength(100), 800, queue(lambda now: 11 if now < 40 else 0))
+    assert max(sizes[:40]) == sizes[300] == 3 and sizes[-1] == 1
 
 
 def follow_concurrency(
@@ -122,16 +128,17 @@ def serve(
     rate: float = 2.0,
     cold_start: float = 5.0,
     initial: int = 1,
+    pd: ElasticPDPool | None = None,
 ) -> tuple[Simulation, ElasticPool]:
     pool = ElasticPool(scaler, cold_start, initial)
     found = simulate(
         plan_requests(load, count, 0),
         arrival_times(Arrivals(rate=rate), count, 0),
-        on_devices(0, 2),
+        on_devices(0, 2 if pd is None else 1),
         SLOW,
         MODEL,
         ONE_BY_ONE,
-        controller=pool,
+        controller=BothPools(pool, *([] if pd is None else [pd])),
     )
     return found, pool
 
@@ -149,6 +156,21 @@ def test_a_worker_that_drains_finishes_what_it_has_and_is_paid_for_until_then() 
     assert max(worker.ended or 0.0 for worker in drained) > 2.5, "none had work left"
 
 
+def test_token_work_asks_for_pd_workers_that_requests_in_flight_do_not_ask_for() -> None:
+    sizes = {}
+    for make in (requests_in_flight, token_work):
+        pool = ElasticPDPool(make(4, 5.0), 5.0)
+        # Prompts that keep 2.5 workers busy, and few of the 256 requests that one worker may have.
+        costs = replace(COSTS, pd=replace(COSTS.pd, prefill_token=0.01))
+        load = replace(PICTURE, images=((0, 1.0),), text_tokens=100, text_quantiles=(), output_tokens=2)
+        times = arrival_times(Arrivals(rate=2.5), 200, 0)
+        simulate(
+            plan_requests(load, 200, 0), times, on_devices(0, 1), costs, MODEL, SETUP.limits, controller=pool
+        )
+        sizes[make] = max(moment.desired for moment in pool.history.moments[:40])
+    assert sizes[token_work] == 4 > sizes[requests_in_flight] == 1
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     sizes=st.lists(st.integers(0, 6), min_size=1, max_size=8),
@@ -158,6 +180,8 @@ def test_a_worker_that_drains_finishes_what_it_has_and_is_paid_for_until_then() 
 )
 def test_whatever_comes_and_goes_all_requests_end_and_nothing_is_left(sizes, every, cold_start, initial):
     scaler = Sizes([*sizes, 2], every)
-    found, pool = serve(scaler, MIX, count=12, rate=4.0, cold_start=cold_start, initial=initial)
+    pd = ElasticPDPool(Sizes([*(max(size, 1) for size in sizes), 2], every), cold_start)
+    found, pool = serve(scaler, MIX, count=12, rate=4.0, cold_start=cold_start, initial=initial, pd=pd)
     assert all_served(found), found.leftovers
-    assert all(worker.ended is None or worker.ended >= worker.ordered for worker in pool.history.workers)
+    for worker in (*pool.history.workers, *pd.history.workers):
+        assert worker.ended is None or worker.ended >= worker.ordered
