@@ -20,7 +20,8 @@ from benchmarks.against_peer.rounds import (
     MODELS,
     matrix_of,
     measure_turns,
-    run_turns,
+    publish_turns,
+    run_command,
     systems_of,
     turns_parser,
 )
@@ -166,7 +167,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return run_turns(parser().parse_args(arguments), measure, page, reached, RESULT)
+    options = parser().parse_args(arguments)
+    return run_command(options, measure, lambda: publish_turns(options, page, reached, RESULT))
 
 
 def measure(options: argparse.Namespace, display: Display) -> bool:

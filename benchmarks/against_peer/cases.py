@@ -1,6 +1,7 @@
 """Triptych and vLLM where the encoder apart is to pay: failures, pictures shown again, text beside pictures.
 
-    python -m benchmarks.against_peer.cases PEER --results DIR [--rounds 3] [--parts again,mixed] [--write]
+    python -m benchmarks.against_peer.cases PEER --results DIR [--rounds 3] [--parts again,mixed]
+    python -m benchmarks.against_peer.cases --results DIR --write
 
 PEER is the kit of `against_peer`. A part appends to its file in DIR and measures what is not in it yet;
 without PEER the page is made of DIR. PYTHONPATH may name a folder with scikit-image, for photographs.
@@ -9,9 +10,7 @@ without PEER the page is made of DIR. PYTHONPATH may name a folder with scikit-i
 from __future__ import annotations
 
 import argparse
-import signal
 import statistics
-import sys
 import time
 import urllib.request
 from collections.abc import Sequence
@@ -19,26 +18,24 @@ from pathlib import Path
 
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
-from rich.console import Console
 
 from benchmarks.against_peer import failures
 from benchmarks.against_peer.loads import turn
-from benchmarks.against_peer.rounds import matrix_of
+from benchmarks.against_peer.rounds import SAME_MEMORY, keep, kept, matrix_of, peer_parser, run_command
 from benchmarks.against_peer.trials import (
     CONTENT,
+    ONE_THREAD,
     RIGHT,
     Clients,
     Run,
     Trial,
     body,
-    keep,
-    kept,
     systems,
     totals,
 )
 from benchmarks.baselines.cell import CellFiles, plan_cells, read_folder
 from benchmarks.baselines.cell_results import CellResults
-from benchmarks.baselines.matrix import Cells, Fixed
+from benchmarks.baselines.matrix import Cells, Fixed, System
 from benchmarks.baselines.measure import warm_up
 from benchmarks.baselines.runner import MatrixRun, Options
 from benchmarks.baselines.servers import Server, ServerPool
@@ -66,7 +63,7 @@ _FIGURES = ("good", "attainment", "ttft", "text_tpot")
 def measure_again(run: Run) -> None:
     """Every picture twice, with another question before it, so that only embeddings can be found again."""
     file = run.folder / "again.jsonl"
-    there = {(trial.system, trial.number) for trial in kept(file) if trial.case == SHOWINGS[1]}
+    there = {(trial.system, trial.number) for trial in kept([file], Trial) if trial.case == SHOWINGS[1]}
     pool = ServerPool(run.matrix.model, lambda _system, server: warm_up(server, run.display))
     try:
         for number in range(run.rounds):
@@ -132,12 +129,14 @@ def again_section(trials: Sequence[Trial]) -> list[str]:
 
 
 def measure_mixed(run: Run) -> None:
+    # Its folder must not be emptied between cells.
+    ours = System("triptych", launch="2E2PD", words=(*SAME_MEMORY, *ONE_THREAD))
     for rate in RATES:
         matrix = structs.replace(
             run.matrix,
             name=f"mixed-{rate}",
             loads={LOAD: run.matrix.loads["mix"]},
-            system=tuple(run.systems[name] for name in run.names),
+            system=tuple(ours if name == ours.name else run.systems[name] for name in run.names),
             cells=(Cells("fixed", (LOAD,), tuple(run.names)),),
             repeats=run.rounds,
             rates={LOAD: float(rate)},
@@ -177,7 +176,7 @@ PARTS = {"failures": failures.measure, "again": measure_again, "mixed": measure_
 
 def page(folder: Path) -> str:
     """The page of what is in the folder."""
-    faults, again = (kept(folder / f"{name}.jsonl") for name in ("failures", "again"))
+    faults, again = (kept([folder / f"{name}.jsonl"], Trial) for name in ("failures", "again"))
     mixed = (
         [CellResults(*found) for found in read_folder(folder / "mixed")]
         if (folder / "mixed").exists()
@@ -188,7 +187,7 @@ def page(folder: Path) -> str:
     return fill(
         "peer_cases",
         rounds=", ".join(f"{name} {count}" for name, count in zip(PARTS, counts, strict=True)),
-        content=" and ".join(sorted({trial.content for trial in (*faults, *again)})),
+        content=" and ".join(sorted({trial.content for trial in (*faults, *again)})) or LOAD,
         failures="\n".join(failures.section(faults)),
         again="\n".join(again_section(again)),
         mixed="\n".join(mixed_section(mixed)),
@@ -196,33 +195,15 @@ def page(folder: Path) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("peer", type=Path, nargs="?", help="folder of the peer kit; none: only the page")
-    parser.add_argument("--results", type=Path, required=True, help="folder of what was measured")
+    parser = peer_parser(__doc__, ",".join(SYSTEMS))
     parser.add_argument("--parts", default=",".join(PARTS), help="some of them")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--systems", default=",".join(SYSTEMS), help="some of them")
-    parser.add_argument(
-        "--seconds", type=float, default=30.0, help="of sending in a window of the mixed part"
-    )
+    parser.add_argument("--seconds", type=float, default=30.0, help="of sending in a window of mixed")
     add_write_flag(parser, PAGE)
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    display = Display(Console(soft_wrap=True))
-    try:
-        if options.peer is not None:
-            _measure(options, display)
-        text = page(options.results)
-    except ConfigError as error:
-        display.warn(str(error))
-        return 2
-    publish(text, PAGE, write=options.write)
-    return 0
+    return run_command(options, _measure, lambda: publish(page(options.results), PAGE, write=options.write))
 
 
-def _measure(options: argparse.Namespace, display: Display) -> None:
+def _measure(options: argparse.Namespace, display: Display) -> bool:
     matrix = matrix_of("tiny", options.peer.resolve())
     names, parts = options.systems.split(","), options.parts.split(",")
     for flag, words, known in (("--systems", names, SYSTEMS), ("--parts", parts, tuple(PARTS))):
@@ -233,6 +214,7 @@ def _measure(options: argparse.Namespace, display: Display) -> None:
         began = time.monotonic()
         PARTS[name](run)
         display.say(f"part {name}: {(time.monotonic() - began) / 60:.1f} minutes")
+    return True
 
 
 if __name__ == "__main__":

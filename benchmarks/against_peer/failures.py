@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import redis
 
 from benchmarks.against_peer.loads import turn
-from benchmarks.against_peer.trials import CONTENT, RIGHT, Clients, Run, Trial, body, keep, kept, totals
+from benchmarks.against_peer.rounds import keep, kept
+from benchmarks.against_peer.trials import CONTENT, RIGHT, Clients, Run, Trial, body, totals
 from benchmarks.baselines.servers import Server, serving
 from benchmarks.baselines.tables import table
 from triptych.goodput.load.workload import Picture
@@ -88,7 +89,7 @@ def _bodies(model: str, seed: int, salt: str) -> list[bytes]:
 def measure(run: Run) -> None:
     """What is not kept yet; a server serves until a fault ends it. The right answers come from Triptych."""
     file = run.folder / "failures.jsonl"
-    there = {(trial.system, trial.case, trial.number) for trial in kept(file)}
+    there = {(trial.system, trial.case, trial.number) for trial in kept([file], Trial)}
     for number in range(run.rounds):
         for name in [*turn(run.names, number), RIGHT]:
             system = run.systems["triptych" if name == RIGHT else name]

@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from msgspec import structs
@@ -41,7 +42,7 @@ _BASELINES = ROOT / "benchmarks" / "baselines"
 #: Many times what a start takes on a quiet machine: what is started is not what is measured.
 _START_SECONDS = 1800.0
 #: As much as vLLM is given.
-_SAME_MEMORY = ("--kv-memory", "2GiB")
+SAME_MEMORY = ("--kv-memory", "2GiB")
 _DTYPES = {"tiny": (), "small": ("--dtype", "bfloat16")}
 _COLOCATED = {
     "tiny": ("--topology", "colocated", "--replicas", "2", "--threads", "1"),
@@ -87,7 +88,7 @@ def triptych(model: str, name: str, tree: Path, words: tuple[str, ...] = ()) -> 
     command += ["--grpc-port", "${GRPC_PORT}", "--run-dir", "${SCRATCH}/run", "--log-level", "warning"]
     return System(
         name=name,
-        commands=((*command, *_SAME_MEMORY, *_DTYPES[model], *words),),
+        commands=((*command, *SAME_MEMORY, *_DTYPES[model], *words),),
         url="http://127.0.0.1:${PORT}",
         ports=("PORT", "GRPC_PORT"),
         ready=("/ready",),
@@ -140,17 +141,23 @@ class Options:
     lock: Path | None = None
 
 
-def turns_file(results: Path, model: str) -> Path:
-    return results / f"{model}.jsonl"
+def keep(file: Path, record: msgspec.Struct) -> None:
+    """Appends it to the file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("ab") as out:
+        out.write(msgspec.json.encode(record) + b"\n")
 
 
-def read_turns(results: Path) -> list[Turn]:
-    """What all runs have left in the folder; ConfigError for a line that is none."""
-    lines = [line for path in sorted(results.glob("*.jsonl")) for line in path.read_text().splitlines()]
+_Record = TypeVar("_Record", bound=msgspec.Struct)
+
+
+def kept(files: Iterable[Path], kind: type[_Record]) -> list[_Record]:
+    """What all runs have appended; ConfigError for a line that is none."""
+    lines = [line for file in files if file.exists() for line in file.read_bytes().splitlines()]
     try:
-        return [msgspec.json.decode(line, type=Turn) for line in lines]
+        return [msgspec.json.decode(line, type=kind) for line in lines]
     except msgspec.DecodeError as error:
-        raise ConfigError(f"--results {results} holds something else than turns: {error}") from error
+        raise ConfigError(f"--results holds something else than {kind.__name__}: {error}") from error
 
 
 class Rounds:
@@ -174,8 +181,7 @@ class Rounds:
         self._workloads = workloads
         self._options = options
         self._display = display
-        self._file = turns_file(results, matrix.name)
-        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file = results / f"{matrix.name}.jsonl"
         self._known: dict[str, RunSettings] = {}
         self._pool = ServerPool(matrix.model, lambda _system, server: warm_up(server, display))
         self._began = time.monotonic()
@@ -205,8 +211,7 @@ class Rounds:
         with machine_lock(self._options.lock):
             for name in turn(list(self._systems), number):
                 found = self._turn(load, name, number)
-                with self._file.open("ab") as file:
-                    file.write(msgspec.json.encode(found) + b"\n")
+                keep(self._file, found)
                 self._tell(found)
         return True
 
@@ -277,15 +282,21 @@ class Rounds:
         )
 
 
-def turns_parser(doc: str | None, *, model: str, systems: str, more_systems: str) -> argparse.ArgumentParser:
-    """A parser with the default `model` and `systems`; `more_systems` names others in its help."""
+def peer_parser(doc: str | None, systems: str, more_systems: str = "") -> argparse.ArgumentParser:
+    """A parser with the default `systems`; `more_systems` names others in its help."""
     found = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("peer", type=Path, nargs="?", help="folder of the peer kit; none: only the page")
-    found.add_argument("--model", choices=MODELS, default=model)
-    found.add_argument("--results", type=Path, required=True, help="folder of the turns")
-    found.add_argument("--only", action="append", default=[], help="pattern of loads; again for more")
-    found.add_argument("--systems", default=systems, help=f"names: {more_systems} too")
+    found.add_argument("--results", type=Path, required=True, help="folder of what is measured")
+    found.add_argument("--systems", default=systems, help=f"names: {more_systems or 'some of these'}")
     found.add_argument("--rounds", type=int, default=3)
+    return found
+
+
+def turns_parser(doc: str | None, *, model: str, systems: str, more_systems: str) -> argparse.ArgumentParser:
+    """A parser for rounds of loads with the default `model`."""
+    found = peer_parser(doc, systems, f"{more_systems} too")
+    found.add_argument("--model", choices=MODELS, default=model)
+    found.add_argument("--only", action="append", default=[], help="pattern of loads; again for more")
     found.add_argument("--first", type=int, default=0, help="number of the first round")
     found.add_argument("--waves", type=int, default=2, help="measured requests by concurrency")
     found.add_argument("--minutes", type=float, default=0.0, help="begin no round after these")
@@ -295,12 +306,10 @@ def turns_parser(doc: str | None, *, model: str, systems: str, more_systems: str
     return found
 
 
-def run_turns(
+def run_command(
     options: argparse.Namespace,
     measure: Callable[[argparse.Namespace, Display], bool],
-    page: Callable[[Sequence[Turn]], str],
-    reached: Callable[[Sequence[Turn]], Mapping[str, Mapping[str, float]]],
-    result: Path,
+    finish: Callable[[], None],
 ) -> int:
     """Measures, or without a peer makes the page: 0 when all of it was done, 1 when not, 2 for bad input."""
     # Servers end with this process, by SIGTERM too.
@@ -309,17 +318,27 @@ def run_turns(
     try:
         if options.peer is not None:
             return 0 if measure(options, display) else 1
-        turns = read_turns(options.results)
+        finish()
     except ConfigError as error:
         display.warn(str(error))
         return 2
+    return 0
+
+
+def publish_turns(
+    options: argparse.Namespace,
+    page: Callable[[Sequence[Turn]], str],
+    reached: Callable[[Sequence[Turn]], Mapping[str, Mapping[str, float]]],
+    result: Path,
+) -> None:
+    """The page of all turns that are kept, and with --write the targets they answer."""
+    turns = kept(sorted(options.results.glob("*.jsonl")), Turn)
     publish(page(turns), result, write=options.write)
     if options.write:
         ours = [turn for turn in quiet(turns) if turn.commit and turn.system != "before"]
         commits = ", ".join(sorted({turn.commit for turn in ours}))
         for name, figures in reached(turns).items():
             record(name, figures, result, made_at=commits, date=max(turn.date for turn in ours)[:10])
-    return 0
 
 
 def measure_turns(

@@ -18,7 +18,6 @@ from benchmarks.against_peer.rounds import REPLICA_PORTS, ROOT, replicas, system
 from benchmarks.baselines.matrix import Matrix, System
 from benchmarks.baselines.servers import Server
 from benchmarks.baselines.tables import spread
-from triptych.base.errors import ConfigError
 from triptych.goodput.load.payload import data_url
 from triptych.goodput.load.words import text
 from triptych.goodput.load.workload import Picture
@@ -26,6 +25,7 @@ from triptych.goodput.report.display import Display
 
 TOKENS, TEXT_TOKENS = 64, 60
 TIMEOUT_SECONDS = 60.0
+ONE_THREAD = ("--threads", "1")
 #: What pictures show: parts of real photographs where scikit-image is there.
 CONTENT = "photos" if find_spec("skimage") else "waves"
 #: The name of the runs that say which tokens are right.
@@ -56,22 +56,6 @@ class Trial(msgspec.Struct, frozen=True):
         return len(self.latencies) / self.seconds
 
 
-def keep(file: Path, record: Trial) -> None:
-    """Appends it to the file."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("ab") as out:
-        out.write(msgspec.json.encode(record) + b"\n")
-
-
-def kept(file: Path) -> list[Trial]:
-    """What earlier runs have appended; ConfigError for a line that is none."""
-    try:
-        lines = file.read_bytes().splitlines() if file.exists() else []
-        return [msgspec.json.decode(line, type=Trial) for line in lines]
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{file} holds something else: {error}: use another --results folder") from error
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """What a command line asks for; `seconds` of sending in a window at a rate."""
@@ -87,7 +71,7 @@ class Run:
 
 def systems(matrix: Matrix) -> dict[str, System]:
     """Two of everything for Triptych and for vLLM alone; vLLM's EPD as the baselines have it."""
-    words = ("--encoders", "2", "--pd-workers", "2", "--threads", "1")
+    words = ("--encoders", "2", "--pd-workers", "2", *ONE_THREAD)
     vllm = matrix.named("vllm")
     commands = [vllm_server(vllm, port, str(core)) for core, port in enumerate(REPLICA_PORTS)]
     return {

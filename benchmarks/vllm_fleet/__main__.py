@@ -32,8 +32,9 @@ from benchmarks.against_peer.rounds import (
     ROOT,
     matrix_of,
     measure_turns,
+    publish_turns,
     replicas,
-    run_turns,
+    run_command,
     turns_parser,
     vllm_server,
 )
@@ -150,7 +151,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    return run_turns(options, measure, partial(_page, options.results), reached, RESULT)
+    page_ = partial(_page, options.results)
+    return run_command(options, measure, lambda: publish_turns(options, page_, reached, RESULT))
 
 
 def measure(options: argparse.Namespace, display: Display) -> bool:
