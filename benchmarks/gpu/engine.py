@@ -52,7 +52,6 @@ from triptych.pd_worker.engine import Engine
 
 RESULT = RESULTS / "gpu_engine.md"
 BATCHES = (1, 8, 32, 64)
-#: Columns of the rows that are made here.
 COLUMNS = ("what", "time", "rate", "share of the limit")
 Row = tuple[str, str, str, str]
 
@@ -143,8 +142,7 @@ class EngineBench:
         for _ in range(self.repeats + 1):
             requests = self.requests(batch, length, tokens, sampled=sampled)
             speeds.append(engine_round(self.engine, requests, self.device).tokens_per_second)
-        speed = statistics.median(speeds[1:])
-        if not speed:
+        if not (speed := statistics.median(speeds[1:])):
             raise SystemExit(f"batch {batch}: no step decodes all: give a larger --chunk, or more --tokens")
         seconds = batch / speed
         # The steps' mean context, and the encoder's rows, whose keys and values are read likewise.
@@ -159,13 +157,11 @@ class EngineBench:
 
 
 def measure(arguments: argparse.Namespace, limits: DeviceLimits) -> list[Row]:
-    path, device = arguments.model, torch.device(arguments.device)
-    dtype = getattr(torch, arguments.dtype)
+    path, device, dtype = arguments.model, torch.device(arguments.device), getattr(torch, arguments.dtype)
     encoder = load_encoder(path, device=device, dtype=dtype)
-    rows = list(encode_rows(encoder, arguments.side, arguments.repeats, limits))
+    rows = [*encode_rows(encoder, arguments.side, arguments.repeats, limits)]
     decoder = load_decoder(path, device=device, dtype=dtype, attn_implementation=ATTENTION_NAME)
     size, max_model_len = decoder_size(decoder), arguments.prompt + arguments.tokens + 1
-    # On a CPU what is not used takes no memory. A sequence's last block may be empty but for a token.
     host = 512 * MIB + max(arguments.batches) * max_model_len * size.token_bytes
     engine = make_engine(
         path, arguments.device, dtype, decoder, max_model_len=max_model_len,
@@ -175,8 +171,7 @@ def measure(arguments: argparse.Namespace, limits: DeviceLimits) -> list[Row]:
     )  # fmt: skip
     bench = EngineBench(engine, size, arguments.device, limits, arguments.repeats)
     rows += bench.prefill(arguments.prompt, arguments.chunk)
-    rows += [bench.decode(batch, arguments.prompt, arguments.tokens)[1] for batch in arguments.batches]
-    return rows
+    return rows + [bench.decode(batch, arguments.prompt, arguments.tokens)[1] for batch in arguments.batches]
 
 
 def report(rows: Sequence[Row], arguments: argparse.Namespace, limits: DeviceLimits) -> str:
@@ -186,8 +181,8 @@ def report(rows: Sequence[Row], arguments: argparse.Namespace, limits: DeviceLim
     how = f"`{command}`, {datetime.now(UTC):%Y-%m-%d}, {device_name(arguments.device)}, "
     how += f"torch {torch.__version__}, CUDA {torch.version.cuda}; medians."
     head, *lines = [f"| {' | '.join(row)} |" for row in (COLUMNS, *rows)]
-    lines = [head, "|---" * len(COLUMNS) + "|", *lines]
-    return "\n".join(["# Encode, prefill and decode", "", how, "", limits.said(), "", *lines, ""])
+    lines = [limits.said(), "", head, "|---" * len(COLUMNS) + "|", *lines]
+    return "\n".join(["# Encode, prefill and decode", "", how, "", *lines, ""])
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -206,8 +201,7 @@ def main(argv: list[str] | None = None) -> None:
     add_write_flag(parser, RESULT)
     arguments = parser.parse_args(argv)
     limits = known_limits(arguments.device, getattr(torch, arguments.dtype))
-    text = report(measure(arguments, limits), arguments, limits)
-    publish(text, RESULT, write=arguments.write)
+    publish(report(measure(arguments, limits), arguments, limits), RESULT, write=arguments.write)
 
 
 if __name__ == "__main__":
