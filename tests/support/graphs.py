@@ -12,6 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from triptych.base.machine.graphs import CapturedGraph, GraphBackend
+from triptych.models.fused import layers
+from triptych.pd_worker.attention import paged_kv_cache
 
 #: Operators whose result, or its size, the host has to know: on CUDA they end a capture.
 _WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "repeat_interleave"}
@@ -35,7 +37,8 @@ class RecordingBackend(GraphBackend):
     """Records the torch operators of one run, and replays exactly these on the same buffers.
 
     What Python decided at the capture (sizes, branches, numbers read from lists) stays as it was. An operator
-    that would wait for a device raises RuntimeError.
+    that would wait for a device raises RuntimeError. The CPU's kernels, which never run on CUDA and are no
+    operators of torch, are off in a capture.
     """
 
     mode = "static"
@@ -43,9 +46,17 @@ class RecordingBackend(GraphBackend):
     def capture(self, run: Callable[[], object]) -> CapturedGraph:
         run()
         recorder = _Recorder()
-        with recorder, _unreadable():
+        with recorder, _unreadable(), _without_kernels():
             run()
         return CapturedGraph(replay=recorder.replay, run=run)
+
+
+@contextmanager
+def _without_kernels() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layers, "_rotates", lambda *args: False)
+        patch.setattr(paged_kv_cache, "fits", lambda *args: False)
+        yield
 
 
 class _Recorder(TorchDispatchMode):
