@@ -152,7 +152,7 @@ _Record = TypeVar("_Record", bound=msgspec.Struct)
 
 
 def kept(files: Iterable[Path], kind: type[_Record]) -> list[_Record]:
-    """What all runs have appended; ConfigError for a line that is none."""
+    """All records that runs have appended; ConfigError for a line that is not a record."""
     lines = [line for file in files if file.exists() for line in file.read_bytes().splitlines()]
     try:
         return [msgspec.json.decode(line, type=kind) for line in lines]

@@ -77,8 +77,8 @@ class AttentionMetadata:
     decode_blocks: Sequence[int] = ()
     #: Set for encoder-decoder models.
     cross: CrossTables | None = None
-    #: Added to the scores of self-attention: [heads, distances] of a key so many positions before its query,
-    #: the last number for all beyond; or [heads, queries, keys] by position.
+    #: Bias of self-attention: [heads, distances], column d for the key d positions before its query, the last
+    #: column for all greater distances; or [heads, queries, keys] by position.
     bias: torch.Tensor | None = None
     #: What each layer reaches; empty: as its attention function is called.
     layer_rules: Sequence[LayerRule] = ()

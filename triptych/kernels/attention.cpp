@@ -7,58 +7,17 @@
 
 namespace {
 
-namespace plain {
-#define LANES 4
-#include "vectors.h"
-#include "attention_rows.h"
-#undef LANES
-}  // namespace plain
-
-#ifdef X86_VARIANTS
-#pragma GCC push_options
-#pragma GCC target("avx2,fma")
-namespace avx2 {
-#define LANES 8
-#include "vectors.h"
-#include "attention_rows.h"
-#undef LANES
-}  // namespace avx2
-#pragma GCC pop_options
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq")
-namespace avx512 {
-#define LANES 16
-#include "vectors.h"
-#include "attention_rows.h"
-#undef LANES
-}  // namespace avx512
-#pragma GCC pop_options
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")
-namespace avx512_bf16 {
-#define LANES 16
-#define BF16_DOTS
-#include "vectors.h"
-#include "attention_rows.h"
-#undef BF16_DOTS
-#undef LANES
-}  // namespace avx512_bf16
-#pragma GCC pop_options
-#endif
+#define ROWS "attention_rows.h"
+#include "instruction_sets.h"
 
 struct Variant {
   void (*attend)(const AttentionTask &);
   int rows;
 };
 
-Variant Choose([[maybe_unused]] int limit) {
-#ifdef X86_VARIANTS
-  bool wide = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  if (limit >= 3 && wide && __builtin_cpu_supports("avx512bf16")) return {avx512_bf16::AttendTask, avx512_bf16::kTaskRows};
-  if (limit >= 2 && wide) return {avx512::AttendTask, avx512::kTaskRows};
-  if (limit >= 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return {avx2::AttendTask, avx2::kTaskRows};
-#endif
-  return {plain::AttendTask, plain::kTaskRows};
+Variant Choose(int limit) {
+  int set = Widest(limit);
+  return {PICK(set, AttendTask), PICK(set, kTaskRows)};
 }
 
 // The tasks of a call, which threads take one by one.

@@ -26,9 +26,10 @@ struct AttentionCall {
   int32_t instructions;
   int32_t threads;
   float scale, softcap;
-  // Added to the scores where it is not null, and then without a softcap: [heads][distances] of a key so many
-  // before the token's last one, the last number for all beyond; or [heads][tokens][keys] by index in the sequence,
-  // the token's that of its last key. Strides of a head and of a token in numbers; the token's is 0 by distance.
+  // Added to the scores where it is not null, and then without a softcap: [heads][distances], where number d is for
+  // the key d positions before the token's last key and the last one for all greater distances; or
+  // [heads][tokens][keys] by index in the sequence, the token's that of its last key. Strides of a head and of a token
+  // in numbers; the token's is 0 by distance.
   const float *bias;
   int64_t bias_head, bias_token;
   int32_t distances;

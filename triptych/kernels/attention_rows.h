@@ -1,6 +1,6 @@
 // Attention of one task, by a running softmax over pieces of kKeys keys.
 //
-// No include guards here: attention.cpp includes this once for each instruction set, after vectors.h.
+// No include guards here: instruction_sets.h includes this once for each instruction set, after vectors.h.
 
 constexpr float kNone = -1e30f;  // Below every score: a maximum of no score.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from triptych.kernels.library import kernel_library
+from triptych.kernels.library import kernel_library, raise_for
 
 #: Instruction sets: 0 what every CPU has, 1 AVX2, 2 AVX-512, 3 with bfloat16. The CPU's own limit holds, too.
 WIDEST = 3
@@ -86,10 +86,10 @@ def attend(
 
     `keys` [kv_heads, slots, dim] and `values` [kv_heads, slots, value dim] are contiguous in slots. Token t
     attends to the keys [bounds[t, 0], bounds[t, 1]) of its sequence (int32 [T, 2]). A score s becomes
-    softcap * tanh(s / softcap) where that is not 0. `bias`, float32, is added to the scores, and then
-    there is no softcap: [heads, distances] of a key so many before the token's last one, the last number for
-    all beyond; or [heads, tokens, keys] by index in the sequence. Runs on torch's threads, without the
-    interpreter's lock.
+    softcap * tanh(s / softcap) where that is not 0. `bias`, float32 and without a softcap, is added to the
+    scores: [heads, distances], where column d is for the key d positions before the token's last key and the
+    last column for all greater distances; or [heads, tokens, keys] by index in the sequence. Runs on torch's
+    threads, without the interpreter's lock.
     """
     library = kernel_library()
     assert library is not None
@@ -126,11 +126,7 @@ def attend(
         distances=0 if bias is None else bias.shape[1],
         parallel=parallel_address(),
     )
-    code = library.triptych_attention(ctypes.byref(call))
-    if code == 1:
-        raise MemoryError("no memory for attention")
-    if code:
-        raise ValueError("sizes that the attention kernel does not take")
+    raise_for(library.triptych_attention(ctypes.byref(call)), "attention")
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import torch
 
 from triptych.kernels.cpu_attention import WIDEST as WIDEST
 from triptych.kernels.cpu_attention import parallel_address
-from triptych.kernels.library import kernel_library
+from triptych.kernels.library import kernel_library, raise_for
 
 
 class _Rotary(ctypes.Structure):
@@ -87,8 +87,7 @@ def rotate(
         torch.get_num_threads(),
         parallel_address(),
     )
-    if library.triptych_rotate(ctypes.byref(call)):
-        raise ValueError("sizes that the rotary kernel does not take")
+    raise_for(library.triptych_rotate(ctypes.byref(call)), "rotary")
 
 
 def fits(rows: torch.Tensor, source: torch.Tensor) -> bool:

@@ -8,7 +8,7 @@ import torch
 
 from triptych.kernels.cpu_attention import WIDEST as WIDEST
 from triptych.kernels.cpu_attention import parallel_address
-from triptych.kernels.library import kernel_library
+from triptych.kernels.library import kernel_library, raise_for
 
 #: Outputs of one block of a weight.
 BLOCK = 64
@@ -74,9 +74,5 @@ def multiply(
         torch.get_num_threads(),
         parallel_address(),
     )
-    code = library.triptych_linear(ctypes.byref(call))
-    if code == 1:
-        raise MemoryError("no memory for a linear layer")
-    if code:
-        raise ValueError("sizes that the linear kernel does not take")
+    raise_for(library.triptych_linear(ctypes.byref(call)), "linear")
     return out

@@ -10,44 +10,8 @@
 
 namespace {
 
-namespace plain {
-#define LANES 4
-#include "vectors.h"
-#include "heads_rows.h"
-#undef LANES
-}  // namespace plain
-
-#ifdef X86_VARIANTS
-#pragma GCC push_options
-#pragma GCC target("avx2,fma")
-namespace avx2 {
-#define LANES 8
-#include "vectors.h"
-#include "heads_rows.h"
-#undef LANES
-}  // namespace avx2
-#pragma GCC pop_options
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq")
-namespace avx512 {
-#define LANES 16
-#include "vectors.h"
-#include "heads_rows.h"
-#undef LANES
-}  // namespace avx512
-#pragma GCC pop_options
-#endif
-
-using Rotate = void (*)(const RotaryCall &, int64_t, int64_t);
-
-Rotate Choose([[maybe_unused]] int limit) {
-#ifdef X86_VARIANTS
-  bool wide = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  if (limit >= 2 && wide) return avx512::RotateTokens;
-  if (limit >= 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2::RotateTokens;
-#endif
-  return plain::RotateTokens;
-}
+#define ROWS "heads_rows.h"
+#include "instruction_sets.h"
 
 void WriteTokens(const WriteCall &call, int64_t first, int64_t last) {
   for (const CachedRows *rows : {&call.keys, &call.values})
@@ -81,7 +45,8 @@ void InPieces(const Call &call, Work work) {
 // Rotates the call's heads. 0; 2: sizes that are not taken.
 EXPORT int triptych_rotate(const RotaryCall *call) {
   if (call->dim < 2 || call->dim % 2 || (call->bytes != 2 && call->bytes != 4)) return 2;
-  InPieces(*call, Choose(call->instructions));
+  int set = Widest(call->instructions);
+  InPieces(*call, PICK(set, RotateTokens));
   return 0;
 }
 

@@ -1,6 +1,6 @@
 // Norm and rotary positions of one token's heads.
 //
-// No include guard: heads.cpp includes this once for each instruction set, after vectors.h.
+// No include guard: instruction_sets.h includes this once for each instruction set, after vectors.h.
 
 template <typename T>
 INLINE void RotateHead(T *x, const T *cos, const T *sin, const T *norm, int dim, float epsilon) {

@@ -9,58 +9,17 @@
 
 namespace {
 
-namespace plain {
-#define LANES 4
-#include "vectors.h"
-#include "linear_rows.h"
-#undef LANES
-}  // namespace plain
-
-#ifdef X86_VARIANTS
-#pragma GCC push_options
-#pragma GCC target("avx2,fma")
-namespace avx2 {
-#define LANES 8
-#include "vectors.h"
-#include "linear_rows.h"
-#undef LANES
-}  // namespace avx2
-#pragma GCC pop_options
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq")
-namespace avx512 {
-#define LANES 16
-#include "vectors.h"
-#include "linear_rows.h"
-#undef LANES
-}  // namespace avx512
-#pragma GCC pop_options
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")
-namespace avx512_bf16 {
-#define LANES 16
-#define BF16_DOTS
-#include "vectors.h"
-#include "linear_rows.h"
-#undef BF16_DOTS
-#undef LANES
-}  // namespace avx512_bf16
-#pragma GCC pop_options
-#endif
+#define ROWS "linear_rows.h"
+#include "instruction_sets.h"
 
 struct Variant {
   void (*block)(const LinearCall &, const uint16_t *, int64_t, int);
   void (*norm)(const LinearCall &, const uint16_t *, uint16_t *);
 };
 
-Variant Choose([[maybe_unused]] int limit) {
-#ifdef X86_VARIANTS
-  bool wide = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  if (limit >= 3 && wide && __builtin_cpu_supports("avx512bf16")) return {avx512_bf16::LinearBlock, avx512_bf16::NormRow};
-  if (limit >= 2 && wide) return {avx512::LinearBlock, avx512::NormRow};
-  if (limit >= 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return {avx2::LinearBlock, avx2::NormRow};
-#endif
-  return {plain::LinearBlock, plain::NormRow};
+Variant Choose(int limit) {
+  int set = Widest(limit);
+  return {PICK(set, LinearBlock), PICK(set, NormRow)};
 }
 
 // The blocks of a call, which threads take one by one.

@@ -1,6 +1,6 @@
 // The product of one block of outputs with all rows.
 //
-// No include guard: linear.cpp includes this once for each instruction set, after vectors.h.
+// No include guard: instruction_sets.h includes this once for each instruction set, after vectors.h.
 
 // Two neighbouring inputs of a row.
 INLINE uint32_t Pair(const uint16_t *from) {

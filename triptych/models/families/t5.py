@@ -38,7 +38,10 @@ KEYS = KeyMap(
 
 
 def relative_bias(attention: T5Attention) -> torch.Tensor:
-    """[heads, distances]: the bias of a key so many positions before its query, the last for all beyond."""
+    """Relative attention bias [heads, distances]: column d is for the key d positions before its query.
+
+    The last column is for all greater distances.
+    """
     farthest = int(attention.relative_attention_max_distance)
     weight = attention.relative_attention_bias.weight
     buckets = T5Attention._relative_position_bucket(
