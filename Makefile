@@ -14,12 +14,13 @@ PIP_GPU_ARGS ?=
 IMAGES ?= proxy worker-cpu
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+PACKAGES := $(VENV)/.packages
 TOOLS  := .tools
 PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
 .PHONY: serve test test-unit test-slow test-transformers test-vllm test-load-tools load-tools gpu tools images lint proto client bench install clean
 
-$(STAMP): pyproject.toml constraints.txt
+$(PACKAGES): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 	  "Python %s is too old: install 3.11 or newer and say PYTHON=python3.11" % sys.version.split()[0])'
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "python3-venv is missing: apt-get install python3-venv"; exit 2; }
@@ -27,6 +28,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install -q $(PIP_TORCH_ARGS) "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python deploy/docker/requirements.py dev > $(VENV)/dev.txt
 	$(BIN)/pip install -q -c constraints.txt -e ".[worker,embedded,ray,cert,bench,otel]" -r $(VENV)/dev.txt
+	touch $@
+
+$(STAMP): $(PACKAGES) $(wildcard triptych/kernels/*.cpp triptych/kernels/*.h)
 	$(BIN)/python -m triptych.kernels.library
 	touch $@
 
@@ -41,7 +45,7 @@ test: $(STAMP)
 test-unit: $(STAMP)
 	$(PYTEST) tests/unit -m "not slow and not gpu" $(ARGS)
 
-$(VENV)/.clients: $(STAMP)
+$(VENV)/.clients: $(PACKAGES)
 	$(BIN)/python deploy/docker/requirements.py clients > $(VENV)/clients.txt
 	$(BIN)/pip install -q -c constraints.txt -r $(VENV)/clients.txt
 	touch $@
@@ -64,11 +68,11 @@ images:
 	sh deploy/docker/build.sh $(IMAGES)
 
 # torchvision beside our packages, for the classes whose processors are on it only.
-$(TOOLS)/torchvision/.installed: $(STAMP) tests/tools/torchvision.sh tests/tools/vllm_shims.py
+$(TOOLS)/torchvision/.installed: $(PACKAGES) tests/tools/torchvision.sh tests/tools/vllm_shims.py
 	PYTHON=$(BIN)/python sh tests/tools/torchvision.sh $(TOOLS)/torchvision
 
 # Triton, for tests of its kernels without a GPU.
-$(TOOLS)/triton/.installed: $(STAMP)
+$(TOOLS)/triton/.installed: $(PACKAGES)
 	$(BIN)/pip install -q --no-deps --target $(TOOLS)/triton "$$(grep -o 'triton==[0-9.]*' pyproject.toml)"
 	touch $@
 
@@ -95,7 +99,7 @@ test-vllm: $(STAMP) $(TOOLS)/vllm/.installed
 LOAD_TOOLS := guidellm aiperf
 load-tools: $(LOAD_TOOLS:%=$(TOOLS)/%/.installed)
 
-$(TOOLS)/guidellm/.installed $(TOOLS)/aiperf/.installed: $(TOOLS)/%/.installed: $(STAMP) tests/tools/load_tool.sh
+$(TOOLS)/guidellm/.installed $(TOOLS)/aiperf/.installed: $(TOOLS)/%/.installed: $(PACKAGES) tests/tools/load_tool.sh
 	PYTHON=$(BIN)/python sh tests/tools/load_tool.sh $(@D) "$$(grep -oE '$*(\[[a-z]+\])?==[0-9.]+' pyproject.toml)"
 
 test-load-tools: $(STAMP) load-tools
