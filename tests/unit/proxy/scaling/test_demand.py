@@ -182,6 +182,10 @@ def test_prompts_that_keep_arriving_ask_for_the_pd_workers_that_they_fill() -> N
         pool.learnt.arrived.count(20_000, float(second))
         demand = pool.demand(at_workers((20_000, "a")), float(second))
     assert pd_workers(demand, 1) == 3  # 2 s of prompts in each, workers filled to 0.7: 2.9
+    burst = PDWorkers()
+    for _ in range(6):
+        burst.learnt.arrived.count(20_000, 0.0)
+    assert pd_workers(burst.demand(PDWork(), 0.0), 1) == 3  # as many, averaged over 6 s
 
 
 def test_a_prompt_of_unknown_size_is_an_average_one_and_a_request_without_a_worker_waits() -> None:
