@@ -7,7 +7,6 @@ Starts `triptych serve` with the demo model on loopback. `make load-tools` insta
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import math
@@ -23,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.result_page import RESULTS, TEMPLATES, add_write_flag, fill, publish
+from benchmarks.result_page import RESULTS, TEMPLATES, fill, page_parser, publish
 from triptych.apps.launch.model_path import DEMO_MODEL
 from triptych.base.progress.progress import step
 from triptych.goodput.launch import launched, parse_shape
@@ -217,14 +216,9 @@ def page(load: ToolLoad, rounds: list[Means], commands: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="turns of every tool")
-    parser.add_argument("--rate", type=float, default=ToolLoad().rate, help="requests per second")
-    parser.add_argument("--requests", type=int, default=ToolLoad().requests, help="of one turn")
+    given = ToolLoad()
+    parser = page_parser(__doc__, RESULT, rounds=3, rate=given.rate, requests=given.requests)
     parser.add_argument("--tools", default=",".join(TOOLS), help="some of them")
-    add_write_flag(parser, RESULT)
     options = parser.parse_args()
     load = ToolLoad(requests=options.requests, rate=options.rate)
     chosen = {name: TOOLS[name] for name in options.tools.split(",")}
