@@ -9,6 +9,7 @@ before pods are taken away.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -110,15 +111,38 @@ METRICS_DELAY = 5.0
 SCALE_UP_PODS = 4
 
 
-class _Recommendations:
-    """The controller's part that every metric goes through: limits of scaling up, stabilization, bounds."""
+class _Controller(ABC):
+    """An HPA without its metric: scrapes and syncs, limits of scaling up, stabilization, bounds."""
 
     def __init__(self, least: int, most: int) -> None:
         self._least = least
         self._most = most
         self._recent: deque[tuple[float, int]] = deque()
+        #: What the pool has until the first sync.
+        self._desired: int | None = None
+        self._next_scrape, self._next_sync = 0.0, METRICS_DELAY
 
-    def stabilized(self, now: float, current: int, wanted: int) -> int:
+    @abstractmethod
+    def _scrape(self, seen: PoolView) -> None:
+        """Reads the metric."""
+
+    @abstractmethod
+    def _wanted(self, seen: PoolView, current: int) -> int:
+        """What the last scrape asks for, where there are `current` pods."""
+
+    def desired(self, seen: PoolView) -> int:
+        if self._desired is None:
+            self._desired = max(seen.workers, 1)
+        if seen.now >= self._next_scrape:
+            self._next_scrape += SCRAPE_SECONDS
+            self._scrape(seen)
+        if seen.now >= self._next_sync:
+            self._next_sync += SYNC_SECONDS
+            current = max(seen.workers, 1)
+            self._desired = self._stabilized(seen.now, current, self._wanted(seen, current))
+        return self._desired
+
+    def _stabilized(self, now: float, current: int, wanted: int) -> int:
         """What the pool is set to."""
         self._recent.append((now, wanted))
         while self._recent[0][0] < now - STABILIZATION_SECONDS:
@@ -129,7 +153,7 @@ class _Recommendations:
         return min(max(allowed, self._least), self._most)
 
 
-class CpuPercent:
+class CpuPercent(_Controller):
     """An HPA on CPU use, target 70 %: the share of its time that a worker's tower is at work.
 
     It cannot scale to zero or from zero: `least` is at least 1. Pods that are not ready, or not for a whole
@@ -138,30 +162,18 @@ class CpuPercent:
     """
 
     def __init__(self, least: int, most: int, target: float = 0.7) -> None:
+        super().__init__(max(least, 1), most)
         self._target = target
-        self._limits = _Recommendations(max(least, 1), most)
-        #: What the pool has until the first sync.
-        self._desired: int | None = None
-        self._scrape: Mapping[str, float] = {}
+        self._busy: Mapping[str, float] = {}
         self._use: Mapping[str, float] = {}
-        self._next_scrape, self._next_sync = 0.0, METRICS_DELAY
 
-    def desired(self, seen: PoolView) -> int:
-        if self._desired is None:
-            self._desired = max(seen.workers, 1)
-        if seen.now >= self._next_scrape:
-            self._next_scrape += SCRAPE_SECONDS
-            before, self._scrape = self._scrape, dict(seen.busy)
-            self._use = {
-                address: (busy - before[address]) / SCRAPE_SECONDS
-                for address, busy in seen.busy.items()
-                if address in before
-            }
-        if seen.now >= self._next_sync:
-            self._next_sync += SYNC_SECONDS
-            current = max(seen.workers, 1)
-            self._desired = self._limits.stabilized(seen.now, current, self._wanted(seen, current))
-        return self._desired
+    def _scrape(self, seen: PoolView) -> None:
+        before, self._busy = self._busy, dict(seen.busy)
+        self._use = {
+            address: (busy - before[address]) / SCRAPE_SECONDS
+            for address, busy in seen.busy.items()
+            if address in before
+        }
 
     def _wanted(self, seen: PoolView, current: int) -> int:
         use = [share for address, share in self._use.items() if address in seen.busy]
@@ -181,7 +193,7 @@ class CpuPercent:
         return max(wanted, current) if ratio > 1 else min(wanted, current)
 
 
-class QueueLength:
+class QueueLength(_Controller):
     """production-stack's rule: one worker for every five items that wait, through KEDA and Prometheus.
 
     docs.vllm.ai/projects/production-stack, "Autoscaling with KEDA": threshold 5 (an average value), polling
@@ -189,28 +201,16 @@ class QueueLength:
     """
 
     def __init__(self, most: int, threshold: float = 5.0) -> None:
+        super().__init__(1, most)
         self._threshold = threshold
-        self._limits = _Recommendations(1, most)
-        #: What the pool has until the first sync.
-        self._desired: int | None = None
-        self._scraped = 0
-        self._next_scrape, self._next_sync = 0.0, METRICS_DELAY
+        self._waiting = 0
 
-    def desired(self, seen: PoolView) -> int:
-        if self._desired is None:
-            self._desired = max(seen.workers, 1)
-        if seen.now >= self._next_scrape:
-            self._next_scrape += SCRAPE_SECONDS
-            self._scraped = seen.waiting
-        if seen.now >= self._next_sync:
-            current = max(seen.workers, 1)
-            self._desired = self._limits.stabilized(seen.now, current, self._wanted(current))
-            self._next_sync += SYNC_SECONDS
-        return self._desired
+    def _scrape(self, seen: PoolView) -> None:
+        self._waiting = seen.waiting
 
-    def _wanted(self, current: int) -> int:
-        ratio = self._scraped / (self._threshold * current)
-        return current if abs(1 - ratio) <= TOLERANCE else math.ceil(self._scraped / self._threshold)
+    def _wanted(self, seen: PoolView, current: int) -> int:
+        ratio = self._waiting / (self._threshold * current)
+        return current if abs(1 - ratio) <= TOLERANCE else math.ceil(self._waiting / self._threshold)
 
 
 STABLE_SECONDS, PANIC_SECONDS = 60, 6
