@@ -17,14 +17,21 @@ loads are simulated with the cost models that `triptych plan --gpu a100` has, wi
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 from collections.abc import Callable
 
 from benchmarks.published_epd.latencies import latency_rows
-from benchmarks.published_epd.systems import FIGURES, WARM_UP, Figure, PublishedSystem, systems, window
-from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
+from benchmarks.published_epd.systems import (
+    FIGURES,
+    SYSTEMS,
+    WARM_UP,
+    Figure,
+    PublishedSystem,
+    systems,
+    window,
+)
+from benchmarks.result_page import RESULTS, fill, page_parser, publish
 from triptych.base.progress.progress import step
 from triptych.goodput.measure.figures import MOST_POINTS
 from triptych.goodput.measure.search import SearchLimits, Verdict, search
@@ -44,7 +51,7 @@ def sustained(
 ) -> tuple[float, float, str]:
     """The highest rate, the lowest that was too much, and why that was."""
     chosen = preset(f"{figure.text}-{figure.images}")
-    stated = figure.replicas if system.name.startswith("replicas") else figure.disaggregated
+    stated = figure.stated[SYSTEMS.index(system.name.partition(",")[0])]
     reasons: dict[float, str] = {}
 
     def measure(rate: float) -> Verdict:
@@ -81,32 +88,27 @@ def rows(cells: Cells) -> list[str]:
     lines = []
     for figure in FIGURES:
         load = f"{figure.text}, {figure.images}"
-        stated = (figure.replicas, figure.disaggregated)
+        stated = figure.stated
         words, found = [load], []
-        for name, value in zip(("replicas", "1E3PD"), stated, strict=True):
+        for name, value in zip(SYSTEMS, stated, strict=True):
             rate, failing, _ = cells[figure.text, figure.images, name]
-            mark = "*" if name_in_fit(name) in figure.fitted else ""
+            mark = "*" if name in figure.fitted else ""
             words += [f"{value:g}" if value else "–", f"**{shown(rate, failing)}**{mark}"]
             found.append(rate)
         ratio = f"{stated[1] / stated[0]:.2f}" if stated[0] and stated[1] else "–"
         words += [ratio, f"**{found[1] / found[0]:.2f}**" if found[0] else "–"]
-        free = [cells[figure.text, figure.images, f"{name}, no door"] for name in ("replicas", "1E3PD")]
+        free = [cells[figure.text, figure.images, f"{name}, no door"] for name in SYSTEMS]
         words += [shown(rate, failing) for rate, failing, _ in free]
         lines.append(f"| {' | '.join(words)} |")
     return lines
-
-
-def name_in_fit(system: str) -> str:
-    """As `Figure.fitted` names it."""
-    return "replicas" if system == "replicas" else "disaggregated"
 
 
 def errors(cells: Cells) -> list[tuple[str, float]]:
     """(load and system, simulated over published − 1) of every figure that nothing was fitted to."""
     found = []
     for figure in FIGURES:
-        for name, stated in (("replicas", figure.replicas), ("1E3PD", figure.disaggregated)):
-            if stated is not None and name_in_fit(name) not in figure.fitted:
+        for name, stated in zip(SYSTEMS, figure.stated, strict=True):
+            if stated is not None and name not in figure.fitted:
                 rate = cells[figure.text, figure.images, name][0]
                 found.append((f"{figure.text}-{figure.images} {name}", rate / stated - 1))
     return found
@@ -134,12 +136,8 @@ def report(cells: Cells, latencies: str, seconds: float) -> str:
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="measured part of a window")
-    add_write_flag(parser, RESULT)
+def main() -> None:
+    parser = page_parser(__doc__, RESULT, seconds=SECONDS)
     options = parser.parse_args()
     if not options.seconds > 0:
         parser.error(f"--seconds {options.seconds:g} must be above 0")
@@ -152,10 +150,5 @@ def main() -> int:
                 system, figure, options.seconds, lambda line: running.advance(0, note=line)
             )
             running.advance()
-    text = report(cells, "\n".join(latency_rows(options.seconds)), options.seconds)
-    publish(text, RESULT, write=options.write)
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    latencies = "\n".join(latency_rows(options.seconds))
+    publish(report(cells, latencies, options.seconds), RESULT, write=options.write)

@@ -17,7 +17,7 @@ RATES = (4.0, 8.0, 12.0, 14.0, 18.0, 24.0)
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Of one whole window: P99 in seconds, and output tokens per second. `sustained`: P99 are within limits."""
+    """One whole window: P99 in seconds, output tokens per second, and whether both P99 are within limits."""
 
     ttft: float
     tpot: float
