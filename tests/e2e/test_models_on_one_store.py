@@ -58,9 +58,7 @@ def served(cluster: Cluster) -> set[str]:
         return {model["id"] for model in json.loads(reply.read())["data"]}
 
 
-async def test_the_same_pictures_and_texts_at_once_are_answered_by_each_model_as_by_generate(
-    clusters: dict[str, Cluster], paths: dict[str, Path]
-) -> None:
+async def test_the_same_pictures_and_texts_at_once_are_answered_by_each_model_as_by_generate(clusters, paths):
     seen = [Case((0, f"what is picture {number}"), (image,)) for number, image in enumerate(PICTURES)]
     read = [EncDecCase(image, (2,)) for image in PICTURES]
     texts = [EncDecCase(f"what is picture {number}", (2, 0)) for number in range(len(PICTURES))]

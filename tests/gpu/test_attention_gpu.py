@@ -13,9 +13,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("kv_heads", [1, 2, 8])
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 100}, {"softcap": 3.0}])
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
-def test_a_step_is_that_of_sdpa(
-    kv_heads: int, options: dict[str, object], dtype: torch.dtype, atol: float
-) -> None:
+def test_a_step_is_that_of_sdpa(kv_heads, options, dtype, atol):
     actual, sdpa = (step(name, dtype, kv_heads, None, **options) for name in ("triton", "sdpa"))
     torch.testing.assert_close(actual, sdpa, atol=atol, rtol=1e-2)
 

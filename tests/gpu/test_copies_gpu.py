@@ -52,9 +52,7 @@ def worker() -> Iterator[RedisConnectorWorker]:
     made.shutdown()
 
 
-def test_items_come_to_the_device_through_one_pool_that_is_locked_once(
-    worker: RedisConnectorWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_items_come_to_the_device_through_one_pool_that_is_locked_once(worker, monkeypatch):
     store: Any = worker._client._store
     locks: list[int] = []
     monkeypatch.setattr(host_buffers, "PinnedMemory", lambda *_, **__: locks.append(1))
@@ -84,9 +82,7 @@ def test_items_come_to_the_device_through_one_pool_that_is_locked_once(
 
 
 @pytest.mark.parametrize("rows", [1, 40, 4000])
-def test_tower_outputs_larger_than_the_staging_buffer_arrive_whole(
-    rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tower_outputs_larger_than_the_staging_buffer_arrive_whole(rows, monkeypatch):
     monkeypatch.setattr(host_copier, "_STAGING_BYTES", 1 << 20)
     copier = host_copier.HostCopier(torch.device("cuda"))
     outputs = [torch.randn(rows + number, 512, device="cuda") for number in range(3)]

@@ -29,9 +29,7 @@ def graphs_of(adapter: Adapter, **options: Any) -> Replays:
 
 
 @EVERY
-def test_padded_replays_equal_the_ordinary_call_for_each_number_of_items_at_each_budget(
-    adapter: Adapter,
-) -> None:
+def test_padded_replays_equal_the_ordinary_call_for_each_number_of_items_at_each_budget(adapter):
     made = graphs_of(adapter, poisoned=True)
     for count in range(1, len(made.items) + 1):
         items = made.items[:count]
@@ -72,9 +70,7 @@ def test_what_runs_between_two_replays_changes_neither(adapter: Adapter) -> None
 
 @EVERY
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-def test_in_half_precision_a_replay_is_as_near_to_fp32_as_the_ordinary_call(
-    adapter: Adapter, dtype: torch.dtype
-) -> None:
+def test_in_half_precision_a_replay_is_as_near_to_fp32_as_the_ordinary_call(adapter, dtype):
     exact = adapter.open(device=DEVICE, dtype=torch.float32)
     made = graphs_of(adapter, poisoned=True, dtype=dtype)
     reference = torch.cat(exact.encode(adapter.items(exact, len(made.items))))

@@ -36,9 +36,7 @@ def direct(b: Bench, number: int, **changes: object) -> Job:
     return Job(b, png(picture(number)), changes={"direct": True, **changes})
 
 
-async def test_a_new_item_is_read_at_the_encoder_while_the_store_is_away(
-    encoder: EncoderSide, server: EmbeddedStore, own_store: EmbeddingStore
-) -> None:
+async def test_a_new_item_is_read_at_the_encoder_while_the_store_is_away(encoder, server, own_store):
     async with bench(encoder, own_store, server.url) as b:
         assert b.worker.info(0).capacity[DIRECT] == 1
         server.stop()
@@ -53,9 +51,7 @@ async def test_a_new_item_is_read_at_the_encoder_while_the_store_is_away(
         assert (again.source, b.tower.batches) == (ready.source, [1])
 
 
-async def test_the_embedding_is_saved_after_the_answer(
-    encoder: EncoderSide, server: EmbeddedStore, own_store: EmbeddingStore
-) -> None:
+async def test_the_embedding_is_saved_after_the_answer(encoder, server, own_store):
     async with bench(encoder, own_store, server.url) as b:
         job = await direct(b, 2).planned()
         ready = (await job.finished()).ready
@@ -83,9 +79,7 @@ async def test_a_job_of_another_proxy_waits_for_the_save_where_its_pd_workers_ne
         assert await own_store.look_up([(ready.plan.mm_hash, NAMESPACE)]) == [plan_from_proto(ready.plan)]
 
 
-async def test_with_the_store_alone_nothing_is_served(
-    encoder: EncoderSide, server: EmbeddedStore, own_store: EmbeddingStore
-) -> None:
+async def test_with_the_store_alone_nothing_is_served(encoder, server, own_store):
     async with bench(encoder, own_store, server.url, ec_transfer="store") as b:
         assert b.worker.info(0).capacity[DIRECT] == 0
         ready = (await (await direct(b, 4).planned()).finished()).ready

@@ -8,9 +8,8 @@ import hashlib
 import torch
 
 from support.data.pictures import picture
-from support.engine.encoder_bench import Bench, Job, OpenBench, png, stored_rows
+from support.engine.encoder_bench import Bench, Job, png, stored_rows
 from triptych.encoder_worker.media.formats import decode_image
-from triptych.models.base import EncoderSide
 from triptych.store import keys
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -31,9 +30,7 @@ async def at_rest(b: Bench, store: EmbeddingStore) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_stored_rows_are_what_the_encoder_side_puts_out(
-    b: Bench, store: EmbeddingStore, encoder: EncoderSide
-) -> None:
+async def test_stored_rows_are_what_the_encoder_side_puts_out(b, store, encoder):
     job = await Job(b, media(1, 96, 64)).planned()
     assert not await exists(store, job.key)
     event = await job.finished()
@@ -52,9 +49,7 @@ async def test_stored_rows_are_what_the_encoder_side_puts_out(
     await at_rest(b, store)
 
 
-async def test_jobs_of_several_requests_share_a_batch(
-    open_bench: OpenBench, store: EmbeddingStore, encoder: EncoderSide
-) -> None:
+async def test_jobs_of_several_requests_share_a_batch(open_bench, store, encoder):
     async with open_bench(encoder_batch_patches=16384) as b:
         sizes = [(64, 64), (128, 64)]
         first = await Job(b, media(99)).planned()

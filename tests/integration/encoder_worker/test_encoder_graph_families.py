@@ -25,9 +25,7 @@ EVERY = pytest.mark.parametrize("adapter", matrix(ORDERED, quick=3), ids=lambda 
 
 
 @EVERY
-def test_padded_replays_equal_the_ordinary_call_for_each_number_of_items_at_each_budget(
-    adapter: Adapter,
-) -> None:
+def test_padded_replays_equal_the_ordinary_call_for_each_number_of_items_at_each_budget(adapter):
     made = replays(adapter, poisoned=True)
     tried = 0
     for count in range(1, len(made.items) + 1):

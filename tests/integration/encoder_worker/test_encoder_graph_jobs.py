@@ -19,7 +19,6 @@ from triptych.encoder_worker.graphs import graph_encoder
 from triptych.encoder_worker.graphs.graph_encoder import GraphEncoder, with_graphs
 from triptych.encoder_worker.graphs.manager import GraphCounts
 from triptych.models.registry import load_encoder
-from triptych.store.embedding_store import EmbeddingStore
 
 CPU = torch.device("cpu")
 #: By kind of tower: the family, a variant of its checkpoint, and media.
@@ -34,9 +33,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_graphs_store_the_rows_of_the_ordinary_call(
-    kind: str, store: EmbeddingStore, store_url: str
-) -> None:
+async def test_graphs_store_the_rows_of_the_ordinary_call(kind, store, store_url):
     family, variant, modality, media = KINDS[kind]
     plain = load_encoder(build_checkpoint(family, variant=variant), device=CPU, dtype=torch.float32)
     graphs = with_graphs(EncoderConfig(store=store_url, encoder_graphs="static"), plain)
@@ -57,9 +54,7 @@ async def test_graphs_store_the_rows_of_the_ordinary_call(
     assert (counts.hits, counts.misses) == (len(media), 0)
 
 
-def test_a_tower_without_a_form_of_fixed_shape_is_refused_by_name_or_runs_without_graphs(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_tower_without_a_form_of_fixed_shape_is_refused_by_name_or_runs_without_graphs(monkeypatch, caplog):
     plain = WatchedTower(TwoTowerEncoder())
     with pytest.raises(ConfigError, match="--encoder-graphs static: WatchedTower .*: give .* off"):
         with_graphs(EncoderConfig(store="unix:///none", encoder_graphs="static"), plain)

@@ -14,14 +14,11 @@ from grpc import aio
 from support.data.pictures import picture
 from support.engine.encoder_bench import Bench, Job, bench, png
 from support.waiting import within
-from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.base.types import WorkerInfo
 from triptych.encoder_worker import server as server_module
 from triptych.encoder_worker.service import warn_of_mismatch
-from triptych.models.base import EncoderSide
 from triptych.registry.registry import Registry
 from triptych.store.control import StoreUnavailable
-from triptych.store.embedding_store import EmbeddingStore
 
 
 def media(seed: int, width: int = 64, height: int = 64) -> bytes:
@@ -67,9 +64,7 @@ async def test_ended_jobs_leave_nothing_to_the_garbage_collector(b: Bench) -> No
     assert sum(left.values()) < JOBS / 5, left
 
 
-async def test_a_client_that_does_not_close_the_stream_cannot_keep_it(
-    b: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_that_does_not_close_the_stream_cannot_keep_it(b, monkeypatch):
     monkeypatch.setattr(server_module, "CLOSING_SECONDS", 0.1)
     media = png(picture(1, 64, 64))
     await (await Job(b, media).planned()).finished()
@@ -83,9 +78,7 @@ ENCODER = WorkerInfo(
 )
 
 
-async def test_it_names_its_key_and_the_one_that_is_served(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_it_names_its_key_and_the_one_that_is_served(store, caplog):
     registry = Registry(store)
     await registry.register(PD)
     await warn_of_mismatch(registry, replace(ENCODER, model_key=OTHER))
@@ -94,9 +87,7 @@ async def test_it_names_its_key_and_the_one_that_is_served(
 
 
 @pytest.mark.parametrize("workers", [(), (PD,), (PD, replace(PD, address="10.0.0.3:1", model_key=OTHER))])
-async def test_it_says_nothing_where_it_fits_or_comes_first(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture, workers: tuple[WorkerInfo, ...]
-) -> None:
+async def test_it_says_nothing_where_it_fits_or_comes_first(store, caplog, workers):
     registry = Registry(store)
     for info in workers:
         await registry.register(info)
@@ -113,9 +104,7 @@ async def test_a_store_that_is_away_ends_no_start(caplog: pytest.LogCaptureFixtu
     assert "not compared with the PD workers" in caplog.text
 
 
-async def test_an_item_is_saved_when_the_store_has_come_back(
-    encoder: EncoderSide, server: EmbeddedStore, own_store: EmbeddingStore
-) -> None:
+async def test_an_item_is_saved_when_the_store_has_come_back(encoder, server, own_store):
     async with bench(encoder, own_store, server.url) as b:
         await (await Job(b, png(picture(1))).planned()).finished()
         job = await Job(b, png(picture(2))).planned()

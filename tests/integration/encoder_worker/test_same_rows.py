@@ -38,18 +38,14 @@ async def test_other_items_have_none(same: SameRows, pixel: int, salt: str) -> N
     assert await same.output(SECOND, prepared(pixel), salt) is None
 
 
-async def test_an_item_whose_rows_are_gone_is_computed_and_is_the_one_to_read_then(
-    same: SameRows, store: EmbeddingStore
-) -> None:
+async def test_an_item_whose_rows_are_gone_is_computed_and_is_the_one_to_read_then(same, store):
     await store.control.execute("FLUSHDB")
     assert await same.output(SECOND, prepared(1), "a") is None
     await store.save(SECOND, make_body(SECOND), ttl=60)
     assert await same.output(FIRST, prepared(1), "a") is not None
 
 
-async def test_an_error_of_the_search_leaves_the_item_to_the_tower(
-    same: SameRows, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_error_of_the_search_leaves_the_item_to_the_tower(same, store, monkeypatch):
     def broken(*args: object) -> None:
         raise ValueError("a bug")
 

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from support.data.checkpoints import build_checkpoint
 from support.data.pictures import picture
-from support.engine.encoder_bench import NAMESPACE, Job, OpenBench, png
+from support.engine.encoder_bench import NAMESPACE, Job, png
 from support.processes.cluster import scrape
 from support.ranks.groups import children
 from support.tracing.spans import kept_tracer, new_context
@@ -98,9 +98,7 @@ async def _registered(store: EmbeddingStore) -> list[WorkerInfo]:
 
 
 @pytest.mark.timeout(240)
-async def test_two_ranks_serve_and_a_rank_that_is_killed_ends_the_worker(
-    store: EmbeddingStore, store_url: str
-) -> None:
+async def test_two_ranks_serve_and_a_rank_that_is_killed_ends_the_worker(store, store_url):
     words = (sys.executable, "-c", _WORKER, str(build_checkpoint("qwen3_vl")), store_url)
     process = await asyncio.create_subprocess_exec(*words, stderr=asyncio.subprocess.PIPE)
     assert process.stderr is not None
@@ -138,9 +136,7 @@ async def producer_of(store: EmbeddingStore, key: str) -> SpanContext | None:
     return from_bytes(loaded.producer)
 
 
-async def test_an_embedding_carries_the_span_that_computed_it(
-    open_bench: OpenBench, store: EmbeddingStore
-) -> None:
+async def test_an_embedding_carries_the_span_that_computed_it(open_bench, store):
     tracer, kept = kept_tracer()
     parent = new_context(sampled=True)
     async with open_bench(tracer=tracer) as b:

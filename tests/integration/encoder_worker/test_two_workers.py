@@ -12,7 +12,6 @@ from support.engine.encoder_bench import Bench, Job, bench, png
 from support.fakes.encoder_jobs import Jobs
 from triptych.encoder_worker.jobs.job import JobEvent, Ready, Waiter
 from triptych.encoder_worker.jobs.single_flight import SingleFlight
-from triptych.models.base import EncoderSide
 from triptych.registry.leases import Lease, LeaseKeeper, Leases, OwnedBy
 from triptych.store import keys
 from triptych.store.embedding_store import EmbeddingStore
@@ -27,9 +26,7 @@ async def in_the_tower(b: Bench, seed: int) -> Job:
     return job
 
 
-async def test_the_second_worker_is_told_the_first_and_can_join_there(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
+async def test_the_second_worker_is_told_the_first_and_can_join_there(encoder, store, store_url):
     async with bench(encoder, store, store_url) as a, bench(encoder, store, store_url) as b:
         first = await in_the_tower(a, 1)
         second = await Job(b, first.media).planned()
@@ -43,9 +40,7 @@ async def test_the_second_worker_is_told_the_first_and_can_join_there(
         assert (a.tower.batches, b.tower.batches) == ([1], [])
 
 
-async def test_a_hung_owner_is_replaced_by_the_token_of_its_lease(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
+async def test_a_hung_owner_is_replaced_by_the_token_of_its_lease(encoder, store, store_url):
     async with bench(encoder, store, store_url) as a, bench(encoder, store, store_url) as b:
         first = await in_the_tower(a, 2)
         told = (await (await Job(b, first.media).planned()).finished()).failed
@@ -58,9 +53,7 @@ async def test_a_hung_owner_is_replaced_by_the_token_of_its_lease(
                 await asyncio.sleep(0.01)
 
 
-async def test_a_worker_takes_what_another_has_stored_since_the_plan(
-    encoder: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
+async def test_a_worker_takes_what_another_has_stored_since_the_plan(encoder, store, store_url):
     async with bench(encoder, store, store_url) as a, bench(encoder, store, store_url) as b:
         waiting = await Job(b, png(picture(3))).planned()
         await (await Job(a, png(picture(3))).planned()).finished()
@@ -85,9 +78,7 @@ class _EndsMeanwhile(Leases):
         return await super().acquire(mm_hash, **words)
 
 
-async def test_an_owner_that_ends_between_look_up_and_lease_has_encoded_for_all(
-    store: EmbeddingStore,
-) -> None:
+async def test_an_owner_that_ends_between_look_up_and_lease_has_encoded_for_all(store):
     owned = await Leases(store).acquire(KEY, address="a:1", incarnation="a", term=60)
     assert isinstance(owned, Lease)
     keeper = LeaseKeeper(

@@ -61,9 +61,7 @@ async def ask(url: str, key: str) -> str:
         return str((await reply.json())["choices"][0]["message"]["content"])
 
 
-async def test_the_laptop_example_answers_a_picture_and_leaves_nothing(
-    tmp_path: Path, store_server: StoreServer
-) -> None:
+async def test_the_laptop_example_answers_a_picture_and_leaves_nothing(tmp_path, store_server):
     """Over the certificate that the chart makes. The store is outside: that of the test speaks no TLS."""
     values = laptop()
     values["store"] = {"mode": "external", "acl": False, "external": {"url": store_server.url}}

@@ -38,9 +38,7 @@ async def test_of_many_at_once_one_owns_the_item(store: EmbeddingStore) -> None:
     assert sum(isinstance(result, Lease) for result in results) == 1
 
 
-async def test_a_lease_ends_with_its_term_and_its_old_owner_cannot_touch_the_next(
-    store: EmbeddingStore,
-) -> None:
+async def test_a_lease_ends_with_its_term_and_its_old_owner_cannot_touch_the_next(store):
     leases = Leases(store)
     old = await owned(leases, "a", term=0.01)
     await asyncio.sleep(0.05)
@@ -58,9 +56,7 @@ async def test_a_hung_owner_is_replaced_by_naming_its_token(store: EmbeddingStor
     assert await acquire(leases, "c", replace_token=hung.token) == OwnedBy("b:1", "b-1", new.token)
 
 
-async def test_the_lease_of_a_process_that_was_restarted_goes_to_its_successor(
-    store: EmbeddingStore,
-) -> None:
+async def test_the_lease_of_a_process_that_was_restarted_goes_to_its_successor(store):
     leases = Leases(store)
     await owned(leases, "a")
     again = await leases.acquire(HASH, address="a:1", incarnation="a-2", term=60)

@@ -51,9 +51,7 @@ _MISTRAL = (
 
 
 @pytest.mark.parametrize(("fields", "end"), [({}, ""), ({"language": "en"}, "lang:en")])
-def test_voxtral_transcribes_by_the_prompt_of_mistral_common(
-    fields: dict[str, Any], end: str, tmp_path: Path
-) -> None:
+def test_voxtral_transcribes_by_the_prompt_of_mistral_common(fields, end, tmp_path):
     """Its processor needs that package, whose release 1.12.0 writes this prompt."""
     path = next(entry for entry in SOUNDS if entry.family == "Voxtral").checkpoint(tmp_path)
     (path / "chat_template.jinja").write_text(_MISTRAL)
@@ -79,9 +77,7 @@ def test_voxtral_transcribes_by_the_prompt_of_mistral_common(
         ("qwen2_audio", {}, "model"),
     ],
 )
-def test_what_a_class_cannot_do_is_refused_by_its_field(
-    kind: str, fields: dict[str, Any], param: str
-) -> None:
+def test_what_a_class_cannot_do_is_refused_by_its_field(kind, fields, param):
     with pytest.raises(InvalidRequest) as caught:
         transcription_chat(common_pb2.Transcription(**fields), kind)
     assert caught.value.param == param

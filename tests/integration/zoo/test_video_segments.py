@@ -12,7 +12,7 @@ import torch
 
 from support.engine.engine_cell import engine_cell
 from support.videos.cases import VideoAnswer, VideoCase, answered, built, plan_of, prepared, reference
-from support.videos.classes import CLASSES, VideoClass
+from support.videos.classes import CLASSES
 from support.videos.clips import make_clip
 from triptych.base.config import MIB
 from triptych.base.types import SEGMENT, ItemPlan
@@ -69,9 +69,7 @@ def positions(case: VideoCase, decoder: DecoderSide, plans: Sequence[ItemPlan]) 
 
 
 @pytest.mark.parametrize("entry", DIVIDED, ids=lambda entry: entry.family)
-def test_a_clip_in_segments_is_placed_and_answered_as_by_transformers(
-    entry: VideoClass, answers: Answers
-) -> None:
+def test_a_clip_in_segments_is_placed_and_answered_as_by_transformers(entry, answers):
     case, expected = answers[entry.family]
     assert not expected.error
     encoder = load_encoder(case.model, **_CPU)

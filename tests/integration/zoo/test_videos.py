@@ -11,7 +11,7 @@ import torch
 from support.data.pictures import picture
 from support.engine.engine_cell import engine_cell
 from support.videos.cases import Sides, VideoAnswer, VideoCase, answered, built, plan_of, prepared, reference
-from support.videos.classes import CLASSES, VideoClass
+from support.videos.classes import CLASSES
 from support.videos.clips import make_clip
 from triptych.base.config import MIB
 from triptych.models.generic import DECODER, ENCODER
@@ -38,18 +38,14 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[VideoCa
 
 
 @pytest.mark.parametrize("entry", CLASSES, ids=lambda entry: entry.family)
-def test_a_video_is_prepared_placed_and_answered_as_by_transformers(
-    entry: VideoClass, answers: dict[str, tuple[VideoCase, VideoAnswer]]
-) -> None:
+def test_a_video_is_prepared_placed_and_answered_as_by_transformers(entry, answers):
     case, expected = answers[entry.family]
     decoder = DECODER.load(case.model, **_CPU, attn_implementation=ATTENTION_NAME)
     check(case, expected, Sides(case.model, ENCODER.load(case.model, **_CPU), decoder))
 
 
 @pytest.mark.parametrize("entry", OWN_FAMILY, ids=lambda entry: entry.family)
-def test_the_family_of_its_own_gives_the_same(
-    entry: VideoClass, answers: dict[str, tuple[VideoCase, VideoAnswer]]
-) -> None:
+def test_the_family_of_its_own_gives_the_same(entry, answers):
     case, expected = answers[entry.family]
     decoder = load_decoder(case.model, **_CPU, attn_implementation=ATTENTION_NAME)
     sides = Sides(case.model, load_encoder(case.model, **_CPU), decoder)
@@ -58,9 +54,7 @@ def test_the_family_of_its_own_gives_the_same(
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_a_picture_and_a_video_in_one_prompt_are_answered_as_by_transformers(
-    name: str, answers: dict[str, tuple[VideoCase, VideoAnswer]]
-) -> None:
+def test_a_picture_and_a_video_in_one_prompt_are_answered_as_by_transformers(name, answers):
     case, expected = answers[f"{name} with a picture"]
     assert not expected.error
     decoder = load_decoder(case.model, **_CPU, attn_implementation=ATTENTION_NAME)

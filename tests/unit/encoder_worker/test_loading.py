@@ -56,9 +56,7 @@ def encoder() -> EncoderSide:
     return _encoder("qwen3_vl")
 
 
-def test_the_largest_batch_has_the_largest_pictures_and_as_many_as_a_batch_takes(
-    encoder: EncoderSide,
-) -> None:
+def test_the_largest_batch_has_the_largest_pictures_and_as_many_as_a_batch_takes(encoder):
     batch = largest_batch(CONFIG, encoder)
     assert sum(item.cost for item in batch) <= 1024 < sum(item.cost for item in batch) + batch[0].cost
     small = largest_batch(EncoderConfig(max_image_pixels=64 * 64, encoder_batch_patches=1024), encoder)

@@ -25,9 +25,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     library.kernel_library.cache_clear()
 
 
-def test_without_a_compiler_one_line_says_what_it_costs_and_the_remedy(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_compiler_one_line_says_what_it_costs_and_the_remedy(fresh, monkeypatch, caplog):
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr(library, "INSTALLED", fresh)
     assert library.kernel_library() is None
@@ -35,9 +33,7 @@ def test_without_a_compiler_one_line_says_what_it_costs_and_the_remedy(
     assert "no C++ compiler; install g++" in caplog.text and "twice the CPU time" in caplog.text
 
 
-def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(fresh, monkeypatch, tmp_path):
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho no room >&2\nexit 3\n")
     broken.chmod(0o755)
@@ -48,9 +44,7 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(
 
 
 @pytest.mark.timeout(240)
-def test_a_compiled_library_is_loaded_again_without_a_compiler(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_library_is_loaded_again_without_a_compiler(fresh, monkeypatch):
     if library.compiler() is None:
         pytest.skip("no C++ compiler")
     monkeypatch.setattr(library, "INSTALLED", fresh / "none")
@@ -72,9 +66,7 @@ def test_other_sources_are_another_library(monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("compiler", ["g++", "no-such-compiler"])
-def test_a_wheel_has_the_library_where_a_compiler_is(
-    compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wheel_has_the_library_where_a_compiler_is(compiler, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", compiler)
     source = tmp_path / "source"
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)

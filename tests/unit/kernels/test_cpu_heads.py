@@ -40,9 +40,7 @@ def expected(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sizes", [(1, 1, 2), (3, 5, 34), (9, 3, 80), (21, 2, 128)])
 @pytest.mark.parametrize("normed", [True, False], ids=["norm", "no norm"])
-def test_every_instruction_set_rotates_heads_and_nothing_beside_them(
-    sizes: tuple[int, int, int], dtype: torch.dtype, normed: bool, instructions: int
-) -> None:
+def test_every_instruction_set_rotates_heads_and_nothing_beside_them(sizes, dtype, normed, instructions):
     tokens, heads, dim = sizes
     x, norm = draw(*sizes, dtype=dtype), draw(heads, dim, dtype=dtype, seed=1) if normed else None
     cos, sin = draw(2, tokens, 1, dim, dtype=dtype, seed=2)

@@ -40,9 +40,7 @@ def check(found: torch.Tensor, expected: torch.Tensor, atol: float = 2e-2) -> No
 @pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
 @pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 13, 16, 32])
 @pytest.mark.parametrize("sizes", [(64, 2), (128, 34), (192, 520)])
-def test_every_instruction_set_gives_the_product(
-    rows: int, sizes: tuple[int, int], instructions: int
-) -> None:
+def test_every_instruction_set_gives_the_product(rows, sizes, instructions):
     outs, ins = sizes
     x, weight, bias = among_nan(draw(rows, ins)), draw(outs, ins, seed=1), draw(outs, seed=2)
     packed = blocked(weight)
@@ -122,9 +120,7 @@ def layer(outs: int = 256, ins: int = 256) -> nn.Linear:
 @pytest.mark.skipif(
     not prepack.can_prepack(torch.device("cpu"), torch.bfloat16), reason="no blocked bfloat16 weights"
 )
-def test_a_prepacked_layer_gives_few_rows_to_the_kernel_and_others_to_onednn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_prepacked_layer_gives_few_rows_to_the_kernel_and_others_to_onednn(monkeypatch):
     plain, calls = layer(), []
     packed = PrepackedLinear(plain)
     inner = prepack.multiply

@@ -40,13 +40,7 @@ def _chosen(
         ((), ("port", "grpc_port"), {"port": 0, "grpc_port": 0}, (0, 0)),
     ],
 )
-def test_the_next_free_pair_is_taken_and_what_was_named_stays(
-    monkeypatch: pytest.MonkeyPatch,
-    taken: Collection[int],
-    fixed: Collection[str],
-    ports: dict[str, int],
-    chosen: tuple[int, int],
-) -> None:
+def test_the_next_free_pair_is_taken_and_what_was_named_stays(monkeypatch, taken, fixed, ports, chosen):
     assert _chosen(monkeypatch, taken, fixed, **ports) == chosen
 
 
@@ -58,9 +52,7 @@ def test_the_next_free_pair_is_taken_and_what_was_named_stays(
         (range(8000, 9000), (), "--port 8000"),
     ],
 )
-def test_a_port_that_was_named_and_a_full_range_are_refused_by_flag(
-    monkeypatch: pytest.MonkeyPatch, taken: Collection[int], fixed: Collection[str], flag: str
-) -> None:
+def test_a_port_that_was_named_and_a_full_range_are_refused_by_flag(monkeypatch, taken, fixed, flag):
     with pytest.raises(ConfigError, match=flag):
         _chosen(monkeypatch, taken, fixed)
 
@@ -73,9 +65,7 @@ def test_a_port_that_was_named_and_a_full_range_are_refused_by_flag(
         ((), {"TRIPTYCH_GRPC_PORT": "9"}, {"grpc_port"}),
     ],
 )
-def test_a_port_is_named_by_its_flag_or_its_variable(
-    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], variables: dict[str, str], fixed: set[str]
-) -> None:
+def test_a_port_is_named_by_its_flag_or_its_variable(monkeypatch, arguments, variables, fixed):
     calls: list[Collection[str]] = []
     monkeypatch.setattr(serve, "serve_cluster", lambda config, fixed: calls.append(fixed))
     CliRunner().invoke(app, ["serve", *arguments], env=variables, catch_exceptions=False)

@@ -122,9 +122,7 @@ def test_the_thread_of_an_engine_selects_its_gpu_before_its_first_step(cuda: Fak
     assert engine.devices == ["cuda:1"] and "engine" in cuda.selected
 
 
-def test_only_the_devices_allocator_makes_a_copy_fail_for_memory(
-    meta: FakeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_devices_allocator_makes_a_copy_fail_for_memory(meta, monkeypatch):
     def full(*_: object, **__: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 

@@ -45,9 +45,7 @@ def test_a_machine_without_cgroups_is_as_large_as_the_affinity(tmp_path: Path):
         ("?", 64),
     ],
 )
-def test_a_pod_of_some_cpus_on_64_cores_uses_those_whole_ones_that_its_quota_pays_for(
-    tmp_path: Path, quota: str, cpus: int
-):
+def test_a_pod_of_some_cpus_on_64_cores_uses_those_whole_ones_that_its_quota_pays_for(tmp_path, quota, cpus):
     FakeMachine(tmp_path).group(TREE, {"cpu.max": quota})
     assert usable_cpus(HOST, tmp_path) == cpus
 
@@ -136,9 +134,7 @@ def test_the_threads_of_a_worker_fit_in_one_node(tmp_path: Path):
     assert threads_of_one_worker(HOST, tmp_path) == 4
 
 
-def test_a_core_is_claimed_only_where_no_other_container_can_claim_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_core_is_claimed_only_where_no_other_container_can_claim_it(tmp_path, monkeypatch):
     cpus = {"online": "0-63"}
     host = FakeMachine(tmp_path / "host").group("sys/devices/system/cpu", cpus)
     host.group("proc/self/ns", {"pid": "", "cgroup": ""})

@@ -43,9 +43,7 @@ def test_without_generation_config_the_models_eos_counts(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("sampled", "min_p"), [(True, 0.2), (False, 0.0)])
-def test_a_repetition_penalty_counts_without_sampling_and_min_p_does_not(
-    tmp_path: Path, sampled: bool, min_p: float
-) -> None:
+def test_a_repetition_penalty_counts_without_sampling_and_min_p_does_not(tmp_path, sampled, min_p):
     path = build_checkpoint("qwen3_vl", tmp_path / "model")
     values = {"eos_token_id": 3, "do_sample": sampled, "min_p": 0.2, "repetition_penalty": 1.05}
     (path / "generation_config.json").write_text(json.dumps(values))
@@ -63,9 +61,7 @@ def test_a_repetition_penalty_counts_without_sampling_and_min_p_does_not(
     ],
 )
 @pytest.mark.parametrize("where", ["dtype", "torch_dtype", "text_config"])
-def test_auto_is_the_checkpoints_dtype_on_cuda_and_float32_on_a_cpu(
-    tmp_path: Path, where: str, device: str, name: str, expected: torch.dtype
-) -> None:
+def test_auto_is_the_checkpoints_dtype_on_cuda_and_float32_on_a_cpu(tmp_path, where, device, name, expected):
     config = {"text_config": {"dtype": "bfloat16"}} if where == "text_config" else {where: "bfloat16"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert resolve_dtype(tmp_path, torch.device(device), name) == expected

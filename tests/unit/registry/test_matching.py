@@ -55,9 +55,7 @@ def test_rows_of_another_width_do_not_fit_and_both_widths_are_named() -> None:
 
 
 @pytest.mark.parametrize("given, taken", [({}, {"row_width": 8192}), ({"row_width": 8192}, {})])
-def test_a_worker_that_names_no_width_is_of_an_older_release_and_fits(
-    given: dict[str, int], taken: dict[str, int]
-) -> None:
+def test_a_worker_that_names_no_width_is_of_an_older_release_and_fits(given, taken):
     assert PDModels.of([replace(PD, capacity=taken)]).mismatch(replace(ENCODER, capacity=given)) is None
 
 

@@ -36,9 +36,7 @@ def encoded(plan: ItemPlan, body: bytes) -> bytes:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("runs", [None, ((0, 3), (5, 4))])
 @pytest.mark.parametrize("layout", [(), (0, 0, 0, 0, 9, 7)])
-def test_a_head_is_decoded_to_the_plan_that_was_stored(
-    dtype: str, runs: tuple[tuple[int, int], ...] | None, layout: tuple[int, ...]
-) -> None:
+def test_a_head_is_decoded_to_the_plan_that_was_stored(dtype, runs, layout):
     plan = dataclasses.replace(
         make_plan(dtype=dtype), runs=runs, length=7 if runs is None else 9, layout=layout
     )

@@ -34,9 +34,7 @@ class _Teacher:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_largest_logit_error_is_at_most_twice_that_of_transformers(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_largest_logit_error_is_at_most_twice_that_of_transformers(family, monkeypatch):
     checkpoint = Checkpoint.open(family, dtype=torch.bfloat16)
     result = reference(checkpoint.path, PROMPT, TOKENS)
     teacher = _Teacher(checkpoint, result.token_ids)

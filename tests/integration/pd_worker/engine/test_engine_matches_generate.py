@@ -50,9 +50,7 @@ def test_mixed_prompts_match_over_64_tokens_in_every_family(family: str, backend
 
 
 @pytest.mark.parametrize(("budget", "block_size"), matrix([(16, 8), (33, 16), (4096, 8)], quick=2))
-def test_token_budget_and_block_size_change_nothing(
-    checkpoint: Checkpoint, budget: int, block_size: int
-) -> None:
+def test_token_budget_and_block_size_change_nothing(checkpoint, budget, block_size):
     with engine_cell(checkpoint, max_num_batched_tokens=budget, block_size=block_size) as cell:
         assert_matches(cell, MIXED, cell.answer(MIXED, 24))
         # Again: now with a prefix that the first round has left.
@@ -74,9 +72,7 @@ def test_a_chunk_boundary_at_every_offset_of_an_image_changes_nothing(checkpoint
 
 
 @pytest.mark.parametrize("budget", [7, 4096], ids=["in pieces", "beside a picture from its start"])
-def test_a_cached_prefix_that_ends_inside_a_picture_leaves_the_other_rows_of_every_level(
-    checkpoint: Checkpoint, budget: int
-) -> None:
+def test_a_cached_prefix_that_ends_inside_a_picture_leaves_the_other_rows_of_every_level(checkpoint, budget):
     """Rows of the deepstack levels are those of the chunk, however much of the picture is cached."""
     prompt = Prompt("Compare the two.", (CAT, DOG))
     prompt_ids = reference(checkpoint.path, prompt, 24).prompt_token_ids
@@ -137,9 +133,7 @@ def test_paused_requests_answer_alike_once_they_are_resumed(checkpoint: Checkpoi
 @pytest.mark.parametrize("block_size", [1, 8, 16, 64])
 @pytest.mark.parametrize("budget", [7, 16, 33, 512, 4096])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_tokens_match_with_every_budget_and_block_size(
-    family: str, budget: int, block_size: int, prefix_caching: bool
-) -> None:
+def test_tokens_match_with_every_budget_and_block_size(family, budget, block_size, prefix_caching):
     flags = {"max_num_batched_tokens": budget, "block_size": block_size, "prefix_caching": prefix_caching}
     with engine_cell(Checkpoint.open(family), **flags) as cell:
         for _ in range(2):

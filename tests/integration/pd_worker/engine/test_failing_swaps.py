@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from support.engine.engine_cell import Checkpoint, reference
+from support.engine.engine_cell import reference
 from support.engine.failing_copies import fail_each_in_turn, fail_swaps_of_cross_tables, swapping_cell
 from support.engine.prompts import SIX
 from support.matrix import matrix
@@ -16,9 +16,7 @@ TOKENS = 24
 
 
 @pytest.mark.parametrize("prefix_caching", matrix([True, False]))
-def test_pictures_and_texts_are_answered_alike_whichever_copy_fails(
-    checkpoint: Checkpoint, prefix_caching: bool
-) -> None:
+def test_pictures_and_texts_are_answered_alike_whichever_copy_fails(checkpoint, prefix_caching):
     expected = [reference(checkpoint.path, prompt, TOKENS).token_ids for prompt in SIX]
     flags = {"block_size": 4, "max_model_len": 128, "max_num_batched_tokens": 64}
     fail_each_in_turn(
@@ -34,9 +32,7 @@ def test_texts_are_answered_alike_whichever_copy_of_a_cross_table_fails() -> Non
     fail_swaps_of_cross_tables("cpu")
 
 
-def test_a_copy_that_loses_the_device_ends_the_engine(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_that_loses_the_device_ends_the_engine(checkpoint, monkeypatch):
 
     def fail(*_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")

@@ -142,9 +142,7 @@ def cell_of(checkpoint: Checkpoint, connector: str, store_url: str) -> Iterator[
 
 
 @pytest.mark.parametrize(("connector", "inject"), FAULTS, ids=lambda value: getattr(value, "__name__", value))
-async def test_every_transfer_in_turn_may_fail(
-    checkpoint: Checkpoint, store: EmbeddingStore, store_url: str, connector: str, inject: Any
-) -> None:
+async def test_every_transfer_in_turn_may_fail(checkpoint, store, store_url, connector, inject):
     expected = [reference(checkpoint.path, prompt, TOKENS).token_ids for prompt in PROMPTS]
     prompts = [reference(checkpoint.path, prompt, TOKENS).prompt_token_ids for prompt in PROMPTS]
     for prompt, ids in zip(PROMPTS, prompts, strict=True):

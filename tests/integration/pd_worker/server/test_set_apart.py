@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 
-import pytest
-
 from support.fakes.pd_client import PDClient
 from triptych.protos import pd_pb2
 
@@ -51,9 +49,7 @@ async def test_a_worker_is_apart_for_one_proxy_at_a_time_and_not_when_it_drains(
     assert (await set_apart(client, "later")).error.code == "unavailable"
 
 
-async def test_the_worker_is_apart_only_when_its_step_has_ended_and_nothing_is_read(
-    served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_worker_is_apart_only_when_its_step_has_ended_and_nothing_is_read(served, monkeypatch):
     worker, client = served
     held, entered = threading.Event(), threading.Event()
     take = worker.servicer._input_processor.process

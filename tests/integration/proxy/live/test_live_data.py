@@ -191,9 +191,7 @@ async def test_a_key_sees_rows_of_its_own_requests_and_an_operators_those_of_all
                 assert shown["proxy"]["in_flight"] == shown["pd_workers"][0]["requests"] == 1
 
 
-async def test_requests_that_have_ended_are_listed_newest_slowest_or_failed_first(
-    store: EmbeddingStore,
-) -> None:
+async def test_requests_that_have_ended_are_listed_newest_slowest_or_failed_first(store):
     async with watched(store) as live:
         await live.ask("first", "a")
         await live.ask("second")
@@ -230,9 +228,7 @@ async def test_requests_that_have_ended_are_listed_newest_slowest_or_failed_firs
         ("q=1", "query"),
     ],
 )
-async def test_a_wrong_query_is_refused_by_the_name_of_its_field(
-    store: EmbeddingStore, query: str, field: str
-) -> None:
+async def test_a_wrong_query_is_refused_by_the_name_of_its_field(store, query, field):
     async with watched(store) as live:
         status, reply = await live.get(f"/cluster/requests?{query}")
         assert (status, reply["error"]["param"]) == (400, field)

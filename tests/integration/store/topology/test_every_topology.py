@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
 from triptych.base.scaling import PoolDemand, ScalingDecision
 from triptych.base.types import WorkerInfo
@@ -17,9 +15,7 @@ from triptych.store.bulk import Loaded, Missing, SaveResult
 from triptych.store.embedding_store import EmbeddingStore
 
 
-async def test_many_items_are_saved_looked_up_and_loaded_byte_for_byte(
-    topology_store: EmbeddingStore,
-) -> None:
+async def test_many_items_are_saved_looked_up_and_loaded_byte_for_byte(topology_store):
     plans = [make_plan(f"item {n}", rows=50 + n, width=64) for n in range(40)]
     saved = await asyncio.gather(*(topology_store.save(plan, make_body(plan), ttl=60) for plan in plans))
     assert set(saved) == {SaveResult.STORED}
@@ -33,9 +29,7 @@ async def test_many_items_are_saved_looked_up_and_loaded_byte_for_byte(
     assert await topology_store.load(absent, fresh_buffer) == Missing("no such key", "")
 
 
-async def test_a_value_in_parts_is_saved_renewed_loaded_and_replaced(
-    topology_store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_value_in_parts_is_saved_renewed_loaded_and_replaced(topology_store, monkeypatch):
     monkeypatch.setattr(codec, "PART_BYTES", 1 << 20)
     plans = [make_plan(f"large {n}", rows=1000, width=700) for n in range(4)]
     for plan in plans:

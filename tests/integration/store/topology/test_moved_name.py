@@ -56,9 +56,7 @@ def two(tmp_path: Path) -> Iterator[list[StoreServer]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["killed", "made a replica"])
-async def test_clients_go_to_the_new_host(
-    two: list[StoreServer], names: Names, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
+async def test_clients_go_to_the_new_host(two, names, monkeypatch, fault):
     """A server that is made a replica keeps its connections, and answers reads on them."""
     monkeypatch.setattr(bulk, "MAX_AGE", 0.3)
     first, second = two

@@ -30,9 +30,7 @@ def split(tmp_path: Path) -> Iterator[SplitServers]:
         yield servers
 
 
-async def test_clients_follow_the_new_primary_although_the_old_one_answers_and_takes_writes(
-    split: SplitServers,
-) -> None:
+async def test_clients_follow_the_new_primary_although_the_old_one_answers_and_takes_writes(split):
     old, new = split.servers
     writer, reader = [await EmbeddingStore.connect(split.url) for _ in range(2)]
     # A client of the old side, which knows no Sentinel.

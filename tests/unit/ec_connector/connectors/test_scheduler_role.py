@@ -246,9 +246,7 @@ FIRST, SECOND = (
 
 
 @pytest.mark.parametrize("move_first", [True, False])
-def test_the_end_of_an_earlier_loads_move_does_not_hide_that_a_later_load_has_arrived(
-    move_first: bool,
-) -> None:
+def test_the_end_of_an_earlier_loads_move_does_not_hide_that_a_later_load_has_arrived(move_first):
     role, reports = TableScheduler(ECTransferConfig()), Reports(lambda: None)
     generations = []
     for request in FIRST, SECOND:  # the first one ends while its item is being moved

@@ -70,9 +70,7 @@ def test_offsets_of_two_buffers_are_padded_apart() -> None:
         ({"cu_seqlens": torch.tensor([0.0, 3.0])}, "cu_seqlens: values of torch.float32 for a buffer of"),
     ],
 )
-def test_values_that_do_not_fit_are_an_error_and_nothing_is_written(
-    change: dict[str, torch.Tensor | None], message: str
-) -> None:
+def test_values_that_do_not_fit_are_an_error_and_nothing_is_written(change, message):
     held = buffers()
     given = {key: value for key, value in (values() | change).items() if value is not None}
     with pytest.raises(ValueError, match=message):
@@ -107,17 +105,13 @@ def test_the_metadata_of_a_budget_is_what_a_replay_needs() -> None:
         (576, 100, 576, (576,)),
     ],
 )
-def test_budgets_double_from_the_least_and_end_with_the_most(
-    least: int, most: int, multiple: int, budgets: tuple[int, ...]
-) -> None:
+def test_budgets_double_from_the_least_and_end_with_the_most(least, most, multiple, budgets):
     assert token_budgets(least, most, multiple) == budgets
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(1, 50), st.integers(1, 8), st.integers(1, 10_000))
-def test_budgets_ascend_by_at_most_a_factor_of_two_and_are_multiples(
-    multiple: int, items: int, most: int
-) -> None:
+def test_budgets_ascend_by_at_most_a_factor_of_two_and_are_multiples(multiple, items, most):
     budgets = token_budgets(multiple * items, most, multiple)
     assert budgets[0] == multiple * items
     assert all(one < other <= 2 * one for one, other in zip(budgets, budgets[1:], strict=False))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import ANY
 
@@ -42,9 +41,7 @@ def encoder() -> EncoderSide:
     return load_encoder(build_checkpoint("qwen3_vl"), device=torch.device("cpu"), dtype=torch.float32)
 
 
-def test_by_default_a_cpu_has_no_graphs_and_a_gpu_has(
-    encoder: EncoderSide, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_by_default_a_cpu_has_no_graphs_and_a_gpu_has(encoder, monkeypatch):
     assert with_graphs(EncoderConfig(), encoder) is encoder
     monkeypatch.setattr(graphs, "CudaGraph", lambda device: EagerStatic())
     backend = graphs.graph_backend(EncoderConfig().encoder_graphs, torch.device("cuda"), "--encoder-graphs")
@@ -111,9 +108,7 @@ def test_it_encodes_like_the_tower_and_counts_in_the_worker_s_metrics(encoder: E
 
 @pytest.mark.parametrize("family", ["Qwen3VL", "Qwen2_5_VL"])
 @pytest.mark.parametrize(("frames", "missed"), [(0, 0), (4, 1)])
-def test_a_video_is_packed_with_pictures_where_its_frames_fit(
-    family: str, frames: int, missed: int, tmp_path: Path
-) -> None:
+def test_a_video_is_packed_with_pictures_where_its_frames_fit(family, frames, missed, tmp_path):
     case = next(entry for entry in CLASSES if entry.family == family).case(tmp_path, make_clip())
     plain = load_encoder(case.model, device=torch.device("cpu"), dtype=torch.float32)
     graphs = with_graphs(replace(STATIC, encoder_graph_max_frames=frames), plain)
@@ -138,9 +133,7 @@ class Cuda(Device):
     on_host = False
 
 
-def test_what_a_gpu_loses_to_its_graphs_counts_beside_the_weights(
-    encoder: EncoderSide, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_gpu_loses_to_its_graphs_counts_beside_the_weights(encoder, monkeypatch):
     losses = iter((900 << 20, 600 << 20))
     monkeypatch.setattr(graph_encoder.Device, "of", Cuda)
     monkeypatch.setattr(graph_encoder, "memory_of", lambda _: SimpleNamespace(free=lambda: next(losses)))

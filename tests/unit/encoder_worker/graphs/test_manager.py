@@ -79,9 +79,7 @@ def test_a_tower_that_takes_values_out_of_its_dict_can_be_captured_and_replayed_
         ),
     ],
 )
-def test_a_misspelt_key_is_an_error_and_never_the_previous_request_s_data(
-    lost: set[str], added: dict[str, torch.Tensor], message: str
-) -> None:
+def test_a_misspelt_key_is_an_error_and_never_the_previous_request_s_data(lost, added, message):
     tower = GraphTowerFake()
     manager = managed(tower, poisoned=False)
     manager.encode([graph_item(4, 1)])
@@ -149,9 +147,7 @@ def packed(*tokens: int, limits: GraphLimits = PACKED) -> list[tuple[int, tuple[
         ((200, 200), [(512, (200, 200))]),
     ],
 )
-def test_items_are_packed_as_the_table_says(
-    tokens: tuple[int, ...], replays: list[tuple[int, tuple[int, ...]]]
-) -> None:
+def test_items_are_packed_as_the_table_says(tokens, replays):
     assert packed(*tokens) == replays
 
 
@@ -177,9 +173,7 @@ def cases(draw: st.DrawFn) -> tuple[list[ItemSize], GraphLimits]:
 
 @settings(deadline=None, max_examples=50)
 @given(cases())
-def test_every_item_is_taken_once_and_every_replay_keeps_the_limits(
-    case: tuple[list[ItemSize], GraphLimits],
-) -> None:
+def test_every_item_is_taken_once_and_every_replay_keeps_the_limits(case):
     sizes, limits = case
     packing = pack(sizes, limits)
     taken = [*packing.eager, *(index for batch in packing.batches for index in batch.items)]
@@ -196,9 +190,7 @@ def test_every_item_is_taken_once_and_every_replay_keeps_the_limits(
 
 @settings(deadline=None, max_examples=50)
 @given(cases())
-def test_no_packing_computes_more_rows_than_each_item_by_itself(
-    case: tuple[list[ItemSize], GraphLimits],
-) -> None:
+def test_no_packing_computes_more_rows_than_each_item_by_itself(case):
     sizes, limits = case
     packing = pack(sizes, limits)
     for batch in packing.batches:

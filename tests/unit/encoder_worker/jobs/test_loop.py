@@ -114,9 +114,7 @@ async def test_a_kept_output_replaces_preprocessing_and_goes_to_the_engine() -> 
         (ZeroDivisionError("a bug"), "image", False),
     ],
 )
-async def test_an_item_that_cannot_be_preprocessed_fails_its_job_alone(
-    error: Exception, param: str, retryable: bool
-) -> None:
+async def test_an_item_that_cannot_be_preprocessed_fails_its_job_alone(error, param, retryable):
     async with running() as worker:
         bad = worker.join("bad")
         await worker.send(bad)
@@ -156,9 +154,7 @@ async def test_one_batch_is_in_the_tower_at_a_time() -> None:
         assert worker.engine.batches[1][0] == ["b"]
 
 
-async def test_streams_whose_items_wait_for_the_tower_get_a_keep_alive_after_a_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_streams_whose_items_wait_for_the_tower_get_a_keep_alive_after_a_batch(monkeypatch):
     monkeypatch.setattr(module, "WAITS_SECONDS", 0.0)
     async with running(tower_credit=1) as worker:
         first, second = await worker.planned("a"), await worker.planned("b")
@@ -170,9 +166,7 @@ async def test_streams_whose_items_wait_for_the_tower_get_a_keep_alive_after_a_b
         assert Waits() not in worker.events["a"]
 
 
-async def test_the_tower_pauses_while_too_many_bytes_are_being_saved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_tower_pauses_while_too_many_bytes_are_being_saved(monkeypatch):
     monkeypatch.setattr(module, "SAVING_BYTES", 10)
     async with running() as worker:
         waiter = await worker.planned("a")

@@ -83,9 +83,7 @@ async def test_a_failed_save_is_repeated_until_it_succeeds(monkeypatch: pytest.M
     assert isinstance(s.events[-1], Ready)
 
 
-async def test_a_failed_save_is_not_repeated_once_all_streams_have_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_failed_save_is_not_repeated_once_all_streams_have_left(monkeypatch):
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
     s = Saves()
     s.encoded()
@@ -105,9 +103,7 @@ async def test_a_failed_save_is_not_repeated_once_all_streams_have_left(
         (None, True, "internal_error"),
     ],
 )
-async def test_a_failure_of_the_tower_is_retryable_unless_the_item_is_at_fault(
-    error: Exception | None, retryable: bool, code: str
-) -> None:
+async def test_a_failure_of_the_tower_is_retryable_unless_the_item_is_at_fault(error, retryable, code):
     s = Saves()
     s.encoded(output=None, error=error)
     [failed] = s.events

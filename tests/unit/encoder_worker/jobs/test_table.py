@@ -52,9 +52,7 @@ async def test_jobs_above_the_hard_limit_are_refused_even_when_all_are_planned()
         jobs.table.open(spec("b"))
 
 
-async def test_a_worker_without_the_store_fails_what_it_has_as_retryable_and_takes_nothing_new(
-    jobs: Jobs,
-) -> None:
+async def test_a_worker_without_the_store_fails_what_it_has_as_retryable_and_takes_nothing_new(jobs):
     events: list[JobEvent] = []
     jobs.waiter("a", events)
     jobs.table.reaches_store = lambda: False

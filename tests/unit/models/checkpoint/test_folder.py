@@ -112,9 +112,7 @@ def resident(file: Path) -> int:
     return total
 
 
-def test_files_are_mapped_anew_so_that_read_pages_do_not_stay(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_mapped_anew_so_that_read_pages_do_not_stay(checkpoint, monkeypatch):
     monkeypatch.setattr(folder, "MAPPED_BYTES", 2 * _MIB)
     file = checkpoint.path / "model.safetensors"
     most = 0
@@ -125,9 +123,7 @@ def test_files_are_mapped_anew_so_that_read_pages_do_not_stay(
     assert _MIB <= most <= 6 * _MIB
 
 
-def test_parts_of_tensors_are_the_same_across_mappings(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_tensors_are_the_same_across_mappings(checkpoint, monkeypatch):
     monkeypatch.setattr(folder, "MAPPED_BYTES", 1)
     whole = _MIB // 4
     cuts = {key: Cut(0, 8, 16, whole) for key in checkpoint.files}

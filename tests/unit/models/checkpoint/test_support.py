@@ -97,9 +97,7 @@ def test_an_encoder_on_cuda_may_stand_before_a_decoder_in_8_bits() -> None:
         ({"sliding_window": 64}, "Sliding windows"),
     ],
 )
-def test_a_checkpoint_that_asks_for_more_is_refused(
-    change: dict[str, object], title: str, tmp_path: Path
-) -> None:
+def test_a_checkpoint_that_asks_for_more_is_refused(change, title, tmp_path):
     path = build_checkpoint("bart", tmp_path / "model")
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | change))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,9 +115,7 @@ def test_bfloat16_sides_stay_near_the_fp32_reference(family: str) -> None:
         ("bart", lambda path: _set(path / "tokenizer_config.json", "model_max_length", 77)),
     ],
 )
-def test_what_decides_the_towers_input_is_part_of_the_namespace(
-    family: str, change: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_what_decides_the_towers_input_is_part_of_the_namespace(family, change, tmp_path):
     path = build_checkpoint(family, tmp_path / "model")
     before = model_identity(path, dtype="float32")
     change(path)

@@ -46,9 +46,7 @@ def reference(model: torch.nn.Module, length: int, features: list[MMFeature]) ->
 @pytest.mark.parametrize(
     ("family", "model_class"), [("qwen3_vl", Qwen3VLModel), ("qwen2_5_vl", Qwen2_5_VLModel)]
 )
-def test_positions_equal_transformers_for_any_layout_of_images(
-    family: str, model_class: type[torch.nn.Module]
-) -> None:
+def test_positions_equal_transformers_for_any_layout_of_images(family, model_class):
     config = AutoConfig.from_pretrained(build_checkpoint(family))
     with torch.device("meta"):
         model = model_class(config)

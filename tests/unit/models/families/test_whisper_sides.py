@@ -113,9 +113,7 @@ def test_logits_of_a_ragged_batch_equal_transformers_and_output_varies(path: Pat
         ({"detect_language": True}, ("<|startoftranscript|>",)),
     ],
 )
-def test_the_decoder_prompt_follows_the_task(
-    path: Path, options: dict[str, object], texts: tuple[str, ...]
-) -> None:
+def test_the_decoder_prompt_follows_the_task(path, options, texts):
     assert sides(path)[1].prompt_defaults(options).token_ids == ids_of(path, *texts)
 
 
@@ -137,9 +135,7 @@ def test_text_that_went_before_stands_in_front_and_keeps_its_end(path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "param"), [({"language": "klingon"}, "language"), ({"task": "sing"}, "task")]
 )
-def test_what_the_checkpoint_cannot_do_names_the_field(
-    path: Path, options: dict[str, str], param: str
-) -> None:
+def test_what_the_checkpoint_cannot_do_names_the_field(path, options, param):
     with pytest.raises(InvalidRequest) as refused:
         sides(path)[1].prompt_defaults(options)
     assert refused.value.param == param

@@ -49,9 +49,7 @@ def test_the_layers_of_every_text_model_are_fused_with_the_weights_that_they_had
     kernel_library() is None or not prepack.can_prepack(CPU, torch.bfloat16), reason="no kernel"
 )
 @torch.no_grad()
-def test_a_few_rows_of_bfloat16_pass_a_layer_in_four_products_with_the_numbers_of_float32(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_few_rows_of_bfloat16_pass_a_layer_in_four_products_with_the_numbers_of_float32(monkeypatch):
     config = AutoConfig.for_model("qwen3_vl").text_config
     sizes = {"hidden_size": 128, "intermediate_size": 320, "num_attention_heads": 4, "head_dim": 32}
     for name, size in (sizes | {"num_key_value_heads": 2}).items():
@@ -106,9 +104,7 @@ class Needy(Qwen3VLTextDecoderLayer):
     ("kind", "reason"),
     [(Scaled, "other numbers"), (Windowed, "something else of attention"), (Needy, "cannot be tried")],
 )
-def test_layers_that_do_something_else_stay(
-    kind: type[nn.Module], reason: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_layers_that_do_something_else_stay(kind, reason, caplog):
     layers = _layers("qwen3_vl")
     layers[-1].__class__ = kind
     with caplog.at_level("INFO", "triptych.models.fused.layers"):
@@ -159,9 +155,7 @@ class NoEpsilon(LlamaRMSNorm):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", [LlamaRMSNorm, T5LayerNorm])
 @torch.no_grad()
-def test_a_norm_of_that_formula_gives_the_same_numbers_and_keeps_its_weight(
-    kind: type[nn.Module], dtype: torch.dtype
-) -> None:
+def test_a_norm_of_that_formula_gives_the_same_numbers_and_keeps_its_weight(kind, dtype):
     torch.manual_seed(0)
     model = nn.Sequential(kind(64, eps=1e-5).to(dtype))
     weight = model[0].weight

@@ -154,9 +154,7 @@ def test_every_family_dtype_and_quantization_equals_one_rank(size: int, model: M
 @pytest.mark.parametrize("size", [3, 6])
 @pytest.mark.parametrize("variant", ["six", "six+tied"])
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-def test_three_and_six_ranks_share_six_heads_and_three_kv_heads(
-    size: int, variant: str, quantization: str
-) -> None:
+def test_three_and_six_ranks_share_six_heads_and_three_kv_heads(size, variant, quantization):
     model = Model("qwen3_vl", variant, quantization=quantization)
     check(model, run_ranks(size, model.job()))
 

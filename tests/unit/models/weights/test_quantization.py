@@ -43,9 +43,7 @@ def quantized_copy(linear: nn.Linear) -> Int8Linear:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("rows", "out"), [(1, 24), (4, 24), (5, 24), (3, 5000)])
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
-def test_the_product_is_that_of_the_rounded_weight(
-    dtype: torch.dtype, error: float, rows: int, out: int, bias: bool
-) -> None:
+def test_the_product_is_that_of_the_rounded_weight(dtype, error, rows, out, bias):
     torch.manual_seed(0)
     linear = nn.Linear(64, out, bias=bias, dtype=dtype)
     made = quantized_copy(linear)

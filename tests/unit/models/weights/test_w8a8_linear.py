@@ -111,9 +111,7 @@ def test_rows_of_zeros_give_the_bias(dtype: torch.dtype) -> None:
 @needs_vnni
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_a_row_that_is_not_finite_gives_nothing_finite_and_its_neighbours_do(
-    dtype: torch.dtype, value: float
-) -> None:
+def test_a_row_that_is_not_finite_gives_nothing_finite_and_its_neighbours_do(dtype, value):
     layer = W8A8Linear(int8_layer(64, 24, dtype, bias=True))
     x = torch.randn(4, 64).to(dtype)
     clean = layer(x)

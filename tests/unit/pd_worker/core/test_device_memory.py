@@ -53,9 +53,7 @@ def test_a_move_that_finds_no_memory_is_made_again_without_another_load(make: Ma
     engine.assert_at_rest()
 
 
-def test_a_request_whose_item_never_fits_goes_on_elsewhere_and_nothing_is_encoded_again(
-    make: Make,
-) -> None:
+def test_a_request_whose_item_never_fits_goes_on_elsewhere_and_nothing_is_encoded_again(make):
     engine, image = make(), make_feature("cat", 2, 6)
     device = Device(engine, lambda moves: True)
     publish(STORE, image)

@@ -100,9 +100,7 @@ def test_a_step_of_text_costs_as_much_with_10_000_waiting_requests_as_with_16() 
     assert many < MAX_GROWTH * few
 
 
-def test_a_step_looks_at_no_more_waiting_requests_than_it_could_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_looks_at_no_more_waiting_requests_than_it_could_start(monkeypatch):
     texts = text_engine(8, 100)
 
     def all_of_them(queue: OrderedRequests[RequestState]) -> None:

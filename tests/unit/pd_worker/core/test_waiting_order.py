@@ -119,9 +119,7 @@ def _draw(rng: random.Random, name: str, *, cross: bool) -> EngineRequest:
 )
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10**6))
-def test_looking_only_where_something_has_happened_decides_as_looking_at_all(
-    cross: bool, host_blocks: int, seed: int
-) -> None:
+def test_looking_only_where_something_has_happened_decides_as_looking_at_all(cross, host_blocks, seed):
     outcomes = []
     for kind in (Scheduler, LooksAtAll):
         rng = random.Random(seed)

@@ -81,9 +81,7 @@ def some_request(rng: random.Random, number: int, cross: bool, store: MemoryStor
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1 << 30), cross=st.booleans(), swaps=st.booleans())
-def test_a_rank_sees_every_step_of_random_schedules_as_rank_0_does(
-    seed: int, cross: bool, swaps: bool
-) -> None:
+def test_a_rank_sees_every_step_of_random_schedules_as_rank_0_does(seed, cross, swaps):
     rng, store = random.Random(seed), MemoryStore()
     engine = MirroredEngine(
         store,

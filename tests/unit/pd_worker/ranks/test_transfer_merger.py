@@ -98,9 +98,7 @@ def test_a_load_that_fails_on_one_rank_has_failed_once(two: Merging, rank: int) 
 
 
 @pytest.mark.parametrize("order", ["before", "with", "after"])
-def test_an_entry_whose_move_failed_elsewhere_is_given_to_the_scheduler_to_evict(
-    two: Merging, order: str
-) -> None:
+def test_an_entry_whose_move_failed_elsewhere_is_given_to_the_scheduler_to_evict(two, order):
     """As loaded, without an entry of the scheduler's: never in the report that says that it has failed."""
     two.order(fetch=1)
     two.says(fetched(), fetched())

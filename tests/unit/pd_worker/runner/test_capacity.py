@@ -43,9 +43,7 @@ GEOMETRY = DecoderGeometry(
         ("cuda", "cuda", True),
     ],
 )
-def test_decode_graphs_are_used_where_asked_for_and_by_themselves_on_cuda(
-    mode: str, device: str, used: bool
-) -> None:
+def test_decode_graphs_are_used_where_asked_for_and_by_themselves_on_cuda(mode, device, used):
     assert uses_graphs(PDConfig(decode_graphs=mode), torch.device(device)) is used
 
 

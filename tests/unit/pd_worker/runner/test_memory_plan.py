@@ -127,9 +127,7 @@ def test_a_step_is_run_and_what_it_takes_is_not_given_away(checkpoint: Checkpoin
         (-GIB, 100 * GIB, MIN_EMBEDDINGS),
     ],
 )
-def test_embeddings_get_a_part_of_what_is_left_and_no_more_than_requests_can_use(
-    left: int, most: int, found: int
-) -> None:
+def test_embeddings_get_a_part_of_what_is_left_and_no_more_than_requests_can_use(left, most, found):
     assert auto_embeddings(left, most) == found
 
 
@@ -149,9 +147,7 @@ def test_copies_of_embeddings_that_were_found_count_in_the_hosts_memory_of_an_ac
     assert replace(needs, copies_on_host=False).with_embeddings(3 * MIB).host == MIB
 
 
-def test_the_mask_of_a_late_chunk_of_the_longest_prompt_counts_where_keys_are_gathered(
-    checkpoint: Checkpoint,
-) -> None:
+def test_the_mask_of_a_late_chunk_of_the_longest_prompt_counts_where_keys_are_gathered(checkpoint):
     def gathered(backend: str, tokens: int) -> int:
         config = _config(max_model_len=4096, max_num_batched_tokens=tokens, max_num_seqs=1)
         config = replace(config, attention_backend=backend)
@@ -174,9 +170,7 @@ def test_what_decode_graphs_keep_is_in_the_plan_and_not_the_kv_caches(checkpoint
     assert plan.needs.fixed + plan.kv_memory + plan.rest == plan.budget and plan.rest >= 0
 
 
-def test_the_pool_of_cuda_graphs_counts_beside_steps_without_a_graph(
-    checkpoint: Checkpoint,
-) -> None:
+def test_the_pool_of_cuda_graphs_counts_beside_steps_without_a_graph(checkpoint):
     config = replace(_config(max_num_batched_tokens=64), decode_graphs="cuda")
     needs = memory_profile.needs_of(config, checkpoint.decoder, 0, 64 * MIB)
     static = memory_profile.needs_of(replace(config, decode_graphs="static"), checkpoint.decoder, 0, 64 * MIB)
@@ -224,9 +218,7 @@ def test_the_peak_of_a_process_is_counted_by_the_kernel_and_anew_after_a_reset()
     assert done.returncode == 0, done.stderr
 
 
-def test_what_triton_compiles_for_decodes_has_run_before_the_first_request(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_triton_compiles_for_decodes_has_run_before_the_first_request(checkpoint, monkeypatch):
     decoder, seen = checkpoint.decoder, []
     forward = decoder.forward
 

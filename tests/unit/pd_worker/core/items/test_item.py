@@ -103,9 +103,7 @@ def test_items_in_the_prompt_have_four_owners(make: Make) -> None:
     assert engine.of(ItemLoaded) and not list(engine.items.table)
 
 
-def test_a_cross_item_has_the_same_four_owners_while_its_table_is_shared_and_in_host_memory(
-    make: Make,
-) -> None:
+def test_a_cross_item_has_the_same_four_owners_while_its_table_is_shared_and_in_host_memory(make):
     text = make_cross("text", 9)
     engine = make(cross=True, host_blocks=16)
     engine.add(*(make_request(name, [2, 0], [text], max_tokens=40, ready=()) for name in "ab"))

@@ -114,9 +114,7 @@ STORE = MemoryStore()
 @given(
     rows=st.integers(1, 40), prompt=st.integers(1, 20), block_size=st.integers(1, 9), users=st.integers(1, 4)
 )
-def test_users_of_one_output_take_its_table_once_and_their_own_each(
-    rows: int, prompt: int, block_size: int, users: int
-) -> None:
+def test_users_of_one_output_take_its_table_once_and_their_own_each(rows, prompt, block_size, users):
     STORE.clear()
     text = make_cross("text", rows)
     publish(STORE, text)

@@ -52,9 +52,7 @@ def transcribed(*texts: str, **fields: str) -> tuple[list[str], ChatTranscriber,
         ((" Hello",), ["Hello"], ""),
     ],
 )
-def test_the_text_comes_without_the_language_before_it(
-    texts: tuple[str, ...], pieces: list[str], language: str
-) -> None:
+def test_the_text_comes_without_the_language_before_it(texts, pieces, language):
     said, transcriber, backend = transcribed(*texts)
     assert (said, transcriber.transcript.language) == (pieces, language)
     assert transcriber.transcript.text == "".join(pieces)
