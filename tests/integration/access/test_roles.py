@@ -1,20 +1,31 @@
-"""Each role under its own user, on a real server: it may do all that it does, and nothing else."""
+"""Each role can do what it needs in the store, and no more."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import pytest
 
 from support.data.items import make_plan
+from support.stores.redis_cluster import redis_cluster
 from support.stores.roles import USES, recorded_commands, small_parts
 from support.stores.server import StoreServer
-from support.stores.users import guarded_server, role_url
-from triptych.apps.access import IN_CLUSTERS, OPTIONAL_ROLES, ROLES, grants_of
+from support.stores.users import guarded_server, role_password, role_url
+from triptych.apps.access import (
+    IN_CLUSTERS,
+    OPTIONAL_ROLES,
+    ROLES,
+    grants_of,
+    password_hash,
+    rules,
+    user_name,
+)
 from triptych.store import keys
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.topology.cluster import slot_of
 
 __all__ = ["small_parts"]
 
@@ -39,7 +50,7 @@ async def test_every_role_runs_all_that_it_is_allowed_and_nothing_beside(server:
             await use(role_url(server.url, role, db=1))
         asked = {(name, key) for name, key in record.asked if name not in ("auth", "monitor")}
         granted = grants_of(role)
-        # What a Redis Cluster alone is asked: tests/integration/access/test_cluster_roles.py.
+        # What a Redis Cluster alone is asked: tests/integration/access/test_roles.py.
         expected = granted - {grant for use in IN_CLUSTERS for grant in use.grants()}
         beside = {one for one in asked if not any(allows(grant, one) for grant in granted)}
         unused = {grant for grant in expected if not any(allows(grant, one) for one in asked)}
@@ -106,3 +117,23 @@ async def test_no_role_may_do_what_another_does_nor_what_an_operator_does(server
 async def test_without_a_login_nothing_is_answered(server: StoreServer) -> None:
     with pytest.raises(StoreUnavailable):
         await EmbeddingStore.connect(server.url)
+
+
+@pytest.mark.usefixtures("small_parts")
+async def test_every_role_may_follow_its_items_to_another_node(tmp_path: Path) -> None:
+    slot = slot_of(keys.embedding(make_plan("whole").mm_hash))
+    with redis_cluster(tmp_path) as servers:
+        each = -(-16384 // 3)
+        source, target = servers.primaries[slot // each], servers.primaries[slot // each - 1]
+        for node in servers.nodes:
+            for role in USES:
+                password = f"#{password_hash(role_password(role))}"
+                node.call("ACL", "SETUSER", user_name(role), "on", password, *rules(grants_of(role)))
+        servers.begin_move(slot, source, target)
+        for role, use in USES.items():
+            await use(role_url(servers.url, role).removesuffix("/0"))
+        assert target.call("DBSIZE")
+        refused = [entry for node in servers.nodes for entry in node.call("ACL", "LOG")]
+        assert not refused
+        for command in ("cluster|slots", "asking"):
+            assert any(f"cmdstat_{command}" in node.call("INFO", "commandstats") for node in servers.nodes)
