@@ -30,20 +30,19 @@ async def test_media_wait_for_an_encoder_until_the_deadline_and_then_get_503(sto
         await cluster.at_rest()
 
 
-async def test_a_health_check_that_began_before_a_restart_does_not_count_for_the_new_process(store, caplog):
-    async with FakeCluster(store) as cluster:
-        encoder = cluster.encoders[0]
-        encoder.health.answers.clear()
-        await until(lambda: encoder.health.asked == 1, "a check without an answer")
-        encoder.incarnation += 1
-        await cluster.registry.register(encoder.info, term=600.0)
-        known = cluster.pool.workers["encoder", encoder.address]
-        await until(lambda: known.info.incarnation == encoder.info.incarnation, "the new registration")
-        encoder.incarnation -= 1  # which `start` counts
-        await encoder.kill()
-        await encoder.start()
-        await until(lambda: encoder.health.checked > 0, "a check of the new process")
-        assert "does not answer" not in caplog.text
+async def test_a_health_check_that_began_before_a_restart_does_not_count_for_the_new_process(cluster, caplog):
+    encoder = cluster.encoders[0]
+    encoder.health.answers.clear()
+    await until(lambda: encoder.health.asked == 1, "a check without an answer")
+    encoder.incarnation += 1
+    await cluster.registry.register(encoder.info, term=600.0)
+    known = cluster.pool.workers["encoder", encoder.address]
+    await until(lambda: known.info.incarnation == encoder.info.incarnation, "the new registration")
+    encoder.incarnation -= 1  # which `start` counts
+    await encoder.kill()
+    await encoder.start()
+    await until(lambda: encoder.health.checked > 0, "a check of the new process")
+    assert "does not answer" not in caplog.text
 
 
 def cut_off(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,18 +75,17 @@ async def test_text_goes_on_without_the_store_while_media_get_503_in_time(store,
         assert (await cluster.ask(user("?", picture("p")))).choices[0].message.content == whole_text(8)
 
 
-async def test_a_proxy_that_alone_lacks_the_store_has_media_looked_up_and_encoded(store, monkeypatch):
-    async with FakeCluster(store) as cluster:
-        await cluster.ask(user("?", picture("p")))
-        cut_off(cluster, monkeypatch)
-        await until(lambda: not cluster.pool.store_ok)
-        for name in "pq":
-            reply = await cluster.ask(user("other text", picture(name)))
-            assert reply.choices[0].message.content == whole_text(8)
-        assert not cluster.dispatcher.backpressure.refuses_media(time.monotonic())
-        # The only proxy that the registry has named serves on.
-        ready = await cluster.client._client.get(f"http://127.0.0.1:{cluster.port}/ready")
-        assert ready.status_code == 200
+async def test_a_proxy_that_alone_lacks_the_store_has_media_looked_up_and_encoded(cluster, monkeypatch):
+    await cluster.ask(user("?", picture("p")))
+    cut_off(cluster, monkeypatch)
+    await until(lambda: not cluster.pool.store_ok)
+    for name in "pq":
+        reply = await cluster.ask(user("other text", picture(name)))
+        assert reply.choices[0].message.content == whole_text(8)
+    assert not cluster.dispatcher.backpressure.refuses_media(time.monotonic())
+    # The only proxy that the registry has named serves on.
+    ready = await cluster.client._client.get(f"http://127.0.0.1:{cluster.port}/ready")
+    assert ready.status_code == 200
 
 
 async def test_an_encoder_without_the_store_gets_no_job_while_another_has_it(store: EmbeddingStore) -> None:
@@ -163,15 +161,12 @@ async def lose_all(cluster: FakeCluster, shift: int) -> None:
 
 
 @pytest.mark.parametrize("shift", [86_400, -86_400])
-async def test_losses_after_a_jump_of_the_clock_are_no_pressure(store, clock_by_key, shift):
-    async with FakeCluster(store) as cluster:
-        await lose_all(cluster, shift)
-        assert not cluster.dispatcher.backpressure.refuses_media(time.monotonic())
-        assert await cluster.stream(user("third", picture("new"))) == whole_text(8)
-        await cluster.at_rest()
+async def test_losses_after_a_jump_of_the_clock_are_no_pressure(cluster, clock_by_key, shift):
+    await lose_all(cluster, shift)
+    assert not cluster.dispatcher.backpressure.refuses_media(time.monotonic())
+    assert await cluster.stream(user("third", picture("new"))) == whole_text(8)
 
 
-async def test_the_same_losses_under_an_even_clock_are_pressure(store, clock_by_key):
-    async with FakeCluster(store) as cluster:
-        await lose_all(cluster, 0)
-        assert cluster.dispatcher.backpressure.refuses_media(time.monotonic())
+async def test_the_same_losses_under_an_even_clock_are_pressure(cluster, clock_by_key):
+    await lose_all(cluster, 0)
+    assert cluster.dispatcher.backpressure.refuses_media(time.monotonic())

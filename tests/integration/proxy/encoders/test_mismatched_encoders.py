@@ -99,17 +99,16 @@ async def test_a_picture_that_ends_three_encoders_is_refused_and_the_others_go_o
         await cluster.at_rest()
 
 
-async def test_the_items_that_an_encoder_loses_make_one_line(store, caplog):
-    async with FakeCluster(store) as cluster:
-        encoder = cluster.encoders[0]
-        encoder.gate.clear()
-        asked = asyncio.create_task(cluster.ask(user("?", *(picture(f"p{i}") for i in range(4)))))
-        await until(lambda: len(encoder.media) == 4)
-        with caplog.at_level(logging.INFO, "triptych.proxy.encoders.job_runner"):
-            await encoder.kill()
-            await until(lambda: "elsewhere" in caplog.text)
-            encoder.gate.set()
-            await encoder.start()
-            await asked
-        first = next(message for message in caplog.messages if "elsewhere" in message)
-        assert f"{encoder.address}: 4 (" in first
+async def test_the_items_that_an_encoder_loses_make_one_line(cluster, caplog):
+    encoder = cluster.encoders[0]
+    encoder.gate.clear()
+    asked = asyncio.create_task(cluster.ask(user("?", *(picture(f"p{i}") for i in range(4)))))
+    await until(lambda: len(encoder.media) == 4)
+    with caplog.at_level(logging.INFO, "triptych.proxy.encoders.job_runner"):
+        await encoder.kill()
+        await until(lambda: "elsewhere" in caplog.text)
+        encoder.gate.set()
+        await encoder.start()
+        await asked
+    first = next(message for message in caplog.messages if "elsewhere" in message)
+    assert f"{encoder.address}: 4 (" in first

@@ -12,7 +12,6 @@ from support.fakes.proxy_fakes import FakeCluster
 from support.hostile.malformed import tool
 from triptych.base.rpc.channels import make_channel
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
-from triptych.store.embedding_store import EmbeddingStore
 
 HELLO = proxy_pb2.ChatMessage(role="user", parts=[proxy_pb2.ChatPart(text="hello")])
 CALL = ["I look. ", '<tool_call>{"name": "look", ', '"arguments": {}}</tool_call>']
@@ -26,26 +25,23 @@ async def chat(cluster: FakeCluster, **fields: Any) -> list[proxy_pb2.ChatEvent]
         return [event async for event in stub.Chat(request, timeout=20.0)]
 
 
-async def test_calls_are_found_and_answered(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        worker = cluster.pd_workers[0]
-        worker.script = CALL
-        tools = proxy_pb2.ChatTools(tools=json.dumps([tool("look")]))
-        events = await chat(cluster, tools=tools)
-        assert "".join(event.text for event in events) == "I look."
-        (call,) = [call for event in events for call in event.tool_calls]
-        assert (call.index, call.name, call.arguments) == (0, "look", "{}")
-        assert events[-1].finish.reason == "tool_calls"
-        made = proxy_pb2.ChatMessage(role="assistant", tool_calls=[call])
-        answer = proxy_pb2.ChatMessage(
-            role="tool", tool_call_id=call.id, parts=[proxy_pb2.ChatPart(text="blue")]
-        )
-        await chat(cluster, tools=tools, messages=[HELLO, made, answer])
-        sent = json.loads(worker.submits[-1].messages)
-        assert sent[1]["tool_calls"] == [
-            {"id": call.id, "type": "function", "function": {"name": "look", "arguments": {}}}
-        ]
-        assert sent[2] == {"role": "tool", "content": "blue", "tool_call_id": call.id}
+async def test_calls_are_found_and_answered(cluster: FakeCluster) -> None:
+    worker = cluster.pd_workers[0]
+    worker.script = CALL
+    tools = proxy_pb2.ChatTools(tools=json.dumps([tool("look")]))
+    events = await chat(cluster, tools=tools)
+    assert "".join(event.text for event in events) == "I look."
+    (call,) = [call for event in events for call in event.tool_calls]
+    assert (call.index, call.name, call.arguments) == (0, "look", "{}")
+    assert events[-1].finish.reason == "tool_calls"
+    made = proxy_pb2.ChatMessage(role="assistant", tool_calls=[call])
+    answer = proxy_pb2.ChatMessage(role="tool", tool_call_id=call.id, parts=[proxy_pb2.ChatPart(text="blue")])
+    await chat(cluster, tools=tools, messages=[HELLO, made, answer])
+    sent = json.loads(worker.submits[-1].messages)
+    assert sent[1]["tool_calls"] == [
+        {"id": call.id, "type": "function", "function": {"name": "look", "arguments": {}}}
+    ]
+    assert sent[2] == {"role": "tool", "content": "blue", "tool_call_id": call.id}
 
 
 @pytest.mark.parametrize(
@@ -76,10 +72,9 @@ async def test_calls_are_found_and_answered(store: EmbeddingStore) -> None:
         ),
     ],
 )
-async def test_what_cannot_be_is_refused_by_name(store, fields, named):
-    async with FakeCluster(store) as cluster:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await chat(cluster, **fields)
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert named in (caught.value.details() or "")
-        assert not cluster.pd_workers[0].submits
+async def test_what_cannot_be_is_refused_by_name(cluster, fields, named):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await chat(cluster, **fields)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert named in (caught.value.details() or "")
+    assert not cluster.pd_workers[0].submits

@@ -270,13 +270,12 @@ async def test_a_worker_is_shown_by_its_own_name_with_what_it_reports(store: Emb
 
 
 @pytest.mark.parametrize("path", ["/cluster", "/cluster/events", "/cluster/requests/mine"])
-async def test_without_the_page_there_are_no_live_data(store: EmbeddingStore, path: str) -> None:
-    async with FakeCluster(store) as cluster:
-        address = f"http://127.0.0.1:{cluster.port}{path}"
-        async with aiohttp.ClientSession() as web, web.get(address) as reply:
-            assert reply.status == 404
-        await cluster.ask(user("?"))
-        assert cluster.dispatcher._recorder._calls is None
+async def test_without_the_page_there_are_no_live_data(cluster: FakeCluster, path: str) -> None:
+    address = f"http://127.0.0.1:{cluster.port}{path}"
+    async with aiohttp.ClientSession() as web, web.get(address) as reply:
+        assert reply.status == 404
+    await cluster.ask(user("?"))
+    assert cluster.dispatcher._recorder._calls is None
 
 
 async def test_records_of_many_requests_are_bounded(store: EmbeddingStore) -> None:
