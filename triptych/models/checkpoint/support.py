@@ -53,7 +53,7 @@ MATRIX = (
     Support(
         "w8a8",
         "Weights and activations in 8 bits on a CPU: `--quantization w8a8`",
-        "`tests/unit/models/weights/test_w8a8_linear.py`",
+        "`tests/unit/models/weights/test_quantization.py`",
     ),
     Support("quantization", "Quantized checkpoints", "", "give an unquantized one, and --quantization int8"),
     Support("fp8_kv", "KV cache in 8 bits", "", "leave --kv-cache-dtype at auto"),

@@ -234,7 +234,7 @@ def test_an_engine_that_dies_answers_nobody_so_that_their_proxies_go_elsewhere(
 def test_a_lost_device_ends_the_engine_and_answers_nobody(cell, checkpoint, monkeypatch, where):
     """Whichever part of the step meets it, those included that fail alone for any other reason.
 
-    Of a swap `test_failing_swaps.py` shows it.
+    Of a swap `test_failing_transfers.py` shows it.
     """
     dead = threading.Event()
     cell.engine.beat.on_death(dead.set)
