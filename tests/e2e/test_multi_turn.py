@@ -48,7 +48,6 @@ async def turn(
 
 def caches(answer: Answer) -> list[str]:
     """Where the items came from."""
-    assert answer.timings is not None
     return [item["cache"] for item in answer.timings["items"]]
 
 

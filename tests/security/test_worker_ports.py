@@ -32,7 +32,6 @@ class Victim:
     async def ask(self) -> list[int]:
         """The answer to the honest question."""
         answer = await self.client.until(await self.begin())
-        assert answer.finished is not None
         assert answer.finished.reason == "length", answer.finished
         return answer.token_ids
 

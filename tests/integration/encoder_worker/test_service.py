@@ -182,7 +182,6 @@ async def test_a_new_item_is_read_at_the_encoder_while_the_store_is_away(encoder
         assert b.worker.info(0).capacity[DIRECT] == 1
         server.stop()
         b.worker.jobs.reaches_store = lambda: False
-        assert b.worker.direct is not None
         b.worker.direct.reaches_store = lambda: False
         ready = (await (await direct(b, 1).planned()).finished()).ready
         assert await path_of(ready) == "shm"

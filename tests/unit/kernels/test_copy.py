@@ -98,7 +98,6 @@ def ordered(pixels: np.ndarray, patch: int, merge: int) -> np.ndarray:
 
 def kernel(instructions: int = 2) -> PictureKernel:
     loaded = PictureKernel.load()
-    assert loaded is not None
     return PictureKernel(loaded.library, instructions)
 
 

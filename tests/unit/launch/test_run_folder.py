@@ -47,7 +47,6 @@ def test_a_folder_of_a_cluster_that_was_killed_is_free(tmp_path: Path) -> None:
     held = f"from triptych.apps.launch.cluster_state import run_folder\nwith run_folder({str(tmp_path)!r}):\n"
     program = [sys.executable, "-c", held + "    print(flush=True); input()"]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
         other.stdout.readline()
         with pytest.raises(ConfigError, match="in use"), run_folder(str(tmp_path)):
             pass

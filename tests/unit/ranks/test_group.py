@@ -163,7 +163,6 @@ def test_a_rank_outlives_the_signals_that_end_a_service_until_rank_0_ends_it(sta
 
 def test_ranks_of_a_rank_0_that_is_killed_end_by_themselves(start):
     with subprocess.Popen([sys.executable, "-m", "support.ranks.leader"], stdout=subprocess.PIPE) as leader:
-        assert leader.stdout is not None
         pids = [int(word) for word in leader.stdout.readline().split()]
         os.kill(pids[0], signal.SIGSTOP)
         leader.kill()

@@ -16,7 +16,6 @@ ENCODER = WorkerInfo(
 
 def mismatch(encoder: WorkerInfo, *pd_workers: WorkerInfo) -> Mismatch:
     found = PDModels.of(pd_workers).mismatch(encoder)
-    assert found is not None
     assert found.reason in MISMATCHES
     return found
 

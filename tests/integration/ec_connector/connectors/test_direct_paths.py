@@ -233,7 +233,6 @@ def test_an_encoder_that_ends_while_it_sends_is_followed_by_the_store(store_url:
     with opened(store_url) as pair:
         source = pair.offer(item)
         with pair.server.outputs.reading(source.name) as output:
-            assert output is not None
             half = b"$%d\r\n" % output.nbytes + bytes(output.view[: output.nbytes // 2])
         with answering(half) as address:
             out = pair.fetch(item.plan, replace(peer_only(source), address=address))
@@ -270,7 +269,6 @@ def test_a_changed_byte_is_found(pair: Pair, change: Callable[[EmbeddingSource],
     item = entry(make_plan("changed", rows=300, width=1000))
     source = change(pair.offer(item))
     with pair.server.outputs.reading(source.name) as output:
-        assert output is not None
         output.segment.memory[output.nbytes - 5] ^= 1
     out = pair.fetch(item.plan, source)
     assert out.failed and not out.fetched
@@ -345,7 +343,6 @@ def test_a_reader_that_is_killed_with_a_segment_leaves_it_free_and_unchanged(pai
         text=True,
     )
     with reader:
-        assert reader.stdout is not None
         assert reader.stdout.readline() == "refused\n"
         assert output.readers == 1
         reader.send_signal(signal.SIGKILL)
@@ -380,7 +377,6 @@ def test_an_encoder_that_is_killed_leaves_nothing_and_its_reader_goes_on(pair: P
     )
     item = entry(make_plan("killed", rows=300, width=1024))
     with encoder:
-        assert encoder.stdout is not None
         source = EmbeddingSource(*encoder.stdout.readline().split())
         assert pair.fetch(item.plan, source).paths == {item.plan.mm_hash: "shm"}
         assert torch.equal(pair.move(item.plan), item.data)

@@ -210,7 +210,6 @@ def test_the_table_stays_as_it_was_written_while_others_come_and_go(bart: EncDec
         cell.engine.submit(first)
         cell.wait(first.request_id, NewTokens)
         manager = cell.engine.scheduler.items.cross
-        assert manager is not None
         blocks = list(manager.table("proxy/" + first.request_id + "/1"))
         before = [keys[blocks].clone() for keys in cell.engine.runner.kv_cache.keys]
         cell.finish([bart.request(cell, text_of(bart, n), prompt, 20) for n in (5, 16, 9)])

@@ -82,7 +82,6 @@ def hand_over(worker: FakePD) -> None:
     """What a worker does at the end of its drain."""
     for held in list(worker.requests.values()):
         worker.emit(held, lost=pd_pb2.Lost())
-        assert held.task is not None
         held.task.cancel()
     worker.requests.clear()
     worker.isolation.__init__()  # type: ignore[misc]

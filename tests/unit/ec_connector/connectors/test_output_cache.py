@@ -76,7 +76,6 @@ def served(limit: int = 1 << 20) -> ServedOutputs:
 def offered(outputs: ServedOutputs, name: str) -> tuple[ItemPlan, EmbeddingSource]:
     plan = make_plan(name, rows=100, width=16)
     output = outputs.offer(plan, PendingHead(plan, ttl=60), memoryview(bytes(plan.nbytes)))
-    assert output is not None
     return plan, output.source
 
 
@@ -137,7 +136,6 @@ def test_what_is_being_read_again_keeps_its_bytes() -> None:
     outputs.stored(plan.mm_hash)
     assert read(outputs, source)
     with outputs.reading(source.name) as output:
-        assert output is not None
         before = bytes(output.view)
         offered(outputs, "two")
         assert bytes(output.view) == before and outputs.nbytes == 2 * SIZE

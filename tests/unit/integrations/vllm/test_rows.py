@@ -80,7 +80,6 @@ def test_the_child_of_a_killed_process_ends(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(_PARENT)
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
         child = int(parent.stdout.readline())
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait(20)

@@ -166,7 +166,6 @@ def test_a_prefill_takes_its_table_and_its_rows_along() -> None:
         [cross_chunk("a", 3, 3, 1, (4, 9), (1, 5)), cross_chunk("b", 5, 0, 4, (3, 8), (0, 2, 7))], {}
     )
     cross = batch.attention.cross
-    assert cross is not None
     assert [(span.table.tolist(), span.rows) for span in cross.prefills] == [([0, 2, 7], 5)]
     assert batch.token_ids.tolist() == [8, 2, 0, 7, 8]
 
@@ -183,7 +182,6 @@ def test_decodes_on_one_encoder_output_are_side_by_side() -> None:
         cross_chunk("a", 5, 2, 1, (10, 11), shared),
     ]
     cross = BatchBuilder(cache(), bare_decoder()).build(decodes, {}).attention.cross
-    assert cross is not None
     assert cross.decode_tables.tolist() == [[0, 2, 0], [*shared], [*shared]]
 
 

@@ -88,7 +88,6 @@ def step_of(*entries: tuple[str, list[int], str]) -> pd_pb2.StepEvents:
     for name, ids, text in entries:
         message.add_tokens(name, 1, 5, array("I", ids), text)
     found = message.to_proto(None)
-    assert found is not None
     return pd_pb2.StepEvents.FromString(found.SerializeToString())
 
 
@@ -130,7 +129,6 @@ def test_the_newest_report_is_kept() -> None:
     assert reports.latest(0.0) is None
     reports.observe(beat(), 10.0)
     found = reports.latest(10.5)
-    assert found is not None
     assert (found.running, found.waiting, found.kv_usage, found.cache_usage) == (3, 2, 0.5, 0.25)
     assert found.tokens_per_second == 0.0
 
@@ -161,7 +159,6 @@ def test_shares_lie_between_0_and_1_whatever_a_worker_sends(value: float) -> Non
     reports = LoadReports()
     reports.observe(beat(kv_usage=value, cache_usage=value), 10.0)
     found = reports.latest(10.0)
-    assert found is not None
     assert 0.0 <= found.kv_usage <= 1.0 and 0.0 <= found.cache_usage <= 1.0
 
 
