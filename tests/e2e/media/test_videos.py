@@ -16,10 +16,7 @@ import pytest
 from support.processes.cluster import PATIENCE, Cluster, running_cluster
 from support.videos.cases import TOKENS, VideoAnswer, VideoCase, reference
 from support.videos.classes import CLASSES
-from support.videos.clips import (
-    huge_header,
-    make_clip,
-)
+from support.videos.clips import huge_header, make_clip
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 QUESTION = {"type": "text", "text": "What happens?"}
@@ -34,10 +31,7 @@ REFUSED = {
         "40 frames of 160x160 are more than the 1000000 pixels allowed",
     ),
 }
-ANSWERED = {
-    "with sound": lambda: make_clip(sound=True),
-    "GIF": lambda: make_clip("gif", "gif", "rgb8"),
-}
+ANSWERED = {"with sound": lambda: make_clip(sound=True), "GIF": lambda: make_clip("gif", "gif", "rgb8")}
 
 
 @pytest.fixture(scope="module")

@@ -53,11 +53,7 @@ async def test_stored_rows_are_what_the_encoder_side_puts_out(b, store, encoder)
     with torch.inference_mode():
         [expected] = encoder.encode([prepared])
     assert torch.equal(rows, expected)
-    assert (plan.rows, plan.length, plan.grid_thw) == (
-        prepared.rows,
-        prepared.length,
-        prepared.grid_thw,
-    )
+    assert (plan.rows, plan.length, plan.grid_thw) == (prepared.rows, prepared.length, prepared.grid_thw)
     await at_rest(b, store)
 
 

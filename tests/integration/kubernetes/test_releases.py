@@ -157,9 +157,7 @@ class Load:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_versions_of_vllm_and_of_the_model_change_under_load_and_nothing_is_lost(
-    tmp_path: Path,
-    store_server: StoreServer,
-    programs: Path,
+    tmp_path: Path, store_server: StoreServer, programs: Path
 ) -> None:
     models = tmp_path / "models"
     build_checkpoint("qwen3_vl", models / "one")

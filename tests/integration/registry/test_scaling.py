@@ -4,12 +4,7 @@ import msgpack
 import pytest
 
 from triptych.base.scaling import PoolDemand, ScalingDecision, ScalingRules, SharedRules
-from triptych.registry.scaling import (
-    ScalingBoard,
-    unpack_decision,
-    unpack_demand,
-    unpack_rules,
-)
+from triptych.registry.scaling import ScalingBoard, unpack_decision, unpack_demand, unpack_rules
 from triptych.store import keys
 from triptych.store.embedding_store import EmbeddingStore
 

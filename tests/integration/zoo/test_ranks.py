@@ -96,10 +96,7 @@ def test_a_class_that_ranks_cannot_share_is_refused_by_name(name: str) -> None:
 
 
 def test_experts_that_are_not_summed_are_noticed() -> None:
-    with (
-        mock.patch.object(torch.nn.Module, "register_forward_hook"),
-        pytest.raises(AssertionError),
-    ):
+    with mock.patch.object(torch.nn.Module, "register_forward_hook"), pytest.raises(AssertionError):
         check_equals_one_rank("Qwen3VLMoeForConditionalGeneration")
 
 

@@ -21,11 +21,7 @@ fi
 exec crun "$@"
 """
 _TMPFS = ("nosuid", "nodev", "mode=1777")
-_MOUNTS = (
-    ("/proc", "proc", ()),
-    ("/dev", "tmpfs", ("nosuid", "mode=755")),
-    ("/dev/shm", "tmpfs", _TMPFS),
-)
+_MOUNTS = (("/proc", "proc", ()), ("/dev", "tmpfs", ("nosuid", "mode=755")), ("/dev/shm", "tmpfs", _TMPFS))
 
 
 class Container:

@@ -20,14 +20,7 @@ from triptych.base.errors import InternalError, InvalidRequest
 from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.connectors.host_buffers import PinnedMemory
 from triptych.encoder_worker import host_copier
-from triptych.encoder_worker.engine import (
-    BatchDone,
-    Encoded,
-    EngineEvent,
-    Saved,
-    TowerItem,
-    Unsaved,
-)
+from triptych.encoder_worker.engine import BatchDone, Encoded, EngineEvent, Saved, TowerItem, Unsaved
 from triptych.models.base import PreparedItem
 
 

@@ -210,11 +210,7 @@ def test_a_port_that_was_named_and_a_full_range_are_refused_by_flag(monkeypatch,
 
 @pytest.mark.parametrize(
     ("arguments", "variables", "fixed"),
-    [
-        ((), {}, set()),
-        (("--port", "8000"), {}, {"port"}),
-        ((), {"TRIPTYCH_GRPC_PORT": "9"}, {"grpc_port"}),
-    ],
+    [((), {}, set()), (("--port", "8000"), {}, {"port"}), ((), {"TRIPTYCH_GRPC_PORT": "9"}, {"grpc_port"})],
 )
 def test_a_port_is_named_by_its_flag_or_its_variable(monkeypatch, arguments, variables, fixed):
     calls: list[Collection[str]] = []

@@ -220,8 +220,7 @@ def test_auto_is_the_checkpoints_dtype_on_cuda_and_float32_on_a_cpu(tmp_path, wh
 
 
 @pytest.mark.parametrize(
-    "values",
-    [{"eos_token_id": "x"}, {"eos_token_id": [3, "x"]}, {"max_new_tokens": "many"}, {"top_p": {}}],
+    "values", [{"eos_token_id": "x"}, {"eos_token_id": [3, "x"]}, {"max_new_tokens": "many"}, {"top_p": {}}]
 )
 def test_a_generation_config_of_another_kind_is_named(tmp_path: Path, values: dict[str, object]) -> None:
     path = build_checkpoint("qwen3_vl", tmp_path / "model")

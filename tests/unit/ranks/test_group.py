@@ -239,12 +239,7 @@ def test_ranks_with_a_device_each_are_accepted(ranks, device, gpus):
     [
         (0, "cpu", 0, "--tensor-parallel 0: give a number of ranks from 1 to 64"),
         (65, "cpu", 0, "--tensor-parallel 65: give a number"),
-        (
-            4,
-            "cuda",
-            3,
-            "--tensor-parallel 4 from --device cuda on needs GPUs 0 to 3 and 3 are there",
-        ),
+        (4, "cuda", 3, "--tensor-parallel 4 from --device cuda on needs GPUs 0 to 3 and 3 are there"),
         (2, "cuda:3", 4, "from --device cuda:3 on needs GPUs 3 to 4 and 4 are there"),
     ],
 )

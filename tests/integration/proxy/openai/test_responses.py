@@ -95,10 +95,7 @@ async def test_calls_become_items_between_the_texts(cluster: FakeCluster) -> Non
     assert {event.item_id for event in events[first : first + len(deltas) + 1]} == {
         events[-1].response.output[1].id
     }
-    assert (events[-1].response.output[1].name, events[-1].response.output[1].arguments) == (
-        "f",
-        '{"a": 1}',
-    )
+    assert (events[-1].response.output[1].name, events[-1].response.output[1].arguments) == ("f", '{"a": 1}')
 
 
 async def test_a_broken_picture_is_named_by_the_clients_field(cluster: FakeCluster) -> None:

@@ -8,12 +8,7 @@ import pytest
 
 from support.data.items import make_plan
 from triptych.base.types import ItemPlan, MMFeature, Placement
-from triptych.ec_connector.base import (
-    ECConnectorOutput,
-    ECTransferConfig,
-    FailedLoad,
-    Presence,
-)
+from triptych.ec_connector.base import ECConnectorOutput, ECTransferConfig, FailedLoad, Presence
 from triptych.ec_connector.connectors.scheduler_role import TableScheduler
 from triptych.ec_connector.metadata import LoadId, Reports, TransferMetadata
 

@@ -34,10 +34,7 @@ def by_pyav(data: bytes) -> list[np.ndarray]:
 
 
 def refusal(data: bytes, limits: VideoLimits | None = None, indices: tuple[int, ...] = (0, 1)) -> str:
-    with (
-        pytest.raises(InvalidRequest) as caught,
-        MediaClip(data, limits or VideoLimits()) as clip,
-    ):
+    with pytest.raises(InvalidRequest) as caught, MediaClip(data, limits or VideoLimits()) as clip:
         clip.frames(indices)
     assert caught.value.param == "video"
     assert isinstance(caught.value, TooLarge) == (limits is not None)

@@ -160,8 +160,7 @@ def test_workers_of_other_processes_get_their_copies_in_files(backend, size, sha
 
 
 @pytest.mark.parametrize(
-    "vision,width",
-    [(Config(deepstack_visual_indexes=[5, 11, 17]), 8192), (Config(), 2048), (None, 2048)],
+    "vision,width", [(Config(deepstack_visual_indexes=[5, 11, 17]), 8192), (Config(), 2048), (None, 2048)]
 )
 def test_deepstack_levels_widen_a_row(vision, width):
     model = Config(hf_config=Config(vision_config=vision), get_inputs_embeds_size=lambda: 2048)

@@ -44,24 +44,27 @@ def test_config_json_that_is_no_json_is_refused(tmp_path: Path) -> None:
         Checkpoint(tmp_path)
 
 
-def test_pickled_weights_are_never_loaded(tmp_path: Path) -> None:
-    path = build_checkpoint("llava", tmp_path / "model")
+def _rename(path: Path) -> None:
     (path / "model.safetensors").rename(path / "pytorch_model.bin")
-    with pytest.raises(ConfigError, match=r"only pytorch_model\.bin, and pickles are never loaded"):
-        Checkpoint(path)
 
 
-def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
-    path = build_checkpoint("llava", tmp_path / "model")
-    (path / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"has no weights: give MODEL=/folder"):
-        Checkpoint(path)
-
-
-def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
-    path = build_checkpoint("llava", tmp_path / "model", variant="sharded")
-    (path / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"lacks model-00002-of-00003\.safetensors"):
+@pytest.mark.parametrize(
+    ("variant", "change", "words"),
+    [
+        (None, _rename, r"only pytorch_model\.bin, and pickles are never loaded"),
+        (None, lambda path: (path / "model.safetensors").unlink(), "has no weights: give MODEL=/folder"),
+        (
+            "sharded",
+            lambda path: (path / "model-00002-of-00003.safetensors").unlink(),
+            r"lacks model-00002-of-00003\.safetensors",
+        ),
+    ],
+    ids=["pickles", "no weights", "no shard"],
+)
+def test_weights_that_are_not_there_or_pickled_are_refused(variant, change, words, tmp_path):
+    path = build_checkpoint("llava", tmp_path / "model", **({"variant": variant} if variant else {}))
+    change(path)
+    with pytest.raises(ConfigError, match=words):
         Checkpoint(path)
 
 

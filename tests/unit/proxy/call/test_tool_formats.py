@@ -174,11 +174,7 @@ def test_every_format_has_its_cases():
 
 @pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=80)
-@given(
-    st.lists(st.sampled_from([*(text for _, text, _ in CASES), *BITS])),
-    st.data(),
-    st.booleans(),
-)
+@given(st.lists(st.sampled_from([*(text for _, text, _ in CASES), *BITS])), st.data(), st.booleans())
 def test_no_output_fails_and_the_cuts_change_nothing(name, texts, data, parallel):
     text = "".join(texts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
@@ -237,20 +233,11 @@ STEPS = [
     ),
     (
         "gemma4",
-        [
-            ("<|tool_call>call:look{at:[1", ["look"]),
-            ("],times:3", ['{"at": [1]']),
-            ("}", [', "times": 3}']),
-        ],
+        [("<|tool_call>call:look{at:[1", ["look"]), ("],times:3", ['{"at": [1]']), ("}", [', "times": 3}'])],
     ),
     (
         "pythonic",
-        [
-            ("[look(at='a', ", ["look", '{"at": "a"']),
-            ("times=3", []),
-            (")", [', "times": 3}']),
-            ("]", []),
-        ],
+        [("[look(at='a', ", ["look", '{"at": "a"']), ("times=3", []), (")", [', "times": 3}']), ("]", [])],
     ),
 ]
 
@@ -276,11 +263,7 @@ BROKEN = [
     ("qwen3_coder", "<tool_call><function=f><parameter=a>1</parameter><parameter=b>2", [("f", '{"a": 1')]),
     ("qwen3_coder", "<tool_call><function=f><parameter=a>1</parameter>", [("f", '{"a": 1}')]),
     ("glm45", "<tool_call>f", ["<tool_call>f"]),
-    (
-        "glm45",
-        "<tool_call>f<arg_key>a</arg_key>1</tool_call>",
-        [("f", ""), "a</arg_key>1</tool_call>"],
-    ),
+    ("glm45", "<tool_call>f<arg_key>a</arg_key>1</tool_call>", [("f", ""), "a</arg_key>1</tool_call>"]),
     ("gemma4", "<|tool_call>call:f{a:1,b:no}", [("f", '{"a": 1'), ",b:no}"]),
     ("mistral", '[TOOL_CALLS][{"name": "f"}, {"x": 1}]', [("f", "{}"), ', {"x": 1}]']),
     ("pythonic", "[f(a=1, b=g())]", [("f", '{"a": 1'), ", b=g())]"]),
@@ -354,10 +337,7 @@ def test_content_is_sent_as_soon_as_it_cannot_begin_a_tool_call() -> None:
     ("text", "pieces"),
     [
         ('{"name": "look", "arguments": {"at": "sky"}}', [SKY]),
-        (
-            '[{"name": "look", "arguments": {"at": "sky"}}, {"name": "now", "arguments": {}}]',
-            [SKY, NOW],
-        ),
+        ('[{"name": "look", "arguments": {"at": "sky"}}, {"name": "now", "arguments": {}}]', [SKY, NOW]),
         ('{"name": "look", "argum', ['{"name": "look", "argum']),
         ('[{"name": "look", "arguments": 3}]', ['[{"name": "look", "arguments": 3}]']),
         ("", []),

@@ -47,42 +47,41 @@ MIDDLE = Window(3000, 3000, 9000)
 LAST = Window(6000, 1500, 7500)
 
 
-def test_the_next_window_begins_where_the_last_complete_segment_ends() -> None:
-    found = cut(MIDDLE, at(0), 65, 66, at(4), at(4), 67, at(9), at(9.5), 68)
-    assert shown(found) == [(30.0, 34.0, 0, 4), (34.0, 39.0, 4, 8)]
-    assert found.next_start == 3000 + 900
-
-
-def test_a_single_timestamp_at_the_end_means_that_silence_follows() -> None:
-    found = cut(MIDDLE, at(0), 65, at(4), at(5), 66, at(9))
-    assert shown(found) == [(30.0, 34.0, 0, 3), (35.0, 39.0, 3, 6)]
-    assert found.next_start == 6000
-
-
-def test_without_a_pair_of_timestamps_the_output_is_one_segment_up_to_the_last_one() -> None:
-    found = cut(MIDDLE, at(0), 65, 66, at(7))
-    assert shown(found) == [(30.0, 37.0, 0, 4)]
-    assert found.next_start == 6000
+@pytest.mark.parametrize(
+    ("window", "ids", "eos", "spans", "next_start"),
+    [
+        (
+            MIDDLE,
+            [at(0), 65, 66, at(4), at(4), 67, at(9), at(9.5), 68],
+            True,
+            [(30.0, 34.0, 0, 4), (34.0, 39.0, 4, 8)],
+            3000 + 900,
+        ),
+        (MIDDLE, [at(0), 65, at(4), at(5), 66, at(9)], True, [(30.0, 34.0, 0, 3), (35.0, 39.0, 3, 6)], 6000),
+        (MIDDLE, [at(0), 65, 66, at(7)], True, [(30.0, 37.0, 0, 4)], 6000),
+        (LAST, [at(0), 65, at(4), at(5), 66, at(9)], True, [(60.0, 64.0, 0, 4)], 6000 + 400),
+        (LAST, [at(0), 65, at(9)], True, [(60.0, 69.0, 0, 4)], 7500),
+        (MIDDLE, [at(0), 65, at(4), at(4)], False, [(30.0, 34.0, 0, 4)], 3000 + 400),
+    ],
+    ids=[
+        "the next window begins where the last complete segment ends",
+        "a single timestamp at the end: silence follows",
+        "no pair of timestamps: one segment up to the last one",
+        "the end token belongs to a segment of the last window",
+        "the last window is over",
+        "max_tokens: no end token",
+    ],
+)
+def test_a_window_is_cut_into_segments_and_says_where_the_next_one_begins(
+    window, ids, eos, spans, next_start
+):
+    found = cut(window, *ids, eos=eos)
+    assert (shown(found), found.next_start) == (spans, next_start)
 
 
 @pytest.mark.parametrize("ids", [(), (65, 66), (at(0), 65)])
 def test_a_segment_without_an_end_timestamp_lasts_for_the_whole_window(ids: tuple[int, ...]) -> None:
     assert shown(cut(MIDDLE, *ids)) == [(30.0, 60.0, 0, len(ids))]
-
-
-def test_the_end_token_belongs_to_a_segment_in_the_last_window() -> None:
-    found = cut(LAST, at(0), 65, at(4), at(5), 66, at(9))
-    assert shown(found) == [(60.0, 64.0, 0, 4)]
-    assert found.next_start == 6000 + 400
-    whole = cut(LAST, at(0), 65, at(9))
-    assert shown(whole) == [(60.0, 69.0, 0, 4)]
-    assert whole.next_start == 7500
-
-
-def test_an_output_that_reached_max_tokens_has_no_end_token() -> None:
-    found = cut(MIDDLE, at(0), 65, at(4), at(4), eos=False)
-    assert shown(found) == [(30.0, 34.0, 0, 4)]
-    assert found.next_start == 3000 + 400
 
 
 def test_a_window_whose_last_timestamp_is_zero_is_not_repeated() -> None:
