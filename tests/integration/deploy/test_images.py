@@ -141,7 +141,7 @@ def test_the_containers_answer_about_a_picture_and_drain_on_sigterm(start, store
     wait_for("the containers", lambda: _ready(port) or any(each.ended() for each in containers))
     assert not any(each.ended() for each in containers), [each.log.read_text() for each in containers]
     assert all(each.healthy() for each in containers)
-    assert {_user(each) for each in containers} == {65532}
+    assert {int(_status(each.pid(), "Uid").split()[0]) for each in containers} == {65532}
     request = json.loads(examples.EXAMPLE_REQUEST.read_text())
     whole = "".join(_stream(port, request))
     assert whole == examples.EXPECTED_ANSWER
@@ -205,10 +205,6 @@ def _status(pid: int, key: str) -> str:
     except FileNotFoundError:
         return ""
     return next(line.partition(":")[2].strip() for line in text.splitlines() if line.startswith(f"{key}:"))
-
-
-def _user(container: Container) -> int:
-    return int(_status(container.pid(), "Uid").split()[0])
 
 
 def _handles_sigterm(pid: int) -> bool:

@@ -79,7 +79,7 @@ async def test_usage_token_ids_and_timings_come_with_the_stream(cluster: FakeClu
 
 async def test_an_image_that_no_encoder_can_read_is_a_400_that_names_its_field(cluster: FakeCluster):
     failed = common_pb2.Error(code="invalid_request_error", message="no image in these bytes")
-    cluster.encoders[0].failures.append(_failed(failed))
+    cluster.encoders[0].failures.append(encoder_pb2.JobFailed(error=failed, retryable=False))
     with pytest.raises(APIStatusError) as caught:
         await cluster.ask(user("?", picture("bad")))
     assert caught.value.status_code == 400
@@ -156,7 +156,3 @@ async def test_unknown_paths_and_methods_are_answered_in_openais_shape(cluster: 
     for path in ("/chat/completions", "/v1/chat/completion", "/api/v1/chat/completions/"):
         near = await client.post(f"http://127.0.0.1:{cluster.port}{path}")
         assert near.json()["error"]["message"].endswith("; did you mean /v1/chat/completions?")
-
-
-def _failed(error: common_pb2.Error) -> encoder_pb2.JobFailed:
-    return encoder_pb2.JobFailed(error=error, retryable=False)
