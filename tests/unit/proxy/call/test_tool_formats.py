@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.tool_calls import joined
 from triptych.pd_worker.frontend.chat_template import ChatTemplate
 from triptych.pd_worker.frontend.tool_format import find_tool_format
+from triptych.proxy.call.call_text import CallArguments, CallStart
 from triptych.proxy.call.tool_formats import FORMATS, MAX_BLANKS, Piece, make_parser
 from triptych.proxy.call.tools import CallForm
+
+
+def joined(pieces: Iterable[Piece]) -> list[object]:
+    """Neighbouring content and a call's arguments are each one string."""
+    parts: list[object] = []
+    for piece in pieces:
+        last = parts[-1] if parts else None
+        if isinstance(piece, CallStart):
+            parts.append((piece.name, ""))
+        elif isinstance(piece, CallArguments):
+            assert isinstance(last, tuple), "arguments follow their call's start"
+            parts[-1] = (last[0], last[1] + piece.text)
+        elif isinstance(last, str):
+            parts[-1] = last + piece
+        else:
+            parts.append(piece)
+    return parts
+
 
 SCHEMAS = {
     "look": {
