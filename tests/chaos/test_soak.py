@@ -34,7 +34,6 @@ from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.goodput.load.pictures import draw
 from triptych.goodput.load.workload import Picture
 
-
 matplotlib.use("Agg")
 
 
