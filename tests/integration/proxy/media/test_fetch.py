@@ -99,6 +99,12 @@ async def fetching(**options: Any) -> AsyncIterator[Fetching]:
         it.spool.close()
 
 
+@pytest.fixture
+async def it() -> AsyncIterator[Fetching]:
+    async with fetching() as it:
+        yield it
+
+
 async def refusal(it: Fetching, url: str, kind: MediaKind = IMAGES) -> RequestError:
     with pytest.raises(RequestError) as caught:
         await it.get(url, kind)
@@ -107,27 +113,25 @@ async def refusal(it: Fetching, url: str, kind: MediaKind = IMAGES) -> RequestEr
     return caught.value
 
 
-async def test_a_picture_is_fetched_small_and_large(web: WebServer) -> None:
-    async with fetching() as it:
-        assert await it.get(web.give("/a.png", reply())) == PNG
-        assert await it.get(web.give("/b.png", reply(LARGE))) == LARGE
-        assert it.count("ok") == 2
-        fetched = it.metrics.registry.get_sample_value("triptych_media_fetched_bytes_total")
-        assert fetched == len(PNG) + len(LARGE)
-        assert it.metrics.registry.get_sample_value("triptych_media_fetch_seconds_count") == 2
+async def test_a_picture_is_fetched_small_and_large(it: Fetching, web: WebServer) -> None:
+    assert await it.get(web.give("/a.png", reply())) == PNG
+    assert await it.get(web.give("/b.png", reply(LARGE))) == LARGE
+    assert it.count("ok") == 2
+    fetched = it.metrics.registry.get_sample_value("triptych_media_fetched_bytes_total")
+    assert fetched == len(PNG) + len(LARGE)
+    assert it.metrics.registry.get_sample_value("triptych_media_fetch_seconds_count") == 2
 
 
-async def test_a_video_is_fetched_as_one_and_nothing_else_is(web: WebServer) -> None:
+async def test_a_video_is_fetched_as_one_and_nothing_else_is(it: Fetching, web: WebServer) -> None:
     clip = b"\0\0\0\x20ftypisom" + bytes(100)
-    async with fetching() as it:
-        for kind in ("video/mp4", "application/octet-stream"):
-            assert await it.get(web.give(f"/{kind}", reply(clip, content_type=kind)), VIDEOS) == clip
-        error = await refusal(it, web.give("/page", reply(clip, content_type="text/html")), VIDEOS)
-        assert "the video's server sent a content type that is no video's" in error.message
-        error = await refusal(it, web.give("/a.png", reply(content_type="video/mp4")), VIDEOS)
-        assert "sent no MP4, MOV, WebM or GIF file" in error.message
-        error = await refusal(it, web.give("/a.mp4", reply(clip, content_type="video/mp4")))
-        assert "no picture's" in error.message
+    for kind in ("video/mp4", "application/octet-stream"):
+        assert await it.get(web.give(f"/{kind}", reply(clip, content_type=kind)), VIDEOS) == clip
+    error = await refusal(it, web.give("/page", reply(clip, content_type="text/html")), VIDEOS)
+    assert "the video's server sent a content type that is no video's" in error.message
+    error = await refusal(it, web.give("/a.png", reply(content_type="video/mp4")), VIDEOS)
+    assert "sent no MP4, MOV, WebM or GIF file" in error.message
+    error = await refusal(it, web.give("/a.mp4", reply(clip, content_type="video/mp4")))
+    assert "no picture's" in error.message
 
 
 async def test_a_5xx_is_tried_again_and_a_4xx_is_not(web: WebServer) -> None:
@@ -141,10 +145,9 @@ async def test_a_5xx_is_tried_again_and_a_4xx_is_not(web: WebServer) -> None:
     assert web.asked == ["/a", "/a", "/a", "/b", "/c", "/c", "/c"]
 
 
-async def test_a_body_shorter_than_announced_is_no_picture(web: WebServer) -> None:
-    async with fetching() as it:
-        error = await refusal(it, web.give("/a", reply(LARGE, content_length=str(len(LARGE) + 1))))
-        assert "broke off" in error.message
+async def test_a_body_shorter_than_announced_is_no_picture(it: Fetching, web: WebServer) -> None:
+    error = await refusal(it, web.give("/a", reply(LARGE, content_length=str(len(LARGE) + 1))))
+    assert "broke off" in error.message
 
 
 async def test_bytes_above_the_limit_are_refused_announced_or_not(web: WebServer) -> None:
@@ -179,27 +182,24 @@ async def test_a_compressed_body_is_inflated_up_to_the_limit(web: WebServer, enc
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "compress"])
-async def test_other_content_encodings_are_refused(web: WebServer, encoding: str) -> None:
-    async with fetching() as it:
-        error = await refusal(it, web.give("/a", reply(content_encoding=encoding)))
-        assert "only gzip and deflate" in error.message
+async def test_other_content_encodings_are_refused(it: Fetching, web: WebServer, encoding: str) -> None:
+    error = await refusal(it, web.give("/a", reply(content_encoding=encoding)))
+    assert "only gzip and deflate" in error.message
 
 
 @pytest.mark.parametrize(
     "kind", ["text/html", "image/svg+xml", "application/json", "video/mp4", "image/tiff"]
 )
-async def test_a_wrong_content_type_is_refused_before_the_body_is_read(web: WebServer, kind: str) -> None:
-    async with fetching() as it:
-        error = await refusal(it, web.give("/a", reply(content_type=kind, content_length="99999999")))
-        assert "content type" in error.message
+async def test_a_wrong_content_type_is_refused_before_the_body_is_read(it, web, kind):
+    error = await refusal(it, web.give("/a", reply(content_type=kind, content_length="99999999")))
+    assert "content type" in error.message
 
 
 @pytest.mark.parametrize("kind", ["", "application/octet-stream", "IMAGE/PNG; charset=x", "image/x-png"])
-async def test_with_a_generic_content_type_the_first_bytes_decide(web: WebServer, kind: str) -> None:
-    async with fetching() as it:
-        assert await it.get(web.give("/a", reply(content_type=kind))) == PNG
-        error = await refusal(it, web.give("/b", reply(b"<svg/>" * 20, content_type=kind)))
-        assert "no PNG, JPEG" in error.message
+async def test_with_a_generic_content_type_the_first_bytes_decide(it, web, kind):
+    assert await it.get(web.give("/a", reply(content_type=kind))) == PNG
+    error = await refusal(it, web.give("/b", reply(b"<svg/>" * 20, content_type=kind)))
+    assert "no PNG, JPEG" in error.message
 
 
 async def test_a_slow_or_silent_server_ends_at_the_fetchs_timeout(web: WebServer) -> None:
@@ -220,7 +220,7 @@ async def test_a_slow_or_silent_server_ends_at_the_fetchs_timeout(web: WebServer
         assert it.count("timeout") == 2
 
 
-async def test_a_cancelled_fetch_leaves_nothing_in_the_spool(web: WebServer) -> None:
+async def test_a_cancelled_fetch_leaves_nothing_in_the_spool(it: Fetching, web: WebServer) -> None:
     begun = asyncio.Event()
 
     async def half(writer: asyncio.StreamWriter) -> None:
@@ -229,12 +229,11 @@ async def test_a_cancelled_fetch_leaves_nothing_in_the_spool(web: WebServer) -> 
         begun.set()
         await asyncio.sleep(3600)
 
-    async with fetching() as it:
-        task = asyncio.create_task(it.get(web.give("/a", half)))
-        await begun.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+    task = asyncio.create_task(it.get(web.give("/a", half)))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def test_the_request_carries_neither_cookies_nor_credentials_nor_a_proxys_words(web, monkeypatch):
@@ -323,14 +322,13 @@ async def test_a_port_of_another_service_is_refused_as_an_address_is() -> None:
             assert error.message == "field: the image's server has no public address"
 
 
-async def test_redirects_are_followed_up_to_the_limit(web: WebServer) -> None:
+async def test_redirects_are_followed_up_to_the_limit(it: Fetching, web: WebServer) -> None:
     web.give("/0", reply())
     for step in range(1, 7):
         web.give(f"/{step}", redirect(f"/{step - 1}"))
-    async with fetching() as it:
-        assert await it.get(web.url("/5")) == PNG
-        assert "redirects more than 5 times" in (await refusal(it, web.url("/6"))).message
-        assert it.count("redirects") == 1
+    assert await it.get(web.url("/5")) == PNG
+    assert "redirects more than 5 times" in (await refusal(it, web.url("/6"))).message
+    assert it.count("redirects") == 1
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
