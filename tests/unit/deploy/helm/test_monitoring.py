@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,82 @@ from support.kubernetes.chart import CASES, Manifest, case, render
 from support.kubernetes.manifests import component, of_kind, peer, workloads
 from support.kubernetes.reach import Peer, allowed, selects
 from support.monitoring.alerts import FILE, alert_rules, rules
-from support.monitoring.grafana import DASHBOARDS, Dashboard
 from support.monitoring.metric_table import documented
-from support.monitoring.promql import metric_names, selectors
+
+FOLDER = Path(__file__).parents[4] / "deploy" / "helm" / "triptych" / "files" / "dashboards"
+NAMES = ("overview", "encoder-pool", "pd", "store")
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One PromQL expression and the legend of its series."""
+
+    expr: str
+    legend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A graph, or the newest number alone. `unit` is Grafana's name of it."""
+
+    title: str
+    unit: str
+    queries: tuple[Query, ...]
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """A dashboard: what its file holds, and its panels without the headings."""
+
+    name: str
+    document: dict[str, Any]
+
+    @property
+    def panels(self) -> tuple[Panel, ...]:
+        """All panels, in order."""
+        return tuple(_panel(one) for one in self.document["panels"] if one["type"] != "row")
+
+
+def _panel(shown: dict[str, Any]) -> Panel:
+    queries = tuple(Query(target["expr"], target["legendFormat"]) for target in shown["targets"])
+    return Panel(shown["title"], shown["fieldConfig"]["defaults"]["unit"], queries, shown["description"])
+
+
+DASHBOARDS = tuple(Dashboard(name, json.loads((FOLDER / f"{name}.json").read_text())) for name in NAMES)
+
+
+_AGGREGATIONS = {"sum", "max", "min", "avg", "count", "by", "without"}
+_FUNCTIONS = {
+    "rate",
+    "increase",
+    "changes",
+    "histogram_quantile",
+    "clamp_min",
+    "absent",
+    "time",
+    "sum_over_time",
+}
+_OPERATORS = {"on", "ignoring", "and", "or", "unless", "bool", "offset", "vector", "group_left"}
+_WORDS = _AGGREGATIONS | _FUNCTIONS | _OPERATORS
+_SELECTOR = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\s*({[^}]*})")
+_LABEL = re.compile(r"([a-zA-Z_]\w*)\s*(?:=~|!~|!=|=)")
+
+
+def metric_names(expr: str) -> set[str]:
+    """The names of the series in an expression."""
+    bare = re.sub(r'"[^"]*"', '""', expr)
+    bare = re.sub(r"\b(?:by|on|ignoring|without|group_left)\s*\([^)]*\)", " ", bare)
+    bare = re.sub(r"{[^}]*}|\[[^\]]*\]", " ", bare)
+    return {word for word in re.findall(r"[a-zA-Z_:][a-zA-Z0-9_:]*", bare) if word not in _WORDS}
+
+
+def selectors(expr: str) -> list[tuple[str, set[str]]]:
+    """Each series with the labels that it is selected by; those without a selector have none."""
+    found = [(name, set(_LABEL.findall(labels))) for name, labels in _SELECTOR.findall(expr)]
+    named = {name for name, _ in found}
+    return found + [(name, set()) for name in metric_names(expr) - named]
+
 
 DOCS = Path(__file__).parents[4] / "docs"
 EACH = pytest.mark.parametrize("rule", alert_rules().values(), ids=lambda rule: rule["alert"])
