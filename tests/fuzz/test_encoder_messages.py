@@ -9,7 +9,7 @@ import math
 import random
 import re
 import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 import torch
@@ -43,9 +43,8 @@ PICTURES = [png(picture(seed, 32, 32)) for seed in (1, 2)]
 
 
 @pytest.fixture(scope="module")
-def encoder() -> Iterator[EncoderSide]:
-    torch.set_num_threads(1)
-    yield load_encoder(build_checkpoint("qwen3_vl"), device=torch.device("cpu"), dtype=torch.float32)
+def encoder() -> EncoderSide:
+    return load_encoder(build_checkpoint("qwen3_vl"), device=torch.device("cpu"), dtype=torch.float32)
 
 
 OPTIONS = ("min_pixels", "max_pixels", "size", "do_resize", "patch_size")
@@ -180,7 +179,6 @@ def files() -> list[bytes]:
 
 @pytest.fixture(scope="module", params=["qwen3_vl", "llava"])
 def media_encoder(request: pytest.FixtureRequest) -> EncoderSide:
-    torch.set_num_threads(1)
     return load_encoder(build_checkpoint(request.param), device=torch.device("cpu"), dtype=torch.float32)
 
 
