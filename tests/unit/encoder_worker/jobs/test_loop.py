@@ -80,10 +80,8 @@ def _any(*fakes: object) -> list[Any]:
 async def worker(request: pytest.FixtureRequest) -> AsyncIterator[Worker]:
     worker = Worker(**getattr(request, "param", {}))
     worker.loop.start()
-    try:
-        yield worker
-    finally:
-        await worker.loop.stop()
+    yield worker
+    await worker.loop.stop()
 
 
 async def test_an_item_is_preprocessed_and_its_media_room_released(worker: Worker) -> None:
