@@ -9,7 +9,8 @@ import platform
 import sys
 from pathlib import Path
 
-from triptych.goodput.report.machine import chip, commit
+from triptych.base.machine.resources import cpu_name
+from triptych.goodput.report.machine import commit
 
 RESULTS = Path(__file__).parent / "results"
 TEMPLATES = Path(__file__).parent / "pages"
@@ -20,12 +21,21 @@ def add_write_flag(parser: argparse.ArgumentParser, page: Path) -> None:
     parser.add_argument("--write", action="store_true", help=f"write {page.name}")
 
 
+def page_parser(doc: str | None, page: Path, **numbers: float) -> argparse.ArgumentParser:
+    """A command line with `--write`, and an option for each of the `numbers`, which are the defaults."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    add_write_flag(parser, page)
+    return parser
+
+
 def fill(template: str, **fields: object) -> str:
     """The page of a template: its text with these fields in it, and with where and when it was made."""
     facts: dict[str, object] = {
         "date": datetime.date.today(),
         "commit": commit(),
-        "chip": chip(),
+        "chip": cpu_name(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "load": " ".join(f"{value:.1f}" for value in os.getloadavg()),

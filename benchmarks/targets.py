@@ -1,18 +1,16 @@
 """What Triptych is to reach, and how far it has come: targets and the figures last committed for them.
 
     python -m benchmarks            # all of them
-    python -m benchmarks targets --set NAME FIGURE=VALUE ... --page PAGE
 
-Targets are in `targets.toml`, figures in `results/targets.json`, where benchmarks put them with `--write`.
+Targets are in `targets.toml`, figures in `results/targets.json`, where benchmarks put them with `--write`;
+those of other benchmarks are written there by hand.
 """
 
 from __future__ import annotations
 
-import argparse
 import datetime
-import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,8 @@ import msgspec
 
 from benchmarks.result_page import RESULTS
 from triptych.base.errors import ConfigError
-from triptych.goodput.report.machine import chip, commit
+from triptych.base.machine.resources import cpu_name
+from triptych.goodput.report.machine import commit
 
 FILE = RESULTS / "targets.json"
 
@@ -101,7 +100,7 @@ def record(
         raise ConfigError(f"target {name!r} has no figure {', '.join(sorted(unknown))}")
     date = date or datetime.datetime.now(datetime.UTC).date().isoformat()
     kept = {key: float(f"{value:.4g}") for key, value in figures.items()}
-    found = read(path) | {name: Reached(kept, date, made_at or commit(), machine or chip(), page.name)}
+    found = read(path) | {name: Reached(kept, date, made_at or commit(), machine or cpu_name(), page.name)}
     ordered = {target.name: found[target.name] for target in TARGETS if target.name in found}
     path.write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n")
 
@@ -135,27 +134,3 @@ def table(reached: Mapping[str, Reached]) -> str:
     verdicts = [row[3] for row in rows[1:]]
     count = ", ".join(f"{verdicts.count(word)} {word}" for word in ("met", "missed", "not measured"))
     return "\n".join([*lines, f"{count}; pages and figures: benchmarks/results", ""])
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--set", metavar="NAME", choices=sorted(_NAMED), help="a target to write figures of")
-    parser.add_argument("figures", nargs="*", metavar="FIGURE=VALUE")
-    parser.add_argument("--commit", default="", help="where they were measured; this one by default")
-    parser.add_argument("--date", default="", help="today by default")
-    parser.add_argument("--machine", default="", help="its chip; this one's by default")
-    parser.add_argument("--page", type=Path, default=FILE, help="the result page that has the figures")
-    options = parser.parse_args(arguments)
-    if options.set:
-        pairs = [word.rpartition("=") for word in options.figures]
-        figures = {name: float(value) for name, _, value in pairs}
-        made = {"made_at": options.commit, "date": options.date, "machine": options.machine}
-        record(options.set, figures, options.page, **made)
-    sys.stdout.write(table(read()))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -174,7 +174,3 @@ def main(arguments: list[str] | None = None) -> int:
 def measure(options: argparse.Namespace, display: Display) -> bool:
     matrix = matrix_of(options.model, options.peer.resolve())
     return measure_turns(options, display, matrix, systems_of(matrix, options.before), LOADS, WORKLOADS)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -22,16 +22,15 @@ from benchmarks.against_peer.loads import Load, Turn, decode_step, quiet, seed_o
 from benchmarks.baselines.cell import chosen
 from benchmarks.baselines.matrix import Matrix, System, read_matrix
 from benchmarks.baselines.measure import target_of, warm_up
-from benchmarks.baselines.runner import machine_lock
 from benchmarks.baselines.servers import ServerPool, cpu_seconds, machine_time, others_share
 from benchmarks.result_page import publish
 from benchmarks.targets import record
 from triptych.base.errors import ConfigError
+from triptych.base.machine.resources import cpu_name
 from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import Slo
 from triptych.goodput.measure.window import MeasuredWindow, RunSettings
 from triptych.goodput.report.display import Display
-from triptych.goodput.report.machine import chip
 from triptych.goodput.run import Bench, ready
 
 MODELS = ("tiny", "small")
@@ -138,7 +137,6 @@ class Options:
     first: int = 0
     waves: int = 2
     minutes: float = 0.0
-    lock: Path | None = None
 
 
 def keep(file: Path, record: msgspec.Struct) -> None:
@@ -208,11 +206,10 @@ class Rounds:
         if limit and time.monotonic() - self._began > limit:
             self._display.warn(f"{load.name}, round {number}: no time left")
             return False
-        with machine_lock(self._options.lock):
-            for name in turn(list(self._systems), number):
-                found = self._turn(load, name, number)
-                keep(self._file, found)
-                self._tell(found)
+        for name in turn(list(self._systems), number):
+            found = self._turn(load, name, number)
+            keep(self._file, found)
+            self._tell(found)
         return True
 
     def _turn(self, load: Load, name: str, number: int) -> Turn:
@@ -262,7 +259,7 @@ class Rounds:
             seed=window.seed,
             date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
             commit=self._commits[name],
-            chip=chip(),
+            chip=cpu_name(),
             requests=figures.sent,
             failed=figures.failed,
             others=round(others, 3),
@@ -300,9 +297,6 @@ def turns_parser(doc: str | None, *, model: str, systems: str, more_systems: str
     found.add_argument("--first", type=int, default=0, help="number of the first round")
     found.add_argument("--waves", type=int, default=2, help="measured requests by concurrency")
     found.add_argument("--minutes", type=float, default=0.0, help="begin no round after these")
-    found.add_argument(
-        "--lock", type=Path, help="file to hold an exclusive lock on while a round is measured"
-    )
     return found
 
 
@@ -354,7 +348,7 @@ def measure_turns(
         if name not in known:
             raise ConfigError(f"--systems {name!r} is not known: use some of {', '.join(known)}")
     systems = [known[name] for name in options.systems.split(",")]
-    asked = Options(options.rounds, options.first, options.waves, options.minutes, options.lock)
+    asked = Options(options.rounds, options.first, options.waves, options.minutes)
     return Rounds(matrix, systems, workloads, options.results, asked, display).run(
         chosen(loads, options.only)
     )

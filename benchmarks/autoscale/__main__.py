@@ -36,7 +36,7 @@ from benchmarks.autoscale.comparison import (
 )
 from benchmarks.autoscale.policies import ENCODER_SLO
 from benchmarks.autoscale.traces import PEAK_WORKERS, TRACES, UTILIZATION, Trace
-from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
+from benchmarks.result_page import RESULTS, fill, page_parser, publish
 from triptych.base.progress.progress import each
 from triptych.goodput.report.plots import COLOURS
 from triptych.simulator.run import NOT_MODELLED
@@ -178,11 +178,8 @@ def report(found: Sequence[TrialFigures], options: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = page_parser(__doc__, RESULT, jobs=1, seed=0)
     parser.add_argument("--results", type=Path, help="folder that keeps the figures of every trial")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--seed", type=int, default=0)
-    add_write_flag(parser, RESULT)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.results or Path(scratch)
@@ -196,7 +193,3 @@ def main() -> None:
         for name, trace in TRACES.items():
             shown = [one for one in found if one.trace == name and one.cold_start == COLD_STARTS[0]]
             save(trace(), shown, RESULTS / f"autoscale-{name}.png")
-
-
-if __name__ == "__main__":
-    main()

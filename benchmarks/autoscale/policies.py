@@ -9,20 +9,19 @@ before pods are taken away.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from triptych.base.config.proxy import ScalingConfig
-from triptych.base.scaling import PoolDemand, ScalingRules
 from triptych.proxy.scaling.policy import Observation, ScalingState, decide
-from triptych.proxy.scaling.pools import EncoderPool, PDDemand, PDPool, ScaledPool
+from triptych.proxy.scaling.pools import ScaledPool, make_pools
 from triptych.simulator.cluster.cluster import SimulatedCluster
 
-_DEFAULTS = ScalingConfig()
 #: The default of --encoder-slo.
-ENCODER_SLO = _DEFAULTS.encoder_slo
+ENCODER_SLO = ScalingConfig().encoder_slo
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,93 +69,35 @@ class FixedSize:
 class ByDemand:
     """Triptych's policy: what the proxies' autoscaler runs once a second, over the real proxy's demand.
 
-    `decide` with the flags' defaults. The cold start is known, not learnt. `pool` makes what is asked for
-    the demand.
+    `decide` with the flags' defaults beside `config`. The cold start is known, not learnt.
     """
 
-    def __init__(
-        self,
-        rules: ScalingRules,
-        cold_start: float,
-        pool: Callable[[ScalingRules, SimulatedCluster], ScaledPool],
-    ) -> None:
-        self._rules = rules
+    def __init__(self, pool: str, config: ScalingConfig, cold_start: float) -> None:
+        self._name, self._config = pool, config
         self._cold_start = cold_start
         self._state: ScalingState | None = None
-        self._make = pool
         self._pool: ScaledPool | None = None
 
     def attach(self, cluster: SimulatedCluster) -> None:
-        self._pool = self._make(self._rules, cluster)
+        self._pool = make_pools(self._config, cluster.known, cluster.proxy.dispatcher)[self._name]
 
     def desired(self, seen: PoolView) -> int:
         assert self._pool is not None, "not attached"
         state = self._state or ScalingState.holding(seen.workers)
         demand, groups = self._pool.demand(seen.now), self._pool.groups(state.workers)
         observation = Observation(seen.now, demand, groups, self._cold_start)
-        self._state, decision = decide(observation, state, self._rules)
+        self._state, decision = decide(observation, state, self._pool.rules)
         return decision.workers
 
 
 def work_seconds(least: int, most: int, cold_start: float) -> ByDemand:
     """The product's encoder pool; zero workers are allowed."""
-    rules = ScalingRules(least, most, ENCODER_SLO, window=_DEFAULTS.scale_window)
-    return ByDemand(
-        rules,
-        cold_start,
-        lambda rules, cluster: EncoderPool(rules, cluster.known, cluster.proxy.dispatcher.jobs),
-    )
+    return ByDemand("encoder", ScalingConfig(min_encoders=least, max_encoders=most), cold_start)
 
 
-def requests_in_flight(most: int, cold_start: float) -> ByDemand:
-    """The product's PD pool: requests by --max-num-seqs."""
-    return ByDemand(_pd_rules(most), cold_start, _pd_pool)
-
-
-def token_work(most: int, cold_start: float) -> ByDemand:
-    return ByDemand(_pd_rules(most), cold_start, TokenWork)
-
-
-def _pd_rules(most: int) -> ScalingRules:
-    return ScalingRules(1, most, 1.0, window=_DEFAULTS.scale_window)
-
-
-def _pd_pool(rules: ScalingRules, cluster: SimulatedCluster) -> PDPool:
-    return PDPool(rules, cluster.known, lambda: cluster.proxy.dispatcher.pd_load)
-
-
-#: Between two tokens at most: the steps of a worker that keeps to it begin so often.
-TPOT_SECONDS = 0.1
-
-
-class TokenWork(PDPool):
-    """The PD pool by token work: seconds of arriving prompts and of the output that such requests have had,
-    or the KV memory in use or the product's requests in flight where these ask for more workers.
-
-    Costs are known, as after `triptych profile`. Requests that no worker has taken count as in the product.
-    """
-
-    def __init__(self, rules: ScalingRules, cluster: SimulatedCluster) -> None:
-        super().__init__(rules, cluster.known, lambda: cluster.proxy.dispatcher.pd_load)
-        self._cluster = cluster
-        self._demands = [PDDemand(), PDDemand()]
-        self._arrived = self._at = 0.0
-
-    def demand(self, now: float) -> PoolDemand:
-        seen = super().demand(now)
-        workers, context = list(self._cluster.workers.values()), self._cluster.context
-        taken = sum(worker.taken for worker in workers)
-        output = context.counters.tokens / max(taken - seen.waiting, 1)
-        arrived = sum(worker.prompt_seconds + output * worker.token_seconds for worker in workers)
-        # A step's own seconds pass at every token.
-        free = 1.0 - context.costs.pd.step / TPOT_SECONDS
-        flow = max(arrived - self._arrived, 0.0) / max(now - self._at, 1.0) / free
-        self._arrived, self._at = arrived, now
-        memory = sum(worker.kv.num_used / worker.kv.num_blocks for worker in workers)
-        levels = zip(self._demands, (flow, memory), strict=True)
-        found = [each.poll(level, seen.waiting, 1, now) for each, level in levels]
-        fast, slow = (max(getattr(one, name) for one in (seen, *found)) for name in ("fast", "slow"))
-        return PoolDemand(found[1].backlog + seen.backlog, seen.waiting, 0.0, fast, slow)
+def pd_work(most: int, cold_start: float) -> ByDemand:
+    """The product's PD pool."""
+    return ByDemand("pd", ScalingConfig(max_pd_workers=most), cold_start)
 
 
 SYNC_SECONDS = 15.0
@@ -170,15 +111,38 @@ METRICS_DELAY = 5.0
 SCALE_UP_PODS = 4
 
 
-class _Recommendations:
-    """The controller's part that every metric goes through: limits of scaling up, stabilization, bounds."""
+class _Controller(ABC):
+    """An HPA without its metric: scrapes and syncs, limits of scaling up, stabilization, bounds."""
 
     def __init__(self, least: int, most: int) -> None:
         self._least = least
         self._most = most
         self._recent: deque[tuple[float, int]] = deque()
+        #: What the pool has until the first sync.
+        self._desired: int | None = None
+        self._next_scrape, self._next_sync = 0.0, METRICS_DELAY
 
-    def stabilized(self, now: float, current: int, wanted: int) -> int:
+    @abstractmethod
+    def _scrape(self, seen: PoolView) -> None:
+        """Reads the metric."""
+
+    @abstractmethod
+    def _wanted(self, seen: PoolView, current: int) -> int:
+        """What the last scrape asks for, where there are `current` pods."""
+
+    def desired(self, seen: PoolView) -> int:
+        if self._desired is None:
+            self._desired = max(seen.workers, 1)
+        if seen.now >= self._next_scrape:
+            self._next_scrape += SCRAPE_SECONDS
+            self._scrape(seen)
+        if seen.now >= self._next_sync:
+            self._next_sync += SYNC_SECONDS
+            current = max(seen.workers, 1)
+            self._desired = self._stabilized(seen.now, current, self._wanted(seen, current))
+        return self._desired
+
+    def _stabilized(self, now: float, current: int, wanted: int) -> int:
         """What the pool is set to."""
         self._recent.append((now, wanted))
         while self._recent[0][0] < now - STABILIZATION_SECONDS:
@@ -189,7 +153,7 @@ class _Recommendations:
         return min(max(allowed, self._least), self._most)
 
 
-class CpuPercent:
+class CpuPercent(_Controller):
     """An HPA on CPU use, target 70 %: the share of its time that a worker's tower is at work.
 
     It cannot scale to zero or from zero: `least` is at least 1. Pods that are not ready, or not for a whole
@@ -198,30 +162,18 @@ class CpuPercent:
     """
 
     def __init__(self, least: int, most: int, target: float = 0.7) -> None:
+        super().__init__(max(least, 1), most)
         self._target = target
-        self._limits = _Recommendations(max(least, 1), most)
-        #: What the pool has until the first sync.
-        self._desired: int | None = None
-        self._scrape: Mapping[str, float] = {}
+        self._busy: Mapping[str, float] = {}
         self._use: Mapping[str, float] = {}
-        self._next_scrape, self._next_sync = 0.0, METRICS_DELAY
 
-    def desired(self, seen: PoolView) -> int:
-        if self._desired is None:
-            self._desired = max(seen.workers, 1)
-        if seen.now >= self._next_scrape:
-            self._next_scrape += SCRAPE_SECONDS
-            before, self._scrape = self._scrape, dict(seen.busy)
-            self._use = {
-                address: (busy - before[address]) / SCRAPE_SECONDS
-                for address, busy in seen.busy.items()
-                if address in before
-            }
-        if seen.now >= self._next_sync:
-            self._next_sync += SYNC_SECONDS
-            current = max(seen.workers, 1)
-            self._desired = self._limits.stabilized(seen.now, current, self._wanted(seen, current))
-        return self._desired
+    def _scrape(self, seen: PoolView) -> None:
+        before, self._busy = self._busy, dict(seen.busy)
+        self._use = {
+            address: (busy - before[address]) / SCRAPE_SECONDS
+            for address, busy in seen.busy.items()
+            if address in before
+        }
 
     def _wanted(self, seen: PoolView, current: int) -> int:
         use = [share for address, share in self._use.items() if address in seen.busy]
@@ -241,7 +193,7 @@ class CpuPercent:
         return max(wanted, current) if ratio > 1 else min(wanted, current)
 
 
-class QueueLength:
+class QueueLength(_Controller):
     """production-stack's rule: one worker for every five items that wait, through KEDA and Prometheus.
 
     docs.vllm.ai/projects/production-stack, "Autoscaling with KEDA": threshold 5 (an average value), polling
@@ -249,28 +201,16 @@ class QueueLength:
     """
 
     def __init__(self, most: int, threshold: float = 5.0) -> None:
+        super().__init__(1, most)
         self._threshold = threshold
-        self._limits = _Recommendations(1, most)
-        #: What the pool has until the first sync.
-        self._desired: int | None = None
-        self._scraped = 0
-        self._next_scrape, self._next_sync = 0.0, METRICS_DELAY
+        self._waiting = 0
 
-    def desired(self, seen: PoolView) -> int:
-        if self._desired is None:
-            self._desired = max(seen.workers, 1)
-        if seen.now >= self._next_scrape:
-            self._next_scrape += SCRAPE_SECONDS
-            self._scraped = seen.waiting
-        if seen.now >= self._next_sync:
-            current = max(seen.workers, 1)
-            self._desired = self._limits.stabilized(seen.now, current, self._wanted(current))
-            self._next_sync += SYNC_SECONDS
-        return self._desired
+    def _scrape(self, seen: PoolView) -> None:
+        self._waiting = seen.waiting
 
-    def _wanted(self, current: int) -> int:
-        ratio = self._scraped / (self._threshold * current)
-        return current if abs(1 - ratio) <= TOLERANCE else math.ceil(self._scraped / self._threshold)
+    def _wanted(self, seen: PoolView, current: int) -> int:
+        ratio = self._waiting / (self._threshold * current)
+        return current if abs(1 - ratio) <= TOLERANCE else math.ceil(self._waiting / self._threshold)
 
 
 STABLE_SECONDS, PANIC_SECONDS = 60, 6

@@ -22,14 +22,14 @@ from benchmarks.baselines.matrix import read_matrix
 from benchmarks.baselines.measure import format_duration, seconds_left
 from benchmarks.baselines.runner import MatrixRun, Options
 from benchmarks.baselines.tables import report
-from benchmarks.result_page import RESULTS, add_write_flag, publish
+from benchmarks.result_page import RESULTS, page_parser, publish
 from triptych.base.errors import ConfigError
 from triptych.goodput.load.pictures import CONTENTS
 from triptych.goodput.report.display import Display
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found = page_parser(__doc__, RESULTS / "baselines.md")
     found.add_argument(
         "file", type=Path, nargs="?", help="TOML: systems, loads, cells; none: only the report"
     )
@@ -40,11 +40,8 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--minutes", type=float, default=0.0, help="stop before a cell that would not fit")
     found.add_argument("--restart-each", action="store_true", help="a new server for every cell")
     found.add_argument("--retry-failed", action="store_true", help="measure failed cells again")
-    found.add_argument("--lock", type=Path, help="file to hold an exclusive lock on while a cell is measured")
-    found.add_argument("--want", type=Path, help="file that is there while the lock is waited for: LOCK.want")
     found.add_argument("--list", action="store_true", help="only say which cells there are")
     found.add_argument("--page", default="baselines.md", help="the report's file in benchmarks/results")
-    add_write_flag(found, RESULTS / "baselines.md")
     return found
 
 
@@ -74,14 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
                 f"{len(cells)} cells, about {format_duration(seconds_left(cells, files.read(everything)))}"
             )
             return 0
-        run_options = Options(
-            options.minutes, options.restart_each, options.retry_failed, options.lock, options.want
-        )
+        run_options = Options(options.minutes, options.restart_each, options.retry_failed)
         return 0 if MatrixRun(matrix, cells, files, run_options, display).run(everything) else 1
     except ConfigError as error:
         display.warn(str(error))
         return 2
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-import msgspec
-
 from benchmarks.baselines.matrix import KINDS, Matrix, as_fields
 from triptych.base.errors import ConfigError
 from triptych.base.types import JsonObject
-from triptych.goodput.report.result import write_json
+from triptych.goodput.report.result import read_result, write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +81,7 @@ def seed_of(cell: Cell, attempt: int) -> int:
 
 CELL = "triptych-baseline-cell/1"
 PLAN = "triptych-baseline-plan/1"
+_ORIGIN = "`python -m benchmarks baselines`"
 
 
 class CellFiles:
@@ -107,17 +106,17 @@ class CellFiles:
     def read(self, cells: Iterable[Cell]) -> list[JsonObject]:
         """Those that are there, failed ones too, in the order of `cells`."""
         paths = [self.path(cell) for cell in cells]
-        return [_read(path, CELL) for path in paths if path.exists()]
+        return [read_result(path, CELL, _ORIGIN) for path in paths if path.exists()]
 
 
 def read_folder(folder: Path) -> list[tuple[JsonObject, list[JsonObject]]]:
     """(plan, cells) of every matrix in the folder. ConfigError when there is none."""
     found = []
     for path in sorted(folder.glob("*.plan.json")):
-        plan = _read(path, PLAN)
+        plan = read_result(path, PLAN, _ORIGIN)
         name = plan["matrix"]["name"]
         paths = [folder / f"{name}.{cell}.json" for cell in plan["cells"]]
-        found.append((plan, [_read(path, CELL) for path in paths if path.exists()]))
+        found.append((plan, [read_result(path, CELL, _ORIGIN) for path in paths if path.exists()]))
     if not found:
         raise ConfigError(
             f"{folder} holds no plan: run `python -m benchmarks baselines FILE --results {folder}`"
@@ -130,13 +129,3 @@ def _replace(path: Path, found: JsonObject) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     write_json(draft, found)
     draft.replace(path)
-
-
-def _read(path: Path, form: str) -> JsonObject:
-    try:
-        found = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{path}: {error}: remove it to measure the cell again") from error
-    if not isinstance(found, dict) or found.get("format") != form:
-        raise ConfigError(f"{path} is no {form}: remove it")
-    return found

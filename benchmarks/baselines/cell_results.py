@@ -206,7 +206,6 @@ TARGETS = (
 class Outcome:
     """`state`: met, missed, not measured. `by` is the distance in words."""
 
-    target: RatioTarget
     state: str
     ratio: float = math.nan
     low: float = math.nan
@@ -220,14 +219,14 @@ def judge_target(results: CellResults, target: RatioTarget) -> Outcome:
     metric = results.metrics[target.metric]
     found = results.ratio(target.metric, target.load, a, b)
     if found is None:
-        return Outcome(target, "not measured")
+        return Outcome("not measured")
     if math.isnan(found.ratio):
-        return Outcome(target, "not measured", by=f"{a} sustained no rate at all; {b} {found.b:.3g}/s")
+        return Outcome("not measured", by=f"{a} sustained no rate at all; {b} {found.b:.3g}/s")
     met = found.ratio >= target.need if metric.more_is_better else found.ratio <= target.need
     distance = found.ratio / target.need - 1
     side = "above" if distance >= 0 else "below"
     by = f"{abs(distance):.0%} {side} {target.need:g}"
-    return Outcome(target, "met" if met else "missed", found.ratio, found.low, found.high, by)
+    return Outcome("met" if met else "missed", found.ratio, found.low, found.high, by)
 
 
 def planned_targets(results: CellResults) -> list[RatioTarget]:
@@ -268,22 +267,20 @@ def comparisons(results: CellResults) -> list[Line]:
     return found
 
 
-def stage_times(results: CellResults, load: str, system: str) -> dict[str, list[float]]:
-    """Seconds of completed requests by stage that the server reports, over all repeats at the fixed rate."""
+def stage_table(results: CellResults, load: str, system: str) -> dict[str, tuple[float, float]]:
+    """(median, tail) in seconds by stage that the server reports: of completed requests, over all repeats at
+    the fixed rate.
+    """
     found: dict[str, list[float]] = {}
     for cell in results.by_repeat("fixed", load, system).values():
         window = cell["windows"][0]
         for stages, error in zip(window["stages"], window["errors"], strict=True):
             for stage, seconds in stages.items() if not error else ():
                 found.setdefault(stage, []).append(seconds)
-    return {stage: found[stage] for stage in STAGES if stage in found}
-
-
-def stage_table(results: CellResults, load: str, system: str) -> dict[str, tuple[float, float]]:
-    """(median, tail) in seconds by stage."""
     return {
-        stage: (statistics.median(times), percentile(times, results.matrix["tail"]))
-        for stage, times in stage_times(results, load, system).items()
+        stage: (statistics.median(found[stage]), percentile(found[stage], results.matrix["tail"]))
+        for stage in STAGES
+        if stage in found
     }
 
 
@@ -351,15 +348,3 @@ def best_setting(results: CellResults, load: str) -> tuple[str, float] | None:
         return None
     best = max(middles, key=lambda name: middles[name])
     return best, middles[base] / middles[best]
-
-
-def lost(lines: Sequence[Line]) -> list[Line]:
-    return [line for line in lines if line.reading == "worse"]
-
-
-def won(lines: Sequence[Line]) -> list[Line]:
-    return [line for line in lines if line.reading == "better"]
-
-
-def undecided(lines: Sequence[Line]) -> list[Line]:
-    return [line for line in lines if line.reading not in ("better", "worse")]

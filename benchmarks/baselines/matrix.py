@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
@@ -15,8 +16,11 @@ from triptych.base.types import JsonObject
 from triptych.goodput.launch import parse_shape
 from triptych.goodput.measure.slo import Slo, parse_slo, preset
 
-KINDS = ("capacity", "fixed", "search")
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+Kind = Literal["capacity", "fixed", "search"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+#: Part of file names.
+Name = Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9-]*$")]
+Count = Annotated[int, msgspec.Meta(gt=0)]
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 #: Given to a system's words by the runner when it starts it, with the names of `ports`.
 OWN_VARIABLES = ("MODEL", "SCRATCH")
@@ -31,7 +35,7 @@ class System(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     for servers that take CPU while idle. `variant_of`: these are other settings of that system.
     """
 
-    name: str
+    name: Name
     launch: str = ""
     words: tuple[str, ...] = ()
     commands: tuple[tuple[str, ...], ...] = ()
@@ -40,7 +44,7 @@ class System(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ports: tuple[str, ...] = ()
     env: dict[str, str] = {}
     cwd: str = ""
-    timeout: float = 600.0
+    timeout: Annotated[float, msgspec.Meta(gt=0, lt=3600)] = 600.0
     brief: bool = False
     pause: bool = False
     variant_of: str = ""
@@ -58,7 +62,7 @@ class Capacity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Fixed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One window at `share` of the capacity, until `requests`, at most `seconds` of sending."""
 
-    requests: int = 300
+    requests: Count = 300
     seconds: float = 150.0
     share: float = 0.7
     warm_up: float = 5.0
@@ -77,7 +81,7 @@ class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Cells(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every load with every system; `repeats` 0 means the file's."""
 
-    kind: str
+    kind: Kind
     loads: tuple[str, ...]
     systems: tuple[str, ...]
     repeats: int = 0
@@ -94,13 +98,13 @@ class Roles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One TOML file. `loads`: the preset's name and its SLO; `tail`: the percentile that is compared."""
 
-    name: str
+    name: Name
     model: str
     loads: dict[str, str]
     system: tuple[System, ...]
     cells: tuple[Cells, ...]
-    tail: int = 99
-    repeats: int = 3
+    tail: Literal[90, 99] = 99
+    repeats: Count = 3
     about: str = ""
     rates: dict[str, float] = {}
     capacity: Capacity = Capacity()
@@ -147,40 +151,28 @@ def expand(text: str, values: Mapping[str, str], where: str, keep: Collection[st
     return _VARIABLE.sub(value, text)
 
 
-def expand_system(system: System, put: Callable[[str, str], str]) -> System:
-    """`put(text, where)` over every text of the system that may hold variables."""
+def expand_system(system: System, values: Mapping[str, str], keep: Collection[str] = ()) -> System:
+    """`expand` over all texts of the system."""
 
-    def at(field: str) -> str:
-        return f"system {system.name!r}: {field}"
+    def expanded(value: object) -> object:
+        if isinstance(value, str):
+            return expand(value, values, f"system {system.name!r}", keep)
+        if isinstance(value, tuple):
+            return tuple(map(expanded, value))
+        return {name: expanded(one) for name, one in value.items()} if isinstance(value, dict) else value
 
-    return msgspec.structs.replace(
-        system,
-        words=tuple(put(word, at("words")) for word in system.words),
-        commands=tuple(tuple(put(word, at("commands")) for word in one) for one in system.commands),
-        url=put(system.url, at("url")),
-        ready=tuple(put(path, at("ready")) for path in system.ready),
-        env={name: put(value, at(f"env.{name}")) for name, value in system.env.items()},
-        cwd=put(system.cwd, at("cwd")),
-    )
+    fields = {name: expanded(getattr(system, name)) for name in system.__struct_fields__}
+    return System(**fields)  # type: ignore[arg-type]
 
 
 def _expanded(matrix: Matrix, environment: Mapping[str, str]) -> Matrix:
-    def system(one: System) -> System:
-        own = (*OWN_VARIABLES, *one.ports)
-        return expand_system(one, lambda text, where: expand(text, environment, where, own))
-
-    return msgspec.structs.replace(
-        matrix,
-        model=expand(matrix.model, environment, "model"),
-        system=tuple(system(one) for one in matrix.system),
-    )
+    systems = (expand_system(one, environment, (*OWN_VARIABLES, *one.ports)) for one in matrix.system)
+    model = expand(matrix.model, environment, "model")
+    return msgspec.structs.replace(matrix, model=model, system=tuple(systems))
 
 
 def _check(matrix: Matrix) -> None:
     names = [system.name for system in matrix.system]
-    for name in (matrix.name, *names):
-        if not _NAME.fullmatch(name):
-            raise ConfigError(f"name {name!r} is part of file names: use small letters, digits and hyphens")
     if len(set(names)) < len(names):
         raise ConfigError("two systems have one name: give each its own")
     for load in matrix.loads:
@@ -190,15 +182,12 @@ def _check(matrix: Matrix) -> None:
     for system in matrix.system:
         _check_system(system, names)
     for index, cells in enumerate(matrix.cells):
-        _known(f"cells[{index}].kind", (cells.kind,), KINDS)
         _known(f"cells[{index}].loads", cells.loads, matrix.loads)
         _known(f"cells[{index}].systems", cells.systems, names)
     _known("rates", matrix.rates, matrix.loads)
     _check_capacity(matrix)
-    if matrix.tail not in (90, 99):
-        raise ConfigError(f"tail {matrix.tail}: use 90 or 99")
-    if not (matrix.repeats > 0 and matrix.fixed.requests > 0 and matrix.search.windows % 2):
-        raise ConfigError("repeats and fixed.requests must be above 0, search.windows odd")
+    if not matrix.search.windows % 2:
+        raise ConfigError("search.windows must be odd, so that a majority decides")
 
 
 def _check_capacity(matrix: Matrix) -> None:
@@ -227,8 +216,6 @@ def _check_system(system: System, names: Collection[str]) -> None:
             raise ConfigError(f"{where}: pause is for commands; workers of a launched cluster must report")
     elif not system.url:
         raise ConfigError(f"{where} has commands and no url: say where it answers")
-    if not 0 < system.timeout < 3600:
-        raise ConfigError(f"{where}: timeout {system.timeout:g} must be above 0 and below 3600 seconds")
     if system.variant_of:
         _known(f"{where}: variant_of", (system.variant_of,), names)
 

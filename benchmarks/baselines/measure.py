@@ -159,9 +159,8 @@ _BELOW = 0.6
 FIRST_GUESS = {"capacity": 45.0, "fixed": 90.0, "search": 420.0}
 
 
-def done_cells(finished: Sequence[Found], kind: str, load: str, system: str = "") -> list[Found]:
-    """Those that are measured; of any system without one."""
-    wanted = {"kind": kind, "load": load} | ({"system": system} if system else {})
+def done_cells(finished: Sequence[Found], **wanted: str) -> list[Found]:
+    """Those that are measured, of the `wanted` kind, load and system."""
     return [
         found
         for found in finished
@@ -176,11 +175,11 @@ def fixed_rate(matrix: Matrix, load: str, finished: Sequence[Found]) -> float | 
     """
     if load in matrix.rates:
         return matrix.rates[load]
-    for found in done_cells(finished, "fixed", load):
+    for found in done_cells(finished, kind="fixed", load=load):
         return float(found["rate"])
     capacities = [
         float(found["windows"][0]["request_throughput"])
-        for found in done_cells(finished, "capacity", load, matrix.capacity.of)
+        for found in done_cells(finished, kind="capacity", load=load, system=matrix.capacity.of)
     ]
     return statistics.median(capacities) * matrix.fixed.share if capacities else None
 
@@ -190,7 +189,7 @@ def search_start(matrix: Matrix, cell: Cell, finished: Sequence[Found]) -> float
     rate = fixed_rate(matrix, cell.load, finished)
     if rate is None:
         return None
-    fixed = done_cells(finished, "fixed", cell.load, cell.system)
+    fixed = done_cells(finished, kind="fixed", load=cell.load, system=cell.system)
     sustained = [bool(found["windows"][0]["sustained"]) for found in fixed]
     return rate * _BELOW if sustained and 2 * sum(sustained) < len(sustained) else rate
 
@@ -205,11 +204,8 @@ def estimate(cell: Cell, finished: Sequence[JsonObject]) -> float:
     kind; whichever there is first."""
     wanted = {"kind": cell.kind, "load": cell.load, "system": cell.system}
     for names in (("kind", "load", "system"), ("kind", "load"), ("kind",)):
-        walls = [
-            found["wall_s"]
-            for found in finished
-            if found["status"] == "done" and all(found["cell"][name] == wanted[name] for name in names)
-        ]
+        alike = done_cells(finished, **{name: wanted[name] for name in names})
+        walls = [found["wall_s"] for found in alike]
         if walls:
             return float(statistics.median(walls))
     return FIRST_GUESS[cell.kind]

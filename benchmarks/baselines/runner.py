@@ -1,14 +1,11 @@
-"""The loop over cells under the machine lock: finished ones are skipped, failures recorded."""
+"""The loop over cells: finished ones are skipped, failures recorded."""
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import fcntl
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from benchmarks.baselines.cell import Cell, CellFiles
 from benchmarks.baselines.matrix import Matrix, System, asked_of
@@ -40,8 +37,6 @@ class Options:
     minutes: float = 0.0
     restart_each: bool = False
     retry_failed: bool = False
-    lock: Path | None = None
-    want: Path | None = None
 
 
 class MatrixRun:
@@ -121,19 +116,18 @@ class MatrixRun:
         system = self._matrix.named(cell.system)
         server: Server | None = None
         measured, why, tail = Measured(), "", ""
-        with machine_lock(self._options.lock, self._options.want):
-            begun, date, load_before = time.monotonic(), _date(), load_average()
-            try:
-                measured.rate = rate_of(self._matrix, cell, list(finished.values()))
-                server = self._pool.get(system)
-                server.empty_scratch()
-                measure_cell(self._matrix, cell, server, attempt, self._display, measured)
-                if not server.alive():
-                    raise CellFailed("the server died")
-            except (TriptychError, OSError) as error:
-                why = str(error) or type(error).__name__
-                tail = server.log_tail() if server else ""
-            wall = time.monotonic() - begun
+        begun, date, load_before = time.monotonic(), _date(), load_average()
+        try:
+            measured.rate = rate_of(self._matrix, cell, list(finished.values()))
+            server = self._pool.get(system)
+            server.empty_scratch()
+            measure_cell(self._matrix, cell, server, attempt, self._display, measured)
+            if not server.alive():
+                raise CellFailed("the server died")
+        except (TriptychError, OSError) as error:
+            why = str(error) or type(error).__name__
+            tail = server.log_tail() if server else ""
+        wall = time.monotonic() - begun
         machine = describe(load_before)
         found = {
             "cell": asdict(cell),
@@ -161,8 +155,7 @@ class MatrixRun:
         return not self._options.restart_each and lasting <= set(self._pool.running())
 
     def _check_idle(self) -> None:
-        with machine_lock(self._options.lock, self._options.want):
-            shares = idle_shares(self._pool.running(), IDLE_SECONDS)
+        shares = idle_shares(self._pool.running(), IDLE_SECONDS)
         text = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
         if sum(shares.values()) > IDLE_LIMIT:
             self._display.warn(f"idle servers take {sum(shares.values()):.1%} of a core: {text}")
@@ -213,37 +206,3 @@ def _key(found: JsonObject) -> str:
 
 def _date() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-_PERIOD = 0.2
-
-
-@contextlib.contextmanager
-def machine_lock(lock: Path | None, want: Path | None = None, patience: float = 1800.0) -> Iterator[None]:
-    """Holds the lock. While it is waited for, the file `want` exists, by default LOCK.want.
-
-    Without a lock nothing is waited for. ConfigError after `patience` seconds.
-    """
-    if lock is None:
-        yield
-        return
-    want = want or lock.with_name(f"{lock.name}.want")
-    deadline = time.monotonic() + patience
-    with lock.open("ab") as file:
-        try:
-            want.touch()
-            while not _acquire(file.fileno()):
-                if time.monotonic() > deadline:
-                    raise ConfigError(f"--lock {lock} was not free for {patience:g} s: end what holds it")
-                time.sleep(_PERIOD)
-        finally:
-            want.unlink(missing_ok=True)
-        yield
-
-
-def _acquire(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -6,18 +6,16 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.baselines.matrix import System, expand, expand_system
+from benchmarks.baselines.matrix import System, expand_system
 from triptych.base.errors import ConfigError, TriptychError
-from triptych.goodput.launch import launched, parse_shape
+from triptych.goodput.launch import answers, free_ports, launched, parse_shape
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
@@ -180,8 +178,9 @@ def _commanded(system: System, model: str) -> Iterator[Server]:
         scratch = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="triptych-scratch-", dir=memory))
         )
-        values = {"MODEL": model, "SCRATCH": str(scratch)} | _free_ports(system.ports)
-        expanded = expand_system(system, lambda text, where: expand(text, values, where))
+        ports = zip(system.ports, map(str, free_ports(len(system.ports))), strict=True)
+        values = {"MODEL": model, "SCRATCH": str(scratch), **dict(ports)}
+        expanded = expand_system(system, values)
         environment = os.environ | expanded.env
         processes: list[subprocess.Popen[bytes]] = []
         stack.callback(_end, processes)
@@ -228,7 +227,7 @@ def _wait_ready(
             raise ConfigError(
                 f"system {system.name!r} ended with {ended[0].returncode} before it was ready:\n{_tail(logs)}"
             )
-        pages = [page for page in pages if not _answers(page)]
+        pages = [page for page in pages if not answers(page)]
         if not pages:
             return
         time.sleep(0.1)
@@ -237,27 +236,9 @@ def _wait_ready(
     )
 
 
-def _answers(page: str) -> bool:
-    try:
-        with urllib.request.urlopen(page, timeout=2.0) as reply:
-            return bool(reply.status == 200)
-    except (OSError, ValueError):
-        return False
-
-
 def _tail(logs: tuple[Path, ...] | list[Path]) -> str:
     texts = [path.read_text(errors="replace").strip()[-_TAIL:] for path in logs if path.exists()]
     return "\n---\n".join(text for text in texts if text)
-
-
-def _free_ports(names: tuple[str, ...]) -> dict[str, str]:
-    with contextlib.ExitStack() as stack:
-        found = {}
-        for name in names:
-            taken = stack.enter_context(socket.socket())
-            taken.bind(("127.0.0.1", 0))
-            found[name] = str(taken.getsockname()[1])
-        return found
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:

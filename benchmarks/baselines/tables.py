@@ -18,11 +18,8 @@ from benchmarks.baselines.cell_results import (
     cores_used,
     explain_loss,
     judge_target,
-    lost,
     planned_targets,
     stage_table,
-    undecided,
-    won,
 )
 
 _FIXED = ("attainment", "ttft", "tpot", "text_tpot")
@@ -133,11 +130,14 @@ def _wins_and_losses(results: CellResults) -> list[str]:
     if not lines:
         return ["Nothing to compare yet."]
     ours, found = results.role("ours"), []
-    for title, some in (("better", won(lines)), ("worse", lost(lines))):
+    decided = {
+        reading: [line for line in lines if line.reading == reading] for reading in ("better", "worse")
+    }
+    for title, some in decided.items():
         count = f"in {len(some)} of {len(lines)} comparisons:" if some else "in none."
         found += [f"{ours} is {title} {count}", ""]
         found += _by_load(results, some, title == "worse") + [""] * bool(some)
-    found.append(f"Open: {len(undecided(lines))}.")
+    found.append(f"Open: {len(lines) - sum(map(len, decided.values()))}.")
     return found
 
 

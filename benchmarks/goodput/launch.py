@@ -20,16 +20,15 @@ from pathlib import Path
 
 import aiohttp
 
+from triptych.apps.launch.cluster_state import registered_workers, scrape_targets
 from triptych.base.config import WorkerCounts
 from triptych.base.errors import ConfigError
 from triptych.base.parent import supervised
+from triptych.base.types import WorkerInfo
 from triptych.goodput.load.client import LoadClient, make_session
 from triptych.goodput.load.job import LoadJob, Target
 from triptych.goodput.load.payload import Bodies, words_per_token
 from triptych.goodput.load.workload import PlannedRequest
-from triptych.registry.registry import Registry
-from triptych.store.control import StoreUnavailable
-from triptych.store.embedding_store import EmbeddingStore
 
 _SHAPE = re.compile(r"(?:(\d+)E(\d+)PD|(\d*)colocated)", re.IGNORECASE)
 _END_SECONDS = 90.0
@@ -60,8 +59,7 @@ def shape_words(shape: WorkerCounts) -> list[str]:
 class Launched:
     """A cluster that answers. `startup`: seconds from exec to ready, resident MB of all its processes.
 
-    `pid` is its supervisor's, `processes` those of its parts by name, `log` what they write. `run_dir`
-    has its `cluster.json`.
+    `pid` is its supervisor's, `processes` those of its parts by name, `log` what they write.
     """
 
     url: str
@@ -70,12 +68,6 @@ class Launched:
     pid: int
     log: Path
     processes: Mapping[str, int]
-    run_dir: Path
-
-    @property
-    def store_url(self) -> str:
-        """Without a password."""
-        return str(_state(self.run_dir)["store"])
 
 
 @contextlib.contextmanager
@@ -87,7 +79,7 @@ def launched(
     """
     with tempfile.TemporaryDirectory(prefix="triptych-bench-") as folder:
         run_dir, log_path = Path(folder) / "run", Path(folder) / "log"
-        port, grpc_port = _free_ports()
+        port, grpc_port = free_ports(2)
         command = [sys.executable, "-m", "triptych.apps.cli", "serve", *([model] if model else [])]
         command += [*shape_words(shape), "--run-dir", str(run_dir)]
         command += ["--port", str(port), "--grpc-port", str(grpc_port), *words]
@@ -103,24 +95,26 @@ def launched(
             _wait_ready(process, url, shape, run_dir, log_path, begun + patience)
             seconds = time.monotonic() - begun
             startup = {"seconds_to_ready": seconds, "resident_mb": _resident_mb(run_dir)}
-            pages = (f"{url}/metrics", *_worker_pages(run_dir))
-            yield Launched(url, pages, startup, process.pid, log_path, processes_of(run_dir), run_dir)
+            groups = scrape_targets(_workers(run_dir), f"127.0.0.1:{port}")
+            pages = tuple(f"http://{page}/metrics" for group in groups for page in group["targets"])
+            yield Launched(url, pages, startup, process.pid, log_path, processes_of(run_dir))
         finally:
             _end(process)
 
 
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("127.0.0.1", 0))
-        return int(first.getsockname()[1]), int(second.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        taken = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in taken:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in taken]
 
 
 def _wait_ready(
     process: subprocess.Popen[bytes], url: str, shape: WorkerCounts, run_dir: Path, log: Path, deadline: float
 ) -> None:
     while process.poll() is None and time.monotonic() < deadline:
-        if _answers(f"{url}/ready") and len(_workers(run_dir)) >= shape.encoding + shape.decoding:
+        if answers(f"{url}/ready") and len(_workers(run_dir)) >= shape.encoding + shape.decoding:
             return
         time.sleep(0.1)
     output = log.read_text(errors="replace").strip()[-1500:]
@@ -128,7 +122,8 @@ def _wait_ready(
     raise ConfigError(f"--launch: the cluster {state}:\n{output}")
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
+    """Whether a GET is a 200."""
     try:
         with urllib.request.urlopen(url, timeout=2.0) as reply:
             return bool(reply.status == 200)
@@ -147,28 +142,9 @@ def processes_of(run_dir: Path) -> dict[str, int]:
     return dict(found) if isinstance(found, dict) else {}
 
 
-def _workers(run_dir: Path) -> list[int]:
-    """The metrics ports of the registered workers."""
+def _workers(run_dir: Path) -> list[WorkerInfo]:
     state = _state(run_dir)
-    return asyncio.run(_registered(str(state["store"]))) if state else []
-
-
-async def _registered(store_url: str) -> list[int]:
-    try:
-        store = await EmbeddingStore.connect(store_url)
-    except StoreUnavailable:
-        return []
-    try:
-        return [int(worker.capacity.get("metrics_port", 0)) for worker in await Registry(store).workers()]
-    except StoreUnavailable:
-        return []
-    finally:
-        await store.close()
-
-
-def _worker_pages(run_dir: Path) -> list[str]:
-    # A colocated replica is registered twice and has one page.
-    return [f"http://127.0.0.1:{port}/metrics" for port in dict.fromkeys(_workers(run_dir)) if port]
+    return asyncio.run(registered_workers(str(state["store"]))) if state else []
 
 
 def _resident_mb(run_dir: Path) -> float:

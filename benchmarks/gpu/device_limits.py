@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.micro.engine_rounds import synchronize
-from triptych.goodput.report.machine import chip
+from benchmarks.gpu.engine_rounds import timings
+from triptych.base.machine.resources import cpu_name
 from triptych.models.base import DecoderSide, EncoderSide, PreparedItem
 from triptych.models.weights.loading import parameter_bytes
 from triptych.simulator.costs.costs import CHIPS
@@ -57,24 +56,13 @@ def measured_limits(device: str, dtype: torch.dtype) -> DeviceLimits:
 
 def _bandwidth(device: str) -> float:
     nbytes = _READ[torch.device(device).type]
-    return nbytes / _best(torch.ones(nbytes // 4, device=device).sum, device)
+    return nbytes / min(timings(torch.ones(nbytes // 4, device=device).sum, device, _ROUNDS))
 
 
 def _flops(device: str, dtype: torch.dtype) -> float:
     side = _SIDE[torch.device(device).type]
     a, b = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(2))
-    return 2 * side**3 / _best(lambda: a @ b, device)
-
-
-def _best(run: Callable[[], object], device: str) -> float:
-    times = []
-    for _ in range(_ROUNDS + 1):
-        synchronize(device)
-        start = time.perf_counter()
-        run()
-        synchronize(device)
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
+    return 2 * side**3 / min(timings(lambda: a @ b, device, _ROUNDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,4 +162,4 @@ def _cpu_operators() -> dict[Any, Callable[..., int]]:
 
 
 def device_name(device: str) -> str:
-    return chip() if device == "cpu" else torch.cuda.get_device_name(device)
+    return cpu_name() if device == "cpu" else torch.cuda.get_device_name(device)

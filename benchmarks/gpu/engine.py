@@ -14,10 +14,10 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,14 +32,15 @@ from benchmarks.gpu.device_limits import (
     known_limits,
     tower_work,
 )
-from benchmarks.micro.engine_rounds import (
-    engine_round,
+from benchmarks.gpu.engine_rounds import (
     engine_step,
     make_engine,
     make_requests,
-    synchronize,
+    median_seconds,
+    timings,
+    tokens_per_second,
 )
-from benchmarks.result_page import RESULTS, add_write_flag, publish
+from benchmarks.result_page import RESULTS, page_parser, publish
 from triptych.base.config import GIB, MIB
 from triptych.base.types import MMFeature, Placement
 from triptych.ec_connector.base import EncoderOutput
@@ -56,32 +57,17 @@ COLUMNS = ("what", "time", "rate", "share of the limit")
 Row = tuple[str, str, str, str]
 
 
-def median_seconds(run: Callable[[], object], device: str, repeats: int) -> float:
-    """The median over `repeats`, after one run that does not count."""
-    times = []
-    for _ in range(repeats + 1):
-        synchronize(device)
-        start = time.perf_counter()
-        run()
-        synchronize(device)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
-
-
 def encode_rows(encoder: EncoderSide, side: int, repeats: int, limits: DeviceLimits) -> Iterator[Row]:
     pixels = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
     item = encoder.preprocess(Image.fromarray(pixels), {})
     for count in (1, 8):
-        seconds = median_seconds(
-            lambda n=count: encoder.encode([item] * n),  # type: ignore[misc]
-            encoder.device.type,
-            repeats,
-        )
+        items = [item] * count
+        seconds = median_seconds(partial(encoder.encode, items), encoder.device.type, repeats)
         yield (
             f"encode {count} x {side} px ({item.rows} rows each)",
             f"{seconds * 1e3:.2f} ms",
             f"{count * item.cost / seconds:.0f} patches/s",
-            tower_work(encoder, [item] * count).ratio(seconds, limits),
+            tower_work(encoder, items).ratio(seconds, limits),
         )
 
 
@@ -119,11 +105,7 @@ class EngineBench:
             self.engine.scheduler.add(request, 0.0)
             times.append([])
             while not request.output_token_ids:
-                synchronize(self.device)
-                start = time.perf_counter()
-                engine_step(self.engine)
-                synchronize(self.device)
-                times[-1].append(time.perf_counter() - start)
+                times[-1] += timings(partial(engine_step, self.engine), self.device, 1, warm_up=0)
         for index, taken in enumerate(zip(*times[1:], strict=True)):
             seconds, context = statistics.median(taken), index * chunk
             count = min(chunk, length - context)
@@ -134,26 +116,23 @@ class EngineBench:
                 self.size.prefill(count, context).ratio(seconds, self.limits),
             )
 
-    def decode(
-        self, batch: int, length: int, tokens: int, *, sampled: bool = False, how: str = ""
-    ) -> tuple[float, Row]:
-        """Seconds of a decode step of `batch` sequences, and the row; `how` is added to its first cell."""
+    def decode(self, batch: int, length: int, tokens: int, *, sampled: bool = False, how: str = "") -> Row:
+        """A decode step of `batch` sequences; `how` is added to the row's first cell."""
         speeds = []
         for _ in range(self.repeats + 1):
             requests = self.requests(batch, length, tokens, sampled=sampled)
-            speeds.append(engine_round(self.engine, requests, self.device).tokens_per_second)
+            speeds.append(tokens_per_second(self.engine, requests, self.device))
         if not (speed := statistics.median(speeds[1:])):
             raise SystemExit(f"batch {batch}: no step decodes all: give a larger --chunk, or more --tokens")
         seconds = batch / speed
         # The steps' mean context, and the encoder's rows, whose keys and values are read likewise.
         context = length + tokens / 2 + (0 if self.output is None else self.output.plan.rows)
-        row = (
+        return (
             f"decode, batch {batch}, context {length}{how}",
             f"{seconds * 1e3:.2f} ms a step",
             f"{batch / seconds:.0f} tokens/s",
             self.size.decode(batch, context).ratio(seconds, self.limits),
         )
-        return seconds, row
 
 
 def measure(arguments: argparse.Namespace, limits: DeviceLimits) -> list[Row]:
@@ -164,14 +143,14 @@ def measure(arguments: argparse.Namespace, limits: DeviceLimits) -> list[Row]:
     size, max_model_len = decoder_size(decoder), arguments.prompt + arguments.tokens + 1
     host = 512 * MIB + max(arguments.batches) * max_model_len * size.token_bytes
     engine = make_engine(
-        path, arguments.device, dtype, decoder, max_model_len=max_model_len,
+        path, decoder, max_model_len=max_model_len,
         kv_memory=arguments.kv_gib * GIB if arguments.device != "cpu" else host,
         max_num_batched_tokens=arguments.chunk, max_num_seqs=max(arguments.batches),
         attention_backend=arguments.attention_backend,
     )  # fmt: skip
     bench = EngineBench(engine, size, arguments.device, limits, arguments.repeats)
     rows += bench.prefill(arguments.prompt, arguments.chunk)
-    return rows + [bench.decode(batch, arguments.prompt, arguments.tokens)[1] for batch in arguments.batches]
+    return rows + [bench.decode(batch, arguments.prompt, arguments.tokens) for batch in arguments.batches]
 
 
 def report(rows: Sequence[Row], arguments: argparse.Namespace, limits: DeviceLimits) -> str:
@@ -186,19 +165,15 @@ def report(rows: Sequence[Row], arguments: argparse.Namespace, limits: DeviceLim
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = page_parser(__doc__, RESULT, prompt=1024, tokens=128, repeats=5, side=640)
     parser.add_argument("model", type=Path)
     parser.add_argument("--title", default="MODEL", help="how the result names the checkpoint")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    for name, default in (("prompt", 1024), ("tokens", 128), ("repeats", 5), ("side", 640), ("kv-gib", 16)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--kv-gib", type=int, default=16)
     parser.add_argument("--chunk", type=int, default=4096, help="tokens of a step (--max-num-batched-tokens)")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="sequences that decode")
     parser.add_argument("--attention-backend", default="auto", choices=BACKENDS)
-    add_write_flag(parser, RESULT)
     arguments = parser.parse_args(argv)
     limits = known_limits(arguments.device, getattr(torch, arguments.dtype))
     publish(report(measure(arguments, limits), arguments, limits), RESULT, write=arguments.write)

@@ -12,9 +12,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.device_limits import DeviceLimits, decoder_size, known_limits, measured_limits
 from benchmarks.gpu.engine import COLUMNS, EngineBench
+from benchmarks.gpu.engine_rounds import engine_step, make_engine, start_all, synchronize
 from benchmarks.gpu.part_page import PartPage
 from benchmarks.gpu.random_models import random_weights, write_model
-from benchmarks.micro.engine_rounds import engine_step, make_engine, synchronize
 from triptych.base.config import GIB, MIB
 from triptych.base.machine.device import Device
 from triptych.base.types import ItemPlan
@@ -93,7 +93,7 @@ def _decoder_only(
             with page.case(f"decode {batch}{how}"):
                 # Those that are prefilled first decode while the others' prompts are.
                 tokens = sizes.tokens if device != "cpu" else sizes.tokens + batch
-                page.row(*made.decode(batch, sizes.context, tokens, sampled=sampled, how=how)[1])
+                page.row(*made.decode(batch, sizes.context, tokens, sampled=sampled, how=how))
     for length in sizes.prefills:
         with page.case(f"prefill {length}"):
             for row in made.prefill(length, sizes.chunk):
@@ -105,14 +105,14 @@ def _decoder_only(
     with page.case("attention by torch"):
         gathering = bench(sizes.context + 2 * sizes.tokens, sizes.batches[1], attention_backend="sdpa")
         page.table(*COLUMNS)
-        page.row(*gathering.decode(sizes.batches[1], sizes.context, sizes.tokens, how=", sdpa")[1])
+        page.row(*gathering.decode(sizes.batches[1], sizes.context, sizes.tokens, how=", sdpa"))
         del gathering
     with page.case("decode graphs"):
         graphs = bench(sizes.context + 2 * sizes.tokens, max(sizes.batches), decode_graphs=sizes.graphs)
         page.table(*COLUMNS)
         for batch in sizes.batches:
             with page.case(f"decode {batch} with graphs"):
-                page.row(*graphs.decode(batch, sizes.context, sizes.tokens, how=", with graphs")[1])
+                page.row(*graphs.decode(batch, sizes.context, sizes.tokens, how=", with graphs"))
 
 
 def _cross(page: PartPage, path: Path, decoder: DecoderSide, sizes: Sizes, limits: DeviceLimits) -> None:
@@ -132,14 +132,13 @@ def _cross(page: PartPage, path: Path, decoder: DecoderSide, sizes: Sizes, limit
         bench = EngineBench(engine, decoder_size(decoder), decoder.device.type, limits, sizes.repeats, output)
         for batch in sizes.cross_batches:
             with page.case(f"{path.name} decode {batch}, graphs {mode}"):
-                page.row(*bench.decode(batch, 4, sizes.tokens + batch, how=f", graphs {mode}")[1])
+                page.row(*bench.decode(batch, 4, sizes.tokens + batch, how=f", graphs {mode}"))
 
 
 def _engine(path: Path, decoder: DecoderSide, sizes: Sizes, **options: Any) -> Engine:
     return make_engine(
-        path, decoder.device.type, decoder.dtype, decoder, kv_memory=sizes.kv_memory,
-        max_num_batched_tokens=sizes.chunk, **options,
-    )  # fmt: skip
+        path, decoder, kv_memory=sizes.kv_memory, max_num_batched_tokens=sizes.chunk, **options
+    )
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -149,12 +148,7 @@ def _name(dtype: torch.dtype) -> str:
 def _profile(page: PartPage, bench: EngineBench, sizes: Sizes) -> None:
     """Operators of decode steps by their own time on the device."""
     batch = sizes.batches[1]
-    requests = bench.requests(batch, sizes.context, sizes.tokens + batch)
-    for request in requests:
-        bench.engine.scheduler.check(request)
-        bench.engine.scheduler.add(request, 0.0)
-    while not all(request.output_token_ids for request in requests):
-        engine_step(bench.engine)
+    start_all(bench.engine, bench.requests(batch, sizes.context, sizes.tokens + batch))
     on_device = bench.device != "cpu"
     activities = [ProfilerActivity.CUDA if on_device else ProfilerActivity.CPU]
     with profile(activities=activities) as taken:

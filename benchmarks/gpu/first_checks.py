@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.metadata as metadata
 import platform
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,22 +18,12 @@ from packaging.specifiers import SpecifierSet
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
+from benchmarks.gpu.engine_rounds import timings
 from benchmarks.gpu.part_page import PartPage
-from benchmarks.micro.engine_rounds import synchronize
 from triptych.base.machine.device import Device
 
 _ROOT = Path(__file__).resolve().parents[2]
 _VERSIONS = {"python": ">=3.11", "torch": ">=2.11,<2.14", "transformers": ">=5.23,<6", "triton": ">=3.4"}
-#: Names of torch that only a GPU's code uses: one that has moved is seen here first.
-_NAMES = (
-    "torch.nn.attention.varlen:varlen_attn",
-    "torch.cuda:graph_pool_handle",
-    "torch.cuda:CUDAGraph",
-    "torch.cuda:cudart",
-    "torch.backends.cuda:enable_cudnn_sdp",
-    "torch:_fused_sdp_choice",
-)
-_TRITON_NAMES = ("triton:next_power_of_2", "triton:cdiv", "triton.language:dot")
 #: New shapes of attention, as pictures of other sizes bring them.
 _SHAPES = 20
 _OUTCOME = re.compile(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED)", re.MULTILINE)
@@ -66,18 +54,10 @@ def _versions(page: PartPage) -> None:
     page.row("CUDA, cuDNN", f"{torch.version.cuda}, {cudnn}", "")
     if torch.cuda.is_available():
         page.row("GPU", torch.cuda.get_device_name(0), "")
-    names = _NAMES + (_TRITON_NAMES if "triton" in held else ())
-    absent = [name for name in names if not _is_there(name)]
-    page.row("names that are used", f"{len(names) - len(absent)} of {len(names)}", ", ".join(absent) or "all")
     wrong = [name for name, version in held.items() if version not in SpecifierSet(_VERSIONS[name])]
     wrong += ["triton"] if torch.cuda.is_available() and "triton" not in held else []
-    if wrong or absent:
-        raise RuntimeError(f"install other versions, see tests/gpu/requirements.txt: {wrong + absent}")
-
-
-def _is_there(name: str) -> bool:
-    module, _, attribute = name.partition(":")
-    return hasattr(importlib.import_module(module), attribute)
+    if wrong:
+        raise RuntimeError(f"install other versions, see tests/gpu/requirements.txt: {wrong}")
 
 
 def _choices(page: PartPage, device: str, dtype: torch.dtype) -> None:
@@ -121,11 +101,8 @@ def _attend(patches: int, device: str, dtype: torch.dtype, *, masked: bool) -> N
 
 
 def _milliseconds(work: Callable[[], object], device: str) -> str:
-    synchronize(device)
-    began = time.perf_counter()
-    work()
-    synchronize(device)
-    return f"{(time.perf_counter() - began) * 1e3:.1f} ms"
+    (seconds,) = timings(work, device, 1, warm_up=0)
+    return f"{seconds * 1e3:.1f} ms"
 
 
 def _tests(page: PartPage) -> None:

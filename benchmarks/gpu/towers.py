@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from benchmarks.gpu.device_limits import DeviceLimits, known_limits, tower_work
-from benchmarks.gpu.engine import median_seconds
+from benchmarks.gpu.engine_rounds import median_seconds
 from benchmarks.gpu.part_page import PartPage
 from benchmarks.gpu.random_models import random_weights, write_model
 from benchmarks.micro.transfer_paths import measure
@@ -163,7 +163,7 @@ def _copies(page: PartPage, device: torch.device) -> None:
 def _transfers(page: PartPage, repeats: int) -> None:
     """From the encoder worker's host memory to a checked tensor in the PD worker's process, on one host."""
     with tempfile.TemporaryDirectory() as folder, EmbeddedStore(Path(folder), 1024 * MIB) as store:
-        (transfers,) = measure(store.url, repeats, None)
+        transfers = measure(store.url, repeats)
     page.table("embedding", "path", "ms, median (best)", "CPU ms")
     for (size, path), taken in transfers.items():
         times, cpu = sorted(taken.milliseconds), sorted(taken.cpu)

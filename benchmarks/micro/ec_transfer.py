@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import hashlib
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -17,7 +15,7 @@ import numpy as np
 import redis
 import redis.asyncio
 
-from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
+from benchmarks.result_page import RESULTS, fill, page_parser, publish
 from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.base.types import ItemPlan
 from triptych.store import keys
@@ -146,17 +144,9 @@ def report(speeds: dict[str, list[float]], command: str) -> str:
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=20)
-    add_write_flag(parser, RESULT)
-    options = parser.parse_args()
+def main() -> None:
+    options = page_parser(__doc__, RESULT, repeats=20).parse_args()
     with tempfile.TemporaryDirectory() as folder, EmbeddedStore(Path(folder), 1 << 30) as server:
         speeds = asyncio.run(measure(server.url, options.repeats))
     page = report(speeds, f"python -m benchmarks ec_transfer --repeats {options.repeats}")
     publish(page, RESULT, write=options.write)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

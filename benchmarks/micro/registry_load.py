@@ -7,17 +7,15 @@ process's. `triptych plan --scale` uses the fits.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
+from benchmarks.result_page import RESULTS, fill, page_parser, publish
 from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.base.types import WorkerInfo
 from triptych.goodput.report.machine import describe, load_average
@@ -123,19 +121,9 @@ def _title(name: str) -> str:
     return name.replace("again", "look at workers that are as they were:")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    add_write_flag(parser, RESULT)
-    options = parser.parse_args()
-    if options.repeats < 1:
-        parser.error("--repeats must be at least 1")
+def main() -> None:
+    options = page_parser(__doc__, RESULT, repeats=5).parse_args()
     load_before = load_average()
     with tempfile.TemporaryDirectory() as folder, EmbeddedStore(Path(folder), 1 << 28) as server:
         costs = asyncio.run(measure(server.url, options.repeats))
     publish(report(costs, options.repeats, load_before), RESULT, write=options.write)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,117 +2,136 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
+import hashlib
+import multiprocessing
 import statistics
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmarks.micro.transfer_side import PATHS, SIZES
-from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
+import msgpack
+import redis
+import torch
+
+from benchmarks.result_page import RESULTS, fill, page_parser, publish
 from triptych.apps.launch.embedded_store import EmbeddedStore
+from triptych.base.config import MIB
+from triptych.base.types import EmbeddingSource, ItemPlan
+from triptych.ec_connector.base import DirectTransfer, ECTransferConfig, EncoderOutput
+from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
+from triptych.simulator.profile.encoder import TransferRole
 
 RESULT = RESULTS / "transfer_paths.md"
-ROOT = Path(__file__).resolve().parents[2]
-_SIDE = Path(__file__).with_name("transfer_side.py")
+#: Rows and their width in bf16: a 1080p picture and one of 448 pixels of Qwen3-VL 8B, one of a small model.
+SIZES = {"1080p, 66.8 MB": (2040, 16384), "448 px, 6.4 MB": (196, 16384), "448 px, 0.4 MB": (196, 1024)}
+PATHS = ("store", "peer", "shm")
 _PATIENCE = 60.0
+
+
+def plan_of(name: str, rows: int, width: int) -> ItemPlan:
+    mm_hash = hashlib.sha256(name.encode()).hexdigest()
+    return ItemPlan(mm_hash, "benchmark", "image", rows, width, "bfloat16", rows)
+
+
+def _read(url: str, pipe: Connection) -> None:
+    """The PD worker's process: loads what comes, answers (moment, path, CPU seconds so far)."""
+    role = TransferRole(ECTransferConfig(store_url=url, ec_role="consumer", direct=DirectTransfer()))
+    generation = 0
+    while (order := msgpack.unpackb(pipe.recv_bytes())) is not None:
+        generation += 1
+        fetch = Fetch(plan_of(*order[0]), generation, order[1] and EmbeddingSource(*order[1]))
+        role.worker.start_load_caches(TransferMetadata(1, fetches=(fetch,)), {})
+        out = role.until(lambda out: out.fetched)
+        moment, path = time.monotonic(), out.paths.get(fetch.plan.mm_hash, "")
+        pipe.send_bytes(msgpack.packb((moment, path, time.process_time())))
+        drops = (LoadId(fetch.plan.mm_hash, generation),)
+        role.worker.start_load_caches(TransferMetadata(2, drops=drops), {})
+    role.worker.shutdown()
+
+
+class Workers:
+    """An encoder worker's connectors, by the store alone and by all paths, and a PD worker's process."""
+
+    def __init__(self, url: str) -> None:
+        self._pipe, theirs = multiprocessing.Pipe()
+        context = multiprocessing.get_context("spawn")
+        self._reader = context.Process(target=_read, args=(url, theirs), daemon=True)
+        self._reader.start()
+        self._store = redis.Redis.from_url(url)
+        config = ECTransferConfig(store_url=url, ec_role="producer")
+        direct = DirectTransfer(memory=256 * MIB, host="127.0.0.1")
+        self._roles = [TransferRole(config), TransferRole(replace(config, direct=direct))]
+        self._reader_cpu = 0.0
+
+    def transfer(self, name: str, shape: tuple[int, int], path: str) -> tuple[float, float]:
+        """Milliseconds until the reader has the embedding, and of CPU of all processes until it is stored."""
+        plan = plan_of(name, *shape)
+        output = EncoderOutput(plan, torch.randn(shape).to(torch.bfloat16))
+        role = self._roles[path != "store"]
+        cpu, began = self._cpu(), time.monotonic()
+        # As in the encoder's engine: the pass that serves it checks it, where there is one.
+        if role.worker.serve(output) is None and not output.data.aminmax().max.isfinite():
+            raise RuntimeError("the output is not finite")
+        role.worker.save_caches({plan.mm_hash: output}, plan.mm_hash)
+        out = role.until(lambda out: out.saved if path == "store" else out.offered)
+        source = None
+        if path != "store":
+            offered = out.offered[plan.mm_hash]
+            source = (offered.name, offered.socket if path == "shm" else "", offered.address)
+        self._pipe.send_bytes(msgpack.packb(((name, *shape), source)))
+        moment, taken, self._reader_cpu = msgpack.unpackb(self._pipe.recv_bytes())
+        if taken != path:
+            raise RuntimeError(f"the item came by {taken!r}, not by {path}")
+        if not out.saved:
+            role.until(lambda out: out.saved)
+        return (moment - began) * 1e3, (self._cpu() - cpu) * 1e3
+
+    def _cpu(self) -> float:
+        store = self._store.info("cpu")
+        return time.process_time() + self._reader_cpu + float(store["used_cpu_user"] + store["used_cpu_sys"])
+
+    def close(self) -> None:
+        """Ends the processes and connections."""
+        self._pipe.send_bytes(msgpack.packb(None))
+        self._reader.join(_PATIENCE)
+        for role in self._roles:
+            role.worker.shutdown()
+        self._store.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """All turns of one size by one path: milliseconds, and those of CPU."""
 
-    milliseconds: list[float]
-    cpu: list[float]
+    milliseconds: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
 
 
-#: The transfers of one checkout, by (size, path).
-Transfers = dict[tuple[str, str], Transfer]
-
-
-@contextmanager
-def _side(url: str, checkout: Path) -> Iterator[subprocess.Popen[str]]:
-    environment = os.environ | {"PYTHONPATH": str(checkout)}
-    command = [sys.executable, str(_SIDE), url]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=checkout
-    ) as process:
-        try:
-            yield process
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()
-            process.wait(_PATIENCE)
-
-
-def _turn(process: subprocess.Popen[str], number: int) -> list[tuple[float, float]]:
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(f"{number}\n")
-    process.stdin.flush()
-    if not (line := process.stdout.readline()):
-        raise RuntimeError("a side of the comparison has ended")
-    return [tuple(pair) for pair in json.loads(line)]
-
-
-def measure(url: str, repeats: int, before: Path | None) -> list[Transfers]:
-    """The transfers of this checkout, and of the one `before`, by turns; the save goes on beside them."""
-    checkouts = [ROOT] if before is None else [ROOT, before]
-    keys = [(size, path) for size in SIZES for path in PATHS]
-    measured: list[Transfers] = [{key: Transfer([], []) for key in keys} for _ in checkouts]
-    with ExitStack() as stack:
-        sides = [stack.enter_context(_side(url, checkout)) for checkout in checkouts]
+def measure(url: str, repeats: int) -> dict[tuple[str, str], Transfer]:
+    """The transfers by size and path, which take turns; the save goes on beside them."""
+    measured = {(size, path): Transfer() for size in SIZES for path in PATHS}
+    workers = Workers(url)
+    try:
         for number in range(repeats + 1):
-            pairs = list(zip(measured, sides, strict=True))
-            for transfers, process in pairs[:: (-1) ** number]:  # who begins alternates, too
-                turn = _turn(process, number)
-                if not number:  # connections are made, and memory is touched
-                    continue
-                for key, (milliseconds, cpu) in zip(keys, turn, strict=True):
-                    transfers[key].milliseconds.append(milliseconds)
-                    transfers[key].cpu.append(cpu)
+            for (size, path), transfer in measured.items():
+                milliseconds, cpu = workers.transfer(f"{number} {size} {path}", SIZES[size], path)
+                if number:  # connections were made, and memory was touched
+                    transfer.milliseconds.append(milliseconds)
+                    transfer.cpu.append(cpu)
+    finally:
+        workers.close()
     return measured
 
 
-def _ratio(before: Sequence[float], now: Sequence[float]) -> str:
-    """The median over the turns: neighbours on the machine meet both sides of a turn."""
-    return f"{statistics.median(b / n for b, n in zip(before, now, strict=True)):.2f}"
-
-
-def rows(measured: Sequence[Transfers]) -> str:
-    """The lines of a table: median and best time, CPU time, and the ratios before / now of both."""
-    now, before = measured[0], measured[-1] if len(measured) > 1 else None
-    lines = []
-    for (size, path), transfer in now.items():
-        times = transfer.milliseconds
-        ratios = ["", ""]
-        if before is not None:
-            other = before[size, path]
-            ratios = [_ratio(other.milliseconds, times), _ratio(other.cpu, transfer.cpu)]
-        cpu = statistics.median(transfer.cpu)
-        cells = [size, path, f"{statistics.median(times):.1f} ({min(times):.1f})", f"{cpu:.1f}", *ratios]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--before", type=Path, help="another checkout, measured by turns with this one")
-    add_write_flag(parser, RESULT)
-    options = parser.parse_args()
+def main() -> None:
+    options = page_parser(__doc__, RESULT, repeats=20).parse_args()
     with tempfile.TemporaryDirectory() as folder, EmbeddedStore(Path(folder), 1 << 30) as server:
-        measured = measure(server.url, options.repeats, options.before)
-    before = " --before CHECKOUT" if options.before else ""
-    command = f"python -m benchmarks transfer_paths --repeats {options.repeats}{before}"
-    publish(fill("transfer_paths", command=command, paths=rows(measured)), RESULT, write=options.write)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        measured = measure(server.url, options.repeats)
+    rows = []
+    for (size, path), transfer in measured.items():
+        times = f"{statistics.median(transfer.milliseconds):.1f} ({min(transfer.milliseconds):.1f})"
+        rows.append(f"| {size} | {path} | {times} | {statistics.median(transfer.cpu):.1f} |")
+    command = f"python -m benchmarks transfer_paths --repeats {options.repeats}"
+    publish(fill("transfer_paths", command=command, paths="\n".join(rows)), RESULT, write=options.write)

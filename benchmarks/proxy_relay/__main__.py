@@ -14,7 +14,6 @@ leave through a real one's event streams. Its own CPU time shows what they cost 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import statistics
@@ -32,7 +31,7 @@ from benchmarks.proxy_relay.processes import (
     proxy_process,
     receive_process,
 )
-from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
+from benchmarks.result_page import RESULTS, fill, page_parser, publish
 from benchmarks.targets import record
 from triptych.goodput.report.machine import commit
 
@@ -220,12 +219,7 @@ def report(found: dict[str, float], streams: int, tokens: int, rounds: int) -> s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=15)
-    add_write_flag(parser, RESULT)
-    options = parser.parse_args()
+    options = page_parser(__doc__, RESULT, streams=8, tokens=2000, rounds=15).parse_args()
     shape = (options.streams, options.tokens, options.rounds)
     found = measure_tokens(*shape) | measure_requests(options.rounds)
     text = report(found, *shape)
@@ -235,7 +229,3 @@ def main() -> None:
         slower = max(found["streamed"], found["whole"])
         record("proxy, of gRPC receive alone", {"tokens/s": found["share"]}, RESULT, made_at=made_at)
         record("proxy, text requests per core", {"requests/s": 1 / slower}, RESULT, made_at=made_at)
-
-
-if __name__ == "__main__":
-    main()

@@ -17,13 +17,12 @@ loads are simulated with the cost models that `triptych plan --gpu a100` has, wi
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
+from benchmarks.result_page import RESULTS, fill, page_parser, publish
 from triptych.base.config import EncoderConfig
 from triptych.base.progress.progress import step
 from triptych.goodput.load.workload import Arrivals, Workload, arrival_times, plan_requests
@@ -47,25 +46,25 @@ ENCODER_DOOR_ITEM = 1 / 48
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Sustained requests per second of both; None where the report does not tell. `fitted` names whose figure
-    a constant was made of.
+    """Sustained requests per second of SYSTEMS; None where the report does not tell. `fitted` names whose
+    figure a constant was made of.
     """
 
     text: str
     images: int
-    replicas: float | None
-    disaggregated: float | None
+    stated: tuple[float | None, float | None]
     fitted: tuple[str, ...] = ()
 
 
+SYSTEMS = ("replicas", "1E3PD")
 #: "3 or 4 pictures: 4" is one statement about both. 24 is the end of the sweep: more may have been possible.
 FIGURES = (
-    Figure("short", 1, 23, 24),
-    Figure("short", 4, 6, 12, ("replicas", "disaggregated")),
-    Figure("long", 1, 8, 18, ("replicas",)),
-    Figure("long", 2, None, 11),
-    Figure("long", 3, 4, 9),
-    Figure("long", 4, 4, 8),
+    Figure("short", 1, (23, 24)),
+    Figure("short", 4, (6, 12), SYSTEMS),
+    Figure("long", 1, (8, 18), SYSTEMS[:1]),
+    Figure("long", 2, (None, 11)),
+    Figure("long", 3, (4, 9)),
+    Figure("long", 4, (4, 8)),
 )
 
 
@@ -150,7 +149,7 @@ def sustained(
 ) -> tuple[float, float, str]:
     """The highest rate, the lowest that was too much, and why that was."""
     chosen = preset(f"{figure.text}-{figure.images}")
-    stated = figure.replicas if system.name.startswith("replicas") else figure.disaggregated
+    stated = figure.stated[SYSTEMS.index(system.name.partition(",")[0])]
     reasons: dict[float, str] = {}
 
     def measure(rate: float) -> Verdict:
@@ -185,32 +184,27 @@ def rows(cells: Cells) -> list[str]:
     lines = []
     for figure in FIGURES:
         load = f"{figure.text}, {figure.images}"
-        stated = (figure.replicas, figure.disaggregated)
+        stated = figure.stated
         words, found = [load], []
-        for name, value in zip(("replicas", "1E3PD"), stated, strict=True):
+        for name, value in zip(SYSTEMS, stated, strict=True):
             rate, failing, _ = cells[figure.text, figure.images, name]
-            mark = "*" if name_in_fit(name) in figure.fitted else ""
+            mark = "*" if name in figure.fitted else ""
             words += [f"{value:g}" if value else "–", f"**{shown(rate, failing)}**{mark}"]
             found.append(rate)
         ratio = f"{stated[1] / stated[0]:.2f}" if stated[0] and stated[1] else "–"
         words += [ratio, f"**{found[1] / found[0]:.2f}**" if found[0] else "–"]
-        free = [cells[figure.text, figure.images, f"{name}, no door"] for name in ("replicas", "1E3PD")]
+        free = [cells[figure.text, figure.images, f"{name}, no door"] for name in SYSTEMS]
         words += [shown(rate, failing) for rate, failing, _ in free]
         lines.append(f"| {' | '.join(words)} |")
     return lines
-
-
-def name_in_fit(system: str) -> str:
-    """As `Figure.fitted` names it."""
-    return "replicas" if system == "replicas" else "disaggregated"
 
 
 def errors(cells: Cells) -> list[tuple[str, float]]:
     """(load and system, simulated over published − 1) of every figure that nothing was fitted to."""
     found = []
     for figure in FIGURES:
-        for name, stated in (("replicas", figure.replicas), ("1E3PD", figure.disaggregated)):
-            if stated is not None and name_in_fit(name) not in figure.fitted:
+        for name, stated in zip(SYSTEMS, figure.stated, strict=True):
+            if stated is not None and name not in figure.fitted:
                 rate = cells[figure.text, figure.images, name][0]
                 found.append((f"{figure.text}-{figure.images} {name}", rate / stated - 1))
     return found
@@ -237,12 +231,8 @@ def report(cells: Cells, seconds: float) -> str:
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="measured part of a window")
-    add_write_flag(parser, RESULT)
+def main() -> None:
+    parser = page_parser(__doc__, RESULT, seconds=SECONDS)
     options = parser.parse_args()
     if not options.seconds > 0:
         parser.error(f"--seconds {options.seconds:g} must be above 0")
@@ -255,10 +245,4 @@ def main() -> int:
                 system, figure, options.seconds, lambda line: running.advance(0, note=line)
             )
             running.advance()
-    text = report(cells, options.seconds)
-    publish(text, RESULT, write=options.write)
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    publish(report(cells, options.seconds), RESULT, write=options.write)

@@ -149,7 +149,7 @@ class _Clients:
         self.loop.run()
         records = tuple(self._records[index] for index in sorted(self._records))
         seconds = max(record.sent + record.e2e for record in records)
-        return Simulation(records, cluster.finish(records, max(seconds, 1e-9)), cluster.leftovers())
+        return Simulation(records, cluster.finish(max(seconds, 1e-9)), cluster.leftovers())
 
     def _plan_next(self, moment: float) -> None:
         if self._next < len(self.load):

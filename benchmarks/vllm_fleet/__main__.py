@@ -304,7 +304,3 @@ def namespace_of(matrix: Matrix) -> str:
     if done.returncode:
         raise ConfigError(f"{matrix.model} has no namespace: {done.stderr.strip()[-500:]}")
     return done.stdout.strip()
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,21 +1,16 @@
 """What disaggregation is worth: equal devices, unequal ones, reuse, and published comparisons, simulated.
 
-    python -m benchmarks when_to_disaggregate --write
-    python -m benchmarks when_to_disaggregate reports --write
-
-A part that is named is made again, the others stay as the page has them.
+python -m benchmarks when_to_disaggregate --write
 """
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from matplotlib import pyplot as plt
 
-from benchmarks.result_page import RESULTS, add_write_flag, publish
+from benchmarks.result_page import RESULTS, fill, page_parser, publish
 from benchmarks.when_to_disaggregate import devices, reports, reuse
 from benchmarks.when_to_disaggregate.devices import Case
 from triptych.goodput.report.plots import COLOURS
@@ -47,7 +42,6 @@ def draw_equal(found: list[tuple[Case, CapacityPlan]]) -> None:
     axis.set_xticks(range(len(found)), names, fontsize=8)
     axis.set(ylabel="of the highest", ylim=(0, 1.35), title="four A100: requests/s within the SLO")
     axis.legend(fontsize=8, ncols=3, loc="upper center")
-    axis.spines[["top", "right"]].set_visible(False)
     _save("equal")
 
 
@@ -62,7 +56,6 @@ def draw_devices() -> None:
         axis.set(title=name, yscale="log", xlabel="encoder")
         axis.set_yticks([0.03, 0.1, 0.3, 1, 3], ["0.03", "0.1", "0.3", "1", "3"])
         axis.grid(axis="y", alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("pays below this price,\nin PD devices")
     axes[0].legend(fontsize=8)
     _save("devices")
@@ -79,23 +72,15 @@ def draw_reuse(found: list[reuse.Point]) -> None:
             )
         axis.set(title=f"{count} A100", xlabel="pictures shown before, %", ylim=(0, None))
         axis.grid(axis="y", alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("requests/s within the SLO")
     axes[0].legend(fontsize=7)
     _save("reuse")
 
 
 PAGE = RESULTS / "when_to_disaggregate.md"
-_HEAD = """\
-# What disaggregation is worth, simulated
-
-Command: `python -m benchmarks when_to_disaggregate --write` (a part by its name). Virtual time, costs by
-roofline and published figures, not measured. Not modelled: {}.
-What it means: [docs](../../docs/when-to-disaggregate.md).
-"""
 
 
-def _reports() -> list[str]:
+def reports_table() -> list[str]:
     lines = [
         "| | requests/s | mean TTFT, TPOT, ms | P99 TTFT, TPOT, ms | P50, P90, P99 of a request, ms |",
         "|---|---|---|---|---|",
@@ -113,60 +98,25 @@ def _cells(one: reports.Found) -> str:
     return f"{one.rate:.2f} | {means} | {one.p99_ttft:.0f}, {one.p99_tpot:.0f} | {ends} |"
 
 
-def _equal() -> list[str]:
-    found = list(devices.plans())
-    draw_equal(found)
-    return devices.equal_table(found)
-
-
-def _devices() -> list[str]:
-    draw_devices()
-    return [*devices.table(), "", "Whole devices, simulated:", "", *devices.checks()]
-
-
-def _reuse() -> list[str]:
-    found = list(reuse.points())
-    draw_reuse(found)
-    return reuse.table(found)
-
-
-PARTS: dict[str, tuple[str, Callable[[], list[str]]]] = {
-    "equal": ("Four A100, all ways", _equal),
-    "devices": ("The price, in PD devices, below which an encoder device pays", _devices),
-    "reuse": ("Pictures shown before", _reuse),
-    "reports": ("Published comparisons", _reports),
-}
-
-
-def _marks(part: str) -> tuple[str, str]:
-    return f"<!-- {part}: begin -->\n", f"<!-- {part}: end -->\n"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def main() -> None:
+    options = page_parser(__doc__, PAGE).parse_args()
+    began = time.process_time()
+    equal, reused = list(devices.plans()), list(reuse.points())
+    tables = {
+        "equal": devices.equal_table(equal),
+        "prices": devices.table(),
+        "checks": devices.checks(),
+        "reuse": reuse.table(reused),
+        "reports": reports_table(),
+    }
+    page = fill(
+        "when_to_disaggregate",
+        seconds=time.process_time() - began,
+        not_modelled=NOT_MODELLED,
+        **{name: "\n".join(lines) for name, lines in tables.items()},
     )
-    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all of them")
-    add_write_flag(parser, PAGE)
-    options = parser.parse_args()
-    if unknown := set(options.parts) - PARTS.keys():
-        parser.error(f"no part {', '.join(sorted(unknown))}: use {', '.join(PARTS)}")
-    for part in options.parts or PARTS:
-        began = time.process_time()
-        lines = PARTS[part][1]()
-        spent = f"{time.process_time() - began:.0f} s of CPU time."
-        text = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else _empty()
-        begin, end = _marks(part)
-        head, rest = text.split(begin)
-        body = "\n".join([*lines, "", spent, ""])
-        publish(head + begin + body + end + rest.split(end)[1], PAGE, write=options.write)
-    return 0
-
-
-def _empty() -> str:
-    sections = (f"\n## {title}\n\n{''.join(_marks(part))}" for part, (title, _) in PARTS.items())
-    return _HEAD.format(NOT_MODELLED) + "".join(sections)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    publish(page, PAGE, write=options.write)
+    if options.write:
+        draw_equal(equal)
+        draw_devices()
+        draw_reuse(reused)

@@ -109,7 +109,6 @@ class _Delta(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
-    finish_reason: str | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -136,7 +135,6 @@ class StreamedReply:
         self.gaps: list[float] = []
         self.chunks = 0
         self.usage: tuple[int, int] | None = None
-        self.finish_reason = ""
         self.error = ""
         self.ended = False
         self.timings: JsonObject = {}
@@ -168,7 +166,6 @@ class StreamedReply:
             self._choice(choice, now)
 
     def _choice(self, choice: _Choice, now: float) -> None:
-        self.finish_reason = choice.finish_reason or self.finish_reason
         delta = choice.delta or _Delta()
         has_text = bool(delta.content or delta.reasoning_content or delta.reasoning)
         self.chunks += has_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -243,20 +243,10 @@ def arrival_times(arrivals: Arrivals, count: int, seed: int) -> list[float]:
     rng = random.Random(f"arrivals-{seed}")
     if arrivals.kind == "ramp":
         return _ramp(arrivals, count, rng)
-    draw: Callable[[], float]
-    if arrivals.kind == "constant":
-        draw = _always_one
-    else:
-        shape = arrivals.burstiness if arrivals.kind == "gamma" else 1.0
-
-        def draw() -> float:
-            return rng.gammavariate(shape, 1.0)
-
-    return _scaled([draw() for _ in range(count)], count / arrivals.rate)
-
-
-def _always_one() -> float:
-    return 1.0
+    shape = arrivals.burstiness if arrivals.kind == "gamma" else 1.0
+    constant = arrivals.kind == "constant"
+    gaps = [1.0 if constant else rng.gammavariate(shape, 1.0) for _ in range(count)]
+    return _scaled(gaps, count / arrivals.rate)
 
 
 def _scaled(gaps: Sequence[float], end: float) -> list[float]:

@@ -17,7 +17,6 @@ from triptych.goodput.load.generator import run_window
 from triptych.goodput.load.job import LoadJob, Progress, Target, WindowReport
 from triptych.goodput.load.workload import (
     Arrivals,
-    PlannedRequest,
     Workload,
     arrival_times,
     mean_rate,
@@ -82,7 +81,16 @@ def make_job(settings: RunSettings, seed: int) -> LoadJob:
         planned = plan_requests(settings.workload, warm_up + measured, seed)
         times = _times(settings, warm_up, measured, seed)
         schedule = list(zip(times, planned, strict=True))
-    return _job(settings, schedule, warm_up)
+    if warm_up >= len(schedule):
+        raise ConfigError(f"--warm-up {settings.warm_up:g} leaves no request of the trace to measure")
+    return LoadJob(
+        target=settings.target,
+        schedule=tuple(schedule),
+        warm_up=warm_up,
+        concurrency=settings.concurrency,
+        timeout=settings.timeout,
+        words_per_token=settings.words_per_token,
+    )
 
 
 def _counts(settings: RunSettings) -> tuple[int, int]:
@@ -104,19 +112,6 @@ def _times(settings: RunSettings, warm_up: int, measured: int, seed: int) -> lis
     before = arrival_times(steady, warm_up, seed + _WARM_UP_SEED) if warm_up else []
     begin = before[-1] if before else 0.0
     return before + [begin + time for time in arrival_times(settings.arrivals, measured, seed)]
-
-
-def _job(settings: RunSettings, schedule: list[tuple[float, PlannedRequest]], warm_up: int) -> LoadJob:
-    if warm_up >= len(schedule):
-        raise ConfigError(f"--warm-up {settings.warm_up:g} leaves no request of the trace to measure")
-    return LoadJob(
-        target=settings.target,
-        schedule=tuple(schedule),
-        warm_up=warm_up,
-        concurrency=settings.concurrency,
-        timeout=settings.timeout,
-        words_per_token=settings.words_per_token,
-    )
 
 
 #: A generator that sends later than this at P99, or takes more of its core, may itself be what is measured.

@@ -10,6 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from triptych.base.machine.resources import cpu_name
+
 #: A load average above this share of the cores, before the first request, marks a run as made on a loaded
 #: machine.
 LOADED_SHARE = 0.25
@@ -46,7 +48,7 @@ def describe(load_before: float) -> Machine:
     return Machine(
         commit=commit(),
         versions=_versions(),
-        chip=chip(),
+        chip=cpu_name(),
         cores=len(os.sched_getaffinity(0)),
         memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30), 1),
         system=f"{platform.system()} {platform.release()}",
@@ -54,14 +56,6 @@ def describe(load_before: float) -> Machine:
         load_before=load_before,
         load_after=load_average(),
     )
-
-
-def chip() -> str:
-    """The processor's name."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _versions() -> dict[str, str]:

@@ -22,20 +22,20 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
 _COLUMNS = ("start_times", "ttfts", "latencies", "output_lens", "errors")
 Document = JsonObject
+plt.rcParams["axes.spines.top"] = plt.rcParams["axes.spines.right"] = False
 
 
 def _named(run: Document, index: int) -> str:
     return str(run["name"] or f"{run['target']['model']} {index + 1 if index else ''}").strip()
 
 
-def _sheet(title: str, columns: int, width: float = 4.6) -> tuple[Figure, list[Axes]]:
+def sheet(title: str, columns: int, width: float = 4.6) -> tuple[Figure, list[Axes]]:
     figure, axes = plt.subplots(1, columns, figsize=(width * columns, 3.8), layout="constrained")
     figure.suptitle(title)
-    sheet = [axes] if columns == 1 else list(axes)
-    for axis in sheet:
-        axis.spines[["top", "right"]].set_visible(False)
+    row = [axes] if columns == 1 else list(axes)
+    for axis in row:
         axis.grid(axis="y", alpha=0.3)
-    return figure, sheet
+    return figure, row
 
 
 def _head(run: Document) -> str:
@@ -52,7 +52,7 @@ def latency(runs: Sequence[Document]) -> Figure:
 
 def latency_against_rate(runs: Sequence[Document]) -> Figure:
     """P99 over the offered rate; the knee is the highest rate inside the whole SLO."""
-    figure, axes = _sheet(f"P99 latency against rate: {_head(runs[0])}", 2)
+    figure, axes = sheet(f"P99 latency against rate: {_head(runs[0])}", 2)
     for index, run in enumerate(runs):
         rates = _rates(run)
         for axis, metric in zip(axes, ("ttft", "tpot"), strict=True):
@@ -69,7 +69,7 @@ def latency_against_rate(runs: Sequence[Document]) -> Figure:
 
 def latency_over_time(runs: Sequence[Document]) -> Figure:
     """Latency of every completed request over the moment it was sent, and its P99."""
-    figure, axes = _sheet(f"Latency of each request: {_head(runs[0])}", 2, 6.0)
+    figure, axes = sheet(f"Latency of each request: {_head(runs[0])}", 2, 6.0)
     for index, run in enumerate(runs):
         colour = COLOURS[index % 7]
         for axis, metric in zip(axes, ("ttft", "tpot"), strict=True):
@@ -135,7 +135,7 @@ def goodput_bars(runs: Sequence[Document]) -> Figure:
     """Good requests per second within completed ones, by load; whiskers are the range of repeats."""
     windows = sorted((w for run in runs for w in run["windows"]), key=lambda w: w["request_rate"] or 0.0)
     labels = list(dict.fromkeys(window["label"] for window in windows))
-    figure, (axis,) = _sheet(f"Goodput (a): {_head(runs[0])}", 1, max(4.8, 1.1 * len(labels) * len(runs)))
+    figure, (axis,) = sheet(f"Goodput (a): {_head(runs[0])}", 1, max(4.8, 1.1 * len(labels) * len(runs)))
     width = 0.8 / len(runs)
     for index, run in enumerate(runs):
         grouped = by_label(run)
@@ -169,7 +169,7 @@ def cdfs(runs: Sequence[Document]) -> Figure:
         for index, run in enumerate(runs)
         for label, windows in by_label(run).items()
     ]
-    figure, axes = _sheet(f"Latency distributions: {_head(runs[0])}", 3)
+    figure, axes = sheet(f"Latency distributions: {_head(runs[0])}", 3)
     for axis, metric in zip(axes, NAMES, strict=True):
         for index, (label, windows) in enumerate(lines):
             values = sorted(value for window in windows for _, value in _points(window, metric))
@@ -200,7 +200,7 @@ def waterfall(runs: Sequence[Document]) -> Figure | None:
         return None
     window, index = chosen
     stages, total = window["stages"][index], window["latencies"][index]
-    figure, (axis,) = _sheet(f"One request, pictures: {window['images'][index]}, {_head(runs[-1])}", 1, 8.0)
+    figure, (axis,) = sheet(f"One request, pictures: {window['images'][index]}, {_head(runs[-1])}", 1, 8.0)
     rows = [("client: to first token", 0.0, window["ttfts"][index]), ("client: to the end", 0.0, total)]
     rows += place_stages(stages, total)
     for place, (_, begin, seconds) in enumerate(rows):
@@ -263,7 +263,7 @@ def queue_depths(runs: Sequence[Document]) -> Figure:
     """Requests in flight as the client saw them, and the server's own gauges, over the longest window."""
     run = runs[-1]
     window = max(run["windows"], key=lambda one: one["duration"])
-    figure, (axis,) = _sheet(f"Queues at {window['label']}: {_head(run)}", 1, 8.0)
+    figure, (axis,) = sheet(f"Queues at {window['label']}: {_head(run)}", 1, 8.0)
     begins = window["start_times"]
     ends = [begin + length for begin, length in zip(begins, window["latencies"], strict=True)]
     changes = sorted([(at, 1) for at in begins] + [(at, -1) for at in ends])

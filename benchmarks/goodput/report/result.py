@@ -179,16 +179,16 @@ def write_csv(path: Path, found: JsonObject) -> None:
         writer.writerows(rows)
 
 
-def read_result(path: Path) -> JsonObject:
-    """ConfigError for what is no result of this harness."""
+def read_result(path: Path, form: str = FORMAT, origin: str = "`triptych bench goodput`") -> JsonObject:
+    """ConfigError for what is no result of this `form` and `origin`."""
     try:
         found = msgspec.json.decode(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise ConfigError(f"{path} is no result of `triptych bench goodput` ({FORMAT})")
+    if not isinstance(found, dict) or found.get("format") != form:
+        raise ConfigError(f"{path} is no result of {origin} ({form})")
     return found
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from triptych.base.types import WorkerInfo
@@ -106,13 +105,10 @@ class SimulatedCluster:
         }
         self._register(WorkerInfo(address, "pd", "0", MODEL_KEY, MODEL, (), capacity))
 
-    def finish(self, records: Sequence[RequestRecord], seconds: float) -> Counters:
+    def finish(self, seconds: float) -> Counters:
         """The counters of the whole simulation, which took `seconds`."""
-        counters, store, encoders = self.context.counters, self.context.store, self.encoders.values()
-        counters.seconds = seconds
-        counters.items = dict(Counter(cache for record in records if record.ok for cache in record.caches))
-        counters.re_encodes = self.proxy.re_encodes
-        counters.store_evictions, counters.loaded_bytes = store.evictions, store.loaded_bytes
+        counters, encoders = self.context.counters, self.encoders.values()
+        counters.seconds, counters.re_encodes = seconds, self.proxy.re_encodes
         busy = {
             "pd": statistics.fmean(worker.step_seconds for worker in self.workers.values()),
             "proxy": self.proxy.intake_seconds + counters.tokens * self.context.costs.proxy.token,

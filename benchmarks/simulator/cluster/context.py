@@ -18,21 +18,12 @@ class Counters:
     """Of the whole simulation, warm-up included; `seconds` is its virtual length.
 
     `utilisation`: share of time in which towers ("encoder") and steps ("pd") were under way, over the workers
-    of the pool; "proxy": CPU seconds of the one proxy per second, above 1 if one is not enough. `items`:
-    those of answered requests, by where they were; `loaded_bytes`: out of the store.
+    of the pool; "proxy": CPU seconds of the one proxy per second, above 1 if one is not enough.
     """
 
     seconds: float = 0.0
-    requests: int = 0
-    refused: int = 0
-    tower_calls: int = 0
     tower_items: int = 0
-    items: dict[str, int] = field(default_factory=dict)
     re_encodes: int = 0
-    store_evictions: int = 0
-    loaded_bytes: int = 0
-    steps: int = 0
-    preemptions: int = 0
     tokens: int = 0
     utilisation: dict[str, float] = field(default_factory=dict)
 
@@ -52,7 +43,7 @@ class ByteLru:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._plans: OrderedDict[str, ItemPlan] = OrderedDict()
-        self.nbytes = self.evictions = 0
+        self.nbytes = 0
 
     def get(self, mm_hash: str) -> ItemPlan | None:
         """The plan of what is there, which is then the most recently used."""
@@ -68,12 +59,11 @@ class ByteLru:
         self.nbytes += plan.nbytes
         while self.nbytes > self.capacity:
             self.nbytes -= self._plans.popitem(last=False)[1].nbytes
-            self.evictions += 1
         return True
 
 
 class SimulatedStore(ByteLru):
-    """The embedding store that all workers share, with the bytes that went out.
+    """The embedding store that all workers share.
 
     `trip`: seconds of a worker's message there and back. With `in_memory` it is the workers' own: transfers
     take no time.
@@ -83,13 +73,6 @@ class SimulatedStore(ByteLru):
         super().__init__(capacity)
         self.trip = 0.0 if in_memory else trip
         self.in_memory = in_memory
-        self.loaded_bytes = 0
-
-    def load(self, mm_hash: str) -> ItemPlan | None:
-        """None for what was evicted."""
-        plan = self.get(mm_hash)
-        self.loaded_bytes += plan.nbytes if plan is not None else 0
-        return plan
 
 
 @dataclass(frozen=True, slots=True)

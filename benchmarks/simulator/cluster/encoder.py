@@ -8,11 +8,10 @@ memory, which the proxy's credit sees to; media arrive with the job's first mess
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from triptych.base.config import MIB
 from triptych.base.errors import Unavailable
-from triptych.base.types import ItemPlan
 from triptych.encoder_worker.scheduler import EncoderItem, EncoderScheduler, Stage
 from triptych.proxy.events import JobReady
 from triptych.proxy.ports import JobFailure
@@ -21,19 +20,12 @@ from triptych.simulator.cluster.loop import FifoLock
 from triptych.simulator.cluster.requests import SimulatedItem
 from triptych.simulator.costs.costs import EncoderCosts
 
+if TYPE_CHECKING:
+    from triptych.simulator.cluster.transport import SimulatedJob
+
 #: As in the worker: outputs kept on the host, and bytes of saves under way at which the tower pauses.
 KEPT_BYTES, SAVING_BYTES = 64 * MIB, 256 * MIB
 _DRAINS = JobFailure(Unavailable.code, "this encoder worker is shutting down", "", True, "", "")
-
-
-class JobClient(Protocol):
-    """The proxy's end of one try, whose messages arrive later."""
-
-    item: SimulatedItem
-    re_encode: bool
-
-    def planned(self, plan: ItemPlan) -> None: ...
-    def ended(self, end: JobReady | JobFailure) -> None: ...
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -41,7 +33,7 @@ class _Job(EncoderItem):
     """An item's job. `kept`: the output is kept from an earlier job and only needs its save."""
 
     item: SimulatedItem
-    stream: JobClient | None
+    stream: SimulatedJob | None
     kept: bool = False
 
     def drop_pixels(self) -> None:
@@ -78,7 +70,7 @@ class SimulatedEncoder:
         """Of its tower since the start, the batch under way included."""
         return self.tower_seconds + (self._loop.now - self._began if self._began is not None else 0.0)
 
-    def open(self, stream: JobClient) -> None:
+    def open(self, stream: SimulatedJob) -> None:
         """A try begins, its media with it."""
         if self._draining:
             stream.ended(_DRAINS)
@@ -96,14 +88,14 @@ class SimulatedEncoder:
         job.re_encode = job.re_encode or stream.re_encode
         self._media(job)
 
-    def run(self, stream: JobClient) -> None:
+    def run(self, stream: SimulatedJob) -> None:
         """The item may use the tower."""
         job = self._jobs.get(stream.item.plan.mm_hash)
         if job is not None and job.stream is stream:
             self.scheduler.permit(job)
             self._pump()
 
-    def leave(self, stream: JobClient) -> None:
+    def leave(self, stream: SimulatedJob) -> None:
         """The stream is over. What is in the tower stays until it is through."""
         job = self._jobs.get(stream.item.plan.mm_hash)
         if job is not None and job.stream is stream:
@@ -182,7 +174,6 @@ class SimulatedEncoder:
 
     def _encode(self, batch: list[_Job], fresh: list[_Job]) -> None:
         started = self._began = self._loop.now
-        self._counters.tower_calls += 1
         self._counters.tower_items += len(fresh)
 
         def done() -> None:

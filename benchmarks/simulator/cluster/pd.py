@@ -10,7 +10,7 @@ import asyncio
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from triptych.base.errors import RequestError
 from triptych.base.types import FinishReason
@@ -23,14 +23,16 @@ from triptych.pd_worker.core.items.tracker import ItemTracker
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest, RequestState
-from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.pd_worker.frontend.wire import in_state
 from triptych.protos import pd_pb2
 from triptych.simulator.cluster.context import ByteLru, SimulationContext
 from triptych.simulator.cluster.loop import FifoLock, VirtualTimer
 from triptych.simulator.cluster.requests import SimulatedRequest
-from triptych.simulator.costs.costs import EncoderCosts, chunk_context, step_work
+from triptych.simulator.costs.costs import EncoderCosts, step_work
+
+if TYPE_CHECKING:
+    from triptych.simulator.cluster.transport import SimulatedLink
 
 #: As in the worker: the longest sequence where neither flag nor checkpoint says less, and requests that it
 #: holds beside those that run.
@@ -113,7 +115,7 @@ class SimulatedLoads:
 
     def _fetch(self, fetch: Fetch) -> None:
         copy = LoadId(fetch.plan.mm_hash, fetch.generation)
-        plan, started = self._store.load(copy.mm_hash), self._loop.now
+        plan, started = self._store.get(copy.mm_hash), self._loop.now
 
         def done() -> None:
             self._under_way.pop(copy, None)
@@ -128,12 +130,6 @@ class SimulatedLoads:
         else:
             seconds = self._store.trip if plan is None else self._costs.load(plan.nbytes)
             self._under_way[copy] = self._loop.call_later(seconds, done)
-
-
-class StepStream(Protocol):
-    """The stream of a worker's steps to the proxy, written to at the worker's own moment."""
-
-    def step(self, events: list[EngineEvent], tokens: int) -> None: ...
 
 
 class SimulatedPD:
@@ -158,10 +154,8 @@ class SimulatedPD:
         self.loads = SimulatedLoads(context, self._reports)
         #: In which steps ran, since the start.
         self.step_seconds = 0.0
-        #: Of all requests taken: how many, seconds of their prefill, and of one output token of each.
-        self.taken, self.prompt_seconds, self.token_seconds = 0, 0.0, 0.0
         self._counters, self._loop, self._costs = context.counters, context.loop, context.costs.pd
-        self._stream: StepStream  # from `attach` on
+        self._stream: SimulatedLink  # from `attach` on
         self._device, self._tower = device, tower
         #: Requests on their way to the scheduler: when they will be there, and Submit's reply.
         self._parsing: dict[str, tuple[VirtualTimer, asyncio.Future[RequestError | None]]] = {}
@@ -183,7 +177,7 @@ class SimulatedPD:
         """Requests that have not ended."""
         return self.scheduler.num_waiting + self.scheduler.num_running + len(self._parsing)
 
-    def attach(self, stream: StepStream) -> None:
+    def attach(self, stream: SimulatedLink) -> None:
         """The stream that steps are reported on, from now on."""
         self._stream = stream
 
@@ -221,11 +215,6 @@ class SimulatedPD:
             admitted.set_result(refusal)
         else:
             self._put(lambda: self.scheduler.add(request, self._loop.now))
-            tokens = len(request.prompt_token_ids)
-            self.taken += 1
-            costs = self._costs
-            self.prompt_seconds += costs.step_seconds(tokens, 0, 0, chunk_context(0, tokens)) - costs.step
-            self.token_seconds += costs.step_seconds(0, 1, tokens, 0.0) - costs.step
             admitted.set_result(None)
 
     def items_ready(self, mm_hashes: Sequence[str]) -> None:
@@ -261,7 +250,6 @@ class SimulatedPD:
             for command in commands:
                 command()
             output = self.scheduler.schedule(self._loop.now)
-            self._counters.preemptions += len(output.preempted)
             if output.chunks:
                 self._busy = True
                 self._device.acquire(functools.partial(self._begin, output))
@@ -281,7 +269,6 @@ class SimulatedPD:
         seconds, prefill = self._costs.step_seconds(*work), work[0]
         if self._tower is not None and prefill:
             seconds += self._tower.seconds(output.chunks)
-        self._counters.steps += 1
         self._loop.call_later(seconds, self._stepped, output, self._loop.now)
 
     def _stepped(self, output: SchedulerOutput, started: float) -> None:

@@ -14,7 +14,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from triptych.base.errors import Overloaded, RequestError
+from triptych.base.errors import RequestError
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.request import TextPart
 from triptych.base.types import ItemPlan, SamplingParams
@@ -102,7 +102,7 @@ class SimulatedProxy:
         limits = context.limits
         #: CPU seconds that requests have taken until they were on their way.
         self.intake_seconds = 0.0
-        self._counters, self._loop, self._costs = context.counters, context.loop, context.costs.proxy
+        self._loop, self._costs = context.loop, context.costs.proxy
         self._limits, self._transport, self._ended = limits, transport, ended
         self._intake, self._metrics = asyncio.Lock(), ProxyMetrics()
         ids = itertools.count()
@@ -143,7 +143,6 @@ class SimulatedProxy:
         except TimeoutError:
             error = f"timeout after {timeout:g} s"
         except RequestError as failure:
-            self._counters.refused += failure.status == Overloaded.status
             error = f"HTTP {failure.status}: {failure.message}"
         del self._transport.clients[request.name]
         moments = [] if error else client.moments
@@ -174,7 +173,6 @@ class SimulatedProxy:
             seconds = self._costs.take(len(request.features), request.media_bytes, request.text_tokens)
             self.intake_seconds += seconds
             await asyncio.sleep(seconds)
-        self._counters.requests += 1
 
     async def _chat(self, client: ClientStream) -> Timings:
         """Reads the reply: its beginning as soon as it comes, the rest when no more will come.

@@ -106,7 +106,8 @@ def answer(
     began = time.process_time()
     with step("simulating", unit="searches") as running:
         trials = Trials(question, running)
-        later = sensitivity_searches(question.workload) if sensitivity else 0
+        # Two searches at each point but the load's own.
+        later = 2 * sum(not own for *_, own in points(question.workload)) if sensitivity else 0
         ratios = best_ratio(trials, later)
         bought = purchases(trials, ratios, rate) if rate else ()
         moved = sensitivity_points(trials, ratios) if sensitivity else ()
@@ -179,32 +180,25 @@ def share_of(load: Workload) -> float:
     return sum(weight for count, weight in load.images if count) / sum(weight for _, weight in load.images)
 
 
-def points(load: Workload) -> Iterator[tuple[str, float, Workload]]:
-    """(kind, value, workload); reuse only where there are pictures."""
-    for share in sorted({*SHARES, round(share_of(load), 4)}):
-        yield "share", share, with_share(load, share)
-    for reuse in sorted({*REUSES, load.reuse}) if share_of(load) else ():
-        yield "reuse", reuse, replace(load, reuse=reuse)
-
-
-def sensitivity_searches(load: Workload) -> int:
-    """Searches of `sensitivity_points`, at most: two at each point but the load's own."""
-    given = {"share": share_of(load), "reuse": load.reuse}
-    return 2 * sum(value != given[kind] for kind, value, _ in points(load))
+def points(load: Workload) -> Iterator[tuple[str, float, Workload, bool]]:
+    """(kind, value, workload, whether that is the load's own); reuse only where there are pictures."""
+    own = share_of(load)
+    for share in sorted({*SHARES, round(own, 4)}):
+        yield "share", share, with_share(load, share), share == own
+    for reuse in sorted({*REUSES, load.reuse}) if own else ():
+        yield "reuse", reuse, replace(load, reuse=reuse), reuse == load.reuse
 
 
 def sensitivity_points(trials: Trials, ratios: Ratios) -> tuple[SensitivityPoint, ...]:
     """The answer's ratio and the replicas over all points, one load each, less finely than the answer."""
-    asked = trials.question.workload
-    own = {"share": share_of(asked), "reuse": asked.reuse}
 
     def rate(served: Served, bounds: Estimate, load: Workload) -> float:
         start = served.of_bound * bounds.of(served.shape)
         return trials.highest(served.shape, load, start, 0, COARSE) if start else 0.0
 
     found = []
-    for kind, value, load in points(asked):
-        given, bounds = value == own[kind], estimate(trials.question, load)
+    for kind, value, load, given in points(trials.question.workload):
+        bounds = estimate(trials.question, load)
         # An answer for texts alone has no encoder, and would fail at the first picture.
         both = [
             0.0 if one is ratios.best and not one.shape.encoders

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from triptych.goodput.report.plots import COLOURS
+from triptych.goodput.report.plots import COLOURS, sheet
 from triptych.simulator.plan.answer import CapacityPlan, SensitivityPoint
 from triptych.simulator.plan.scaling import Scaling
 from triptych.simulator.plan.tables import PARTS
@@ -21,24 +21,16 @@ _MOST_BARS = 9
 
 
 def draw(plan: CapacityPlan) -> Figure:
-    """One row for the answer, one more for scaling where it was asked for."""
+    """The answer beside what was asked for: its sensitivity, and scaling."""
     kinds = sorted({point.kind for point in plan.points}, reverse=True)
-    columns, rows = max(1 + len(kinds), 2), 1 + (plan.scaling is not None)
-    figure: Figure = plt.figure(figsize=(4.4 * columns, 3.9 * rows), layout="constrained")
     question = plan.question
-    title = f"{question.workload_name} on {question.devices_named}, {question.slo}"
-    figure.suptitle(f"{title}\n{plan.ratios.verdict}")
-    grid = figure.add_gridspec(rows, 2 * columns)
-    first = 2 * (columns - len(kinds))
-    _shapes(figure.add_subplot(grid[0, :first]), plan)
-    for index, kind in enumerate(kinds):
-        axis = figure.add_subplot(grid[0, first + 2 * index : first + 2 * index + 2])
+    title = f"{question.workload_name} on {question.devices_named}, {question.slo}\n{plan.ratios.verdict}"
+    figure, (shapes, *others) = sheet(title, 1 + len(kinds) + (plan.scaling is not None))
+    _shapes(shapes, plan)
+    for axis, kind in zip(others, kinds, strict=False):
         _sensitivity(axis, kind, [point for point in plan.points if point.kind == kind], plan)
     if plan.scaling is not None:
-        _rates(figure.add_subplot(grid[1, :]), plan.scaling)
-    for axis in figure.axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(axis="y", alpha=0.3)
+        _rates(others[-1], plan.scaling)
     return figure
 
 

@@ -7,7 +7,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -87,13 +86,35 @@ def tower_sample(encoder: EncoderSide, item: PreparedItem, count: int, effort: E
     return timed(work, terms, effort)
 
 
-class Transfers:
-    """One worker role for saves and loads, and the wait until it has finished one."""
+class TransferRole:
+    """A connector's worker role, and the wait for its reports.
+
+    It waits as an engine does: a busy one would take the interpreter from the connector's own thread.
+    """
+
+    def __init__(self, config: ECTransferConfig) -> None:
+        self._progress = threading.Event()
+        self.worker = ECConnectorFactory.create_connector(config, ECConnectorRole.WORKER, self._progress.set)
+
+    def until(self, done: Callable[[ECConnectorOutput], object]) -> ECConnectorOutput:
+        """The first report that is `done`; ConfigError when a transfer fails, or none ends."""
+        while self._progress.wait(_WAIT_SECONDS):
+            self._progress.clear()
+            output = self.worker.get_finished()
+            if output.failed or output.unsaved:
+                raise ConfigError(f"the store did not take or give an embedding: {output}")
+            if done(output):
+                return output
+        raise ConfigError(f"a transfer did not end in {_WAIT_SECONDS:g} s")
+
+
+class Transfers(TransferRole):
+    """Saves and loads of one worker role, one at a time."""
 
     def __init__(self, store_url: str) -> None:
-        config = ECTransferConfig(store_url=store_url, namespace=_NAMESPACE, host_buffer_bytes=256 * MIB)
-        self._progress = threading.Event()
-        self._worker = ECConnectorFactory.create_connector(config, ECConnectorRole.WORKER, self._progress.set)
+        super().__init__(
+            ECTransferConfig(store_url=store_url, namespace=_NAMESPACE, host_buffer_bytes=256 * MIB)
+        )
         self._count = 0
 
     def item(self, nbytes: int) -> EncoderOutput:
@@ -106,17 +127,17 @@ class Transfers:
     def save(self, item: EncoderOutput) -> float:
         """Seconds until it has landed."""
         key, began = item.plan.mm_hash, time.perf_counter()
-        self._worker.save_caches({key: item}, key)
-        self._wait(lambda output: key in output.saved)
+        self.worker.save_caches({key: item}, key)
+        self.until(lambda output: key in output.saved)
         return time.perf_counter() - began
 
     def load(self, item: EncoderOutput) -> float:
         """Seconds until a host copy is here; it is dropped again."""
         key, began = item.plan.mm_hash, time.perf_counter()
-        self._worker.start_load_caches(TransferMetadata(1, fetches=(Fetch(item.plan, 1),)), {})
-        self._wait(lambda output: key in output.fetched)
+        self.worker.start_load_caches(TransferMetadata(1, fetches=(Fetch(item.plan, 1),)), {})
+        self.until(lambda output: key in output.fetched)
         seconds = time.perf_counter() - began
-        self._worker.start_load_caches(TransferMetadata(2, drops=(LoadId(key, 1),)), {})
+        self.worker.start_load_caches(TransferMetadata(2, drops=(LoadId(key, 1),)), {})
         return seconds
 
     def times(self, nbytes: int, repeats: int) -> tuple[list[float], list[float]]:
@@ -125,37 +146,14 @@ class Transfers:
         saves, loads = [self.save(item) for item in items], [self.load(item) for item in items]
         return saves[1:], loads[1:]
 
-    def _wait(self, done: Callable[[ECConnectorOutput], bool]) -> None:
-        deadline = time.monotonic() + _WAIT_SECONDS
-        while True:
-            self._progress.wait(_WAIT_SECONDS)
-            self._progress.clear()
-            output = self._worker.get_finished()
-            if output.failed or output.unsaved:
-                raise ConfigError(f"the store did not take or give an embedding: {output}")
-            if done(output):
-                return
-            if time.monotonic() > deadline:
-                raise ConfigError(f"a transfer did not end in {_WAIT_SECONDS:g} s")
-
-    @staticmethod
-    @contextmanager
-    def opened(memory: int = 512 * MIB) -> Iterator[Transfers]:
-        """Transfers with a store of their own, of so many bytes."""
-        with (
-            tempfile.TemporaryDirectory(prefix="triptych-") as folder,
-            EmbeddedStore(Path(folder), memory) as store,
-        ):
-            transfers = Transfers(store.url)
-            try:
-                yield transfers
-            finally:
-                transfers._worker.shutdown()
-
 
 def transfer_samples(effort: Effort) -> tuple[list[Sample], list[Sample]]:
-    """(saves, loads) of every size, one at a time."""
-    with Transfers.opened() as transfers:
+    """(saves, loads) of every size, with a store of their own."""
+    with (
+        tempfile.TemporaryDirectory(prefix="triptych-") as folder,
+        EmbeddedStore(Path(folder), 512 * MIB) as store,
+    ):
+        transfers = Transfers(store.url)
 
         def sample(size: int) -> tuple[Sample, Sample]:
             saves, loads = transfers.times(size << 10, effort.repeats)
@@ -163,5 +161,8 @@ def transfer_samples(effort: Effort) -> tuple[list[Sample], list[Sample]]:
             saved = sample_of({"save_item": 1.0, "save_byte": nbytes}, saves)
             return saved, sample_of({"load_item": 1.0, "load_byte": nbytes}, loads)
 
-        pairs = in_time("saves and loads", map(sample, SIZES), len(SIZES), effort)
+        try:
+            pairs = in_time("saves and loads", map(sample, SIZES), len(SIZES), effort)
+        finally:
+            transfers.worker.shutdown()
     return [saved for saved, _ in pairs], [loaded for _, loaded in pairs]

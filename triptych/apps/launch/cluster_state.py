@@ -10,6 +10,7 @@ import os
 import shutil
 import ssl
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,21 +36,20 @@ async def connected(store_url: str) -> EmbeddingStore:
             await asyncio.sleep(_RETRY_SECONDS)
 
 
-async def registered(store_url: str) -> dict[str, int]:
-    """How many workers each pool has; none while the store is away."""
-    counts: dict[str, int] = {}
-    try:
+async def registered_workers(store_url: str) -> list[WorkerInfo]:
+    """The workers of all pools; none while the store is away."""
+    with contextlib.suppress(StoreUnavailable):
         store = await EmbeddingStore.connect(store_url)
-    except StoreUnavailable:
-        return counts
-    try:
-        for worker in await Registry(store).workers():
-            counts[worker.pool] = counts.get(worker.pool, 0) + 1
-    except StoreUnavailable:
-        return {}
-    finally:
-        await store.close()
-    return counts
+        try:
+            return await Registry(store).workers()
+        finally:
+            await store.close()
+    return []
+
+
+async def registered(store_url: str) -> Counter[str]:
+    """How many workers each pool has."""
+    return Counter(worker.pool for worker in await registered_workers(store_url))
 
 
 async def answers_ready(host: str, port: int, *, tls: bool = False) -> bool:

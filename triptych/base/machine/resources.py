@@ -177,7 +177,7 @@ def worker_kind(given: str, device: str, threads: int, *, ranks: int = 1, root: 
     shared = f" x{ranks} ranks" if ranks > 1 else ""
     if device.startswith("cuda"):
         return _short(f"cuda {_gpu_name(device)}{shared}")
-    return _short(f"{device} {_cpu_name(root)} x{threads} threads{shared}")
+    return _short(f"{device} {cpu_name(root)} x{threads} threads{shared}")
 
 
 def _gpu_name(device: str) -> str:
@@ -187,7 +187,7 @@ def _gpu_name(device: str) -> str:
     return str(torch.cuda.get_device_name(device))
 
 
-def _cpu_name(root: Path) -> str:
+def cpu_name(root: Path = _ROOT) -> str:
     """The CPU's model by /proc/cpuinfo; its architecture where that names none."""
     try:
         text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")

@@ -13,7 +13,7 @@ _EMBEDDINGS = ("1080p, 66.8 MB", "448 px, 6.4 MB", "448 px, 0.4 MB")
 #: What begins a row of each part, in order.
 _ROWS = {
     "checks": [
-        "python", "torch", "transformers", "triton", "CUDA, cuDNN", "names that are used",
+        "python", "torch", "transformers", "triton", "CUDA, cuDNN",
         "tower, one picture", "tower, padded", "20 new shapes of a tower", "all",
     ],
     "engines": [

@@ -97,8 +97,9 @@ def test_text_never_waits_for_a_tower_of_its_own_cluster_but_does_where_both_sha
 
 def test_requests_for_one_picture_at_once_share_its_job() -> None:
     requests = [replace(picture_request(1), seed=seed) for seed in range(5)]
-    counters = run(on_devices(2, 2), requests, [0.0] * 5).counters
-    assert counters.tower_items == 1 and counters.items == {"encoded": 1, "joined": 4}
+    found = run(on_devices(2, 2), requests, [0.0] * 5)
+    caches = sorted(cache for record in found.records for cache in record.caches)
+    assert found.counters.tower_items == 1 and caches == ["encoded", *["joined"] * 4]
 
 
 SHAPES = (on_devices(1, 1), on_devices(2, 3), colocated(1), colocated(2))
@@ -128,7 +129,7 @@ def test_beyond_the_queue_requests_are_answered_with_429() -> None:
     limits = replace(LIMITS, proxy=ProxyConfig(max_queue=8))
     found = run(on_devices(1, 1), TEXT, rate=500, count=80, limits=limits)
     refused = [record for record in found.records if not record.ok]
-    assert found.counters.refused == len(refused) > 20
+    assert len(refused) > 20
     assert all(record.error.startswith("HTTP 429") for record in refused)
     assert nothing_left(found)
 
@@ -139,7 +140,7 @@ def test_embeddings_that_the_store_loses_are_encoded_again() -> None:
     slow = replace(COSTS, pd=replace(COSTS.pd, load_item=0.05))
     load = Workload(20, 8, ((3, 1.0),), ((320, 320, 1.0),))
     found = run(on_devices(2, 1), load, rate=30, count=40, limits=limits, costs=slow)
-    assert found.counters.store_evictions > 0 and found.counters.re_encodes > 0
+    assert found.counters.re_encodes > 0
     assert all(record.ok or record.error.startswith("HTTP ") for record in found.records)
     assert nothing_left(found), found.leftovers
 

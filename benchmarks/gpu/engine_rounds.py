@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,6 @@ from triptych.base.metrics import PDMetrics
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.connectors.memory import MemoryStore
 from triptych.models.base import DecoderSide
-from triptych.models.registry import load_decoder
-from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import ResolvedSampling
 from triptych.pd_worker.engine import Engine
@@ -25,28 +23,31 @@ from triptych.simulator.cluster.pd import CountedOutput
 from triptych.simulator.profile.pd import engine_request
 
 
-@dataclass(frozen=True)
-class DecodeSpeed:
-    """Decode steps of one round."""
-
-    tokens_per_second: float
-    tokens_per_cpu_second: float
+def synchronize(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize(device)
 
 
-def make_engine(
-    path: Path,
-    device: str,
-    dtype: torch.dtype,
-    decoder: DecoderSide | None = None,
-    store: MemoryStore | None = None,
-    **flags: Any,
-) -> Engine:
+def timings(run: Callable[[], object], device: str, repeats: int, warm_up: int = 1) -> list[float]:
+    """Seconds of each repeat, after runs that do not count."""
+    times = []
+    for _ in range(warm_up + repeats):
+        synchronize(device)
+        start = time.perf_counter()
+        run()
+        synchronize(device)
+        times.append(time.perf_counter() - start)
+    return times[warm_up:]
+
+
+def median_seconds(run: Callable[[], object], device: str, repeats: int) -> float:
+    return statistics.median(timings(run, device, repeats))
+
+
+def make_engine(path: Path, decoder: DecoderSide, store: MemoryStore | None = None, **flags: Any) -> Engine:
     """An engine whose steps the caller drives: its thread is not started. `decoder`: of this path."""
-    decoder = decoder or load_decoder(
-        path, device=torch.device(device), dtype=dtype, attn_implementation=ATTENTION_NAME
-    )
     transfers = ECTransferConfig(connector="memory", store=MemoryStore() if store is None else store)
-    config = PDConfig(model=str(path), device=device, prefix_caching=False, **flags)
+    config = PDConfig(model=str(path), device=str(decoder.device), prefix_caching=False, **flags)
     return build_engine(config, decoder, transfers, lambda events: None, PDMetrics("bench"))
 
 
@@ -62,42 +63,29 @@ def make_requests(
     ]
 
 
-class StepTimer:
-    """Wall and CPU seconds since it was made."""
-
-    def __init__(self) -> None:
-        self._wall, self._cpu = time.perf_counter(), time.process_time()
-
-    def speed(self, tokens: int) -> DecodeSpeed:
-        return DecodeSpeed(
-            tokens / (time.perf_counter() - self._wall), tokens / max(1e-9, time.process_time() - self._cpu)
-        )
+def start_all(engine: Engine, requests: Sequence[EngineRequest]) -> None:
+    """Steps until each of the requests has its first token."""
+    for request in requests:
+        engine.scheduler.check(request)
+        engine.scheduler.add(request, 0.0)
+    while not all(request.output_token_ids for request in requests):
+        engine_step(engine)
 
 
-def synchronize(device: str) -> None:
-    if device != "cpu":
-        torch.cuda.synchronize(device)
-
-
-def engine_round(engine: Engine, requests: list[EngineRequest], device: str = "cpu") -> DecodeSpeed:
+def tokens_per_second(engine: Engine, requests: Sequence[EngineRequest], device: str) -> float:
     """Prefills all, then times the steps in which all decode: up to the first that ends a request.
 
     Where the prefills take several steps, the first request decodes during the others' and ends before them:
     each needs more tokens than there are such steps.
     """
-    scheduler, now = engine.scheduler, 0.0
-    for request in requests:
-        scheduler.check(request)
-        scheduler.add(request, now)
-    while not all(request.output_token_ids for request in requests):
-        engine_step(engine)
+    scheduler = engine.scheduler
+    start_all(engine, requests)
     synchronize(device)
-    before = _generated(requests)
-    clock = StepTimer()
+    before, began = _generated(requests), time.perf_counter()
     while scheduler.num_running == len(requests):
         engine_step(engine)
     synchronize(device)
-    speed = clock.speed(_generated(requests) - before)
+    speed = (_generated(requests) - before) / (time.perf_counter() - began)
     while scheduler.num_running or scheduler.num_waiting:
         engine_step(engine)
     return speed
