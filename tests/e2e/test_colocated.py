@@ -37,10 +37,8 @@ def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
     path = build_checkpoint("qwen3_vl", folder / "qwen3_vl")
     words = ("--topology", "colocated", "--threads", "1", "--max-num-batched-tokens", "48")
     cluster = start_cluster(path, folder / "run", *words, environment=faults.gated(folder / "run"))
-    try:
-        yield Replica(cluster, path)
-    finally:
-        cluster.stop()
+    yield Replica(cluster, path)
+    cluster.stop()
 
 
 async def test_text_and_pictures_at_once_are_exact(replica):
