@@ -157,12 +157,15 @@ def equal_table(found: list[tuple[Case, CapacityPlan]]) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for case, plan in found:
-        best, ratios = plan.ratios.best, plan.ratios
-        vllm = ratios.in_step.rate if ratios.in_step is not None else 0.0
-        gain = plan.advice.gain
-        lines.append(
-            f"| {case.name} | {case.ttft:g}, {case.tpot:g} ms | {best.name}: {best.rate:.2f} "
-            f"| {ratios.replicas.rate:.2f} | {vllm:.2f} | {f'{gain:.2f}' if gain is not None else '–'} "
-            f"| {plan.advice.reason} |"
+        best, ratios, gain = plan.ratios.best, plan.ratios, plan.advice.gain
+        cells = (
+            case.name,
+            f"{case.ttft:g}, {case.tpot:g} ms",
+            f"{best.name}: {best.rate:.2f}",
+            f"{ratios.replicas.rate:.2f}",
+            f"{ratios.in_step.rate:.2f}",
+            "–" if gain is None else f"{gain:.2f}",
+            plan.advice.reason,
         )
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
