@@ -11,7 +11,6 @@ of an encoder, in PD devices. By costs alone: waiting and whole numbers of devic
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -144,10 +143,7 @@ def plans() -> Iterator[tuple[Case, CapacityPlan]]:
     for case in each("cases", CASES):
         slo = Slo((("ttft", case.ttft), ("tpot", case.tpot)))
         asked = Question(case.workload, case.name, slo, read_device(GPU), DEVICES, repeats=1)
-        plan = answer(asked, sensitivity=False)
-        rates = ", ".join(f"{one.name} {one.rate:.2f}" for one in plan.ratios.all)
-        print(f"{case.name}, TPOT {case.tpot:g}: {rates}", file=sys.stderr, flush=True)
-        yield case, plan
+        yield case, answer(asked, sensitivity=False)
 
 
 def equal_table(found: list[tuple[Case, CapacityPlan]]) -> list[str]:
