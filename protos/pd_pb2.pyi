@@ -384,7 +384,7 @@ class Tokens(_message.Message):
     def __init__(self, position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "error", "prompt_tokens", "completion_tokens", "cached_tokens", "queue_seconds", "load_seconds", "prefill_seconds", "decode_seconds", "stop_sequence", "pooled")
+    __slots__ = ("reason", "error", "prompt_tokens", "completion_tokens", "cached_tokens", "queue_seconds", "load_seconds", "prefill_seconds", "decode_seconds", "stop_sequence", "pooled", "work_seconds")
     REASON_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -396,6 +396,7 @@ class Finished(_message.Message):
     DECODE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STOP_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     POOLED_FIELD_NUMBER: _ClassVar[int]
+    WORK_SECONDS_FIELD_NUMBER: _ClassVar[int]
     reason: str
     error: _common_pb2.Error
     prompt_tokens: int
@@ -407,7 +408,8 @@ class Finished(_message.Message):
     decode_seconds: float
     stop_sequence: str
     pooled: bytes
-    def __init__(self, reason: _Optional[str] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., load_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., stop_sequence: _Optional[str] = ..., pooled: _Optional[bytes] = ...) -> None: ...
+    work_seconds: float
+    def __init__(self, reason: _Optional[str] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., load_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., stop_sequence: _Optional[str] = ..., pooled: _Optional[bytes] = ..., work_seconds: _Optional[float] = ...) -> None: ...
 
 class Lost(_message.Message):
     __slots__ = ()

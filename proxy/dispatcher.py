@@ -20,8 +20,10 @@ from triptych.proxy.call.chat import ChatCall, Delta, Done, Output
 from triptych.proxy.call.validation import ModelKind
 from triptych.proxy.encoders.job_runner import JobRunner
 from triptych.proxy.events import (
+    Admitted,
     ClientLeft,
     DeadlinePassed,
+    Finished,
     FirstToken,
     JobsStarted,
     RequestEvent,
@@ -31,6 +33,7 @@ from triptych.proxy.http.endpoint import CURRENT_DELIVERY
 from triptych.proxy.http.refusals import CURRENT_ARRIVAL
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.media.source import MediaSource
+from triptych.proxy.pd.prompts import PDWork, PromptWork, kv_share, outstanding_prompts
 from triptych.proxy.pd.router import PDRouter
 from triptych.proxy.ports import Link, Transport
 from triptych.proxy.quotas.quota import Hold
@@ -96,6 +99,7 @@ class Dispatcher:
             on_ready=self._recorder.encoded,
             pd_idle=lambda: self._router.idle,
         )
+        self.prompts = PromptWork()
         self.backpressure = Backpressure(flow_control=flow_control)
         self._items = ItemSupply(store, self.jobs, self.backpressure, metrics, clock, skip_held_items, pool)
         self.admission = RequestAdmission(pool, self.backpressure, self._media, self.quotas, clock, videos)
@@ -114,9 +118,13 @@ class Dispatcher:
         return max(len(self._requests), self.quotas["requests"].used)
 
     @property
-    def pd_load(self) -> tuple[int, int]:
-        """Requests that are at a PD worker or wait for one, and those that wait."""
-        return self._router.load
+    def pd_work(self) -> PDWork:
+        """What its requests ask of the PD workers now."""
+        now, requests = self._clock(), self._requests.values()
+        kv_usage = sum(kv_share(link.in_flight, link.load(now)) for link in self.pd_links.values())
+        waiting = (request for request in requests if request.lifecycle.awaits_prefill)
+        prompts = outstanding_prompts((each.lifecycle.prompt_tokens, each.pd_address) for each in waiting)
+        return PDWork(*self._router.load, kv_usage, prompts)
 
     @property
     def pd_links(self) -> Mapping[str, Link]:
@@ -264,6 +272,10 @@ class Dispatcher:
     def _step(self, request: InFlightRequest, event: RequestEvent) -> None:
         """One event of a request: its state machine decides what follows."""
         self._recorder.record(request, event)
+        if isinstance(event, Admitted | Finished):
+            worker = self._pool.workers.get(("pd", request.pd_address))
+            kind = worker.info.kind if worker is not None else ""
+            self.prompts.observe(request.lifecycle, event, kind, self._clock())
         self._carry_out(request, request.lifecycle.deliver(event))
 
     def _carry_out(self, request: InFlightRequest, instructions: Iterable[Instruction]) -> None:

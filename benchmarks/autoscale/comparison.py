@@ -14,8 +14,7 @@ from benchmarks.autoscale.policies import (
     FixedSize,
     QueueLength,
     Scaler,
-    requests_in_flight,
-    token_work,
+    pd_work,
     work_seconds,
 )
 from benchmarks.autoscale.pool import PoolHistory, TrialResult, TrialSetup, run_trial
@@ -40,11 +39,9 @@ POLICIES: dict[str, Callable[[int, float], Scaler]] = {
 }
 #: Traces in which the PD pool is scaled too, and what scales it: the encoders' policies of these names.
 BOTH_POOLS = ("azure-lmm",)
-TOKEN_WORK = "token work (not in the product)"
 PD_POLICIES: dict[str, Callable[[int, float], Scaler]] = {
     STATIC: lambda most, _: FixedSize(most),
-    OURS: requests_in_flight,
-    TOKEN_WORK: token_work,
+    OURS: pd_work,
     "HPA, CPU 70 %": lambda most, _: CpuPercent(1, most),
     "queue length 5 (KEDA)": lambda most, _: QueueLength(most),
     "concurrency 8 (Knative)": lambda most, _: Concurrency(1, most, 8),
@@ -110,7 +107,7 @@ def measure(trace: Trace, policy: str, cold_start: float, seed: int = 0) -> Tria
     """One trial. A static pool is there from the start, any other begins with one worker."""
     setup = trial_setup()
     load, times = requests_of(trace, setup.costs.encoder, setup.model, seed)
-    scaler = POLICIES[OURS if policy == TOKEN_WORK else policy](PEAK_WORKERS, cold_start)
+    scaler = POLICIES[policy](PEAK_WORKERS, cold_start)
     initial = PEAK_WORKERS if policy == STATIC else 1
     pd = PD_POLICIES[policy](setup.pd_workers, cold_start) if trace.name in BOTH_POOLS else None
     found = run_trial(setup, load, times, scaler, cold_start, initial, pd)

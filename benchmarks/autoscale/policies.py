@@ -11,19 +11,17 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from triptych.base.config.proxy import ScalingConfig
-from triptych.base.scaling import PoolDemand, ScalingRules
 from triptych.proxy.scaling.policy import Observation, ScalingState, decide
-from triptych.proxy.scaling.pools import EncoderPool, PDDemand, PDPool, ScaledPool
+from triptych.proxy.scaling.pools import ScaledPool, make_pools
 from triptych.simulator.cluster.cluster import SimulatedCluster
 
-_DEFAULTS = ScalingConfig()
 #: The default of --encoder-slo.
-ENCODER_SLO = _DEFAULTS.encoder_slo
+ENCODER_SLO = ScalingConfig().encoder_slo
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,93 +69,35 @@ class FixedSize:
 class ByDemand:
     """Triptych's policy: what the proxies' autoscaler runs once a second, over the real proxy's demand.
 
-    `decide` with the flags' defaults. The cold start is known, not learnt. `pool` makes what is asked for
-    the demand.
+    `decide` with the flags' defaults beside `config`. The cold start is known, not learnt.
     """
 
-    def __init__(
-        self,
-        rules: ScalingRules,
-        cold_start: float,
-        pool: Callable[[ScalingRules, SimulatedCluster], ScaledPool],
-    ) -> None:
-        self._rules = rules
+    def __init__(self, pool: str, config: ScalingConfig, cold_start: float) -> None:
+        self._name, self._config = pool, config
         self._cold_start = cold_start
         self._state: ScalingState | None = None
-        self._make = pool
         self._pool: ScaledPool | None = None
 
     def attach(self, cluster: SimulatedCluster) -> None:
-        self._pool = self._make(self._rules, cluster)
+        self._pool = make_pools(self._config, cluster.known, cluster.proxy.dispatcher)[self._name]
 
     def desired(self, seen: PoolView) -> int:
         assert self._pool is not None, "not attached"
         state = self._state or ScalingState.holding(seen.workers)
         demand, groups = self._pool.demand(seen.now), self._pool.groups(state.workers)
         observation = Observation(seen.now, demand, groups, self._cold_start)
-        self._state, decision = decide(observation, state, self._rules)
+        self._state, decision = decide(observation, state, self._pool.rules)
         return decision.workers
 
 
 def work_seconds(least: int, most: int, cold_start: float) -> ByDemand:
     """The product's encoder pool; zero workers are allowed."""
-    rules = ScalingRules(least, most, ENCODER_SLO, window=_DEFAULTS.scale_window)
-    return ByDemand(
-        rules,
-        cold_start,
-        lambda rules, cluster: EncoderPool(rules, cluster.known, cluster.proxy.dispatcher.jobs),
-    )
+    return ByDemand("encoder", ScalingConfig(min_encoders=least, max_encoders=most), cold_start)
 
 
-def requests_in_flight(most: int, cold_start: float) -> ByDemand:
-    """The product's PD pool: requests by --max-num-seqs."""
-    return ByDemand(_pd_rules(most), cold_start, _pd_pool)
-
-
-def token_work(most: int, cold_start: float) -> ByDemand:
-    return ByDemand(_pd_rules(most), cold_start, TokenWork)
-
-
-def _pd_rules(most: int) -> ScalingRules:
-    return ScalingRules(1, most, 1.0, window=_DEFAULTS.scale_window)
-
-
-def _pd_pool(rules: ScalingRules, cluster: SimulatedCluster) -> PDPool:
-    return PDPool(rules, cluster.known, lambda: cluster.proxy.dispatcher.pd_load)
-
-
-#: Between two tokens at most: the steps of a worker that keeps to it begin so often.
-TPOT_SECONDS = 0.1
-
-
-class TokenWork(PDPool):
-    """The PD pool by token work: seconds of arriving prompts and of the output that such requests have had,
-    or the KV memory in use or the product's requests in flight where these ask for more workers.
-
-    Costs are known, as after `triptych profile`. Requests that no worker has taken count as in the product.
-    """
-
-    def __init__(self, rules: ScalingRules, cluster: SimulatedCluster) -> None:
-        super().__init__(rules, cluster.known, lambda: cluster.proxy.dispatcher.pd_load)
-        self._cluster = cluster
-        self._demands = [PDDemand(), PDDemand()]
-        self._arrived = self._at = 0.0
-
-    def demand(self, now: float) -> PoolDemand:
-        seen = super().demand(now)
-        workers, context = list(self._cluster.workers.values()), self._cluster.context
-        taken = sum(worker.taken for worker in workers)
-        output = context.counters.tokens / max(taken - seen.waiting, 1)
-        arrived = sum(worker.prompt_seconds + output * worker.token_seconds for worker in workers)
-        # A step's own seconds pass at every token.
-        free = 1.0 - context.costs.pd.step / TPOT_SECONDS
-        flow = max(arrived - self._arrived, 0.0) / max(now - self._at, 1.0) / free
-        self._arrived, self._at = arrived, now
-        memory = sum(worker.kv.num_used / worker.kv.num_blocks for worker in workers)
-        levels = zip(self._demands, (flow, memory), strict=True)
-        found = [each.poll(level, seen.waiting, 1, now) for each, level in levels]
-        fast, slow = (max(getattr(one, name) for one in (seen, *found)) for name in ("fast", "slow"))
-        return PoolDemand(found[1].backlog + seen.backlog, seen.waiting, 0.0, fast, slow)
+def pd_work(most: int, cold_start: float) -> ByDemand:
+    """The product's PD pool."""
+    return ByDemand("pd", ScalingConfig(max_pd_workers=most), cold_start)
 
 
 SYNC_SECONDS = 15.0

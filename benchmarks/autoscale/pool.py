@@ -194,13 +194,13 @@ class ElasticPDPool(ElasticPool):
 
     def _view(self) -> PoolView:
         workers = {worker.address: self._cluster.workers[worker.address] for worker in self._ready}
-        in_flight, unplaced = self._cluster.proxy.dispatcher.pd_load
+        work = self._cluster.proxy.dispatcher.pd_work
         return PoolView(
             now=self._loop.now,
             starting=len(self._starting),
             busy={address: worker.step_seconds for address, worker in workers.items()},
-            outstanding=in_flight,
-            waiting=unplaced + sum(worker.scheduler.num_waiting for worker in workers.values()),
+            outstanding=work.in_flight,
+            waiting=work.unplaced + sum(worker.scheduler.num_waiting for worker in workers.values()),
         )
 
     def _start_worker(self, address: str) -> None:

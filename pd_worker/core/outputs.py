@@ -73,6 +73,8 @@ class SchedulerOutput(msgspec.Struct):
 
     #: Counts from 1; metadata and results of a step carry it.
     step: int
+    #: When it was scheduled.
+    at: float = 0.0
     #: Decodes first, then prefill chunks, those of waiting requests last; the order of the batch.
     chunks: list[ScheduledChunk] = []
     #: Copies of preempted requests' blocks to host memory, before anything is written.
@@ -114,6 +116,15 @@ class SchedulerOutput(msgspec.Struct):
             if chunk.state.restored_in != self.step
             and not any(feature.mm_hash in keys for feature in chunk.state.features)
         ]
+
+    def share_seconds(self, now: float) -> None:
+        """Adds the step's seconds to the requests that it prefills, by their tokens among all of the step."""
+        if not self.chunks or self.chunks[-1].state.is_decoding:
+            return
+        each = max(now - self.at, 0.0) / sum(chunk.count for chunk in self.chunks)
+        for chunk in self.chunks:
+            if not chunk.state.is_decoding:
+                chunk.state.work_seconds += each * chunk.count
 
     @property
     def computes(self) -> bool:

@@ -205,6 +205,8 @@ class RequestState:
     #: Its proxy wants no output now.
     paused: bool = False
     preemptions: int = 0
+    #: Its part of the seconds of the steps that prefilled it.
+    work_seconds: float = 0.0
     #: The step that copies its tokens back from host memory.
     restored_in: int = 0
     admitted_at: float | None = None

@@ -163,6 +163,7 @@ def _timings(state: RequestState) -> PDTimings:
         load=span(state.admitted_at, state.items_at),
         prefill=span(state.first_scheduled_at, state.first_token_at),
         decode=span(state.first_token_at, state.last_token_at),
+        work=state.work_seconds,
     )
 
 

@@ -184,7 +184,7 @@ class Scheduler:
     def schedule(self, now: float) -> SchedulerOutput:
         """The next step. Waiting requests and blocks change at once; tokens count once `update` is called."""
         self._step += 1
-        output = SchedulerOutput(self._step)
+        output = SchedulerOutput(self._step, now)
         self.kv.begin_step()
         late = DeadlineExceeded("the request's time is over: ask for less, or raise --request-timeout")
         self._fail(self._requests.pop_late(now), late)
@@ -215,6 +215,7 @@ class Scheduler:
         if output.projections or output.restored:
             error = InternalError("an item's cross-attention keys and values are NaN or infinity")
             self._fail(self.items.end_projections(output, self._running, result.unprojected), error)
+        output.share_seconds(now)
         index = 0
         for place, chunk in enumerate(output.computable(swapped_in=result.swapped_in)):
             if place in result.non_finite:

@@ -335,6 +335,7 @@ def finished_to_proto(event: RequestFinished) -> pd_pb2.Finished:
         load_seconds=event.timings.load,
         prefill_seconds=event.timings.prefill,
         decode_seconds=event.timings.decode,
+        work_seconds=event.timings.work,
         stop_sequence=event.stop_sequence,
         pooled=event.pooled,
     )

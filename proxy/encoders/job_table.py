@@ -32,7 +32,7 @@ from triptych.proxy.encoders.job import (
     StartRun,
 )
 from triptych.proxy.encoders.known_items import KnownItems
-from triptych.proxy.encoders.loads import EncoderLoads, OutstandingItems, WorkModel, sooner_elsewhere
+from triptych.proxy.encoders.loads import EncoderLoads, Outstanding, WorkModel, sooner_elsewhere
 from triptych.proxy.routing import MAX_LOSSES, EncoderLoad, PDLoad, Suspects, choose_encoder
 
 
@@ -68,8 +68,6 @@ class EncoderJobTable:
         self._loads = EncoderLoads(patches)
         self.suspects: Suspects[EncoderJob] = Suspects()
         self._model = model or WorkModel()
-        #: What encoders could work on now: no job whose requests have no memory at a PD worker yet.
-        self.outstanding = OutstandingItems()
         self._queued: JobFiles[PlanKey] = JobFiles()
         self._planned: JobFiles[RunKey] = JobFiles()
         #: (when, order, tries, job): a queued job whose try is still this one is then filed again.
@@ -87,6 +85,12 @@ class EncoderJobTable:
     def waiting(self) -> int:
         """Jobs that no tower works on."""
         return len(self._jobs) - self._loads.running_jobs
+
+    @property
+    def outstanding(self) -> Outstanding:
+        """What encoders could work on now: no job whose requests have no memory at a PD worker yet."""
+        able = (job for job in self._jobs if job.state is not JobState.PLANNED or self._may_run(job))
+        return Outstanding.of((self._loads.patches(job), job.state is not JobState.RUNNING) for job in able)
 
     def jobs(self) -> list[EncoderJob]:
         return list(self._jobs)
@@ -395,20 +399,18 @@ class EncoderJobTable:
     def _able(self, namespace: str) -> list[EncoderSlot]:
         return self._by_namespace.get(namespace, [])
 
+    def _may_run(self, job: EncoderJob) -> bool:
+        return bool(job.admitted or job.early or not self._flow_control)
+
     def _settle(self, job: EncoderJob, now: float) -> None:
         """Counts the job at its encoder and files it by what it waits for."""
         self._loads.count(job)
         if job.suspect and job.state in AT_WORK:
             self.suspects.begin(job, job.address)
-        may_run = job.admitted or job.early or not self._flow_control
-        if job.state is not JobState.PLANNED or may_run:
-            self.outstanding.count(job, self._loads.patches(job))
-        else:
-            self.outstanding.remove(job)
         self._queued.discard(job)
         self._planned.discard(job)
         if job.state is JobState.PLANNED:
-            if may_run:
+            if self._may_run(job):
                 self._planned.file(job, job.run_key, job.rank)
         elif job.state is JobState.QUEUED:
             job.avoid = {address: until for address, until in job.avoid.items() if until > now}
@@ -431,7 +433,6 @@ class EncoderJobTable:
         self.suspects.forget(job)
         self._plan_turns.drop(job.turn)
         self._loads.remove(job)
-        self.outstanding.remove(job)
         self._queued.discard(job)
         self._planned.discard(job)
         for request_id in job.waiters:

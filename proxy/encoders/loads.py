@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState
@@ -125,50 +123,25 @@ class Items:
         self.patches *= factor
 
 
-class OutstandingItems:
-    """The jobs that encoders could work on now, re-encodes included. Each event costs a constant, or the
-    logarithm of their sizes."""
+@dataclass(slots=True)
+class Outstanding:
+    """Items that workers could work on now. None works yet on `waiting` of them; `largest` is the size of the
+    largest one, None while no size is known."""
 
-    def __init__(self) -> None:
-        self.items = Items()
-        #: Of these, jobs that no tower works on.
-        self.waiting = 0
-        self._entries: dict[EncoderJob, tuple[bool, int | None]] = {}
-        self._sizes: Counter[int] = Counter()
-        #: Sizes, negative; those that `_sizes` has no more are dropped when they come to the top.
-        self._heap: list[int] = []
+    items: Items = field(default_factory=Items)
+    waiting: int = 0
+    largest: int | None = None
 
-    def count(self, job: EncoderJob, patches: int | None) -> None:
-        """Counts the job as it stands now, and no more as it stood."""
-        self.remove(job)
-        waits = job.state is not JobState.RUNNING
-        self._entries[job] = (waits, patches)
-        self.items.add(1.0, patches)
-        self.waiting += waits
-        if patches is not None:
-            if not self._sizes[patches]:
-                heapq.heappush(self._heap, -patches)
-            self._sizes[patches] += 1
-
-    def remove(self, job: EncoderJob) -> None:
-        """Idempotent."""
-        entry = self._entries.pop(job, None)
-        if entry is None:
-            return
-        waits, patches = entry
-        self.items.add(-1.0, patches)
-        self.waiting -= waits
-        if patches is not None:
-            self._sizes[patches] -= 1
-            if not self._sizes[patches]:
-                del self._sizes[patches]
-
-    @property
-    def largest(self) -> int | None:
-        """Patches of the largest one; None while no plan is known."""
-        while self._heap and -self._heap[0] not in self._sizes:
-            heapq.heappop(self._heap)
-        return -self._heap[0] if self._heap else None
+    @classmethod
+    def of(cls, items: Iterable[tuple[int | None, bool]]) -> Outstanding:
+        """Of each item its size, None while it is not known, and whether it waits."""
+        found = cls()
+        for patches, waits in items:
+            found.items.add(1.0, patches)
+            found.waiting += waits
+            if patches is not None:
+                found.largest = max(found.largest or 0, patches)
+        return found
 
 
 class _Average:
@@ -214,8 +187,12 @@ class ArrivedItems:
     def add(self, job: EncoderJob, now: float) -> None:
         """A new job, which is no re-encode."""
         job.arrived = now
+        self.count(None, now)
+
+    def count(self, patches: int | None, now: float) -> None:
+        """An item of this size, None where its size is not known yet."""
         for average in (self._fast, self._slow):
-            average.add(now, 1.0, None)
+            average.add(now, 1.0, patches)
 
     def resize(self, job: EncoderJob, patches: int, now: float) -> None:
         """The job's size is known."""

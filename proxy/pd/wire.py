@@ -193,7 +193,8 @@ def worker_event(event: pd_pb2.RequestEvent) -> WorkerEvent | None:
 def _end(attempt: int, finished: pd_pb2.Finished) -> WorkerEvent:
     if finished.reason not in ("error", "abort"):
         spent = PDTimings(
-            finished.queue_seconds, finished.load_seconds, finished.prefill_seconds, finished.decode_seconds
+            *(finished.queue_seconds, finished.load_seconds, finished.prefill_seconds),
+            *(finished.decode_seconds, finished.work_seconds),
         )
         usage = Usage(finished.prompt_tokens, finished.completion_tokens, finished.cached_tokens)
         return Finished(attempt, finished.reason, usage, spent, finished.stop_sequence, finished.pooled)

@@ -170,6 +170,19 @@ class Lifecycle:
         return self.phase in (Phase.SUBMIT, Phase.RUN, Phase.WAIT) and self._has_jobs
 
     @property
+    def awaits_prefill(self) -> bool:
+        """Whether it waits for a PD worker's room or for its prompt to be computed, and for no encoder."""
+        admitted, begun = self.prompt_token_ids is not None, bool(self.output_token_ids)
+        return self.phase in (Phase.SUBMIT, Phase.RUN) and not begun and not (admitted and self._has_jobs)
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Of its prompt; until a PD worker has told them those of its items, or None where it has none."""
+        if self.prompt_token_ids is not None:
+            return len(self.prompt_token_ids)
+        return sum(item.plan.length for item in self.items.values() if item.plan is not None) or None
+
+    @property
     def _has_jobs(self) -> bool:
         return any(item.needs_encoder for item in self.items.values())
 

@@ -350,7 +350,7 @@ async def start_scaling(
     certificates: Certificates | None = None,
 ) -> Autoscaler | None:
     """Starts the autoscaler, which `stack` ends; None where no pool is scaled."""
-    pools = make_pools(config, workers, dispatcher.jobs, lambda: dispatcher.pd_load)
+    pools = make_pools(config, workers, dispatcher)
     if not pools:
         return None
     autoscaler = Autoscaler(ScalingBoard(store), pools, workers, metrics, proxy_id)

@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Iterable
 
 from triptych.base.config.proxy import ScalingConfig
 from triptych.base.scaling import PoolDemand, ScalingRules, WorkerGroup
-from triptych.proxy.encoders.job_runner import JobRunner
+from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.encoders.loads import (
     FAST_SECONDS,
     MIN_WORK,
     SLOW_SECONDS,
     ArrivedItems,
     Items,
-    OutstandingItems,
+    Outstanding,
     WorkModel,
 )
-from triptych.proxy.workers import KnownWorkers, Worker
+from triptych.proxy.pd.prompts import PDWork, PromptWork
+from triptych.proxy.pd.router import DEFAULT_SEQS
+from triptych.proxy.workers import KnownWorkers
 
 
-def encoder_demand(
-    outstanding: OutstandingItems,
+def item_demand(
+    outstanding: Outstanding,
     arrived: ArrivedItems,
     model: WorkModel,
     *,
     now: float,
     kind: str,
-    jobs: int,
+    jobs: int = 0,
     unbound: int = 0,
 ) -> PoolDemand:
-    """Demand for encoders, in seconds of a worker of this kind.
+    """Demand for encoders by items, or for PD workers by prompts, in seconds of a worker of this kind.
 
     `jobs` are all jobs, those too that wait for memory of a PD worker and that no further encoder would help.
     `unbound` are requests whose items have no job yet, since no encoder has ever been there. While no cost is
@@ -55,25 +56,50 @@ def encoder_demand(
 
 
 class PDDemand:
-    """Demand for PD workers, in workers filled with requests, of which one takes `max_num_seqs` at once.
+    """Demand for PD workers by what they hold, in workers whose `max_num_seqs` slots or KV cache are full.
 
-    Requests come and go by themselves, so that their number is averaged, and not their arrivals.
+    Requests come and go by themselves, so that what they fill is averaged, and not their arrivals.
     """
 
     def __init__(self) -> None:
         self._fast = self._slow = 0.0
         self._at: float | None = None
 
-    def poll(self, in_flight: float, waiting: int, max_num_seqs: int, now: float) -> PoolDemand:
-        """`waiting` of the requests `in_flight` are at no PD worker yet."""
-        level = in_flight / max(max_num_seqs, 1)
+    def poll(self, work: PDWork, max_num_seqs: int, now: float) -> PoolDemand:
+        level = max(work.in_flight / max(max_num_seqs, 1), work.kv_usage)
         step = 0.0 if self._at is None else max(now - self._at, 0.0)
         self._at = now
         self._fast = _towards(self._fast, level, step, FAST_SECONDS)
         self._slow = _towards(self._slow, level, step, SLOW_SECONDS)
-        # While none waits, those in flight are in good hands.
-        backlog = level if waiting else 0.0
-        return PoolDemand(backlog, waiting, 0.0, self._fast, self._slow)
+        # While each is at a worker, those in flight are in good hands.
+        backlog = level if work.unplaced else 0.0
+        return PoolDemand(backlog, work.unplaced, 0.0, self._fast, self._slow)
+
+
+def pd_demand(
+    held: PoolDemand,
+    prompts: Outstanding,
+    learnt: PromptWork,
+    *,
+    now: float,
+    kind: str,
+    slo: float,
+) -> PoolDemand:
+    """Demand for PD workers of this kind, by what they hold or by prompts, whichever asks for more of them.
+
+    While no worker has told what prompts take, what they hold alone counts.
+    """
+    arrived, model = learnt.arrived, learnt.model
+    work = item_demand(prompts, arrived, model, now=now, kind=kind) if model.kinds else PoolDemand()
+    # A full worker is as much as one can finish in time.
+    full = max(slo - work.largest, work.largest)
+    return PoolDemand(
+        max(held.backlog * full, work.backlog),
+        max(held.waiting, work.waiting),
+        work.largest,
+        max(held.fast, work.fast),
+        max(held.slow, work.slow),
+    )
 
 
 def total_demand(demands: Iterable[PoolDemand]) -> PoolDemand:
@@ -93,137 +119,96 @@ def _towards(average: float, level: float, step: float, seconds: float) -> float
     return level + (average - level) * math.exp(-step / seconds)
 
 
-#: Sequences of a PD worker that does not say how many it takes, as in `proxy.pd.router`.
-_DEFAULT_SEQS = 64
-
-
-class ScaledPool(Protocol):
+class ScaledPool:
     """A pool as the autoscaler sees it. It grows by workers of `kind`, the one that it has most of."""
 
     name: str
-    rules: ScalingRules
 
-    @property
-    def kind(self) -> str: ...
+    def __init__(self, rules: ScalingRules, workers: KnownWorkers, dispatcher: Dispatcher) -> None:
+        self.rules = rules
+        self.kind = ""
+        self._workers, self._dispatcher = workers, dispatcher
 
     def demand(self, now: float) -> PoolDemand:
         """What this proxy asks of the pool."""
+        raise NotImplementedError
 
     def groups(self, desired: int) -> list[WorkerGroup]:
         """Its workers by kind, where `desired` ones of the kind that it grows by should be there."""
+        found = self._ready()
+        ready = found.pop(self.kind, 0)
+        return [
+            WorkerGroup(self.kind, ready, max(desired - ready, 0)),
+            *(WorkerGroup(kind, count, 0, self._speed(kind)) for kind, count in sorted(found.items())),
+        ]
 
+    def _speed(self, kind: str) -> float:
+        raise NotImplementedError
 
-class _Workers:
-    """The workers of a pool by kind."""
-
-    def __init__(self, name: str, workers: KnownWorkers) -> None:
-        self.name = name
-        self._workers = workers
-        self.kind = ""
-
-    def ready(self) -> Counter[str]:
+    def _ready(self) -> Counter[str]:
         """Serving workers by kind. The pool grows by the kind with most, the first by name among equals."""
-        serving = self._workers.serving(self.name)
-        found = Counter(worker.info.kind for worker in serving)
+        found = Counter(worker.info.kind for worker in self._workers.serving(self.name))
         if found:
             self.kind = min(found, key=lambda kind: (-found[kind], kind))
         return found
 
-    def groups(self, desired: int, speed: Callable[[str], float]) -> list[WorkerGroup]:
-        found = self.ready()
-        ready = found.pop(self.kind, 0)
-        return [
-            WorkerGroup(self.kind, ready, max(desired - ready, 0)),
-            *(WorkerGroup(kind, count, 0, speed(kind)) for kind, count in sorted(found.items())),
-        ]
 
-
-class EncoderPool:
+class EncoderPool(ScaledPool):
     """The encoder pool, by the work of this proxy's encoder jobs."""
 
     name = "encoder"
 
-    def __init__(self, rules: ScalingRules, workers: KnownWorkers, jobs: JobRunner) -> None:
-        self.rules = rules
-        self._known = workers
-        self._workers = _Workers(self.name, workers)
-        self._jobs = jobs
-
-    @property
-    def kind(self) -> str:
-        return self._workers.kind
-
     def demand(self, now: float) -> PoolDemand:
-        self._workers.ready()
-        jobs = self._jobs
-        return encoder_demand(
-            jobs.table.outstanding,
-            jobs.arrived,
-            jobs.model,
-            now=now,
-            kind=self.kind,
-            jobs=len(jobs.table),
-            unbound=self._known.unbound,
+        self._ready()
+        jobs, unbound = self._dispatcher.jobs, self._workers.unbound
+        items, count = jobs.table.outstanding, len(jobs.table)
+        return item_demand(
+            items, jobs.arrived, jobs.model, now=now, kind=self.kind, jobs=count, unbound=unbound
         )
 
-    def groups(self, desired: int) -> list[WorkerGroup]:
-        return self._workers.groups(desired, lambda kind: self._jobs.model.speed(kind, self.kind))
+    def _speed(self, kind: str) -> float:
+        return self._dispatcher.jobs.model.speed(kind, self.kind)
 
 
-class PDPool:
-    """The PD pool, by the requests of this proxy that are at its workers or wait for one.
-
-    `requests` counts both, and those that wait.
-    """
+class PDPool(ScaledPool):
+    """The PD pool, by the requests of this proxy that are at its workers or wait for one."""
 
     name = "pd"
 
-    def __init__(
-        self, rules: ScalingRules, workers: KnownWorkers, requests: Callable[[], tuple[int, int]]
-    ) -> None:
-        self.rules = rules
-        self._known = workers
-        self._workers = _Workers(self.name, workers)
-        self._requests = requests
-        self._demand = PDDemand()
-
-    @property
-    def kind(self) -> str:
-        return self._workers.kind
+    def __init__(self, rules: ScalingRules, workers: KnownWorkers, dispatcher: Dispatcher) -> None:
+        super().__init__(rules, workers, dispatcher)
+        self._held = PDDemand()
 
     def demand(self, now: float) -> PoolDemand:
-        self._workers.ready()
-        in_flight, waiting = self._requests()
-        return self._demand.poll(in_flight, waiting, self._seqs(self.kind), now)
+        self._ready()
+        work = self._dispatcher.pd_work
+        held = self._held.poll(work, self._seqs(self.kind), now)
+        return pd_demand(
+            held, work.prompts, self._dispatcher.prompts, now=now, kind=self.kind, slo=self.rules.slo
+        )
 
-    def groups(self, desired: int) -> list[WorkerGroup]:
-        return self._workers.groups(desired, lambda kind: self._seqs(kind) / self._seqs(self.kind))
+    def _speed(self, kind: str) -> float:
+        return self._seqs(kind) / self._seqs(self.kind)
 
     def _seqs(self, kind: str) -> int:
         """Sequences that a worker of the kind takes at once."""
-        seqs = [_seqs(worker) for worker in self._known.serving(self.name) if worker.info.kind == kind]
-        return max(seqs, default=_DEFAULT_SEQS)
+        infos = [worker.info for worker in self._workers.serving(self.name)]
+        told = (info.capacity.get("max_num_seqs", DEFAULT_SEQS) for info in infos if info.kind == kind)
+        return max(max(told, default=DEFAULT_SEQS), 1)
 
 
-def make_pools(
-    config: ScalingConfig,
-    workers: KnownWorkers,
-    jobs: JobRunner,
-    requests: Callable[[], tuple[int, int]],
-) -> Mapping[str, ScaledPool]:
+#: Target seconds of a prompt at the PD workers, queueing included: as the default of --encoder-slo.
+PROMPT_SLO = 2.0
+
+
+def make_pools(config: ScalingConfig, workers: KnownWorkers, dispatcher: Dispatcher) -> dict[str, ScaledPool]:
     """The pools that the flags let scale, by name."""
     pools: dict[str, ScaledPool] = {}
+    window = config.scale_window
     if config.max_encoders:
-        rules = ScalingRules(
-            config.min_encoders, config.max_encoders, config.encoder_slo, window=config.scale_window
-        )
-        pools["encoder"] = EncoderPool(rules, workers, jobs)
+        rules = ScalingRules(config.min_encoders, config.max_encoders, config.encoder_slo, window=window)
+        pools["encoder"] = EncoderPool(rules, workers, dispatcher)
     if config.max_pd_workers:
-        # A PD worker's work is counted in workers, not in seconds: one filled with requests is done in 1.
-        rules = ScalingRules(config.min_pd_workers, config.max_pd_workers, 1.0, window=config.scale_window)
-        pools["pd"] = PDPool(rules, workers, requests)
+        rules = ScalingRules(config.min_pd_workers, config.max_pd_workers, PROMPT_SLO, window=window)
+        pools["pd"] = PDPool(rules, workers, dispatcher)
     return pools
-
-
-def _seqs(worker: Worker) -> int:
-    return max(worker.info.capacity.get("max_num_seqs", _DEFAULT_SEQS), 1)

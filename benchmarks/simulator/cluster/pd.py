@@ -29,7 +29,7 @@ from triptych.protos import pd_pb2
 from triptych.simulator.cluster.context import ByteLru, SimulationContext
 from triptych.simulator.cluster.loop import FifoLock, VirtualTimer
 from triptych.simulator.cluster.requests import SimulatedRequest
-from triptych.simulator.costs.costs import EncoderCosts, chunk_context, step_work
+from triptych.simulator.costs.costs import EncoderCosts, step_work
 
 if TYPE_CHECKING:
     from triptych.simulator.cluster.transport import SimulatedLink
@@ -154,8 +154,6 @@ class SimulatedPD:
         self.loads = SimulatedLoads(context, self._reports)
         #: In which steps ran, since the start.
         self.step_seconds = 0.0
-        #: Of all requests taken: how many, seconds of their prefill, and of one output token of each.
-        self.taken, self.prompt_seconds, self.token_seconds = 0, 0.0, 0.0
         self._counters, self._loop, self._costs = context.counters, context.loop, context.costs.pd
         self._stream: SimulatedLink  # from `attach` on
         self._device, self._tower = device, tower
@@ -217,11 +215,6 @@ class SimulatedPD:
             admitted.set_result(refusal)
         else:
             self._put(lambda: self.scheduler.add(request, self._loop.now))
-            tokens = len(request.prompt_token_ids)
-            self.taken += 1
-            costs = self._costs
-            self.prompt_seconds += costs.step_seconds(tokens, 0, 0, chunk_context(0, tokens)) - costs.step
-            self.token_seconds += costs.step_seconds(0, 1, tokens, 0.0) - costs.step
             admitted.set_result(None)
 
     def items_ready(self, mm_hashes: Sequence[str]) -> None:

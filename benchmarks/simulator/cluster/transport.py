@@ -16,7 +16,7 @@ from triptych.proxy import events as proxy
 from triptych.proxy.call.chat import Started
 from triptych.proxy.events import JobReady
 from triptych.proxy.media.source import ItemMedia
-from triptych.proxy.ports import JobFailure, LinkOwner, RequestEvents
+from triptych.proxy.ports import JobFailure, LinkOwner, PDLoadReport, RequestEvents
 from triptych.simulator.cluster.context import SimulationContext
 from triptych.simulator.cluster.encoder import SimulatedEncoder
 from triptych.simulator.cluster.pd import SimulatedPD
@@ -175,10 +175,14 @@ class SimulatedLink:
     def check(self, now: float) -> bool:
         return False
 
+    def load(self, now: float) -> PDLoadReport:
+        scheduler, kv = self._worker.scheduler, self._worker.kv
+        usage = kv.num_used / kv.num_blocks
+        return PDLoadReport(scheduler.num_running, scheduler.num_waiting, usage, 0.0, 0.0)
+
     # The stream stands, no worker fails, and nobody watches: there is nothing to do.
     def reattach(self) -> None: ...
     def give_up(self, *, silent: bool = False) -> None: ...
-    def load(self, now: float) -> None: ...
     async def close(self) -> None: ...
 
     def step(self, events: list[EngineEvent], tokens: int) -> None:
@@ -190,18 +194,22 @@ class SimulatedLink:
             if type(event) is not NewTokens:
                 left.append(event)
             elif client := clients.get(event.request_id):
+                if not client.moments:
+                    left.append(event)
                 client.add(moment)
         if left:
             self._loop.call_later(self._rpc, self._deliver, left)
 
     def _deliver(self, events: list[EngineEvent]) -> None:
-        """All that is no token. Tokens decide nothing in a proxy: it gets a request's all at once at its end,
-        while the client has had each at its moment.
+        """All that is no token, and the first one of each request. Later ones decide nothing in a proxy: it
+        gets them all at once at the end, while the client has had each at its moment.
         """
         for event in events:
             if client := self._clients.get(event.request_id):
-                if type(event) is pd.RequestFinished and client.moments:
-                    self._events.tokens(event.request_id, event.attempt, 0, client.token_ids, "")
+                if type(event) is NewTokens:
+                    self._events.tokens(event.request_id, event.attempt, 0, client.token_ids[:1], "")
+                elif type(event) is pd.RequestFinished and client.moments[1:]:
+                    self._events.tokens(event.request_id, event.attempt, 1, client.token_ids[1:], "")
                 if (read := _worker_event(event)) is not None:
                     self._events.deliver(event.request_id, read)
         self._owner.stepped()

@@ -16,8 +16,7 @@ from benchmarks.autoscale.policies import (
     PoolView,
     QueueLength,
     Scaler,
-    requests_in_flight,
-    token_work,
+    pd_work,
 )
 from benchmarks.autoscale.pool import BothPools, ElasticPDPool, ElasticPool
 from benchmarks.autoscale.traces import TRACES, requests_of
@@ -156,19 +155,14 @@ def test_a_worker_that_drains_finishes_what_it_has_and_is_paid_for_until_then() 
     assert max(worker.ended or 0.0 for worker in drained) > 2.5, "none had work left"
 
 
-def test_token_work_asks_for_pd_workers_that_requests_in_flight_do_not_ask_for() -> None:
-    sizes = {}
-    for make in (requests_in_flight, token_work):
-        pool = ElasticPDPool(make(4, 5.0), 5.0)
-        # Prompts that keep 2.5 workers busy, and few of the 256 requests that one worker may have.
-        costs = replace(COSTS, pd=replace(COSTS.pd, prefill_token=0.01))
-        load = replace(PICTURE, images=((0, 1.0),), text_tokens=100, text_quantiles=(), output_tokens=2)
-        times = arrival_times(Arrivals(rate=2.5), 200, 0)
-        simulate(
-            plan_requests(load, 200, 0), times, on_devices(0, 1), costs, MODEL, SETUP.limits, controller=pool
-        )
-        sizes[make] = max(moment.desired for moment in pool.history.moments[:40])
-    assert sizes[token_work] == 4 > sizes[requests_in_flight] == 1
+def test_the_product_asks_for_the_pd_workers_that_long_prompts_of_few_requests_fill() -> None:
+    pool = ElasticPDPool(pd_work(4, 5.0), 5.0)
+    # Prompts that keep 2.5 workers busy, and few of the 256 requests that one worker may have.
+    costs = replace(COSTS, pd=replace(COSTS.pd, prefill_token=0.01))
+    load = replace(PICTURE, images=((0, 1.0),), text_tokens=100, text_quantiles=(), output_tokens=2)
+    times, plans = arrival_times(Arrivals(rate=2.5), 200, 0), plan_requests(load, 200, 0)
+    simulate(plans, times, on_devices(0, 1), costs, MODEL, SETUP.limits, controller=pool)
+    assert max(moment.desired for moment in pool.history.moments[:40]) == 4
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -27,6 +27,7 @@ def vector(answer: Answer) -> np.ndarray:
     assert answer.finished is not None
     assert answer.finished.reason == "stop", answer.finished.error
     assert answer.finished.completion_tokens == 0 == len(answer.token_ids)
+    assert answer.finished.work_seconds > 0
     return np.frombuffer(answer.finished.pooled, "<f4")
 
 

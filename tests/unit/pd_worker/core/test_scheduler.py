@@ -39,6 +39,17 @@ def test_decodes_come_first_and_cap_the_prefill(make: Make) -> None:
     assert shares(engine.step()) == [("a", 4, 1), ("b", 0, 8)]
 
 
+def test_a_steps_seconds_are_the_work_of_its_prompts_by_their_tokens_among_all(make: Make) -> None:
+    engine = make(budget=16)
+    engine.add(make_request("decodes", 4, max_tokens=2))
+    engine.step()
+    engine.add(make_request("long", [5] * 5), make_request("short", [6] * 2))
+    output = engine.scheduler.schedule(3.0)
+    engine.events += engine.scheduler.update(output, engine.run(output), 5.0)
+    work = {name: end.timings.work for name, end in finished(engine).items()}
+    assert work == {"decodes": 0.0, "long": 2.0 * 5 / 8, "short": 2.0 * 2 / 8}
+
+
 def test_no_chunk_ends_inside_a_span_while_its_item_is_loading(make: Make) -> None:
     engine = make(budget=32)
     request = make_request("a", 24, [make_feature("dog", 11, 6)])

@@ -61,7 +61,7 @@ def tokens(position, *ids, text="", **who):
 
 def finished(reason=FinishReason.STOP, error=None, **who):
     return RequestFinished(
-        reason=reason, usage=Usage(5, 3, 2), timings=PDTimings(1, 2, 3, 4), error=error, **names(**who)
+        reason=reason, usage=Usage(5, 3, 2), timings=PDTimings(1, 2, 3, 4, 5), error=error, **names(**who)
     )
 
 
@@ -139,7 +139,7 @@ async def test_the_last_event_is_sent_again_to_a_proxy_that_missed_it(box):
     box.clock.now += KEEP_FINISHED_SECONDS - 1
     box.streams.sweep()
     events = await following(box.streams.attach("p1", [reattach(1)]))
-    assert kinds(events) == [("r1", "finished")]
+    assert kinds(events) == [("r1", "finished")] and events[0].finished.work_seconds == 5
 
 
 async def test_a_finished_request_is_forgotten_in_the_end(box):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 
 import pytest
 
@@ -14,7 +13,7 @@ from triptych.proxy.encoders.loads import (
     SLOW_SECONDS,
     ArrivedItems,
     Items,
-    OutstandingItems,
+    Outstanding,
     WorkModel,
 )
 
@@ -23,33 +22,10 @@ def job(index: int, state: JobState = JobState.QUEUED) -> EncoderJob:
     return EncoderJob(f"{index:064x}", "n", index, state=state)
 
 
-def test_sums_are_those_of_the_jobs_whatever_happens_to_them() -> None:
-    rng = random.Random(5)
-    outstanding, jobs = OutstandingItems(), {}
-    for step in range(4000):
-        index = rng.randrange(60)
-        one = jobs.setdefault(index, (job(index), None))[0]
-        if rng.random() < 0.3:
-            outstanding.remove(one)
-            jobs.pop(index)
-            continue
-        one.state = rng.choice((*JobState,))
-        patches = rng.choice((None, rng.randrange(1, 9)))
-        jobs[index] = (one, patches)
-        outstanding.count(one, patches)
-        if step % 50:
-            continue
-        sizes = [size for _, size in jobs.values() if size is not None]
-        assert outstanding.items == Items(len(jobs) - len(sizes), len(sizes), sum(sizes))
-        assert outstanding.waiting == sum(each.state is not JobState.RUNNING for each, _ in jobs.values())
-        assert outstanding.largest == max(sizes, default=None)
-
-
-def test_many_equal_sizes_are_kept_once() -> None:
-    outstanding = OutstandingItems()
-    for index in range(4096):
-        outstanding.count(job(index), index % 3)
-    assert len(outstanding._heap) == 3
+def test_what_is_outstanding_is_summed_by_what_is_known_of_its_size() -> None:
+    found = Outstanding.of([(None, True), (3, False), (7, True), (7, False)])
+    assert found == Outstanding(Items(1.0, 3.0, 17.0), 2, 7)
+    assert Outstanding.of([(None, False)]).largest is None
 
 
 def test_a_constant_stream_is_its_rate_by_both_averages() -> None:

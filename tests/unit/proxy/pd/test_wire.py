@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.base.types import SamplingParams
+from triptych.base.types import PDTimings, SamplingParams
 from triptych.pd_worker.events.streams import StreamMessage
 from triptych.protos import common_pb2, pd_pb2
 from triptych.proxy.call.chat import ChatCall, RawPrompt
-from triptych.proxy.events import Lost, RequestEvent
+from triptych.proxy.events import Finished, Lost, RequestEvent
 from triptych.proxy.pd.link import FRESH_SECONDS, LoadReports
 from triptych.proxy.pd.router import least_tokens, takes, too_long
-from triptych.proxy.pd.wire import deliver
+from triptych.proxy.pd.wire import deliver, worker_event
 from triptych.proxy.requests.instructions import ResumeState
 
 
@@ -72,6 +72,13 @@ def test_an_event_that_makes_no_sense_fails_its_request_alone() -> None:
         ("requestfailed", "broken"),
         ("tokens", "well"),
     ]
+
+
+def test_the_end_of_a_request_says_what_its_prompt_took_unless_its_worker_does_not_tell() -> None:
+    for end, work in ((pd_pb2.Finished(work_seconds=0.5), 0.5), (pd_pb2.Finished(), 0.0)):
+        end.reason = "stop"
+        event = worker_event(pd_pb2.RequestEvent(attempt=1, finished=end))
+        assert isinstance(event, Finished) and event.spent == PDTimings(work=work)
 
 
 def test_an_end_without_an_answer_goes_on_elsewhere_unless_the_request_is_at_fault() -> None:

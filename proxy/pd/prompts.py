@@ -1,0 +1,68 @@
+"""What a proxy's requests ask of the PD workers: slots, KV cache, and prompts in seconds as these report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from triptych.proxy.encoders.loads import ArrivedItems, Outstanding, WorkModel
+from triptych.proxy.events import Admitted, Finished
+from triptych.proxy.ports import PDLoadReport
+from triptych.proxy.requests.lifecycle import Lifecycle
+
+
+@dataclass(frozen=True, slots=True)
+class PDWork:
+    """What one proxy's requests ask of the PD workers now.
+
+    Of the requests `in_flight` those `unplaced` are at no worker. `kv_usage` is what they fill of KV caches,
+    in whole ones, and `prompts` those that are not computed yet, in tokens as items are in patches.
+    """
+
+    in_flight: int = 0
+    unplaced: int = 0
+    kv_usage: float = 0.0
+    prompts: Outstanding = field(default_factory=Outstanding)
+
+
+class PromptWork:
+    """Seconds of a prompt by its tokens, for each kind of worker as they report, and the prompts that arrive.
+
+    What a prefix cache gives takes no time: a prompt is expected to find as much there as others have.
+    """
+
+    def __init__(self) -> None:
+        self.model = WorkModel()
+        self.arrived = ArrivedItems()
+
+    def observe(self, request: Lifecycle, event: Admitted | Finished, kind: str, now: float) -> None:
+        """An event of a request at a worker of this kind, before the request has it."""
+        if event.attempt != request.attempt:
+            return
+        if isinstance(event, Finished):
+            self.model.learn(event.usage.prompt_tokens, event.spent.work if event.spent else 0.0, kind)
+        elif request.prompt_token_ids is None:
+            self.arrived.count(len(event.started.prompt_token_ids), now)
+
+
+def outstanding_prompts(prompts: Iterable[tuple[int | None, str]]) -> Outstanding:
+    """Of each prompt its tokens, None where nobody knows, and its worker's address, empty for none.
+
+    One that is behind another one at its worker, or at none, waits.
+    """
+    busy = {""}
+
+    def waits(address: str) -> bool:
+        found = address in busy
+        busy.add(address)
+        return found
+
+    return Outstanding.of((tokens, waits(address)) for tokens, address in prompts)
+
+
+def kv_share(in_flight: int, report: PDLoadReport | None) -> float:
+    """Of a worker's KV cache, what so many of its requests fill; nothing where it has one alone, which no
+    further worker would share."""
+    if report is None or (requests := max(report.running + report.waiting, in_flight)) <= 1:
+        return 0.0
+    return report.kv_usage * in_flight / requests
