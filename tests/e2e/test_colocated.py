@@ -37,10 +37,8 @@ def replica(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     words = ("--topology", "colocated", "--threads", "1", "--max-num-batched-tokens", "48")
     words += ("--tensor-parallel", f"{request.param}", "--encoder-data-parallel", f"{request.param}")
     cluster = start_cluster(path, folder / "run", *words, environment=faults.gated(folder / "run"))
-    try:
-        yield Replica(cluster, path, request.param)
-    finally:
-        cluster.stop()
+    yield Replica(cluster, path, request.param)
+    cluster.stop()
 
 
 async def test_text_and_pictures_at_once_are_exact(replica):
