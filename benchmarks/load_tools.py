@@ -180,10 +180,10 @@ def run_tool(folder: Path, *words: object) -> None:
 
     HF_HUB_OFFLINE is not set: with it AIPerf takes the tokenizer's folder for a name.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.endswith("_OFFLINE")}
     with subprocess.Popen(
         [str(word) for word in words],
-        cwd=folder, env=environment | {"HOME": str(folder)}, stdin=subprocess.DEVNULL,
+        cwd=folder, stdin=subprocess.DEVNULL,
+        env={n: v for n, v in os.environ.items() if not n.endswith("_OFFLINE")} | {"HOME": str(folder)},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     ) as process:  # fmt: skip
         try:
@@ -196,7 +196,7 @@ def run_tool(folder: Path, *words: object) -> None:
         raise RuntimeError(f"{words[0]}: {process.returncode}\n{said[-3000:]}")
 
 
-def page(load: ToolLoad, rounds: list[Means], commands: str) -> str:
+def page(load: ToolLoad, rounds: list[Means], tools: str) -> str:
     """The table: of every tool the median of the rounds, and median and range of its ratios to ours."""
     lines = []
     for name in rounds[0]:
@@ -207,14 +207,11 @@ def page(load: ToolLoad, rounds: list[Means], commands: str) -> str:
             words.append(f"{statistics.median(values):.2f}")
             words.append(f"**{statistics.median(ratios):.3f}** ({min(ratios):.3f} – {max(ratios):.3f})")
         lines.append(f"| {' | '.join(words)} |")
-    return fill("load_tools", rows="\n".join(lines), rounds=len(rounds), commands=commands, **asdict(load))
+    return fill("load_tools", rows="\n".join(lines), rounds=len(rounds), tools=tools, **asdict(load))
 
 
 def endless_model(folder: Path) -> Path:
-    """A copy of the demo model whose special tokens score 0: it never ends, and each of its tokens has text.
-
-    Some tools are blind to tokens without, such as those after an end-of-sequence token that is ignored.
-    """
+    """A copy of the demo model whose special tokens score 0: it never ends, and all its tokens have text."""
     file = shutil.copytree(DEMO_MODEL, folder / "demo") / "model.safetensors"
     weights = load_file(file)
     weights["model.language_model.embed_tokens.weight"][647:] = 0  # <|endoftext|> and after
@@ -242,9 +239,7 @@ def main() -> int:
                     means[name] = (found.rate, found.ttft, found.tpot)
                     turns.advance(int(turn > 0), note=f"{name}: {found}")
                 rounds += [means] if turn else []
-    command = f"--tools {options.tools} --rounds {options.rounds} --rate {load.rate:g} "
-    command += f"--requests {load.requests} --text {load.text_tokens} --write"
-    publish(page(load, rounds, command), RESULT, write=options.write)
+    publish(page(load, rounds, options.tools), RESULT, write=options.write)
     return 0
 
 
