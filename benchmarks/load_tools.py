@@ -220,7 +220,7 @@ def endless_model(folder: Path) -> Path:
 
 
 def main() -> int:
-    parser = page_parser(__doc__, RESULT, rounds=3, rate=4.0, requests=60, text=1024)
+    parser = page_parser(__doc__, RESULT, rounds=3, rate=2.0, requests=40, text=1024)
     parser.add_argument("--tools", default=",".join(TOOLS), help="some of them")
     options = parser.parse_args()
     load = ToolLoad(requests=options.requests, rate=options.rate, text_tokens=options.text)
