@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
@@ -126,16 +126,6 @@ def commit_of(system: System) -> str:
     return commit(Path(tree)) if tree else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """`rounds` are counted from `first`, each of `waves` times the concurrency; `minutes` 0: no limit."""
-
-    rounds: int = 3
-    first: int = 0
-    waves: int = 2
-    minutes: float = 0.0
-
-
 def keep(file: Path, record: msgspec.Struct) -> None:
     """Appends it to the file."""
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +148,7 @@ def kept(files: Iterable[Path], kind: type[_Record]) -> list[_Record]:
 class Rounds:
     """Measures loads in turns and appends every turn to the results as soon as it is done.
 
-    `workloads` are those that loads name.
+    `workloads` are those that loads name, `options` those of `turns_parser`.
     """
 
     def __init__(
@@ -166,8 +156,7 @@ class Rounds:
         matrix: Matrix,
         systems: Sequence[System],
         workloads: Mapping[str, Workload],
-        results: Path,
-        options: Options,
+        options: argparse.Namespace,
         display: Display,
     ) -> None:
         self._matrix = matrix
@@ -176,7 +165,7 @@ class Rounds:
         self._workloads = workloads
         self._options = options
         self._display = display
-        self._file = results / f"{matrix.name}.jsonl"
+        self._file = options.results / f"{matrix.name}.jsonl"
         self._known: dict[str, RunSettings] = {}
         self._pool = ServerPool(matrix.model, lambda _system, server: warm_up(server, display))
         self._began = time.monotonic()
@@ -345,7 +334,4 @@ def measure_turns(
         if name not in known:
             raise ConfigError(f"--systems {name!r} is not known: use some of {', '.join(known)}")
     systems = [known[name] for name in options.systems.split(",")]
-    asked = Options(options.rounds, options.first, options.waves, options.minutes)
-    return Rounds(matrix, systems, workloads, options.results, asked, display).run(
-        chosen(loads, options.only)
-    )
+    return Rounds(matrix, systems, workloads, options, display).run(chosen(loads, options.only))
